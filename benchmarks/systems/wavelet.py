@@ -35,8 +35,8 @@ from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
-from hocket.planners.waves.search import even_shares, fit_waves
-from hocket.planners.waves.way import simulated
+from hocket.planners.waves.wave_candidate import simulated
+from hocket.planners.waves.wave_search import even_split, fit_waves
 from hocket.simulate.engine import simulate_parallel
 
 WAVE = 8
@@ -68,15 +68,17 @@ def _busy(problem: Problem) -> Problem:
     costs = costs_from_settings(problem.graph, problem.cluster, settings)
     demand = np.zeros((NUM_SHARES, *costs.op_s.shape))
     demand[ON_DEVICE], demand[FILL], demand[BESIDE] = BUSY, 1.0, TIMES_BESIDE
-    return replace(problem, op_costs=replace(costs, demand=demand))
+    # Wavelet's two processes share memory by an allocator of their own, unlike captured streams.
+    costs = replace(costs, demand=demand, settings=problem.costs.settings)
+    return replace(problem, op_costs=costs)
 
 
 def data_parallel(on: str) -> tuple[float, float, float]:
     """Gain of two waves with an exchange after each; seconds of a wave computed and exchanged."""
     one = _busy(make_problem(capture_sizes(*resnet56(WAVES * SAMPLES)), "1xv100-16g"))
-    budget_bytes = round(1.3 * simulated(one, even_shares(one, WAVES)).peak_bytes)
+    budget_bytes = round(1.3 * simulated(one, even_split(one, WAVES)).peak_bytes)
     fit = fit_waves(one, num_waves=WAVES, budget_bytes=budget_bytes)
-    wave_s = (fit.chosen or fit.leanest).step_s / WAVES
+    wave_s = (fit.chosen or fit.smallest).step_s / WAVES
     cluster = api.find_cluster(on)
     count = cluster.num_devices
     problem = _busy(make_problem(capture_sizes(*resnet56(count * SAMPLES)), cluster))

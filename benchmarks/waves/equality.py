@@ -27,8 +27,8 @@ from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
-from hocket.planners.waves.search import WaveFit, fit_waves
-from hocket.planners.waves.way import WaveWay
+from hocket.planners.waves.wave_candidate import WaveCandidate
+from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.runtime.offload.memory_tracker import Ledger
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.synthetic import SyntheticTraining
@@ -46,7 +46,7 @@ def accumulated(model: Any, batch: Any, fit: WaveFit, steps: int) -> list[float]
     update = optimizer_of_meta(fit.problem.graph.meta)
     assert update is not None
     optimizer, loss_of = torch_optimizer(update, list(model.parameters())), ChosenLoss(None)
-    parts, shares = microbatches(batch, fit.accumulated.shares.replicas[0].microbatches, None)
+    parts, shares = microbatches(batch, fit.accumulated.parallel.replicas[0].microbatches, None)
     losses = []
     for step in range(1, steps + 1):
         torch.manual_seed(draw_seed(0, step, 0))
@@ -62,10 +62,10 @@ def accumulated(model: Any, batch: Any, fit: WaveFit, steps: int) -> list[float]
 
 
 def waved(
-    model: Any, batch: Any, fit: WaveFit, way: WaveWay, steps: int
+    model: Any, batch: Any, fit: WaveFit, candidate: WaveCandidate, steps: int
 ) -> tuple[list[float], int]:
-    """Losses in two lanes, and the most that was held in the second step."""
-    plan = fit.plan_of(way)
+    """Losses in two streams, and the most that was held in the second step."""
+    plan = fit.plan_of(candidate)
     train = SyntheticTraining(
         SavedPlan(fit.problem, plan), model, lambda step: batch, torch.device("cpu")
     ).loop
@@ -106,18 +106,19 @@ def main() -> int:
             continue
         plain = copy.deepcopy(model)
         losses = accumulated(plain, batch, fit, options.steps)
-        for way in (fit.leanest, fit.aligned):
+        for candidate in (fit.smallest, fit.aligned):
             mine = copy.deepcopy(model)
-            found, peak = waved(mine, batch, fit, way, options.steps)
+            found, peak = waved(mine, batch, fit, candidate, options.steps)
             states = zip(plain.state_dict().values(), mine.state_dict().values(), strict=True)
             is_same = found == losses and all(torch.equal(a, b) for a, b in states)
             num_wrong += not is_same
-            assert way.lanes is not None
+            assert candidate.waves is not None
             one = fit.one_wave_bytes
             print(
-                f"| {name} | {fit.problem.graph.num_ops} | {way.lanes.lead} | "
-                f"{'yes' if is_same else 'NO'} | {way.peak_bytes} | {peak / way.peak_bytes:.3f} | "
-                f"{way.peak_bytes / one:.2f} x | {fit.aligned.peak_bytes / one:.2f} x |",
+                f"| {name} | {fit.problem.graph.num_ops} | {candidate.waves.lead} | "
+                f"{'yes' if is_same else 'NO'} | {candidate.peak_bytes} | "
+                f"{peak / candidate.peak_bytes:.3f} | "
+                f"{candidate.peak_bytes / one:.2f} x | {fit.aligned.peak_bytes / one:.2f} x |",
                 flush=True,
             )
     return 6 if num_wrong else 0

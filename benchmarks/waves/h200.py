@@ -1,390 +1,163 @@
-"""Two waves on one GPU beside eager, compiled and captured steps, and a larger batch.
+"""Two waves on one GPU beside the same samples without waves: predicted and measured.
 
-    PYTHONPATH=src python benchmarks/waves/h200.py [--cap 8] [--only TEXT] [--steps 50]
-    PYTHONPATH=src python benchmarks/waves/h200.py --toy      # on a processor, small
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/h200.py [--only TEXT] [--steps 50]
+    … --toy     # on a CPU, small
 
-Every workload under one cap of memory, predicted from the times of its single ops: the whole batch,
-one lane and two lanes of ours, replayed as one CUDA graph, eager, and twice the batch at once. Two
-lanes run as planned (in memory of each lane's own where there is room), in one memory of both,
-without any wait between lanes (which is wrong, and tells what waits cost), and with at most 1.25
-times the memory of one wave. Rows have samples per second, the share of time in which kernels run,
-the peak beside the planned one, and predicted against measured. Losses of two lanes beside
-accumulation over 100 steps with deterministic kernels: the same bits. A system that fails says why
-in its row. `all_rows.py` runs all workloads, `compiled_lanes.py` has the compiled systems,
-`pairs.py` pairs of kernels.
+Each workload is profiled, planned with measured op times, and trained in four ways: the whole batch
+replayed as one CUDA graph, its halves one after the other, two waves as planned, and the whole
+batch with ``compiled=True``. A row has samples per second and memory, each beside the prediction.
+Memory is what the caching allocator reserves; losses of waves are compared with those of halves.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import math
-import os
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
-from unittest.mock import patch
-
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from table import ROWS
-from timing import GIB, LOSSES_S, Turns, at_most, keep_cap, options_of, parsed, row_of
 from torch import nn
-from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
+from workloads import TOYS, WORKLOADS, Workload, adamw
 
 from hocket.api import make_problem
 from hocket.api.planned import find_cluster
 from hocket.api.waves import waves_of
-from hocket.capture.loss import ChosenLoss
-from hocket.capture.perform import draw_seed
-from hocket.capture.program import Program
+from hocket.base.units import format_bytes
 from hocket.capture.sizes import capture_sizes
-from hocket.cost.measure import TWO_STEPS, profile_program
-from hocket.cost.profile import Profile, merge_profiles
-from hocket.cost.roofline import Launches
-from hocket.graph.graph import Graph
+from hocket.cost.measure import profile_program
+from hocket.cost.profile import merge_profiles
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Lanes
-from hocket.planners.waves.search import WaveFit
-from hocket.planners.waves.way import WaveWay, placed
-from hocket.runtime.strategies.batch_split import microbatches
+from hocket.plan.sections import Waves
+from hocket.planners.waves.wave_candidate import WaveCandidate
+from hocket.planners.waves.wave_search import WaveFit
 from hocket.runtime.synthetic import SyntheticTraining
-from hocket.runtime.train import replayed_waves as lane_notes
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.replayed_waves import ReplayedWaves
-from hocket.runtime.train.trace_options import Kind, Recipe
-from hocket.runtime.train.waves import WaveWarning
+from hocket.runtime.train.trace_options import Recipe
+from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.training import prepare
 
 _PROFILE_S = 4.0
 """For the ops of one size of batch."""
 
 
-class System(NamedTuple):
-    """A way to train, and what was predicted of it."""
-
-    make: Callable[[], Callable[[], Any]]
-    way: WaveWay
-
-
-# ── systems ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class TracedOnce(Recipe):
-    """A recipe that records a size of batch once: all systems of a workload have one program."""
-
-    def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
-        """As recorded before."""
-        key = kind, len(next(iter(batch.values())))
-        if key not in _TRACED:
-            _TRACED[key] = super().trace(model, batch, kind)
-        return _TRACED[key]
-
-
-_TRACED: dict[Any, tuple[Graph, Program]] = {}
-
-
 class Case:
     """A workload on a device, with its plan of waves."""
 
-    def __init__(self, build: Workload, samples: int, device: torch.device, cap: int) -> None:
+    def __init__(self, build: Workload, samples: int, device: torch.device) -> None:
         torch.manual_seed(0)
         self.model, batch = build(samples)
         self.samples, self.device = samples, device
-        self.told = ""
         self.on = "1xh200" if device.type == "cuda" else "1xcpu-core"
         self.batch = {name: rows.to(device) for name, rows in batch.items()}
         update = planned_update(adamw(self.model), self.model)
         graph = capture_sizes(self.model, batch, optimizer=update, device=device.type)
-        _TRACED.clear()
-        self.recipe = TracedOnce(loss=None, update=update, device=device.type, name="waves")
-        self._graph, self._cap = graph, cap
-        self._plan(None)
-        # Both sizes are recorded before anybody waits for the GPU.
-        self._recorded = [
-            self.recipe.trace(
-                self.fresh(), {name: rows[:size] for name, rows in self.batch.items()}, "train"
-            )
-            for size in (samples, samples // 2)
-        ]
-
-    def _plan(self, profile: Profile | None) -> None:
-        """Waves by the times of single ops, or by rates of the data sheet."""
-        problem = make_problem(self._graph, self.on, profile=profile)
-        launches: Launches = "replayed" if self.device.type == "cuda" else "eager"
-        self.outlook = waves_of(problem, memory_bytes=self._cap, launches=launches)
-
-    def price(self, turns: Turns) -> None:
-        """Plan again with the times of all ops of the whole batch and of one wave."""
+        recipe = Recipe(loss=None, update=update, device=device.type, name="waves")
         (kind,) = find_cluster(self.on).kinds
-        found = []
-        with turns.turn():
-            for graph, program in self._recorded:
-                known = merge_profiles(found) if found else None
-                found.append(profile_program(graph, program, kind, device=self.device.type,
-                                             budget_s=_PROFILE_S, known=known))  # fmt: skip
-        self.profile = merge_profiles(found)
-        with turns.beside():
-            self._plan(self.profile)
-
-    def tell(self) -> str:
-        """What the last system said of itself, once."""
-        told, self.told = self.told, ""
-        return told
+        found: list[Any] = []
+        for size in (samples, samples // 2):
+            part = {name: rows[:size] for name, rows in self.batch.items()}
+            recorded, program = recipe.trace(self.fresh(), part, "train")
+            known = merge_profiles(found) if found else None
+            found.append(profile_program(recorded, program, kind, device=device.type,
+                                         budget_s=_PROFILE_S, known=known))  # fmt: skip
+        problem = make_problem(graph, self.on, profile=merge_profiles(found))
+        launches = "replayed" if device.type == "cuda" else "eager"
+        self.fit: WaveFit = waves_of(problem, launches=launches).fit  # type: ignore[arg-type]
 
     def fresh(self) -> nn.Module:
         """The model with its first weights."""
         return copy.deepcopy(self.model).to(self.device)
 
-    def plain(self, **options: Any) -> Callable[[], Any]:
-        """A step of plain PyTorch, eager or compiled."""
-        return plain_step(self.fresh(), self.batch, **options)
-
-    def whole(self) -> Callable[[], Any]:
-        """All samples at once by ``hocket.prepare``, replayed on a GPU."""
+    def prepared(self, **options: Any) -> Callable[[], Any]:
+        """All samples at once by ``hocket.prepare``."""
         model = self.fresh()
-        train = prepare(model, adamw(model), self.batch, on=self.on)
+        train = prepare(model, adamw(model), self.batch, on=self.on, **options)
         return lambda: train.step(self.batch)
 
-    def unbound(self, plan: Plan, fit: WaveFit) -> Callable[[], Any]:
-        """Two lanes that wait for nothing: numbers may be wrong, and only times are of use."""
-        step = self.ours(plan, fit)
+    def planned(self, plan: Plan) -> Callable[[], Any]:
+        """A step of a plan with waves."""
+        saved = SavedPlan(self.fit.problem, plan)
+        train = SyntheticTraining(saved, self.fresh(), lambda step: self.batch, self.device).loop
+        return lambda: train.step(self.batch)
 
-        def free() -> Any:
-            with patch.object(lane_notes, "lane_edges", lambda *_: []):
-                return step()
-
-        return free
-
-    def ours(self, plan: Plan, fit: WaveFit) -> Callable[[], Any]:
-        """A step in one lane or two."""
-        model = self.fresh()
-        train = SyntheticTraining(
-            SavedPlan(fit.problem, plan), model, lambda step: self.batch, self.device
-        ).loop
-        waves = train._strategy._waves
-
-        def step() -> Any:
-            found = train.step(self.batch)
-            if isinstance(waves, ReplayedWaves):
-                notes = waves.notes
-                said = f"{notes.num_waits} waits of {len(notes.lane)} calls"
-                # Nothing is noted of waves that ran in no lanes.
-                self.told = waves.repeats.refusal or (said if notes.lane else "not in lanes")
-            return found
-
-        return step
+    def rows(self) -> dict[str, tuple[Callable[[], Callable[[], Any]], WaveCandidate]]:
+        """Systems by name: how to make a step, and what was predicted."""
+        fit = self.fit
+        plan = fit.plan_of(fit.shown)
+        alone = plan.having(Waves(lead=len(pass_order(fit.problem.graph))))
+        return {
+            "whole batch": (self.prepared, fit.plain),
+            "halves in turn": (lambda: self.planned(alone), fit.accumulated),
+            "two waves": (lambda: self.planned(plan), fit.shown),
+            "compiled": (lambda: self.prepared(compiled=True), fit.plain),
+        }
 
 
-def systems(case: Case) -> dict[str, System]:
-    """Ways to train, by name, the most telling first; made when they are measured."""
-    fit = case.outlook.fit
-    quick, thin, mixed = quickest(fit), lean(fit), shared(fit)
-    found = {
-        "two lanes": System(lambda: case.ours(fit.plan_of(quick), fit), quick),
-        "whole batch, replayed": System(case.whole, fit.plain),
-        "two lanes, shared memory": System(lambda: case.ours(fit.plan_of(mixed), fit), mixed),
-        "two lanes, no waits": System(lambda: case.unbound(fit.plan_of(quick), fit), quick),
-        "two lanes, lean": System(lambda: case.ours(fit.plan_of(thin), fit), thin),
-        "one lane, replayed": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated),
-    }
-    if thin is mixed:
-        del found["two lanes, lean"]
-    if quick is mixed:
-        # In one memory kernels that count in it could wait for ever for what another overwrote.
-        del found["two lanes, shared memory"], found["two lanes, no waits"]
-    return found
+def timed(step: Callable[[], Any], steps: int, device: torch.device) -> tuple[float, list[float]]:
+    """Seconds of a step, the best of three runs, and the losses of the first steps."""
+    losses = [float(step()) for _ in range(8)]
+    best = float("inf")
+    for _ in range(3):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - began) / steps)
+    return best, losses
 
 
-def quickest(fit: WaveFit) -> WaveWay:
-    """Two lanes as they are planned, also where they do not pay."""
-    return fit.chosen or fit.leanest
+def reserved_bytes() -> int:
+    """Memory that the caching allocator holds after what is unused was given back."""
+    gc.collect()
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
-def shared(fit: WaveFit) -> WaveWay:
-    """The same start, with one memory for both lanes."""
-    way = quickest(fit)
-    assert way.lanes is not None
-    if not way.lanes.own_bytes:
-        return way
-    lead, waits = way.lanes.lead, way.lanes.waits
-    start = next(w for w in fit.tried if w.lanes.lead == lead and {*w.lanes.waits} <= {*waits})
-    return placed(fit.problem, start)
-
-
-def lean(fit: WaveFit) -> WaveWay:
-    """The quickest two lanes that hold little more than one wave."""
-    return fit.lean or fit.leanest
-
-
-def one_lane(fit: WaveFit) -> Plan:
-    """The same microbatches, the second wave after the first."""
-    passes = int((fit.problem.graph.op_phase != 2).sum())
-    return fit.plan_of(quickest(fit)).having(Lanes(lead=passes))
-
-
-def rows(name: str, case: Case, steps: int, turns: Turns, wanted: list[str]) -> None:
-    """A line per system."""
-    for label, system in systems(case).items():
-        if any(part in label for part in wanted):
-            row_of(turns, name, label, system.make, case.samples, case.device, steps,
-                   planned_of(system.way), told=case.tell)  # fmt: skip
-
-
-def planned_of(way: WaveWay) -> tuple[float, int]:
-    """What was predicted of it."""
-    return way.samples_per_s, way.peak_bytes
-
-
-def rows_told(profile: Profile) -> dict[str, Any]:
-    """How many times as long a step takes beside a second one: whole batches and waves."""
-    known = {e.replayed.beside for e in profile.entries if e.replayed and e.replayed.beside}
-    return {"of_one": " ".join(f"{times:.3f}" for times in sorted(known)),
-            "missing": profile.missing.get(TWO_STEPS, "")}  # fmt: skip
-
-
-# ── bits ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def deterministic(*, strict: bool) -> Iterator[None]:
-    """Kernels whose sums have one order. Attention is among them only where others are not allowed:
-    with warnings alone PyTorch keeps the quicker kernel that goes back in any order."""
-    torch.use_deterministic_algorithms(True, warn_only=not strict)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic = False
-
-
-def accumulated(case: Case, sizes: tuple[int, ...]) -> Callable[[], Any]:
-    """Plain PyTorch: one microbatch after the other, then the update."""
-    model, loss_of = case.fresh(), ChosenLoss(None)
-    optimizer = adamw(model)
-    parts, shares = microbatches(case.batch, sizes, None)
-
-    def step() -> torch.Tensor:
-        found = []
-        for part, share in zip(parts, shares, strict=True):
-            loss = loss_of(model(**part))
-            (loss * share).backward()
-            found.append(loss.detach() * share)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return torch.stack(found).sum(0)
-
-    return step
-
-
-def losses_of(make: Callable[[], Callable[[], Any]], steps: int) -> list[float]:
-    """Of some steps, each with a seed of its own."""
-    step, found = make(), []
-    for number in range(1, steps + 1):
-        torch.manual_seed(draw_seed(0, number, 0))
-        found.append(step())
-    return [float(loss) for loss in found]
-
-
-def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
-    """Steps whose loss in two lanes is the same bits as one after the other, and as in PyTorch.
-
-    Nobody times anything meanwhile.
-    """
-    fit = case.outlook.fit
-    chosen = {"two lanes": quickest(fit), "shared memory": shared(fit), "lean": lean(fit)}
-    ways = {label: fit.plan_of(way) for label, way in chosen.items()}
-    for label, before in (("shared memory", "two lanes"), ("lean", "shared memory")):
-        if chosen[label] is chosen[before]:
-            del ways[label]
-    makes = {"one lane": lambda: case.ours(one_lane(fit), fit)}
-    makes |= {label: partial(case.ours, plan, fit) for label, plan in ways.items()}
-    sizes = fit.accumulated.shares.replicas[0].microbatches
-    makes["plain PyTorch"] = lambda: accumulated(case, sizes)
-    found: dict[str, list[float]] = {}
-    for label, make in makes.items():
-        for strict in (True, False):
-            kind = "" if strict else ", some kernels not deterministic"
-            try:
-                with turns.beside(), deterministic(strict=strict), at_most(LOSSES_S):
-                    found[label] = losses_of(make, steps)
-            # Losses of the others are worth knowing.
-            except Exception as error:
-                traceback.print_exc()
-                text = f"{type(error).__name__}: {str(error)[:200]}"
-                turns.write(name, f"losses, {label}{kind}", failed=text)
-                continue
-            first = next(iter(found.values()))
-            same = sum(a == b for a, b in zip(first, found[label], strict=True))
-            turns.write(name, f"losses, {label}{kind}", last=found[label][-1],
-                        same_as_one_lane=f"{same} of {steps}", told=case.tell())  # fmt: skip
-            break
-
-
-# ── one workload ─────────────────────────────────────────────────────────────────────────────────
-
-
-def larger(build: Workload, samples: int, device: torch.device) -> Callable[[], Any]:
-    """A step of plain PyTorch with more samples."""
-    torch.manual_seed(0)
-    model, batch = build(samples)
-    return plain_step(model.to(device), {n: rows.to(device) for n, rows in batch.items()})
-
-
-def compare(name: str, build: Workload, samples: int, options: argparse.Namespace) -> None:
-    """All rows of a workload."""
+def main() -> None:
+    """Print a table of all workloads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--systems", default="")
+    options = parser.parse_args()
     device = torch.device("cpu" if options.toy else "cuda")
-    turns = Turns(options.turns, options.until)
-    case = Case(build, samples, device, int(options.cap * GIB))
-    if options.losses:
-        bits(name, case, options.losses, turns)
-    turns.prepared()
-    case.price(turns)
-    turns.write(name, ROWS, **rows_told(case.profile))
-    fit = case.outlook.fit
-    for label, way in (
-        ("planned", quickest(fit)),
-        ("planned, shared memory", shared(fit)),
-        ("planned, lean", lean(fit)),
-    ):
-        turns.write(
-            name, label, predicted=way.samples_per_s, gain=fit.gain or math.inf,
-            planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / fit.one_wave_bytes,
-            lead=way.lanes.lead, waits=way.num_waits,
-            slab_gib=sum(fit.plan_of(way)[Lanes].slabs) / GIB,
-        )  # fmt: skip
-    wanted = options.systems.split(";")
-    rows(name, case, options.steps, turns, wanted)
-    asked = case.outlook.other or fit
-    plain: dict[str, tuple[Any, int, Any]] = {
-        "eager": (case.plain, samples, planned_of(asked.plain)),
-        "eager, twice the batch": (lambda: larger(build, 2 * samples, device), 2 * samples, None),
-    }
-    for label, (make, count, planned) in plain.items():
-        if any(part in label for part in wanted):
-            row_of(turns, name, label, make, count, device, options.steps, planned)
-
-
-def main() -> int:
-    """All tables."""
-    parser = options_of(__doc__.splitlines()[0])
-    parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
-    options = parsed(parser)
-    warnings.simplefilter("always", WaveWarning)
-    keep_cap(options)
+    print("| workload | system | samples/s | predicted | memory | predicted |")
+    print("|---|---|---|---|---|---|", flush=True)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
-        if options.only in name:
-            compare(name, build, samples, options)
-    return 0
+        if options.only not in name:
+            continue
+        case = Case(build, samples, device)
+        losses: dict[str, list[float]] = {}
+        for label, (make, predicted) in case.rows().items():
+            if options.systems and label not in options.systems.split(","):
+                continue
+            torch.manual_seed(1)
+            before = reserved_bytes()
+            try:
+                step = make()
+                seconds, losses[label] = timed(step, options.steps, device)
+            except Exception as error:
+                print(f"| {name} | {label} | {str(error)[:60]!r} | | | |", flush=True)
+                continue
+            memory = reserved_bytes() - before
+            print(
+                f"| {name} | {label} | {samples / seconds:,.0f} | {predicted.samples_per_s:,.0f} "
+                f"| {format_bytes(memory)} | {format_bytes(predicted.peak_bytes)} |", flush=True,
+            )  # fmt: skip
+            del step
+        print(f"| {name} | losses equal | {losses.get('halves in turn') == losses.get('two waves')}"
+              f" | waits {case.fit.shown.num_waits} | | |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

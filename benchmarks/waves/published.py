@@ -3,9 +3,9 @@
     PYTHONPATH=src .venv/bin/python benchmarks/waves/published.py [--only data|model]
 
 Data parallel: ResNet-56 at the size of CIFAR on two V100s. The published jobs keep a device 40 %
-busy on average; every op asks for that share here (and for 50 to 100 %), and a lane has a process
-of its own. Eight waves are one step: in one lane, in two, and in one lane with waves twice as
-large, which is what a person would try first. Both lanes together hold at most 1.3 times what one
+busy on average; every op asks for that share here (and for 50 to 100 %), and a stream has a process
+of its own. Eight waves are one step: on one stream, on two, and on one with waves twice as
+large, which is what users try first. Both streams together hold at most 1.3 times what one
 holds. Published: 1.4 times on average, 1.88 at best.
 
 Model parallel: GPT-2 in as many partitions as devices of a DGX-1, against plain model parallelism
@@ -30,8 +30,8 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
-from hocket.planners.waves.search import even_shares, fit_waves
-from hocket.planners.waves.way import simulated
+from hocket.planners.waves.wave_candidate import simulated
+from hocket.planners.waves.wave_search import even_split, fit_waves
 from hocket.simulate.engine import simulate_parallel
 
 ALL, ALONE = (0.04, 0.15, 0.04), (0.15,)
@@ -59,22 +59,26 @@ def data_parallel() -> None:
     )
     settings = {**problem.costs.settings, "launches": "replayed"}
     costs = costs_from_settings(problem.graph, problem.cluster, settings)
-    problem = replace(problem, op_costs=costs)
+    # Wavelet's two processes share memory by an allocator of their own, unlike captured streams.
+    problem = replace(problem, op_costs=replace(costs, settings=problem.costs.settings))
     names = problem.cluster.device_names
-    print("| busy with one wave | one lane, samples/s | two lanes | gain | larger waves | peak |")
+    print(
+        "| busy with one wave | one stream, samples/s | two streams | gain | larger waves | peak |"
+    )
     print("|---|---|---|---|---|---|")
     for share in BUSY:
         stated = asking(problem, share)
-        alone = simulated(stated, even_shares(stated, STEADY))
+        alone = simulated(stated, even_split(stated, STEADY))
         one = alone.peak_bytes
         fit = fit_waves(stated, num_waves=STEADY, budget_bytes=round(1.3 * one))
         larger = [Replica(devices=(n,), microbatches=(2 * WAVE,) * (STEADY // 2)) for n in names]
         twice_s = simulate_parallel(stated, Parallel(replicas=tuple(larger)))[1].makespan_s
-        base, way = fit.accumulated.samples_per_s, fit.chosen or fit.leanest
+        base, found = fit.accumulated.samples_per_s, fit.chosen or fit.smallest
         print(
-            f"| {share:.0%} | {base:,.0f} | {way.samples_per_s:,.0f} | "
-            f"{way.samples_per_s / base:.2f} x | {way.shares.num_samples / twice_s / base:.2f} x | "
-            f"{way.peak_bytes / fit.one_wave_bytes:.2f} x one wave |",
+            f"| {share:.0%} | {base:,.0f} | {found.samples_per_s:,.0f} | "
+            f"{found.samples_per_s / base:.2f} x | "
+            f"{found.parallel.num_samples / twice_s / base:.2f} x | "
+            f"{found.peak_bytes / fit.one_wave_bytes:.2f} x one wave |",
             flush=True,
         )
 
@@ -123,7 +127,7 @@ def main() -> None:
     if only != "model":
         data_parallel()
     if only != "data":
-        print("| devices | way | samples/s | over plain | peak of a device |")
+        print("| devices | candidate | samples/s | over plain | peak of a device |")
         print("|---|---|---|---|---|")
         for count in (4, 8):
             model_parallel(count, 8)

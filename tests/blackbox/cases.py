@@ -59,7 +59,7 @@ def _parallel(data: Any) -> dict[str, Any]:
 
 
 def _waves(data: Any) -> dict[str, Any]:
-    steps = {way["name"]: [way["step_s"], way["peak_bytes"]] for way in data["ways"]}
+    steps = {way["name"]: [way["step_s"], way["peak_bytes"]] for way in data["candidates"]}
     return {"pays": data["pays"], "gain": data["gain"], "ways": steps}
 
 

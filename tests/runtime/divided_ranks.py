@@ -29,7 +29,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Communication, Lanes, Parallel, Priority, Replica
+from hocket.plan.sections import Communication, Parallel, Priority, Replica, Waves
 from hocket.planners.parallel.closed_form import block_edges
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.transformer import ParallelConfig
@@ -138,8 +138,8 @@ def plan_of(name, graph):
         devices = saved.problem.cluster.device_names
         trees = Communication("allreduce", "packed trees", devices, devices[0], ())
         return replace(saved, plan=saved.plan.having(trees))
-    if name == "waves":  # the microbatches of each rank in two lanes
-        return replace(saved, plan=saved.plan.having(Lanes(lead=5)))
+    if name == "waves":  # the microbatches of each rank on two streams
+        return replace(saved, plan=saved.plan.having(Waves(lead=5)))
     return saved
 
 

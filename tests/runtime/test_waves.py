@@ -1,4 +1,4 @@
-"""Waves in two lanes are accumulation to the bit, and hold what was planned."""
+"""Waves equal accumulation to the bit, and hold what was planned."""
 
 import copy
 import warnings
@@ -18,14 +18,13 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
-from hocket.plan.sections import Lanes, Parallel, Replica
-from hocket.planners.waves.search import even_shares, fit_waves
-from hocket.planners.waves.why import reasons
+from hocket.plan.sections import Parallel, Replica, Waves
+from hocket.planners.waves.wave_search import even_split, fit_waves, reasons
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.waves import WaveWarning, wave_order
-from hocket.simulate.parallel.lanes import pass_order
+from hocket.runtime.train.waves import WaveStep, WaveWarning, wave_order
+from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.view.measured import shares_run_table
 from hocket.view.table import plain
 
@@ -40,7 +39,7 @@ def test_waves_are_accumulation_to_the_bit(case):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batch norm sees microbatches
-        plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+        plan = SavedPlan(fit.problem, fit.plan_of(fit.smallest))
         train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
     losses, state = accumulated(case)
     assert [train.step(batch).item() for _ in losses] == losses
@@ -68,7 +67,7 @@ def test_waves_with_attention_are_accumulation_to_the_bit(dropped):
 def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     model, batch, fit = case
     lead = round(start * len(pass_order(fit.problem.graph)))
-    plan = fit.plan_of(fit.leanest).having(Lanes(lead=lead))
+    plan = fit.plan_of(fit.smallest).having(Waves(lead=lead))
     source = ModelSource(model, batch, None)
     result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
     assert list(result.losses) == accumulated(case)[0]
@@ -104,7 +103,7 @@ def in_one_storage(model):
     return model
 
 
-def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
+def test_views_of_parameters_that_lie_otherwise_leave_waves_on_two_streams():
     torch.manual_seed(0)
     model, batch = Looks(), torch.randn(64, 16)
     fit = fit_waves(make_problem(capture_sizes(model, batch), "1xv100-16g"), num_waves=4)
@@ -114,7 +113,7 @@ def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
     assert views[0] < views[1]
     assert graphs[1].num_ops - graphs[0].num_ops == views[1] - views[0]
     optimizer = torch.optim.AdamW(flat.parameters(), lr=1e-3, fused=True)
-    plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+    plan = SavedPlan(fit.problem, fit.plan_of(fit.smallest))
     with warnings.catch_warnings():
         warnings.simplefilter("error", WaveWarning)
         train = hocket.prepare(flat, optimizer, batch, plan=plan, seed=0)
@@ -124,7 +123,7 @@ def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
 
 
 def between_waves(case, num_waves=4, steps=3):
-    """The published form in plain PyTorch: each lane has a twin, every wave changes the model."""
+    """The published form in plain PyTorch: each stream has a twin, every wave changes the model."""
     model, batch = copy.deepcopy(case[0]), case[1]
     twins = [copy.deepcopy(model) for _ in range(2)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -157,11 +156,11 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
     assert fit.aligned.peak_bytes == case[2].aligned.peak_bytes + 3 * held
     assert any("4 updates instead of one" in why for why in reasons(fit))
     updates_s = fit.problem.costs.op_s[0, fit.problem.graph.op_phase == Phase.OPTIMIZER].sum()
-    # Some of them run beside the end of the other lane.
+    # Some of them run beside the end of the other stream.
     more_s = fit.aligned.step_s - case[2].aligned.step_s
     assert 2 * updates_s < more_s <= 3 * updates_s * (1 + 1e-9)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+    plan = SavedPlan(fit.problem, fit.plan_of(fit.smallest))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batch norm sees microbatches
         train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
@@ -172,10 +171,10 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
     assert losses != accumulated(case)[0]
     with pytest.raises(UsageError, match="no gradients to add up"):
         train.step(batch, accumulate=True)
-    # Lanes that have trained go on from a checkpoint as if they began with it.
+    # Waves that have trained go on from a checkpoint as if they began with it.
     train.load_state_dict(first)
     assert train.step(batch).item() == losses[0]
-    # And one of the middle of a training has what each lane kept.
+    # And one of the middle of a training has what each stream kept.
     train.save(tmp_path / "middle")
     assert train.step(batch).item() == losses[1]
     other = copy.deepcopy(case[0])
@@ -185,18 +184,18 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
         again = hocket.prepare(other, optimizer, batch, plan=plan, seed=0)
     again.load(tmp_path / "middle")
     assert [again.step(batch).item() for _ in losses[1:]] == losses[1:]
-    # After somebody has changed parameters, what lanes kept of them is not written either.
+    # After somebody has changed parameters, what streams kept of them is not written either.
     other.out.bias.grad = torch.ones_like(other.out.bias)
     torch.optim.SGD([other.out.bias], lr=0.5, fused=True).step()  # moves no version counter
     other.out.bias.grad = None
-    assert "lanes" not in again.state_dict()
+    assert "waves" not in again.state_dict()
     again.save(tmp_path / "changed")
     loss = again.step(batch).item()
     again.load(tmp_path / "changed")
     assert again.step(batch).item() == loss
 
 
-class WatchedLane(DeviceStream):
+class WatchedStream(DeviceStream):
     """Its events say which op was run last; knows what it has waited for."""
 
     def __init__(self):
@@ -210,44 +209,46 @@ class WatchedLane(DeviceStream):
         self.waited.add(event)
 
 
-def test_an_op_waits_for_what_it_needs_of_the_other_lane(case, monkeypatch):
+def test_an_op_waits_for_what_it_needs_of_the_other_stream(case, monkeypatch):
     model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batch norm sees microbatches
-        plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+        plan = SavedPlan(fit.problem, fit.plan_of(fit.smallest))
         train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
     waves = train._strategy._waves
-    lanes = waves._lanes = [WatchedLane(), WatchedLane()]
-    sequence, early = iter(waves._order.sequence), []
+    streams = waves._streams = [WatchedStream(), WatchedStream()]
+    sequence, early, run_op = iter(waves._order.sequence), [], WaveStep.run_op
 
-    def run(own, op, lane):
+    def run(own, op):
         at = next(sequence)
-        early.extend(set(waves._order.waits.get(at, ())) - lanes[lane].waited)
-        own.run_op(op)
-        lanes[lane].last = at
+        stream = streams[at.wave % 2]
+        if at in waves._order.waits:
+            early.extend({waves._order.waits[at]} - stream.waited)
+        run_op(own, op)
+        stream.last = at
 
-    monkeypatch.setattr(waves, "_run", run)
+    monkeypatch.setattr(WaveStep, "run_op", run)
     train.step(batch)
     assert waves._order.waits
     assert early == []
 
 
-def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):
-    way = case[2].leanest
-    sequence = wave_order(case[2].problem, way.shares, way.lanes).sequence
-    lanes = [wave % 2 for wave, _ in sequence]
-    assert sum(a != b for a, b in pairwise(lanes)) > len(lanes) // 4
-    for lane in (0, 1):
-        waves = [wave for wave, _ in sequence if wave % 2 == lane]
+def test_streams_take_turns_and_their_waves_follow_each_other(case):
+    found = case[2].smallest
+    sequence = wave_order(case[2].problem, found.parallel, found.waves).sequence
+    streams = [wave % 2 for wave, _ in sequence]
+    assert sum(a != b for a, b in pairwise(streams)) > len(streams) // 4
+    for stream in (0, 1):
+        waves = [wave for wave, _ in sequence if wave % 2 == stream]
         assert waves == sorted(waves)
 
 
 def test_a_run_holds_what_was_planned():
-    # So deep that a result of one op, which a processor makes when the other lane's is gone and two
-    # lanes may make at once, is little of all.
+    # So deep that a result of one op, which a CPU makes when that of the other stream is gone and
+    # two streams may make at once, is little of all.
     model, batch, fit = fitted(depth=10)
-    for way in (fit.leanest, fit.aligned):
+    for way in (fit.smallest, fit.aligned):
         result = run_plan(
             fit.problem, fit.plan_of(way), RunOptions(steps=2, threads=1),
             source=ModelSource(model, batch, None),
@@ -256,16 +257,16 @@ def test_a_run_holds_what_was_planned():
         assert measured == pytest.approx(way.peak_bytes, rel=0.02)
 
 
-def test_a_run_on_a_processor_is_held_against_what_lives_and_says_what_is_reserved_elsewhere():
+def test_a_run_on_a_cpu_is_compared_with_the_joint_peak_and_reports_the_gpus():
     model, batch, fit = fitted(depth=8)
     fit = fit_waves(launched(fit.problem, "replayed"), num_waves=4)
     plan, way = fit.plan(), fit.chosen
-    assert way.lanes.apart_bytes > 0.02 * way.peak_bytes
+    assert way.waves.separate_bytes > 0.02 * way.peak_bytes
     result = run_plan(
         fit.problem, plan, RunOptions(steps=2, threads=1), source=ModelSource(model, batch, None)
     )
     (measured,) = result.peak_bytes.values()
-    lived = way.peak_bytes - way.lanes.apart_bytes
+    lived = way.peak_bytes - way.waves.separate_bytes
     assert result.predicted.peak_bytes.max() == lived
     assert measured == pytest.approx(lived, rel=0.02)
     told = " ".join(plain(shares_run_table(fit.problem, plan, result)).split())
@@ -284,7 +285,7 @@ def test_waves_are_asked_for_in_python(case):
     model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
     found = hocket.waves(model, batch, "1xv100-16g", num_waves=4, launches="eager")
     assert (found.pays, found.gain) == (fit.pays, fit.gain)
-    assert found.plan()[Lanes] == fit.plan()[Lanes]
+    assert found.plan()[Waves] == fit.plan()[Waves]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batch norm sees microbatches
@@ -298,7 +299,7 @@ def test_waves_are_asked_for_in_python(case):
 
 def test_waves_of_several_devices_are_for_a_launcher(case):
     problem = make_problem(case[2].problem.graph, "2xv100-16g")
-    shares = even_shares(problem, 2)
+    shares = even_split(problem, 2)
     assert [replica.microbatches for replica in shares.replicas] == [(256, 256), (256, 256)]
     plan = fit_waves(problem).plan()
     with pytest.raises(UsageError, match="a process for each"):
@@ -313,9 +314,9 @@ def test_another_model_is_refused(case):
         hocket.prepare(other, optimizer, batch, plan=SavedPlan(fit.problem, fit.plan()))
 
 
-def test_lanes_without_microbatches_are_no_plan(case):
+def test_waves_without_microbatches_are_no_plan(case):
     problem = case[2].problem
     name = problem.cluster.device_names[0]
     whole = Parallel(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
-    found = list(Lanes(lead=1).verify(problem, case[2].plan().having(whole)))
+    found = list(Waves(lead=1).verify(problem, case[2].plan().having(whole)))
     assert "two microbatches or more" in found[0].message

@@ -50,14 +50,16 @@ def test_waves_in_turn_are_a_legal_plan_that_says_what_it_gains():
     graph = alone.graph
     fit = fit_partitions(make_problem(graph, "2xv100-16g"))
     verify(fit.plan(), fit.problem)
-    assert fit.turns.shares.is_round_robin
-    assert fit.gain == fit.ways[-1].samples_per_s / max(w.samples_per_s for w in fit.ways[:-1])
-    # PartitionPrefetch are fetched behind slots; what takes longer is waited for in each of them.
+    assert fit.turns.parallel.is_round_robin
+    assert fit.gain == fit.candidates[-1].samples_per_s / max(
+        w.samples_per_s for w in fit.candidates[:-1]
+    )
+    # Partitions are fetched behind slots; what takes longer is waited for in each of them.
     slow, quick = (replace(fit.turns, fetch_s=s, slot_s=0.25) for s in (1.0, 0.125))
     makespan_s = fit.turns.timeline.makespan_s
     assert slow.step_s == pytest.approx(1.04 * makespan_s + slow.num_slots * 0.75)
     assert quick.step_s == pytest.approx(1.04 * makespan_s)
-    wrong = replace(fit.turns.shares, replicas=(fit.turns.shares.replicas[0],) * 2)
+    wrong = replace(fit.turns.parallel, replicas=(fit.turns.parallel.replicas[0],) * 2)
     assert not wrong.is_round_robin
     with pytest.raises(CheckError, match="two stages"):
         verify(fit.plan().having(wrong), fit.problem)

@@ -1,7 +1,6 @@
-"""Lanes of a CUDA graph are one lane to the bit."""
+"""Waves on two streams of a CUDA graph equal waves one after the other, to the bit."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +9,25 @@ from runtime.waved_models import Attends, Net
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
-from hocket.plan.sections import Lanes
-from hocket.planners.waves.search import fit_waves
-from hocket.planners.waves.way import hand_overs, parted, places_of
+from hocket.plan.make import launched
+from hocket.plan.sections import Waves
+from hocket.planners.waves.wave_search import fit_waves
 from hocket.runtime.synthetic import SyntheticTraining
-from hocket.simulate.parallel import priced_at
-from hocket.simulate.parallel.lanes import pass_order
+from hocket.simulate.parallel.wave_streams import pass_order
+
+
+def fit_of(model, batch):
+    # Recorded as on the device: other kernels would be other ops, and waves would be refused.
+    graph = capture_sizes(model, batch, device="cuda")
+    return fit_waves(launched(make_problem(graph, "1xv100-16g"), "replayed"), num_waves=4)
+
+
+def started(fit, plan, model, batch):
+    device = torch.device("cuda")
+    saved = SavedPlan(fit.problem, plan)
+    return SyntheticTraining(
+        saved, copy.deepcopy(model), lambda step: batch.to(device), device
+    ).loop
 
 
 @pytest.mark.gpu
@@ -24,29 +36,37 @@ from hocket.simulate.parallel.lanes import pass_order
     [(Net(), (1024, 32)), (Attends(0.1), (16, 8, 16))],
     ids=["norm", "attention"],
 )
-def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(model, shape):
-    # Recorded as on the device: other kernels would be other ops, and lanes would be refused.
+def test_streams_of_a_cuda_graph_equal_one_after_the_other_to_the_bit(model, shape):
     batch = torch.randn(shape)
-    graph = capture_sizes(model, batch, device="cuda")
-    fit = fit_waves(make_problem(graph, "1xv100-16g"), num_waves=4)
+    fit = fit_of(model, batch)
     whole = len(pass_order(fit.problem.graph))
     losses = []
-    apart = Lanes(lead=0, own_bytes=(1 << 20, 1 << 20))
-    wave = priced_at(fit.problem, 256).graph
-    places = places_of(parted(wave), 4, 2, 0.2)
-    in_parts = replace(
-        apart, places=tuple(map(tuple, places.tolist())), part_bytes=(1 << 20,) * 2,
-        waits=hand_overs(wave, places, 4),
-    )  # fmt: skip
-    for lanes in (Lanes(lead=0), apart, in_parts, Lanes(lead=whole)):
-        plan, own = fit.plan_of(fit.aligned).having(lanes), copy.deepcopy(model)
-        device = torch.device("cuda")
-        train = SyntheticTraining(
-            SavedPlan(fit.problem, plan), own, lambda step: batch.to("cuda"), device
-        ).loop
+    for lead in (0, whole // 3, whole):
+        train = started(fit, fit.plan_of(fit.aligned).having(Waves(lead=lead)), model, batch)
         torch.manual_seed(0)
-        losses.append([train.step(batch.to(device)).item() for _ in range(8)])
-        waves = train._strategy._waves
-        assert not waves.repeats.refusal
-        assert {*waves.notes.lane} == {0, 1}
+        losses.append([train.step(batch.to("cuda")).item() for _ in range(8)])
+        repeats = train._strategy._waves.repeats
+        assert not repeats.refusal
+        assert repeats.captured is not None
     assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.gpu
+def test_captured_streams_hold_what_was_predicted():
+    model, batch = Net(width=256, depth=12), torch.randn(32768, 256)
+    fit = fit_of(model, batch)
+    train = started(fit, fit.plan(), model, batch)
+    for _ in range(6):
+        train.step(batch.to("cuda"))
+    assert train._strategy._waves.repeats.captured is not None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    held = sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["segment_pool_id"] != (0, 0)
+    )
+    predicted = fit.chosen.peak_bytes - int(
+        fit.problem.graph.held_bytes[fit.problem.graph.tensor_producer < 0].sum()
+    )
+    assert held == pytest.approx(predicted, rel=0.1)

@@ -9,7 +9,7 @@ from hocket.api import make_problem
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
-from hocket.planners.waves.search import fit_waves
+from hocket.planners.waves.wave_search import fit_waves
 
 
 class Net(nn.Module):

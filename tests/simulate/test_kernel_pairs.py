@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 import torch
-from simulate.test_lanes import two_rows
+from simulate.test_wave_streams import two_rows
 from torch.nn import functional
 
 from hocket.api import make_problem

@@ -1,4 +1,4 @@
-"""Waves: what two lanes of one training gain on a device, before anything runs."""
+"""Waves: gain of two streams of one training on a device, before anything runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hocket.plan.files import SavedPlan, plan_bytes, write_plan
 from hocket.plan.make import ON_THIS_MACHINE, launched, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections.lanes import CHANGES, Changes
+from hocket.plan.sections.waves import CHANGES, Changes
 from hocket.planners.waves.round_robin import PartitionFit, fit_partitions
-from hocket.planners.waves.search import WaveFit, fit_waves
+from hocket.planners.waves.wave_search import WaveFit, fit_waves
 
 __all__ = [
-    "CHANGES", "LAUNCHES", "PartitionFit", "WaveOutlook", "fit_partitions", "save_turns",
+    "CHANGES", "LAUNCHES", "PartitionFit", "WaveForecast", "fit_partitions", "save_round_robin",
     "save_waves", "waves", "waves_of",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class WaveOutlook:
-    """What waves gain where the host issues every op, and where graphs are replayed."""
+class WaveForecast:
+    """Gain of waves where the host issues every op, and where graphs are replayed."""
 
     by_launches: dict[Launches, WaveFit]
     launches: Launches
-    """How ops are issued of which the plan is."""
+    """How the planned ops are issued."""
 
     @property
     def fit(self) -> WaveFit:
@@ -43,17 +43,17 @@ class WaveOutlook:
 
     @property
     def other(self) -> WaveFit | None:
-        """If ops were issued in the other way; None on a processor, which has but one."""
+        """The same for the other kind of launches; None on a CPU, which has one."""
         return next((fit for name, fit in self.by_launches.items() if name != self.launches), None)
 
     @property
     def pays(self) -> bool:
-        """True if two waves are quicker than all without lanes, or the only way that fits."""
+        """True if two waves are faster than all without them, or all that fits."""
         return self.fit.pays
 
     @property
     def gain(self) -> float | None:
-        """Samples per second over the best without lanes; None where one of them does not fit."""
+        """Samples per second over the best without waves; None where one of them does not fit."""
         return self.fit.gain
 
     def plan(self) -> Plan:
@@ -82,11 +82,10 @@ def waves(
     num_waves: int = 2,
     launches: Launches = "replayed",
     changes: Changes = "step",
-    lean: bool = False,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
-) -> WaveOutlook:
-    """What two waves of a model's training step gain on a cluster, and their plan.
+) -> WaveForecast:
+    """Gain of two waves of a model's training step on a cluster, and their plan.
 
     ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
     whole batch of a step. ``memory``, such as ``"8GiB"``, is what each device may hold, by default
@@ -104,7 +103,6 @@ def waves(
         num_waves=num_waves,
         launches=launches,
         changes=changes,
-        lean=lean,
     )
 
 
@@ -115,14 +113,12 @@ def waves_of(
     num_waves: int = 2,
     launches: Launches = "replayed",
     changes: Changes = "step",
-    lean: bool = False,
-) -> WaveOutlook:
-    """What two waves of a training step gain on a cluster, and their plan.
+) -> WaveForecast:
+    """Gain of two waves of a training step on a cluster, and their plan.
 
     ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
     a captured graph is replayed, as on GPUs by default, or the host issues op by op. Parameters
     change after every step, or after every wave as published, which is no accumulation any more.
-    Where waves are to be ``lean``, both hold at most 1.25 times what one holds.
     """
     if all(kind.is_cpu for kind in problem.cluster.kinds):
         launches, tried = LAUNCHES[0], LAUNCHES[:1]
@@ -134,11 +130,10 @@ def waves_of(
             num_waves=num_waves,
             budget_bytes=memory_bytes,
             changes=changes,
-            lean=lean,
         )
         for name in tried
     }
-    return WaveOutlook(found, launches)
+    return WaveForecast(found, launches)
 
 
 def save_waves(
@@ -151,7 +146,7 @@ def save_waves(
     write_together({path: plan, report: waves_report_html(fit).encode()})
 
 
-def save_turns(
+def save_round_robin(
     fit: PartitionFit, path: str | Path, *, report: str | Path, graph_file: str | Path | None = None
 ) -> None:
     """Write the plan of waves that take partitions in turn and the report, both or none of them."""

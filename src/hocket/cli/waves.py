@@ -1,4 +1,4 @@
-"""``hocket waves``: what two waves of one training gain on the same devices."""
+"""``hocket waves``: gain of two waves of one training on the same devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.cli.sources import (
 from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
-    from hocket.api.waves import WaveOutlook
+    from hocket.api.waves import WaveForecast
     from hocket.plan.problem import Problem
 
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="MODEL_OR_GRAPH")
 @budget_options(
     metavar="CLUSTER",
-    devices="Devices that take equal shares",
+    devices="Devices that take equal parts of the batch",
     memory="Bytes that each device may hold, such as 8GiB. [default: what it has]",
 )
 @click.option(
     "--waves", "num_waves", type=click.IntRange(2, 1024), default=2, show_default=True,
-    help="Microbatches per step; two lanes take them in turns.",
+    help="Microbatches per step; two streams run them in turns.",
 )  # fmt: skip
 @click.option(
     "--launches", type=click.Choice(["eager", "replayed"]), default="replayed", show_default=True,
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 @click.option(
     "--changes", type=click.Choice(["step", "wave"]), default="step", show_default=True,
     help="After what parameters change: after each wave, as published, results differ.",
-)  # fmt: skip
-@click.option(
-    "--lean", is_flag=True, help="Let both waves hold at most 1.25 times what one holds.",
 )  # fmt: skip
 @click.option(
     "--partitions", is_flag=True,
@@ -65,7 +62,6 @@ def command(
     num_waves: int,
     launches: str,
     changes: str,
-    lean: bool,
     partitions: bool,
     output: Path | None,
     profile: Path | None,
@@ -73,11 +69,11 @@ def command(
     options: ModelOptions,
     as_json: bool,
 ) -> None:
-    """Say what two waves of MODEL_OR_GRAPH gain on the same devices, or why they do not pay.
+    """Predict the gain of two waves of MODEL_OR_GRAPH on the same devices, or why they do not pay.
 
-    The batch is taken in microbatches by two lanes at the same time, the second behind the first;
-    when it begins is searched. Compares all samples at once, microbatches one after the other, and
-    both lanes. Exit code 4 where no two waves fit.
+    Two streams run the microbatches of a batch at the same time, the second behind the first; its
+    start is searched. Compares all samples at once, microbatches one after the other, and both
+    streams. Exit code 4 where no two waves fit.
     """
     from hocket.api.waves import CHANGES, LAUNCHES, waves_of
     from hocket.base.errors import NoFeasiblePlanError
@@ -93,26 +89,25 @@ def command(
         _in_partitions(problem, output, graph_file, as_json=as_json)
         return
     with working("searching when the second wave begins"):
-        outlook = waves_of(
+        forecast = waves_of(
             problem,
             memory_bytes=memory_bytes,
             num_waves=num_waves,
             launches=next(name for name in LAUNCHES if name == launches),
             changes=next(name for name in CHANGES if name == changes),
-            lean=lean,
         )
     if not as_json:
-        console().print(view.waves_table(outlook))
-    if outlook.fit.chosen is None:
+        console().print(view.waves_table(forecast))
+    if forecast.fit.chosen is None:
         try:
-            outlook.fit.plan()
+            forecast.fit.plan()
         except NoFeasiblePlanError as error:
-            raise SystemExit(fail(error, as_json=as_json, extra=view.data(outlook))) from None
-    written = [] if output is None else _write(outlook, output, graph_file)
+            raise SystemExit(fail(error, as_json=as_json, extra=view.data(forecast))) from None
+    written = [] if output is None else _write(forecast, output, graph_file)
     if as_json:
-        emit({**view.data(outlook), "written": [str(path) for path in written]})
+        emit({**view.data(forecast), "written": [str(path) for path in written]})
     elif written:
-        behind = view.behind_words(outlook.fit)
+        behind = view.slower_note(forecast.fit)
         names = _named(written, behind)
         if problem.cluster.num_devices > 1:
             _say_launch(names, written[0])
@@ -126,8 +121,8 @@ def command(
 def _in_partitions(
     problem: Problem, output: Path | None, graph_file: Path | None, *, as_json: bool
 ) -> None:
-    """A model that is cut: waves that take its partitions in turn, beside the usual ways."""
-    from hocket.api.waves import fit_partitions, save_turns
+    """Waves that take partitions of a model in turn, beside the usual configurations."""
+    from hocket.api.waves import fit_partitions, save_round_robin
     from hocket.view import waves as view
 
     written: list[Path] = []
@@ -136,30 +131,30 @@ def _in_partitions(
     if output is not None:
         written = [output, beside(output, "report.html")]
         named = named_graph(fit.problem.graph, graph_file)
-        save_turns(fit, output, report=written[1], graph_file=named)
+        save_round_robin(fit, output, report=written[1], graph_file=named)
     if as_json:
         emit({**view.partition_data(fit), "written": [str(path) for path in written]})
         return
     console().print(view.partition_table(fit))
     if written:
-        _say_launch(_named(written, view.turns_behind_words(fit)), written[0])
+        _say_launch(_named(written, view.partition_slower_note(fit)), written[0])
 
 
 def _named(written: list[Path], what: str) -> str:
-    """Files by name, with what the plan is where somebody would take it for another."""
+    """Names of files, with a note where the plan is not the best one."""
     names = ", ".join(path.name for path in written)
     return f"{names}: {what}" if what else names
 
 
 def _say_launch(names: str, plan: Path) -> None:
-    """What to do with the plan of several devices, which one process does not carry out."""
+    """How to run the plan of several devices, which one process cannot."""
     say(f"wrote {names} — next: hocket launch {plan} train.py, whose script calls "
         f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})")  # fmt: skip
 
 
-def _write(outlook: WaveOutlook, output: Path, graph_file: Path | None) -> list[Path]:
+def _write(forecast: WaveForecast, output: Path, graph_file: Path | None) -> list[Path]:
     from hocket.api.waves import save_waves
 
-    report, graph = beside(output, "report.html"), outlook.fit.problem.graph
-    save_waves(outlook.fit, output, report=report, graph_file=named_graph(graph, graph_file))
+    report, graph = beside(output, "report.html"), forecast.fit.problem.graph
+    save_waves(forecast.fit, output, report=report, graph_file=named_graph(graph, graph_file))
     return [output, report]

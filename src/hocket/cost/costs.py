@@ -52,7 +52,7 @@ class Costs:
     """Profile and calibration of the costs, enough to compute them again."""
     demand: FloatArray | None = None
     """[share, kind, op]: what each op asks of device and host; see `hocket.cost.demand`. None: two
-    lanes do not notice each other."""
+    streams do not notice each other."""
     reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
     """[kind]: bytes that libraries keep on each device of that kind; zeros where not given."""
 

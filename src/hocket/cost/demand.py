@@ -1,4 +1,4 @@
-"""What ops of two lanes ask of one device and of its host, so that they can run beside each other.
+"""Demand of ops on two streams for one device and its host, so that they can run concurrently.
 
 Four numbers per op. Its kernel is on the device for a part of its time: arithmetic or memory
 traffic; the rest is the way from one kernel to the next, or the wait for the host. While it is
@@ -7,7 +7,7 @@ fills as much as its results have tiles. What streams fills as much as it has by
 that are in flight when the memory is at its full rate: rate times latency (Little's law). Norms
 over batches have one block of threads per channel. Where a profile has the kernels of a replayed
 step, their blocks of threads say it (`replayed_kernels`). And its host takes a part of the time to
-issue it; one process issues the ops of both lanes. The engine lets kernels run beside each other
+issue it; one process issues the ops of both streams. The engine lets kernels run beside each other
 that fit, and the others wait: a device gives its places in the order in which kernels come. Where a
 profile knows how long two rows of a step's own kernels take beside each other, all of them run
 beside each other and take that many times as long. On a processor an op is the work of all its
@@ -29,7 +29,7 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 NUM_SHARES = 4
 ON_DEVICE, ON_HOST, FILL, BESIDE = range(NUM_SHARES)
 """Of an op's time in which its kernel is on the device, in which the host issues it, of the device
-that the kernel fills, and how many times as long it takes while an op of the other lane runs."""
+that the kernel fills, and how many times as long it takes while an op of the other stream runs."""
 TIMES_BESIDE = 1 / 0.83
 """Ops of two rows of a replayed graph whose kernels fit beside each other, their kernels as well as
 the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times

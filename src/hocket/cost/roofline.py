@@ -211,7 +211,7 @@ class KindWork(NamedTuple):
     what the attained rates say."""
     host_s: FloatArray
     """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
-    is replayed: the time from one kernel to the next is then the device's own, in each lane."""
+    is replayed: the time from one kernel to the next is then the device's own, in each stream."""
     fill: FloatArray
     """Part of the device that the kernels of each op fill, where measured in a replayed step;
     NaN elsewhere."""

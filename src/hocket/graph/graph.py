@@ -42,7 +42,7 @@ class Stream(IntEnum):
     COMMUNICATION = 3
     """Collective of several devices."""
     SECOND = 4
-    """A second lane of compute."""
+    """A second stream of compute."""
     HOST = 5
     """Work of the host's CPU for the device, such as updates of host-resident parameters."""
 

@@ -26,7 +26,7 @@ class Claims:
     """Bounds, counts and predictions; None, empty or zero where nothing is claimed."""
 
     step_s: float | None = None
-    """Step time that is predicted: that of the simulator, with what waits of two lanes for each
+    """Step time that is predicted: that of the simulator, with what waits of two streams for each
     other cost, and without what the next of many steps hides."""
     repeated_step_s: float | None = None
     """A step among many of a memory plan: the host updates beside the next one."""

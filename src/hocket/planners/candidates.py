@@ -40,7 +40,7 @@ class Candidate:
     """What of the timeline the next step hides: gradients that travel on beside its forward pass.
     The step is then one among many."""
     waits_s: float = 0.0
-    """What waits of two lanes for each other add, which no timeline has in it."""
+    """Waits of two streams for each other, which the timeline does not include."""
 
     @property
     def step_s(self) -> float | None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Memory, Parallel, Priority
+from hocket.plan.sections import Communication, Memory, Parallel, Priority, Waves
 from hocket.planners.candidates import Candidate
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
@@ -207,7 +207,7 @@ def _complexity(candidate: Candidate) -> tuple[int, int]:
         any(replica.update == "host" for replica in parallel.replicas),
         max(numbers) - min(numbers) > 1,
         parallel.schedule in SPLIT,
-        *(plan.get(section) is not None for section in (Communication, Priority, Lanes)),
+        *(plan.get(section) is not None for section in (Communication, Priority, Waves)),
     )
     return 2 if parallel.sharded and family == 1 else family, sum(extras)
 

@@ -22,7 +22,7 @@ from hocket.hardware.cluster import Device
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Memory, Parallel, Replica
+from hocket.plan.sections import Communication, Memory, Parallel, Replica, Waves
 from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.plan.verify import raise_violations, require_structure, structure_violations
 from hocket.processes.heartbeat import Position, how_far
@@ -73,7 +73,7 @@ def with_walk(problem: Problem, places: Mapping[int, str]) -> Problem:
 
 def kind_of(plan: Plan) -> Kind:
     """Name what a plan decides, as options and messages name it."""
-    if plan.get(Lanes) is not None:
+    if plan.get(Waves) is not None:
         return "waves"
     if plan.get(Parallel) is not None:
         return "transformer" if is_transformer_plan(plan) else "shares"
@@ -420,10 +420,10 @@ def _one_device(
             hint="hocket launch runs it in your own loop; plan one device to run it here",
         )
     backend, places = _chosen(kind, problem, plan, options.backend, source)
-    lanes = plan.get(Lanes)
-    # A processor is given what lives and reserves nothing.
-    is_cpu = lanes is not None and set(places.values()) == {"cpu"}
-    held = plan.having(replace(lanes, lived_bytes=0)) if lanes is not None and is_cpu else plan
+    waves = plan.get(Waves)
+    # A CPU has one allocator, so streams share what either of them frees.
+    is_cpu = waves is not None and set(places.values()) == {"cpu"}
+    held = plan.having(replace(waves, separate_bytes=0)) if waves is not None and is_cpu else plan
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
     required_optimizer(problem.graph.meta)

@@ -119,14 +119,14 @@ class TellsReplay(Protocol):
 
 
 @runtime_checkable
-class KeepsLanes(Protocol):
-    """A strategy whose lanes keep something from one step to the next."""
+class HasWaveState(Protocol):
+    """A strategy with state of waves that outlasts a step."""
 
-    def lanes_state(self) -> dict[str, Any]:
-        """What they keep; empty where they keep nothing."""
+    def wave_state(self) -> dict[str, Any]:
+        """The state to save; empty where there is none."""
 
-    def take_lanes(self, state: Mapping[str, Any]) -> None:
-        """Go on from what they kept, or anew where that is nothing."""
+    def load_wave_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, or anew where it is empty."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from hocket.capture.optimizer import Optimizer, optimizer_of_meta
 from hocket.capture.perform import draw_seed
 from hocket.capture.precision import amp_forward
 from hocket.plan.files import SavedPlan
-from hocket.plan.sections import Lanes, Memory
+from hocket.plan.sections import Memory, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.runtime.offload.budgeted_model import Budgeted
 from hocket.runtime.prepare import choose_strategy
@@ -66,7 +66,7 @@ class SyntheticTraining:
             self.optimizer = torch_optimizer(self._update, parameters)
         # Kernels are those of the plan, whatever stands in for its devices.
         kernels = str(meta.get("device") or device.type)
-        self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Lanes))
+        self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Waves))
         self._seed, self._make_batch = seed, make_batch
         task = TrainingTask(
             model=model, optimizer=self.optimizer, batch=make_batch(1), device=device,

@@ -25,8 +25,8 @@ from hocket.base.warn import warn_user
 from hocket.runtime.offload.patched_forward import require_free
 from hocket.runtime.strategy import (
     Correction,
+    HasWaveState,
     HoldsParts,
-    KeepsLanes,
     Strategy,
     SyncsGradients,
     TellsReplay,
@@ -209,12 +209,12 @@ class TrainingLoop:
         if isinstance(self._strategy, HoldsParts):
             return self._strategy.gathered(self.optimizer, pending=pending)
         self._strategy.gather(self.optimizer)
-        lanes = self._strategy.lanes_state() if isinstance(self._strategy, KeepsLanes) else {}
+        waves = self._strategy.wave_state() if isinstance(self._strategy, HasWaveState) else {}
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "gradients": self._gradients() if pending else {},
-            **({"lanes": lanes} if lanes else {}),
+            **({"waves": waves} if waves else {}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -283,8 +283,8 @@ class TrainingLoop:
         for name, parameter in self.model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
-        if isinstance(self._strategy, KeepsLanes):
-            self._strategy.take_lanes(state.get("lanes", {}))
+        if isinstance(self._strategy, HasWaveState):
+            self._strategy.load_wave_state(state.get("waves", {}))
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         named = self.model.named_parameters()

@@ -13,14 +13,13 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Parallel, Schedule
+from hocket.plan.sections import Communication, Parallel, Schedule, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.parallel import ExpandedStep, expand
-from hocket.simulate.parallel.lanes import circle
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.state import EngineState, MemoryState
@@ -41,7 +40,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
         return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
     shares = plan.get(Parallel)
     if shares is not None:
-        return simulate_parallel(problem, shares, plan.get(Communication), plan.get(Lanes))[1]
+        return simulate_parallel(problem, shares, plan.get(Communication), plan.get(Waves))[1]
     problem, plan = carried_out(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -55,20 +54,18 @@ def simulate_parallel(
     problem: Problem,
     shares: Parallel,
     planned: Communication | None = None,
-    lanes: Lanes | None = None,
+    waves: Waves | None = None,
 ) -> tuple[ExpandedStep, Timeline]:
     """The graph of a step whose batch is shared out, and what carrying it out would be like.
 
-    The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages or
-    lanes wait for each other in a circle.
+    The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages
+    wait for each other in a circle.
     """
-    unfolded = expand(problem, shares, planned, lanes, is_named=False)
+    unfolded = expand(problem, shares, planned, waves, is_named=False)
     _, timeline = simulate_placement(
         unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
     )
     if np.isnan(timeline.op_end_s).any():
-        if lanes is not None:
-            raise circle()
         raise CheckError(
             "stages of the pipeline wait for each other in a circle",
             hint="cut the model at other ops, where nothing goes back to an earlier stage",

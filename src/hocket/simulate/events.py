@@ -288,14 +288,14 @@ def _ends_at(schedule: Agenda, queue: int, op: int, end_s: float) -> None:
 
 @kernel
 def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
-    """An op begins, and when it ends is known, unless a kernel of the other lane comes first.
+    """An op begins, and when it ends is known, unless a kernel of the other stream comes first.
 
     The host issues one op after the other. Of two kernels that would fill more than the device the
     one that is ready first has it; the way to the other is gone meanwhile. Two that fit slow each
     other down for as long as both run; a later neighbour of either adds what it costs itself.
     """
     end_s = now + runs.duration_s[op]
-    other = runs.other_lane[queue]
+    other = runs.other_stream[queue]
     schedule.running[queue] = op
     if other >= 0 and runs.duration_s[op] > 0.0:
         if runs.issue_s[op] > 0.0:
@@ -321,7 +321,7 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
 
 @kernel
 def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
-    """Whether an op ends now; a kernel of the other lane may have come before its own."""
+    """Whether an op ends now; a kernel of the other stream may have come before its own."""
     is_running = not schedule.is_free[queue] and schedule.running[queue] == op
     return bool(is_running and schedule.due_s[queue] == now)
 

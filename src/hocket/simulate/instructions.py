@@ -46,9 +46,9 @@ class RunTable(NamedTuple):
     fill: FloatArray
     """Share of its device that the op fills."""
     beside: FloatArray
-    """How many times as long it takes while an op of the other lane runs that fits beside it."""
-    other_lane: LongArray
-    """Per queue: the queue of the other lane of compute on its device; -1 for none."""
+    """How many times as long it takes while an op of the other stream runs that fits beside it."""
+    other_stream: LongArray
+    """Per queue: the queue of the other compute stream on its device; -1 for none."""
 
 
 class PlaceTable(NamedTuple):
@@ -135,7 +135,7 @@ class Given(NamedTuple):
     op_s: FloatArray
     """[kind, op]."""
     demand: FloatArray
-    """[share, kind, op], as in `Costs`; without rows where there is one lane."""
+    """[share, kind, op], as in `Costs`; without rows where there is one stream."""
     row: LongArray
     """Row of ``op_s`` for each device."""
     memory_bytes: LongArray

@@ -129,8 +129,8 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
     )
 
 
-def _other_lanes(num_queues: int, num_streams: int) -> LongArray:
-    """Per queue, that of the other lane; there is none where no graph has a second lane."""
+def _other_streams(num_queues: int, num_streams: int) -> LongArray:
+    """Per queue, that of the other compute stream of its device; -1 where the graph has one."""
     other = np.full(num_queues, -1, dtype=np.int64)
     if num_streams > Stream.SECOND:
         first = np.arange(0, num_queues, num_streams)
@@ -187,7 +187,7 @@ def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
         issue_s=np.zeros(num_ops),
         fill=np.zeros(num_ops),
         beside=np.ones(num_ops),
-        other_lane=_other_lanes(num_queues, num_streams),
+        other_stream=_other_streams(num_queues, num_streams),
     )
 
 

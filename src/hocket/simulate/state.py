@@ -90,7 +90,7 @@ class Agenda(NamedTuple):
     due_s: FloatArray
     """Per queue: when its op ends; ends at other times are out of date."""
     host_free_s: FloatArray
-    """Per queue: when the host has issued the op that it issued last; both lanes have one host."""
+    """Per queue: when the host has issued its last op; both streams have one host."""
     queue_free_s: FloatArray
     starting: LongArray
     """Events of transfers that start, or begin to flow, in this round."""
@@ -117,8 +117,8 @@ def new_state(tables: Instructions) -> EngineState:
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
-    # A kernel of the other lane may come first, once: then an op has a second end.
-    num_delayed = num_ops if runs.other_lane.max(initial=-1) >= 0 else 0
+    # A kernel of the other stream may come first, once: then an op has a second end.
+    num_delayed = num_ops if runs.other_stream.max(initial=-1) >= 0 else 0
     return EngineState(
         spans=Spans(
             *(np.full(num_ops, np.nan) for _ in range(3)),

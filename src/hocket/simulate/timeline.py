@@ -67,7 +67,7 @@ class Timeline:
 
     @property
     def busy_s(self) -> FloatArray:
-        """Seconds in which each device computes, in one lane or both; copies and sums on other
+        """Seconds in which each device computes, on one stream or both; copies and sums on other
         streams go on beside."""
         stream = self.stream[: self.num_works]
         computes = stream == Stream.COMPUTE
@@ -75,10 +75,10 @@ class Timeline:
         busy_s = np.bincount(self.op_device, weights=length_s, minlength=self.num_devices)
         if not (stream == Stream.SECOND).any():
             return busy_s.astype(np.float64)
-        in_lanes = computes | (stream == Stream.SECOND)
+        computing = computes | (stream == Stream.SECOND)
         return np.array([
             _covered_s(self.op_start_s[here], self.op_end_s[here])
-            for here in (in_lanes & (self.op_device == d) for d in range(self.num_devices))
+            for here in (computing & (self.op_device == d) for d in range(self.num_devices))
         ])  # fmt: skip
 
     @property

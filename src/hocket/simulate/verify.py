@@ -15,7 +15,7 @@ from hocket.base.units import format_bytes
 from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Memory, Parallel
+from hocket.plan.sections import Communication, Memory, Parallel, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan, rank_memory_violations
 from hocket.plan.verify import (
@@ -27,14 +27,11 @@ from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
 from hocket.simulate.parallel import expand
-from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
+from hocket.simulate.parallel.wave_streams import stream_memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import has_logits
 from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.timeline import Timeline
-
-_ABOUT = 1.02
-"""Waits for memory come when it is known what lives there, and may change that a little."""
 
 
 def verify(plan: Plan, problem: Problem) -> None:
@@ -68,32 +65,21 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
     """Stages that wait for each other in a circle, and devices that lack memory."""
     try:
-        unfolded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
+        unfolded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
         return [Violation("parallel", error.message)]
     found = list(memory_violations(unfolded.problem, timeline))
-    lanes = plan.get(Lanes)
-    if lanes is not None and any(lanes.slabs):
-        found += lane_violations(lanes, lane_blocks(problem.graph, unfolded, timeline))
+    waves = plan.get(Waves)
+    if waves is not None and waves.separate_bytes:
+        needed = stream_memory(unfolded, timeline).separate_bytes
+        if waves.separate_bytes < needed:
+            found.append(Violation(
+                "waves",
+                f"two streams hold {format_bytes(needed)} beyond their joint peak, and the plan "
+                f"reserves {format_bytes(waves.separate_bytes)}",
+            ))  # fmt: skip
     return found
-
-
-def lane_violations(lanes: Lanes, blocks: LaneBlocks) -> Iterator[Violation]:
-    """Memory of two lanes that is less than what they hold, whatever else is claimed of it."""
-    for slab, (held, size) in enumerate(zip(blocks.slab_peaks(lanes), lanes.slabs, strict=True)):
-        if held > size:
-            where = f"memory {slab} of the lanes" if len(lanes.slabs) > 1 else "the lanes' memory"
-            yield Violation(
-                "lanes", f"{where} is of {format_bytes(size)}, and {format_bytes(held)} lie in it"
-            )
-    lived = blocks.peak_bytes()
-    if lanes.lived_bytes > _ABOUT * lived:
-        yield Violation(
-            "lanes",
-            f"{format_bytes(lanes.lived_bytes)} are said to live in both lanes at once, where "
-            f"{format_bytes(lived)} do: what is reserved beyond that would not be counted",
-        )
 
 
 def _config_violations(plan: Plan, problem: Problem, timeline: Timeline | None) -> list[Violation]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Parallel
+from hocket.plan.sections import Parallel, Waves
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
@@ -119,14 +119,14 @@ def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rendera
 
 
 def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
-    """What the plan reserves for two lanes where the run reserved nothing."""
-    lanes = plan.get(Lanes)
-    if lanes is None or not lanes.apart_bytes or set(result.runs_on.values()) != {"cpu"}:
+    """Memory that two CUDA streams hold and a CPU run does not."""
+    waves = plan.get(Waves)
+    if waves is None or not waves.separate_bytes or set(result.runs_on.values()) != {"cpu"}:
         return
-    planned = int(result.predicted.peak_bytes.max()) + lanes.apart_bytes
+    planned = int(result.predicted.peak_bytes.max()) + waves.separate_bytes
     yield (
-        f"peaks are of what lives at once: on a GPU {format_bytes(planned)} are planned, since its "
-        f"lanes reserve {format_bytes(lanes.apart_bytes)} more so that they wait less"
+        f"peaks are of one allocator: on a GPU {format_bytes(planned)} are planned, since two "
+        f"streams hold {format_bytes(waves.separate_bytes)} beyond their joint peak"
     )
 
 

@@ -15,7 +15,7 @@ from hocket.base.units import format_count, format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Order, Parallel, Placement, Priority
+from hocket.plan.sections import Communication, Order, Parallel, Placement, Priority, Waves
 from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
@@ -85,7 +85,7 @@ _MOST_LINES = 12
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The larger graph that the plan's shares stand for, and where its ops run."""
-    found = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
+    found = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
     return found.problem, inner
@@ -113,14 +113,14 @@ def summary_by(
 
 
 def _how(plan: Plan) -> str:
-    lanes = plan.get(Lanes)
-    told = "" if lanes is None else f", in two lanes, the second {lanes.lead} ops behind"
+    waves = plan.get(Waves)
+    told = "" if waves is None else f", two waves, the second {waves.lead} ops behind"
     if plan.get(Priority) is not None:
         told += ", gradients by priority"
         if plan.claims.step_s is not None:
             told += f": {format_seconds(plan.claims.step_s)} for a step among many"
-    elif lanes is not None and plan.claims.step_s is not None:
-        told += f": {format_seconds(plan.claims.step_s)} with what waits for each other cost"
+    elif waves is not None and plan.claims.step_s is not None:
+        told += f": {format_seconds(plan.claims.step_s)} with stream waits"
     return in_words(plan[Parallel]) + told
 
 

@@ -1,4 +1,4 @@
-"""What tick-tock gains: the table of ways, the verdict and its reason, plain data."""
+"""Gain of tick-tock: the table of candidates, the verdict and its reason, plain data."""
 
 from __future__ import annotations
 
@@ -9,88 +9,82 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.planners.waves.round_robin import SWITCHING, PartitionFit, PartitionWay
-from hocket.planners.waves.search import WaveFit
-from hocket.planners.waves.way import WaveWay
-from hocket.planners.waves.why import reasons
+from hocket.planners.waves.round_robin import SWITCHING, PartitionCandidate, PartitionFit
+from hocket.planners.waves.wave_candidate import WaveCandidate
+from hocket.planners.waves.wave_search import WaveFit, reasons
 from hocket.view.table import Column, FittedTable, name, number
 from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
-    from hocket.api.waves import WaveOutlook
+    from hocket.api.waves import WaveForecast
 
 
 COMPILED = (
     "Kernels are PyTorch's own. torch.compile makes fewer and larger ones, which leave less to a "
-    "second lane: where it was measured, the whole batch compiled and captured was quicker than "
-    "two lanes. Try that first: hocket.prepare(model, optimizer, batch, compiled=True)."
+    "second stream: where it was measured, the whole batch compiled and captured was faster than "
+    "two streams. Try that first: hocket.prepare(model, optimizer, batch, compiled=True)."
 )
 
 
-def shown_ways(fit: WaveFit) -> list[tuple[str, WaveWay]]:
-    """The ways without lanes, both waves together, the chosen start (or the leanest), and a lean
-    one."""
-    told = fit.chosen or fit.leanest
-    ways = [("one batch", fit.plain), ("one after the other", fit.accumulated)]
-    if told is not fit.aligned:
-        ways.append(("both together", fit.aligned))
-    ways.append(("tick-tock", told))
-    if fit.lean is not None and fit.lean is not told:
-        ways.append(("tick-tock, lean", fit.lean))
-    return ways
+def shown_candidates(fit: WaveFit) -> list[tuple[str, WaveCandidate]]:
+    """Both without waves, both waves together, and the chosen start or the smallest."""
+    found = [("one batch", fit.plain), ("one after the other", fit.accumulated)]
+    if fit.shown is not fit.aligned:
+        found.append(("both together", fit.aligned))
+    return [*found, ("tick-tock", fit.shown)]
 
 
-def data(outlook: WaveOutlook) -> dict[str, Any]:
+def data(forecast: WaveForecast) -> dict[str, Any]:
     """The result as plain data."""
-    fit = outlook.fit
-    other = outlook.other
+    fit = forecast.fit
+    other = forecast.other
     return {
         "graph": {"name": fit.problem.graph.name, "hash": fit.problem.graph.content_hash},
         "cluster": fit.problem.cluster.name,
-        "launches": outlook.launches,
+        "launches": forecast.launches,
         "feasible": fit.chosen is not None,
         "pays": fit.pays,
         "gain": fit.gain,
         "why": reasons(fit),
         "budget_bytes": fit.budget_bytes,
         "one_wave_bytes": fit.one_wave_bytes,
-        "ways": [
-            {"name": name, **numbers(way, fit)} for name, way in shown_ways(fit)
+        "candidates": [
+            {"name": name, **numbers(each, fit)} for name, each in shown_candidates(fit)
         ],
         "starts": [
-            {"lead": way.lanes.lead, "step_s": way.step_s, "peak_bytes": way.peak_bytes}
-            for way in fit.tried
-            if way.lanes is not None
+            {"lead": each.waves.lead, "step_s": each.step_s, "peak_bytes": each.peak_bytes}
+            for each in fit.tried
+            if each.waves is not None
         ],
         "other_launches": None if other is None else {"gain": other.gain, "pays": other.pays},
     }  # fmt: skip
 
 
-def numbers(way: WaveWay, fit: WaveFit) -> dict[str, Any]:
-    """Step, rate and peak of a way."""
+def numbers(candidate: WaveCandidate, fit: WaveFit) -> dict[str, Any]:
+    """Step, rate and peak of a candidate."""
     return {
-        "step_s": way.step_s,
-        "samples_per_s": way.samples_per_s,
-        "peak_bytes": way.peak_bytes,
-        "fits": way.peak_bytes <= fit.budget_bytes,
-        "lead": None if way.lanes is None else way.lanes.lead,
+        "step_s": candidate.step_s,
+        "samples_per_s": candidate.samples_per_s,
+        "peak_bytes": candidate.peak_bytes,
+        "fits": candidate.peak_bytes <= fit.budget_bytes,
+        "lead": None if candidate.waves is None else candidate.waves.lead,
     }
 
 
-def waves_table(outlook: WaveOutlook) -> RenderableType:
+def waves_table(forecast: WaveForecast) -> RenderableType:
     """A line per strategy, then the verdict."""
-    return Group(strategy_table(outlook.fit), Text(), *map(Text, sentences(outlook)))
+    return Group(strategy_table(forecast.fit), Text(), *map(Text, sentences(forecast)))
 
 
 def strategy_table(fit: WaveFit | PartitionFit) -> FittedTable:
     """A line per strategy: step, samples per second and peak, the best one marked."""
-    best: WaveWay | PartitionWay | None
+    best: WaveCandidate | PartitionCandidate | None
     if isinstance(fit, WaveFit):
         best = fit.chosen if fit.pays else fit.best_alone
-        found: Sequence[tuple[str, WaveWay | PartitionWay]] = shown_ways(fit)
+        found: Sequence[tuple[str, WaveCandidate | PartitionCandidate]] = shown_candidates(fit)
         one_wave = [f"{each.peak_bytes / fit.one_wave_bytes:.2f} x" for _, each in found]
     else:
-        best, found = fit.best, [(each.name, each) for each in fit.ways]
+        best, found = fit.best, [(each.name, each) for each in fit.candidates]
         one_wave = [""] * len(found)
     rows, styles = [], []
     for (label, each), of_one in zip(found, one_wave, strict=True):
@@ -111,21 +105,21 @@ def strategy_table(fit: WaveFit | PartitionFit) -> FittedTable:
     return FittedTable(columns=columns, rows=rows, styles=styles).without_empty()
 
 
-def sentences(outlook: WaveOutlook) -> list[str]:
-    """Whether it pays, why, and what the other way to issue ops would change."""
-    fit, other = outlook.fit, outlook.other
+def sentences(forecast: WaveForecast) -> list[str]:
+    """The verdict, its reasons, and the effect of the other kind of launches."""
+    fit, other = forecast.fit, forecast.other
     lines = [verdict(fit), *map(sentence, reasons(fit))]
     if other is not None and other.pays != fit.pays:
         how = (
-            "one captured graph were replayed" if outlook.launches == "eager" else "ops were eager"
+            "one captured graph were replayed" if forecast.launches == "eager" else "ops were eager"
         )
         gain = "" if other.gain is None else f" ({other.gain:.2f} x)"
-        told = "it would pay" if other.pays else "it would not"
-        lines.append(f"If {how}, {told}{gain}.")
-    if outlook.launches == "replayed":
+        effect = "it would pay" if other.pays else "it would not"
+        lines.append(f"If {how}, {effect}{gain}.")
+    if forecast.launches == "replayed":
         lines.append(
             "Times are of a step that is replayed as one captured graph, as hocket.prepare does on "
-            "one GPU; those of hocket plan have the host's call of every op in them."
+            "one GPU; those of hocket plan include the host's launch of every op."
         )
         if fit.pays and fit.plain.peak_bytes <= fit.budget_bytes:
             lines.append(COMPILED)
@@ -136,31 +130,32 @@ def verdict(fit: WaveFit) -> str:
     """One sentence."""
     if fit.chosen is None:
         return (
-            f"Two waves do not fit into {format_bytes(fit.budget_bytes)}: the leanest start needs "
-            f"{format_bytes(fit.leanest.peak_bytes)}."
+            f"Two waves do not fit into {format_bytes(fit.budget_bytes)}: they need "
+            f"{format_bytes(fit.smallest.peak_bytes)}."
         )
     if fit.gain is None:
         return "Two waves fit where nothing else does."
     if fit.is_equal:
-        return "Tick-tock makes no difference here: as many samples per second as without lanes."
+        return "Tick-tock makes no difference here: as many samples per second as without waves."
     if fit.pays:
-        told = f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second"
-        return f"{told}, less than predictions are off: time both." if fit.is_close else f"{told}."
+        gain = f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second"
+        close = ", within the error of predictions: time both" if fit.is_close else ""
+        return f"{gain}{close}."
     return f"Tick-tock does not pay here: {fit.gain:.2f} times the samples per second."
 
 
-def behind_words(fit: WaveFit) -> str:
-    """What a plan that is written is behind, where it is not that of the best way; else nothing."""
+def slower_note(fit: WaveFit) -> str:
+    """What is faster than the plan that is written; empty where nothing is."""
     if fit.pays or fit.best_alone is None or fit.gain is None:
         return ""
-    better = next(name for name, way in shown_ways(fit) if way is fit.best_alone)
-    how = "as quick as" if fit.is_equal else f"slower ({fit.gain:.2f} x) than"
+    better = next(name for name, each in shown_candidates(fit) if each is fit.best_alone)
+    how = "as fast as" if fit.is_equal else f"slower ({fit.gain:.2f} x) than"
     return f"the plan of two waves, {how} {better}"
 
 
-def turns_behind_words(fit: PartitionFit) -> str:
+def partition_slower_note(fit: PartitionFit) -> str:
     """The same of waves that take partitions in turn."""
-    own = fit.ways[-1]
+    own = fit.candidates[-1]
     if own.peak_bytes > fit.budget_bytes:
         return "the plan of waves in turn, which do not fit"
     if fit.best is None or fit.best is own:
@@ -170,10 +165,10 @@ def turns_behind_words(fit: PartitionFit) -> str:
 
 def partition_data(fit: PartitionFit) -> dict[str, Any]:
     """A model in partitions as plain data."""
-    ways = [
-        {"name": way.name, "step_s": way.step_s, "samples_per_s": way.samples_per_s,
-         "peak_bytes": way.peak_bytes}
-        for way in fit.ways
+    candidates = [
+        {"name": each.name, "step_s": each.step_s, "samples_per_s": each.samples_per_s,
+         "peak_bytes": each.peak_bytes}
+        for each in fit.candidates
     ]  # fmt: skip
     return {
         "graph": {"name": fit.problem.graph.name, "hash": fit.problem.graph.content_hash},
@@ -182,8 +177,8 @@ def partition_data(fit: PartitionFit) -> dict[str, Any]:
         "gain": fit.gain,
         "best": None if fit.best is None else fit.best.name,
         "budget_bytes": fit.budget_bytes,
-        "ways": ways,
-        "cuts": list(fit.turns.shares.replicas[0].cuts),
+        "candidates": candidates,
+        "cuts": list(fit.turns.parallel.replicas[0].cuts),
         "stall_s": fit.turns.stall_s,
     }
 

@@ -1,7 +1,7 @@
 """The report of two waves, or of waves that take partitions: one HTML file without scripts.
 
-The ways that were compared, both lanes over time, what each lane and both hold, and the starts that
-were tried.
+The candidates, both streams over time, the memory of each and of both, and the starts that were
+tried.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.waves.round_robin import PartitionFit, RoundRobin
-from hocket.planners.waves.search import WaveFit
-from hocket.planners.waves.way import WaveWay
-from hocket.planners.waves.why import reasons
-from hocket.simulate.parallel.lane_blocks import LaneBlocks
+from hocket.planners.waves.wave_candidate import WaveCandidate
+from hocket.planners.waves.wave_search import WaveFit, reasons
+from hocket.simulate.parallel.wave_streams import StreamMemory
 from hocket.view.drawing import memory_card
 from hocket.view.facts import Facts, facts_of
 from hocket.view.names import inert
@@ -26,31 +25,31 @@ from hocket.view.step_inputs import step_data
 from hocket.view.waves import partition_verdict, strategy_table, verdict
 from hocket.view.wording import of_capacity, sentence
 
-LANE_NAMES = ("tick", "tock")
+WAVE_NAMES = ("tick", "tock")
 
 
 def waves_report_html(fit: WaveFit) -> str:
     """The report as one HTML text."""
-    told = fit.chosen or fit.leanest
-    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} times without lanes"
-    more = f"{told.peak_bytes / fit.one_wave_bytes:.2f} times one wave"
-    picture, facts = _timeline(fit.problem, fit.plan_of(told), told)
+    shown = fit.shown
+    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} times without waves"
+    more = f"{shown.peak_bytes / fit.one_wave_bytes:.2f} times one wave"
+    picture, facts = _timeline(fit.problem, fit.plan_of(shown), shown)
     return page_html(
         title=f"Two waves of {inert(fit.problem.graph.name)}",
         lead=" ".join([verdict(fit), *(sentence(why) for why in reasons(fit))]),
         stats=stats_html([
-            *_head(fit.problem, told, facts),
+            *_head(fit.problem, shown, facts),
             ("Gain", "–" if fit.gain is None else f"{fit.gain:.2f} x", gain),
-            ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), more),
+            ("Peak", of_capacity(shown.peak_bytes, fit.budget_bytes), more),
         ]),
         body=(
             section("strategies", "Strategies", fitted(strategy_table(fit))),
             section(
-                "lanes", "Lanes", picture,
-                '<p class="note">The two lanes of each device, one above the other.</p>',
+                "streams", "Streams", picture,
+                '<p class="note">The two streams of each device, one above the other.</p>',
             ),
             _next(fit.problem),
-            _curves(fit, told),
+            _curves(shown),
             _starts(fit),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
@@ -59,13 +58,13 @@ def waves_report_html(fit: WaveFit) -> str:
 
 def partitions_report_html(fit: PartitionFit) -> str:
     """The report of waves that take partitions in turn."""
-    turns, (*others, _) = fit.turns, fit.ways
+    turns, (*others, _) = fit.turns, fit.candidates
     picture, facts = _timeline(fit.problem, fit.plan(), turns)
     note = (
         '<p class="note">Shown without the time to switch partitions and without fetches that no '
         "slot hides; the step time includes both.</p>"
     )
-    more = f"{fit.gain:.2f} times {max(others, key=lambda way: way.samples_per_s).name}"
+    more = f"{fit.gain:.2f} times {max(others, key=lambda each: each.samples_per_s).name}"
     peak = of_capacity(turns.peak_bytes, fit.budget_bytes)
     return page_html(
         title=f"Waves in turn of {inert(fit.problem.graph.name)}",
@@ -84,16 +83,16 @@ def partitions_report_html(fit: PartitionFit) -> str:
     )  # fmt: skip
 
 
-def _head(problem: Problem, told: WaveWay | RoundRobin, facts: Facts) -> list[Stat]:
-    note = range_note(problem, told.step_s)
-    return head_stats(step_data(problem.graph), told.step_s, note, facts.price_per_hour)
+def _head(problem: Problem, shown: WaveCandidate | RoundRobin, facts: Facts) -> list[Stat]:
+    note = range_note(problem, shown.step_s)
+    return head_stats(step_data(problem.graph), shown.step_s, note, facts.price_per_hour)
 
 
-def _timeline(problem: Problem, plan: Plan, told: WaveWay | RoundRobin) -> tuple[str, Facts]:
+def _timeline(problem: Problem, plan: Plan, shown: WaveCandidate | RoundRobin) -> tuple[str, Facts]:
     """The picture of every device over time, and the facts that it was drawn from."""
     inner, placed = unfolded(problem, plan)
-    facts = facts_of(inner, placed, told.timeline)
-    picture = draw_timeline(inner, told.timeline, facts, width=1080, styled=False)
+    facts = facts_of(inner, placed, shown.timeline)
+    picture = draw_timeline(inner, shown.timeline, facts, width=1080, styled=False)
     return f'<div class="scroll">{picture}</div>', facts
 
 
@@ -105,30 +104,29 @@ def _next(problem: Problem) -> str:
     return next_steps(
         (
             "train = hocket.prepare(model, optimizer, batch, compiled=True)",
-            "torch.compile often gains more than two lanes: time it first",
+            "torch.compile often gains more than two streams: time it first",
         ),
         ("hocket run plan.json --steps 5", "a few steps of two waves: predicted and measured"),
         ('train = hocket.prepare(model, optimizer, batch, plan="plan.json")', "in your loop"),
     )
 
 
-def _curves(fit: WaveFit, told: WaveWay) -> str:
-    blocks = fit.blocks(told)
-    lanes: list[tuple[str, int | None]] = [*zip(LANE_NAMES, range(2), strict=True)]
-    lanes.append(("together", None))
-    cards = "".join(_curve(name, blocks, lane, told) for name, lane in lanes)
+def _curves(shown: WaveCandidate) -> str:
+    memory = shown.memory
+    streams: list[tuple[str, int | None]] = [*zip(WAVE_NAMES, range(2), strict=True)]
+    streams.append(("together", None))
+    cards = "".join(_curve(name, memory, stream, shown) for name, stream in streams)
     note = (
-        '<p class="note">What each lane makes and holds on the first device, and both; parameters, '
-        "optimizer state and the batch are there beside it. The dashed line is the peak of both."
-        "</p>"
+        '<p class="note">Memory that each stream allocates on the first device, and both, without '
+        "parameters, optimizer state and the batch. The dashed line is the peak of both.</p>"
     )
     return section("memory", "Memory", f'<div class="devices">{cards}</div>', note)
 
 
-def _curve(name: str, blocks: LaneBlocks, lane: int | None, told: WaveWay) -> str:
-    time_s, held = blocks.curve(lane)
-    peak, most = blocks.peak_bytes(lane), blocks.peak_bytes()
-    curve = memory_paths(0, 400, 8, 92, time_s, held, told.timeline.makespan_s, most, peak)
+def _curve(name: str, memory: StreamMemory, stream: int | None, shown: WaveCandidate) -> str:
+    time_s, held = memory.curve(stream)
+    peak, most = memory.peak_bytes(stream), memory.peak_bytes()
+    curve = memory_paths(0, 400, 8, 92, time_s, held, shown.timeline.makespan_s, most, peak)
     return memory_card(name, format_bytes(peak), curve)
 
 
@@ -140,9 +138,9 @@ def _starts(fit: WaveFit) -> str:
         ColumnHead("Of one wave", "number"),
     ]
     lines: list[list[Cell]] = [
-        [f"{way.lanes.lead} ops", format_seconds(way.step_s), format_bytes(way.peak_bytes),
-         f"{way.peak_bytes / fit.one_wave_bytes:.2f} x"]
-        for way in fit.tried
-        if way.lanes is not None
+        [f"{each.waves.lead} ops", format_seconds(each.step_s), format_bytes(each.peak_bytes),
+         f"{each.peak_bytes / fit.one_wave_bytes:.2f} x"]
+        for each in fit.tried
+        if each.waves is not None
     ]  # fmt: skip
     return section("starts", "Starts that were tried", table(heads, lines))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hocket.plan.sections.communication import Communication
-from hocket.plan.sections.lanes import Lanes, LaneWait
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.plan.sections.order import Order
 from hocket.plan.sections.parallel import Parallel, Replica
@@ -11,12 +10,11 @@ from hocket.plan.sections.placement import Placement
 from hocket.plan.sections.priority import Priority
 from hocket.plan.sections.schedule import Schedule
 from hocket.plan.sections.section import Section
+from hocket.plan.sections.waves import Waves
 
 __all__ = [
     "SECTIONS",
     "Communication",
-    "LaneWait",
-    "Lanes",
     "Memory",
     "MemoryBlock",
     "Order",
@@ -26,6 +24,7 @@ __all__ = [
     "Replica",
     "Schedule",
     "Section",
+    "Waves",
 ]
 
 SECTIONS: dict[str, type[Section]] = {
@@ -35,7 +34,7 @@ SECTIONS: dict[str, type[Section]] = {
     "schedule": Schedule,
     "memory": Memory,
     "communication": Communication,
-    "lanes": Lanes,
+    "waves": Waves,
     "priority": Priority,
 }
 """Kinds of sections by the name that they have in files, in the order in which files list them."""

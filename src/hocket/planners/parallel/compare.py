@@ -47,7 +47,7 @@ from hocket.planners.parallel.simulated import Budget
 from hocket.planners.placement.baselines import layer_of
 from hocket.planners.placement.devices import workers
 from hocket.planners.registry import BASE
-from hocket.planners.waves.candidate import in_lanes
+from hocket.planners.waves.wave_candidate import two_stream_candidate
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
 from hocket.transformer.parallel_config import SPLIT
@@ -199,7 +199,7 @@ def compare_parallel(
         for name, candidate in _families(problem, found, goal)
         if id(candidate.plan) not in by_name
     ]
-    candidates += in_lanes(problem, candidates)
+    candidates += two_stream_candidate(problem, candidates)
     candidates += [titled(each.planner, each) for each in by_priority(problem, candidates)]
     candidates += _unsplit(problem, candidates)
     return _ranked(tables, candidates, found, budget, goal, must, num_degrees)

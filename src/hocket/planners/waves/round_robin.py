@@ -2,13 +2,13 @@
 
 A model in N partitions on N devices leaves N - 1 of them idle. With N waves none is: wave w has its
 partition s on device (w + s) mod N, so in every slot each device works on another wave, forward
-through all partitions and back again. What a wave made stays where it was made until its backward
-pass comes; a partition's gradients are added up over all devices after its last one. A device holds
+through all partitions and back again. Activations of a wave stay on their device until its backward
+pass; a partition's gradients are summed over all devices after its last one. A device holds
 two partitions at a time, the one that it works on and the next, which it fetches meanwhile.
 
-As pipelines over the same devices in rotated order it is simulated by the engine that simulates all
-else: transfers between partitions, the exchange, memory. What that leaves out is added: partitions
-that are fetched and not hidden behind a slot, and a share of the time for switching. O(simulation).
+It is simulated as pipelines over the same devices in rotated order: transfers between partitions,
+the exchange, memory. Added to that are fetches of partitions that no slot hides, and a share of the
+time for switching. O(simulation).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.way import PLANNER
+from hocket.planners.waves.wave_candidate import PLANNER
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel import priced_at
 from hocket.simulate.parallel.stage_order import places_of, stages_of
@@ -39,22 +39,22 @@ SWITCHING = 0.04
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundRobin:
-    """Waves of a model in partitions, and what they take."""
+    """Waves of a model in partitions, with their time and memory."""
 
-    shares: Parallel
+    parallel: Parallel
     timeline: Timeline
-    """As if all partitions were there."""
+    """As if all partitions were on every device."""
     slot_s: float
     """The longest forward or backward pass of a wave through one partition."""
     fetch_s: float
     """To fetch the largest partition from the host."""
     num_slots: int
     peak_bytes: int
-    """Of a device: what it made, two partitions, gradients of one, its part of the state."""
+    """Of a device: activations, two partitions, gradients of one, its part of the state."""
 
     @property
     def stall_s(self) -> float:
-        """What fetching takes longer than the slots that should hide it."""
+        """Fetch time that the slots do not hide."""
         return self.num_slots * max(0.0, self.fetch_s - self.slot_s)
 
     @property
@@ -65,12 +65,12 @@ class RoundRobin:
     @property
     def samples_per_s(self) -> float:
         """Samples of all waves."""
-        return self.shares.num_samples / self.step_s
+        return self.parallel.num_samples / self.step_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionWay:
-    """One way to train a model in partitions."""
+class PartitionCandidate:
+    """One configuration that trains a model in partitions."""
 
     name: str
     step_s: float
@@ -84,30 +84,30 @@ class PartitionFit:
 
     problem: Problem
     turns: RoundRobin
-    ways: tuple[PartitionWay, ...]
+    candidates: tuple[PartitionCandidate, ...]
     """Plain, the pipeline, in turn."""
 
     @property
     def gain(self) -> float:
         """Samples per second in turn, over the better of the others."""
-        *others, own = self.ways
-        return own.samples_per_s / max(way.samples_per_s for way in others)
+        *others, own = self.candidates
+        return own.samples_per_s / max(each.samples_per_s for each in others)
 
     @property
     def budget_bytes(self) -> int:
-        """What every device has."""
+        """Memory of every device."""
         return int(self.problem.memory_bytes[workers(self.problem)].min())
 
     @property
-    def best(self) -> PartitionWay | None:
-        """The quickest that fits; None where none does."""
-        fitting = [way for way in self.ways if way.peak_bytes <= self.budget_bytes]
-        return min(fitting, key=lambda way: way.step_s, default=None)
+    def best(self) -> PartitionCandidate | None:
+        """The fastest that fits; None where none does."""
+        fitting = [each for each in self.candidates if each.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda each: each.step_s, default=None)
 
     def plan(self) -> Plan:
         """The plan of the waves in turn."""
         timeline = self.turns.timeline
-        plan = empty_plan(self.problem, PLANNER).having(self.turns.shares)
+        plan = empty_plan(self.problem, PLANNER).having(self.turns.parallel)
         return plan.claiming(
             step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist())
         )
@@ -115,7 +115,7 @@ class PartitionFit:
 
 def fit_partitions(problem: Problem) -> PartitionFit:
     """A model in as many partitions as there are devices, all samples of its batch in as many
-    waves. Raises `UsageError` where there is but one device or they cannot be cut or shared."""
+    waves. Raises `UsageError` for one device, or where model or batch cannot be split."""
     other, names = problem.graph.other_batch, problem.cluster.device_names
     count = len(names)
     if count < 2:
@@ -136,7 +136,7 @@ def fit_partitions(problem: Problem) -> PartitionFit:
     _, piped = simulate_parallel(problem, Parallel(replicas=(pipeline,)))
     plain = Replica(devices=names, microbatches=(other.num_samples,), cuts=cuts)
     _, alone = simulate_parallel(problem, Parallel(replicas=(plain,)))
-    ways = [
+    candidates = [
         ("plain model parallel", alone.makespan_s, int(alone.peak_bytes.max())),
         (f"1F1B, {count} microbatches", piped.makespan_s, int(piped.peak_bytes.max())),
         ("waves in turn", turns.step_s, turns.peak_bytes),
@@ -144,10 +144,10 @@ def fit_partitions(problem: Problem) -> PartitionFit:
     return PartitionFit(
         problem=problem,
         turns=turns,
-        ways=tuple(
-            PartitionWay(name=name, step_s=step_s, samples_per_s=other.num_samples / step_s,
+        candidates=tuple(
+            PartitionCandidate(name=name, step_s=step_s, samples_per_s=other.num_samples / step_s,
                          peak_bytes=peak)
-            for name, step_s, peak in ways
+            for name, step_s, peak in candidates
         ),
     )  # fmt: skip
 
@@ -173,13 +173,13 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
     """As many waves as the cluster has devices, each of so many samples, cut at these ops."""
     names = problem.cluster.device_names
     count = len(names)
-    shares = Parallel(
+    parallel = Parallel(
         replicas=tuple(
             Replica(devices=names[wave:] + names[:wave], microbatches=(wave_samples,), cuts=cuts)
             for wave in range(count)
         )
     )
-    _, timeline = simulate_parallel(problem, shares)
+    _, timeline = simulate_parallel(problem, parallel)
     wave = priced_at(problem, wave_samples)
     graph, stage = wave.graph, stages_of(wave.graph, cuts)
     passes = graph.op_phase != Phase.OPTIMIZER
@@ -191,12 +191,12 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
     route = host_route(problem.cluster, problem.cluster.devices[0])
     largest = int(weights.max())
     return RoundRobin(
-        shares=shares,
+        parallel=parallel,
         timeline=timeline,
         slot_s=float(seconds.max()),
         fetch_s=route.latency_s + largest / route.in_bps,
         num_slots=2 * count,
-        # Gradients of a partition are as large as it; state is at home on one device each.
+        # Gradients of a partition are as large as it; each device holds the state of one.
         peak_bytes=max(made, 0) + 3 * largest + int(lasting.sum() - weights.sum()) // count,
     )
 
@@ -204,7 +204,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
 def _partition_bytes(problem: Problem, stage: IntArray, count: int) -> tuple[LongArray, LongArray]:
     """Bytes of the parameters of each partition, and of all that is there before a step."""
     graph = problem.graph
-    home = graph.home_op
+    home = graph.home_op  # the op beside which a parameter is stored
     before = np.flatnonzero((graph.tensor_producer < 0) & (home >= 0) & (graph.held_bytes > 0))
     weights, lasting = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     of = stage[home[before]]

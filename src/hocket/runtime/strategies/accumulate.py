@@ -28,7 +28,7 @@ from hocket.runtime.strategy import (
     feed,
 )
 from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.waves import Waves
+from hocket.runtime.train.waves import WaveRunner
 
 
 @contextmanager
@@ -51,7 +51,7 @@ class Accumulated:
         device: torch.device,
         seed: int | None = None,
         predicted_s: float | None = None,
-        waves: Waves | None = None,
+        waves: WaveRunner | None = None,
     ) -> None:
         """``sizes`` are proportions; without a seed draws go on where the generator stands.
 
@@ -166,14 +166,14 @@ class AccumulatedAlone(Accumulated):
         """Have everything here."""
         self._whole.gather(optimizer)
 
-    def lanes_state(self) -> dict[str, Any]:
-        """What two lanes keep from step to step; see `KeepsLanes`."""
+    def wave_state(self) -> dict[str, Any]:
+        """State of the waves that outlasts a step; see `HasWaveState`."""
         return {} if self._waves is None else self._waves.state()
 
-    def take_lanes(self, state: Mapping[str, Any]) -> None:
+    def load_wave_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what they kept."""
         if self._waves is not None:
-            self._waves.take(state)
+            self._waves.load_state(state)
 
 
 def _whole(

@@ -25,7 +25,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Parallel, Replica, Schedule
+from hocket.plan.sections import Communication, Parallel, Replica, Schedule, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.offload.optimizer_parts import HostUpdate
@@ -61,11 +61,10 @@ from hocket.runtime.train.batches import settled
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.eager_model import CalledModel
 from hocket.runtime.train.predicted_step import predicted_s
-from hocket.runtime.train.replayed_waves import make_waves
 from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.traced_recompute import BlockOf
 from hocket.runtime.train.traced_step import placed_like
-from hocket.runtime.train.waves import Waves, wave_order
+from hocket.runtime.train.waves import WaveRunner, make_waves, wave_order
 from hocket.simulate.parallel.recompute_and_host import second_run
 from hocket.simulate.parallel.replayed import replayed_step_s
 from hocket.transformer import ParallelConfig
@@ -271,15 +270,15 @@ def _replayed_where_shorter(
 
 def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) -> ParallelTask:
     """Let two streams take the microbatches of a replica, where the plan has waves."""
-    lanes = plan.get(Lanes)
-    if lanes is None:
+    waves = plan.get(Waves)
+    if waves is None:
         return task
     # Streams take the ops of the plan in turns, so the kernels of the plan are traced.
     task = _with_planned_kernels(task, problem.graph)
-    return replace(task, waves=wave_order(problem, plan[Parallel], lanes, replica))
+    return replace(task, waves=wave_order(problem, plan[Parallel], waves, replica))
 
 
-def _waves_of(task: ParallelTask, inner: Passes) -> Waves | None:
+def _waves_of(task: ParallelTask, inner: Passes) -> WaveRunner | None:
     if task.waves is None:
         return None
     if isinstance(inner, Programs):

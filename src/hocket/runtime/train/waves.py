@@ -1,50 +1,51 @@
-"""Microbatches in two lanes: the calls of recorded steps in turns, in the order of a plan.
+"""Microbatches in waves on two streams: calls of recorded steps in the order of a plan.
 
-Every wave is a recorded step with slots of its own; parameters and buffers are the same. Calls are
-asked for one by one in the order in which the simulator saw them start, so that no more is held
-than planned; a CUDA graph makes two lanes of them (`replayed_waves`). Gradients are added as soon
-as they are there, in the order of the waves, and numbers are drawn in that order: the result is
-that of accumulation, to the bit.
+Every wave is a recorded step with slots of its own; parameters and buffers are shared. Calls are
+made one by one in the order in which the simulator started them: eagerly on one stream, so that
+no more is held than planned, or captured on two streams of one CUDA graph, which then overlap.
+Gradients are summed as soon as they are there, in the order of the waves, and random numbers are
+drawn in that order: the result equals gradient accumulation to the bit.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Parallel
-from hocket.plan.sections.lanes import NUM_LANES, Changes
-from hocket.planners.waves.waiting import by_start
+from hocket.plan.sections import Parallel, Waves
+from hocket.plan.sections.waves import NUM_STREAMS, Changes
+from hocket.planners.waves.wave_candidate import wave_sequence
+from hocket.runtime.offload.optimizer_parts import versions_of
 from hocket.runtime.setup import Setup
 from hocket.runtime.strategy import StepOutput
-from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.cuda_graphs import called, never_replayed
+from hocket.runtime.streams import CudaStream, DeviceStream
+from hocket.runtime.train.captured import cloned
+from hocket.runtime.train.cuda_graphs import Repeats, called, never_replayed
 from hocket.runtime.train.eager_step import EagerStep, Given
 from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.replay import StaticInputs
 from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.traced_step import RecordedStep
 from hocket.simulate.engine import simulate_parallel
-from hocket.simulate.parallel.lanes import lane_waits, pass_order
-
-# Ops of a wave that count where a recording is matched with the graph of a plan.
-#
-# Views do not: which of them there are depends on how parameters lie in memory. cuDNN's layers look
-# at all their weights as one buffer where these lie in one storage, as they do on the device, and
-# not where they are separate. A view does nothing and makes nothing, so it is carried out with the
-# op before it, or those before all with the first. O(ops).
+from hocket.simulate.parallel.wave_streams import WaveOp, pass_order
 
 
 @lru_cache(maxsize=64)
 def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Ops of a forward and backward pass that are no views, in order, each with all that is carried
-    out in its place."""
+    """Ops of a forward and backward pass that are no views, each with all that runs in its place.
+
+    Views depend on how parameters lie in memory: cuDNN's layers view all their weights as one
+    buffer where they share a storage, as they do on the device. So a recording is matched with the
+    graph of a plan by other ops, and a view runs with the op before it. O(ops).
+    """
     found: list[tuple[int, list[int]]] = []
     early: list[int] = []
     for op in pass_order(graph).tolist():
@@ -58,72 +59,44 @@ def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((op, tuple(calls)) for op, calls in found)
 
 
-WaveOp = tuple[int, int]
-"""A microbatch and an op of its graph."""
+Gradients = dict[str, torch.Tensor]
 
 
 class WaveWarning(UserWarning):
-    """Waves are not carried out in two lanes."""
+    """Waves run one after the other."""
 
 
 class WaveOrder(NamedTuple):
-    """In which order the ops of all waves are asked for."""
+    """Order in which the ops of all waves are called."""
 
     sequence: tuple[WaveOp, ...]
-    waits: Mapping[WaveOp, tuple[WaveOp, ...]]
-    """What an op waits for in the other lane so that results are those of accumulation."""
+    waits: Mapping[WaveOp, WaveOp]
+    """The op of the other stream that an op waits for, so that results equal accumulation."""
     ops: tuple[int, ...]
     """Those of a wave that are no views, in its order."""
-    slabs: tuple[int, ...] = (0,)
-    """Bytes of the memory of both lanes, or of each lane's own and of parts; 0 where none is
-    planned."""
     changes: Changes = "step"
-    """After what parameters change."""
-    places: tuple[Mapping[int, int], ...] = ()
-    """Per lane, the slab of what an op makes; the first where it is not told."""
-
-    def slab_of(self, lane: int, op: int) -> int:
-        """Where what an op makes lies."""
-        return self.places[lane][op] if self.places else 0
+    """When parameters change."""
 
 
-def wave_order(problem: Problem, shares: Parallel, lanes: Lanes, replica: int = 0) -> WaveOrder:
+def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int = 0) -> WaveOrder:
     """The order of a plan, of the waves of one replica; views come with the op before them."""
-    unfolded, timeline = simulate_parallel(problem, shares, None, lanes)
-    passes = unfolded.passes[replica]
-    looks = problem.graph.only_looks
-    waits: dict[WaveOp, tuple[WaveOp, ...]] = {}
-    # Waits for room are kept by the order: memory is given out in it, whatever runs beside what.
-    needed = replace(lanes, lead=0, waits=())
-    for wait in lane_waits(problem.graph, needed, len(passes)):
-        key = wait.wave, wait.op
-        waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
-    sequence = (at for at in by_start(passes, timeline) if not looks[at[1]])
+    step, timeline = simulate_parallel(problem, parallel, None, waves)
+    found = wave_sequence(problem.graph, step.passes[replica], timeline)
     ops = tuple(op for op, _ in counted_ops(problem.graph))
-    return WaveOrder(
-        tuple(sequence), waits, ops, lanes.slabs, lanes.changes, _places(problem, lanes)
-    )
-
-
-def _places(problem: Problem, lanes: Lanes) -> tuple[Mapping[int, int], ...]:
-    if not lanes.own_bytes:
-        return ()
-    order = pass_order(problem.graph).tolist()
-    own = [[lane] * len(order) for lane in range(NUM_LANES)]
-    return tuple(dict(zip(order, row, strict=True)) for row in lanes.places or own)
+    return WaveOrder(found.ops, found.waits, ops, waves.changes)
 
 
 class Wave(NamedTuple):
-    """A microbatch that is to be carried."""
+    """A microbatch that is to run."""
 
     recorded: RecordedStep
     given: Given
-    """What is there before it."""
+    """Tensors from before it."""
     weight: Weight
 
 
 class WaveStep(EagerStep):
-    """One wave: a recorded step whose calls are asked for op by op of a plan."""
+    """One wave: a recorded step that is called op by op of a plan."""
 
     def __init__(
         self,
@@ -150,32 +123,32 @@ class WaveStep(EagerStep):
             self.made_at.setdefault(op_of[last], []).append((parameter, gradient))
 
     def begin(self, given: Given, step: int, weight: Weight) -> None:
-        """Start a wave from the tensors that are there before, with what its loss counts."""
+        """Start a wave from the tensors of before, with the weight of its loss."""
         self.fill(given, step)
         self._weight = weight
 
     def run_op(self, op: int) -> None:
-        """An op of the plan and what it makes free; under `as_recorded`."""
+        """An op of the plan and the frees after it; under `as_recorded`."""
         for act in self._acts_of[op]:
             self._perform(act)
 
     def take(self, gradient: int) -> torch.Tensor:
-        """A gradient, which the wave forgets."""
+        """A gradient, which the wave drops."""
         found = self.value(gradient)
         for slots in self._slots:
             slots[gradient] = None
         return found
 
 
-class Waves:
-    """Carries the microbatches of a step in two lanes of a device."""
+class WaveRunner:
+    """Runs the microbatches of a step in waves, call by call on one stream."""
 
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
-        self._lanes = [DeviceStream(device) for _ in range(NUM_LANES)]
-        self._awaited = {awaited for waits in order.waits.values() for awaited in waits}
+        self._streams: Sequence[DeviceStream] = [DeviceStream(device) for _ in range(NUM_STREAMS)]
+        self._awaited = set(order.waits.values())
         self._first = {wave: op for wave, op in reversed(order.sequence)}
-        self._last = dict(order.sequence)
+        self._last = {wave: op for wave, op in order.sequence}
         self._steps: dict[tuple[int, int], WaveStep] = {}
         self._has_warned = False
 
@@ -195,40 +168,35 @@ class Waves:
             Wave(recorded, [dict(here) for here in self._programs.given(recorded, batch)], weight)
             for (recorded, batch), weight in zip(found, weights, strict=True)
         ]
-        return self.carry(waves, step)
+        return self.run(waves, step)
 
-    def carry(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
+    def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """The same, of waves whose tensors are there."""
         sums = self._sums()
         events: dict[WaveOp, Any] = {}
-        outcomes: dict[int, StepOutput] = {}
+        outputs: dict[int, StepOutput] = {}
         with self._step(waves[0].recorded, 0).as_recorded():
             for at in self._order.sequence:
                 wave, op = at
                 recorded, given, weight = waves[wave]
-                lane = self._lanes[wave % NUM_LANES]
-                self._begin(wave % NUM_LANES, op)
+                stream = self._streams[wave % NUM_STREAMS]
+                stream.make_current()
                 own = self._step(recorded, wave)
                 if self._first[wave] == op:
                     own.begin(sums.read_by(wave, recorded, given), step, weight)
-                for awaited in self._order.waits.get(at, ()):
-                    lane.wait(events[awaited])
-                self._run(own, op, wave % NUM_LANES)
-                if at in self._awaited:
-                    events[at] = lane.event()
+                if at in self._order.waits:
+                    stream.wait(events[self._order.waits[at]])
+                own.run_op(op)
                 for parameter, gradient in own.made_at.get(op, ()):
                     name = recorded.program.names[parameter]
-                    sums.add(name, wave, own.take(gradient), lane)
+                    sums.add(name, wave, own.take(gradient), stream)
+                if at in self._awaited:
+                    # After the sums, so that whoever waits for the op may add to them.
+                    events[at] = stream.event()
                 if self._last[wave] == op:
-                    outcomes[wave] = _outcome(recorded, own)
+                    outputs[wave] = _output(recorded, own)
                     sums.end(wave)
-        return [outcomes[wave] for wave in range(len(waves))]
-
-    def _begin(self, lane: int, op: int) -> None:
-        self._lanes[lane].make_current()
-
-    def _run(self, own: WaveStep, op: int, lane: int) -> None:
-        own.run_op(op)
+        return [outputs[wave] for wave in range(len(waves))]
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all waves."""
@@ -242,21 +210,21 @@ class Waves:
 
     @property
     def has_updated(self) -> bool:
-        """True if the optimizer has used the gradients of the waves that were carried."""
+        """True if the optimizer has used the gradients of the waves that ran."""
         return False
 
     def state(self) -> dict[str, Any]:
-        """What lanes keep from step to step: nothing, where parameters change once per step."""
+        """State that outlasts a step: none, where parameters change once per step."""
         return {}
 
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from what lanes kept."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
 
     def _sums(self) -> GradientSums:
         return GradientSums(self._programs.tensors)
 
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
-        key = id(recorded), wave % NUM_LANES
+        key = id(recorded), wave % NUM_STREAMS
         if key not in self._steps:
             calls = (calls for _, calls in counted_ops(recorded.setup.graph))
             calls_of = dict(zip(self._order.ops, calls, strict=True))
@@ -279,38 +247,310 @@ class GradientSums:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        self._early: dict[tuple[str, int], tuple[torch.Tensor, Any]] = {}
+        self._early: dict[tuple[str, int], tuple[torch.Tensor, DeviceStream]] = {}
         """By parameter and wave: gradients that wait for those of an earlier wave."""
         self._num_added: dict[str, int] = {}
         self._added: dict[str, Any] = {}
 
     @torch.no_grad()
-    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: DeviceStream) -> None:
-        """A gradient is there; what can be added by now is added in this lane."""
-        self._early[name, wave] = gradient, lane.event()
+    def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
+        """Add a gradient, and those of later waves that waited for it.
+
+        Each is added on the stream that made it: its memory is free for that stream alone, which
+        must not reuse it before the sum has read it.
+        """
+        self._early[name, wave] = gradient, stream
         parameter = self._tensors[name]
         while (found := self._early.pop((name, self._num_added.get(name, 0)), None)) is not None:
-            gradient, made = found
-            lane.wait(made)
+            gradient, own = found
+            own.make_current()
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
             else:
-                lane.wait(self._added.get(name))
+                own.wait(self._added.get(name))
                 parameter.grad.add_(gradient.to(parameter.device))
-            self._added[name] = lane.event()
+            self._added[name] = own.event()
             self._num_added[name] = self._num_added.get(name, 0) + 1
+        stream.make_current()
 
     def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
-        """What a wave that begins reads: parameters as they are."""
+        """Tensors that a wave reads: parameters as they are."""
         return given
 
     def end(self, wave: int) -> None:
         """A wave is over."""
 
 
-def _outcome(recorded: RecordedStep, own: WaveStep) -> StepOutput:
-    """Loss and outputs of a wave that is over; nothing stays behind."""
+def _output(recorded: RecordedStep, own: WaveStep) -> StepOutput:
+    """Loss and outputs of a wave that is over; the wave drops all it has."""
     loss = own.value(recorded.program.outputs[0]).detach()
     returned = recorded.returned(own)
     own.forget()
     return StepOutput(loss, returned)
+
+
+# ── two streams of one CUDA graph ────────────────────────────────────────────────────────────────
+#
+# Two streams of small kernels leave a device idle while the host issues them one by one; a graph
+# has both before it starts. Libraries keep their workspaces per stream, so streams share none.
+
+
+class _Event(NamedTuple):
+    """A recorded event, numbered on its stream."""
+
+    stream: _WaveStream
+    number: int
+    recorded: torch.cuda.Event
+
+
+class _WaveStream(CudaStream):
+    """A CUDA stream that leaves out waits which an earlier one implies.
+
+    Each wait is an edge of the captured graph and costs about 8 us of a replay.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._num_events, self._passed = 0, 0
+
+    def restart(self) -> None:
+        """Forget earlier waits: those of another step are in another graph."""
+        self._passed = 0
+
+    def event(self) -> Any:
+        """An event after everything so far."""
+        self._num_events += 1
+        return _Event(self, self._num_events, super().event())
+
+    def wait(self, event: Any) -> None:
+        """Wait for an event of the other stream, unless a later one was waited for."""
+        if event is None or event.stream is self or event.number <= self._passed:
+            return
+        self._passed = event.number
+        super().wait(event.recorded)
+
+
+class _CapturedWaves(NamedTuple):
+    """A graph of all waves, with what it reads and produces."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[StaticInputs]
+    scales: list[torch.Tensor]
+    outputs: list[StepOutput]
+    gradients: dict[str, torch.Tensor]
+
+
+class CapturedWaveRunner(WaveRunner):
+    """Waves on two streams of one CUDA device, replayed as one graph."""
+
+    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+        super().__init__(programs, order, device)
+        self._pair = [_WaveStream(device) for _ in range(NUM_STREAMS)]
+        self._streams = self._pair
+        self.repeats: Repeats[_CapturedWaves] = Repeats()
+
+    def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
+        """Forward and backward of all waves; gradients from before are added to call by call."""
+        tensors = self._programs.tensors.values()
+        found = None
+        if all(tensor.grad is None for tensor in tensors):
+            origin = (*(w.recorded for w in waves), *(tensor.data_ptr() for tensor in tensors))
+            found = self.repeats.find(origin, lambda: self._capture(waves, step))
+        if found is None:
+            with self._forked(torch.cuda.current_stream(self._device)):
+                return super().run(waves, step)
+        for inputs, scale, wave in zip(found.inputs, found.scales, waves, strict=True):
+            inputs.refill(wave.given)
+            scale.fill_(wave.weight)
+        found.graph.replay()
+        for name, gradient in found.gradients.items():
+            self._programs.tensors[name].grad = gradient
+        return [StepOutput(each.loss.clone(), cloned(each.outputs)) for each in found.outputs]
+
+    @property
+    def replays(self) -> str:
+        """How waves are launched; see `TellsReplay`."""
+        return self.repeats.told
+
+    @contextmanager
+    def _forked(self, here: torch.cuda.Stream) -> Iterator[None]:
+        """Let both streams follow what was issued on one, which goes on after them."""
+        for each in self._pair:
+            each.restart()
+            each.stream.wait_stream(here)
+        try:
+            with torch.cuda.stream(here):
+                yield
+        finally:
+            torch.cuda.set_stream(here)
+            for each in self._pair:
+                here.wait_stream(each.stream)
+
+    def _capture(self, waves: Sequence[Wave], step: int) -> _CapturedWaves:
+        inputs = [StaticInputs(wave.recorded.program, wave.given) for wave in waves]
+        scales = [torch.ones((), device=self._device) for _ in waves]
+        static = [
+            Wave(wave.recorded, read.within(wave.given), scale)
+            for wave, read, scale in zip(waves, inputs, scales, strict=True)
+        ]
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        tensors = self._programs.tensors
+        try:
+            with (
+                torch.cuda.graph(graph),
+                self._forked(torch.cuda.current_stream(self._device)),
+            ):
+                outputs = super().run(static, step)
+            gradients = {name: t.grad for name, t in tensors.items() if t.grad is not None}
+            return _CapturedWaves(graph, inputs, scales, outputs, gradients)
+        finally:
+            for tensor in tensors.values():
+                tensor.grad = None
+
+
+# ── parameters that change after every wave ──────────────────────────────────────────────────────
+#
+# As Wavelet publishes it: when a wave ends, the optimizer is called with the mean of its gradients
+# and those of the wave before, and the parameters of its stream become those after the update. So a
+# wave is computed with parameters that the other stream's wave has changed meanwhile.
+
+
+class UpdatingWaveRunner(WaveRunner):
+    """Waves whose ends change the parameters."""
+
+    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+        super().__init__(programs, order, device)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._updates: _WaveUpdates | None = None
+        self._has_updated = False
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """The optimizer that every wave calls."""
+        if optimizer is None:
+            raise UsageError(
+                "parameters that change after every wave leave no gradients to add up or to clip",
+                hint="plan waves whose parameters change once per step (without --changes wave)",
+            )
+        self._optimizer = optimizer
+
+    @property
+    def has_updated(self) -> bool:
+        """True if the last waves ran as waves; otherwise the update is still to come."""
+        return self._has_updated
+
+    def train(
+        self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
+    ) -> list[StepOutput]:
+        """Forward and backward of all microbatches, each with an update of its own."""
+        self._has_updated = False
+        return super().train(batches, step, weights)
+
+    def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
+        """The same, of waves whose tensors are there; the mean loss of each counts as a step's."""
+        self._has_updated = True
+        whole = sum(wave.weight for wave in waves)
+        return super().run([wave._replace(weight=whole) for wave in waves], step)
+
+    def state(self) -> dict[str, Any]:
+        """Parameters of each stream and gradients of the last wave; empty before the first step."""
+        return {} if self._updates is None else self._updates.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, or with the parameters as they are."""
+        self._updates = None
+        if state:
+            self._updates = _WaveUpdates(self._programs)
+            self._updates.load_state(state)
+
+    def _sums(self) -> GradientSums:
+        assert self._optimizer is not None, "it was expected"
+        if self._updates is None:
+            self._updates = _WaveUpdates(self._programs)
+        self._updates.optimizer = self._optimizer
+        self._updates.drop_if_changed()
+        return self._updates
+
+
+class _WaveUpdates(GradientSums):
+    """Updates the parameters wave by wave; its state outlasts steps."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__(programs.tensors)
+        self._programs = programs
+        self._own: list[Mapping[str, torch.Tensor] | None] = [None] * NUM_STREAMS
+        """Parameters of each stream."""
+        self._made: dict[int, Gradients] = {}
+        self._before: Gradients = {}
+        """Gradients of the wave before."""
+        self._versions: list[int] = []
+        """Of the parameters, after the last change."""
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint; empty where others changed parameters meanwhile."""
+        self.drop_if_changed()
+        own = [dict(each) for each in self._own if each is not None]
+        return {"own": own, "before": dict(self._before)} if len(own) == NUM_STREAMS else {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state, with parameters as they were then."""
+        self._own = [self._on_device(each) for each in state["own"]]
+        self._before = self._on_device(state["before"])
+        self._versions = self._versions_now()
+
+    def _on_device(self, saved: Mapping[str, torch.Tensor]) -> Gradients:
+        return {n: saved[n].to(self._tensors[n].device, copy=True) for n in saved}
+
+    def drop_if_changed(self) -> None:
+        """Begin anew after other parameters were loaded, or after a step without waves."""
+        if self._versions != self._versions_now():
+            self._own, self._before = [None] * NUM_STREAMS, {}
+
+    def _versions_now(self) -> list[int]:
+        return versions_of(self._tensors[name] for name in self._own[0] or ())
+
+    def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
+        """The parameters of the wave's own stream in place of those that change meanwhile."""
+        program, which = recorded.program, wave % NUM_STREAMS
+        if self._own[which] is None:
+            names = program.parameters
+            self._own[which] = {name: self._tensors[name].detach().clone() for name in names}
+        own = self._own[which]
+        assert own is not None
+        numbers = {number: name for name, number in program.parameters.items()}
+        return [
+            {at: own[numbers[at]] if at in numbers else tensor for at, tensor in here.items()}
+            for here in given
+        ]
+
+    def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
+        """Hold a gradient until its wave is over."""
+        self._made.setdefault(wave, {})[name] = gradient
+
+    @torch.no_grad()
+    def end(self, wave: int) -> None:
+        """Update the parameters, and copy them to the stream of the wave that is over."""
+        made = self._made.pop(wave, {})
+        for name, gradient in made.items():
+            before = self._before.get(name)
+            mean = gradient if before is None else (before + gradient) / 2
+            self._tensors[name].grad = mean.to(self._tensors[name].device)
+        self._programs.update(self.optimizer)
+        own = self._own[wave % NUM_STREAMS]
+        assert own is not None, "the wave has begun"
+        for name, copied in own.items():
+            copied.copy_(self._tensors[name])
+            self._tensors[name].grad = None
+        self._before = made
+        self._versions = self._versions_now()
+
+
+def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> WaveRunner:
+    """Waves on a device, replayed where it is a CUDA device and its programs are."""
+    if order.changes == "wave":
+        return UpdatingWaveRunner(programs, order, device)
+    replayed = programs.replay and device.type == "cuda"
+    return (CapturedWaveRunner if replayed else WaveRunner)(programs, order, device)

@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.base.errors import InputFileError
 from hocket.cost.collectives import ring_all_reduce_s
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Parallel
-from hocket.plan.sections.lanes import NUM_LANES
+from hocket.plan.sections import Communication, Parallel, Waves
+from hocket.plan.sections.waves import NUM_STREAMS
 from hocket.simulate.parallel.batch_costs import (
     ACCUMULATE,
     accumulate_demand,
@@ -44,7 +43,6 @@ from hocket.simulate.parallel.exchanges import (
 )
 from hocket.simulate.parallel.gradient_exchange import exchange_alike
 from hocket.simulate.parallel.graph_builder import CopiedNames, StepBuilder
-from hocket.simulate.parallel.lanes import circle, hold_back, in_lane, updated
 from hocket.simulate.parallel.recompute_and_host import (
     copies_in,
     copies_out,
@@ -58,6 +56,7 @@ from hocket.simulate.parallel.replica_copy import Pass, ReplicaCopy
 from hocket.simulate.parallel.sharded import exchange_shards
 from hocket.simulate.parallel.stage_order import pass_kinds, slots, stages_of
 from hocket.simulate.parallel.tensor_parallel import Regions, one_part, regions_of
+from hocket.simulate.parallel.wave_streams import add_waits, on_stream, with_wave_updates
 from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
 
 # Parts of divided matrices while they are unfolded: what they make is summed where it leaves them.
@@ -222,7 +221,7 @@ class ExpandedStep:
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """True if devices run ops in exactly this order: stages of a pipeline do, lanes do, parts that
+    """True if devices run ops in exactly this order: stages of a pipeline do, waves do, parts that
     wait for sums take no other microbatch, and a block must not run again before its time."""
     passes: tuple[IntArray, ...]
     """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
@@ -234,17 +233,17 @@ def expand(
     problem: Problem,
     shares: Parallel,
     planned: Communication | None = None,
-    lanes: Lanes | None = None,
+    waves: Waves | None = None,
     *,
     is_named: bool = True,
 ) -> ExpandedStep:
     """The graph of all that a step with these shares does.
 
     ``planned`` says how replicas exchange gradients where it is about their very devices; with
-    ``lanes`` microbatches run in turns in two lanes.
+    ``waves`` microbatches run in turns on two streams.
     """
     stands_for = None
-    if lanes is None and is_symmetric(problem, shares):
+    if waves is None and is_symmetric(problem, shares):
         stands_for = stage_devices(problem, shares)
     regions, degree = None, 1
     if shares.tensor > 1:
@@ -258,7 +257,7 @@ def expand(
     for index in range(len(kept)):
         first = index // degree * degree
         peers, parts_peers = homes[index % degree :: degree], homes[first : first + degree]
-        copies.append(_replicate(problem, shares, index, peers, parts_peers, lanes, sheet))
+        copies.append(_replicate(problem, shares, index, peers, parts_peers, waves, sheet))
     done: dict[int, IntArray] = {}
     if regions is not None:
         join_parts(problem, regions, copies, degree, sheet)
@@ -274,17 +273,14 @@ def expand(
     )  # fmt: skip
     for index, own in enumerate(copies):
         num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
-        _update(updated(problem, own, lanes), own, done.get(index), num_sharing, sheet)
-    try:
-        unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
-    except InputFileError:
-        raise circle() from None  # nothing but waits of lanes leads back
-    demand = None if lanes is None else sheet.demand()
+        _update(with_wave_updates(problem, own, waves), own, done.get(index), num_sharing, sheet)
+    unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
+    demand = None if waves is None else sheet.demand()
     costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
     if stands_for is not None and stands_for.shape[1] > 1:
         shared_bps = shared_bandwidth_bps(problem, stands_for)
         costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
-    is_ordered = lanes is not None or regions is not None
+    is_ordered = waves is not None or regions is not None
     is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
     return ExpandedStep(
         problem=replace(problem, work=unfolded, op_costs=costs),
@@ -327,7 +323,7 @@ def _replicate(
     index: int,
     peers: list[IntArray],
     parts_peers: list[IntArray],
-    lanes: Lanes | None,
+    waves: Waves | None,
     sheet: StepBuilder,
 ) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
@@ -361,11 +357,11 @@ def _replicate(
     for microbatch, size in enumerate(replica.microbatches):
         start = order[stage, kind, microbatch] * float(graph.num_ops)
         sized = priced_at(problem, size)
-        if lanes is not None:
-            sized = in_lane(sized, microbatch % NUM_LANES)
+        if waves is not None:
+            sized = on_stream(sized, microbatch % NUM_STREAMS)
         _run_microbatch(problem, own, microbatch, sized, start, sheet)
-    if lanes is not None:
-        hold_back(graph, own, lanes, sheet)
+    if waves is not None:
+        add_waits(graph, own, waves, sheet)
     return own
 
 

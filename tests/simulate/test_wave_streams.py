@@ -1,4 +1,4 @@
-"""Two lanes on one device: how fast ops run beside each other, and what both hold."""
+"""Two streams on one device: how fast ops run beside each other, and what both hold."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ from hocket.graph.verify import verify_graph
 from hocket.hardware import Cluster
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, LaneWait, Parallel, Replica
+from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_parallel, simulate_placement
 from hocket.simulate.parallel import expand
-from hocket.simulate.parallel.lanes import pass_order
+from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.simulate.verify import violations
 
 # ── two rows of ops, against a walk from op to op ────────────────────────────────────────────────
@@ -41,13 +41,13 @@ OPS = st.lists(
 
 
 def two_rows(rows, beside=TIMES_BESIDE):
-    """Two rows of ops, one per lane: (seconds, share on the device, on the host, what it fills)."""
+    """Two rows of ops, a row per stream: (seconds, device share, host share, fill)."""
     builder = GraphBuilder("rows")
-    for lane, row in enumerate(rows):
+    for at_row, row in enumerate(rows):
         for index, _ in enumerate(row):
-            stream = (Stream.COMPUTE, Stream.SECOND)[lane]
-            op = builder.op(f"{lane}.{index}", "work", stream=stream)
-            builder.tensor(f"t{lane}.{index}", 1, producer=op)
+            stream = (Stream.COMPUTE, Stream.SECOND)[at_row]
+            op = builder.op(f"{at_row}.{index}", "work", stream=stream)
+            builder.tensor(f"t{at_row}.{index}", 1, producer=op)
     graph = builder.build()
     kind = device_kind("x")
     cluster = Cluster(name="one", devices=(device("d", kind, host="h"),), hosts=("h",))
@@ -63,28 +63,35 @@ def two_rows(rows, beside=TIMES_BESIDE):
 def walked(rows):
     """When each row ends: op by op in the order in which they begin, with one host and one device.
 
-    Of two that begin at once the first lane's is first, and what takes no time takes a round.
+    Of two that begin at once the first stream's is first, and what takes no time takes a round.
     """
     ends, at, rounds, host, beside = [0.0, 0.0], [0, 0], [0, 0], [0.0, 0.0], [(0.0, 0.0)] * 2
-    while left := [lane for lane in (0, 1) if at[lane] < len(rows[lane])]:
-        lane = min(left, key=lambda lane: (ends[lane], rounds[lane]))
-        now, (takes, on_device, on_host, fill) = ends[lane], rows[lane][at[lane]]
-        begin = max(now, host[1 - lane]) if on_host * takes else now
+    while left := [at_row for at_row in (0, 1) if at[at_row] < len(rows[at_row])]:
+        at_row = min(left, key=lambda at_row: (ends[at_row], rounds[at_row]))
+        now, (takes, on_device, on_host, fill) = (
+            ends[at_row],
+            rows[at_row][at[at_row]],
+        )
+        begin = max(now, host[1 - at_row]) if on_host * takes else now
         end = begin + takes
         if on_host * takes:
-            host[lane] = begin + on_host * takes
-        filled, kernel = beside[1 - lane]
-        starts = ends[1 - lane] - kernel
-        if takes and ends[1 - lane] > now and filled + fill > 1:
+            host[at_row] = begin + on_host * takes
+        filled, kernel = beside[1 - at_row]
+        starts = ends[1 - at_row] - kernel
+        if takes and ends[1 - at_row] > now and filled + fill > 1:
             if end - on_device * takes >= starts:
-                end = max(end, ends[1 - lane] + on_device * takes)
+                end = max(end, ends[1 - at_row] + on_device * takes)
             elif end > starts:
-                ends[1 - lane] = end + kernel
-        elif takes and ends[1 - lane] > now and not on_host:
-            lost = (TIMES_BESIDE - 1) * (min(end, ends[1 - lane]) - now)
-            end, ends[1 - lane] = end + lost, ends[1 - lane] + lost
-        rounds[lane] = rounds[lane] + 1 if end == now else 0
-        ends[lane], beside[lane], at[lane] = end, (fill, on_device * takes), at[lane] + 1
+                ends[1 - at_row] = end + kernel
+        elif takes and ends[1 - at_row] > now and not on_host:
+            lost = (TIMES_BESIDE - 1) * (min(end, ends[1 - at_row]) - now)
+            end, ends[1 - at_row] = end + lost, ends[1 - at_row] + lost
+        rounds[at_row] = rounds[at_row] + 1 if end == now else 0
+        ends[at_row], beside[at_row], at[at_row] = (
+            end,
+            (fill, on_device * takes),
+            at[at_row] + 1,
+        )
     return ends
 
 
@@ -98,7 +105,7 @@ def test_rows_end_when_a_walk_from_op_to_op_says(rows):
 
 
 @given(OPS)
-def test_one_lane_is_what_it_was_to_the_bit(row):
+def test_one_stream_is_what_it_was_to_the_bit(row):
     problem = two_rows([row, []])
     alone = replace(problem, op_costs=replace(problem.op_costs, demand=None))
     everywhere = np.zeros(problem.graph.num_ops, np.int32)
@@ -106,7 +113,7 @@ def test_one_lane_is_what_it_was_to_the_bit(row):
     assert ends[0].tolist() == ends[1].tolist() == np.cumsum([op[0] for op in row]).tolist()
 
 
-def test_a_device_is_busy_once_where_both_lanes_work():
+def test_a_device_is_busy_once_where_both_streams_work():
     problem = two_rows([[(2.0, 0.5, 0.0, 0.5)], [(3.0, 0.5, 0.0, 0.5)]])
     _, timeline = simulate_placement(problem, np.zeros(2, np.int32))
     # Beside each other until the shorter ends, then alone.
@@ -153,22 +160,22 @@ def replayed(problem):
 
 def waves(problem, lead, sizes=(32, 32), **options):
     replica = Replica(devices=(problem.cluster.device_names[0],), microbatches=sizes)
-    lanes = Lanes(lead=lead, **options)
-    return empty_plan(problem, "test").having(Parallel(replicas=(replica,)), lanes)
+    section = Waves(lead=lead, **options)
+    return empty_plan(problem, "test").having(Parallel(replicas=(replica,)), section)
 
 
 def test_waves_one_after_the_other_are_accumulation(problem):
     order = pass_order(problem.graph)
     plan = waves(problem, len(order))
-    verify_graph(expand(problem, plan[Parallel], None, plan[Lanes]).problem.graph)
-    late, plain = simulate(problem, plan), simulate(problem, plan.without(Lanes))
-    # Updates run in the first lane, beside the last sums of the second.
+    verify_graph(expand(problem, plan[Parallel], None, plan[Waves]).problem.graph)
+    late, plain = simulate(problem, plan), simulate(problem, plan.without(Waves))
+    # Updates run in the first stream, beside the last sums of the second.
     assert 0.95 * plain.makespan_s < late.makespan_s <= plain.makespan_s * (1 + 1e-9)
     assert late.peak_bytes.tolist() == plain.peak_bytes.tolist()
 
 
 def test_small_kernels_overlap_and_large_ones_do_not(problem):
-    plain = simulate(problem, waves(problem, 0).without(Lanes)).makespan_s
+    plain = simulate(problem, waves(problem, 0).without(Waves)).makespan_s
     together = simulate(problem, waves(problem, 0)).makespan_s
     assert together < 0.75 * plain
     full = in_full(problem)
@@ -182,41 +189,30 @@ def in_full(problem):
     return replace(problem, op_costs=replace(problem.op_costs, demand=demand))
 
 
-def test_the_second_lane_waits_for_the_lead_and_where_it_is_told(problem):
+def test_the_second_stream_waits_for_the_lead(problem):
     order, lead = pass_order(problem.graph), 10
-    middle = int(order[20])
-    plan = waves(problem, lead, waits=(LaneWait(1, middle, 0, int(order[-1])),))
+    plan = waves(problem, lead)
     assert not violations(plan, problem)
-    found, timeline = simulate_parallel(problem, plan[Parallel], None, plan[Lanes])
+    found, timeline = simulate_parallel(problem, plan[Parallel], None, plan[Waves])
     tick, tock = found.passes[0]
     assert timeline.op_start_s[tock[order[0]]] >= timeline.op_end_s[tick[order[lead - 1]]]
-    assert timeline.op_start_s[tock[middle]] >= timeline.op_end_s[tick[order[-1]]]
-
-
-def test_lanes_that_wait_in_a_circle_are_refused(problem):
-    first, last = pass_order(problem.graph)[[0, -1]].tolist()
-    plan = waves(problem, 1, waits=(LaneWait(0, first, 1, last),))
-    with pytest.raises(CheckError, match="wait for each other"):
-        simulate(problem, plan)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lead": 10**6}, "begins after 1000000 ops"),
-        ({"lead": 1, "waits": (LaneWait(2, 0, 1, 0),)}, "not there"),
-        ({"lead": 1, "waits": (LaneWait(1, 0, 1, 1),)}, "inside one lane"),
         ({"lead": 1, "sizes": (64,)}, "two microbatches or more"),
     ],
 )
-def test_lanes_that_cannot_be_are_named(problem, options, message):
+def test_waves_that_cannot_run_are_refused(problem, options, message):
     plan = waves(problem, **options)
     assert any(message in violation.message for violation in violations(plan, problem))
     with pytest.raises(CheckError, match=message):
         simulate(problem, plan)
 
 
-def test_plans_with_lanes_are_read_as_they_were_written(problem):
-    plan = waves(problem, 7, slab_bytes=512, waits=(LaneWait(1, 3, 0, 4),))
+def test_plans_with_waves_are_read_as_they_were_written(problem):
+    plan = waves(problem, 7, separate_bytes=512)
     read = plan_from_data(plan_to_data(problem, plan), "plan.json")
-    assert read.plan[Lanes] == plan[Lanes]
+    assert read.plan[Waves] == plan[Waves]

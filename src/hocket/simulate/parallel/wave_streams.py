@@ -1,0 +1,186 @@
+"""Two streams of one device: where the ops of each wave run, what waits for what, what both hold.
+
+Microbatches take the streams in turns; a stream runs its ops in their order. A wait of one stream
+for the other is a tensor without bytes that the awaited op produces. O(ops + reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.errors import CheckError
+from hocket.cost.demand import demand_of
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Waves
+from hocket.plan.sections.waves import NUM_STREAMS
+from hocket.simulate.parallel.graph_builder import StepBuilder
+from hocket.simulate.parallel.replica_copy import ReplicaCopy
+from hocket.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hocket.simulate.parallel.expand import ExpandedStep
+
+WAVE_STREAMS = (Stream.COMPUTE, Stream.SECOND)
+
+
+class WaveOp(NamedTuple):
+    """A microbatch and an op of its graph."""
+
+    wave: int
+    op: int
+
+
+@lru_cache(maxsize=64)
+def on_stream(problem: Problem, stream: int) -> Problem:
+    """The problem with its ops on one of the two streams, and their demand of the device there."""
+    graph = problem.graph
+    is_compute = graph.op_stream == Stream.COMPUTE
+    op_stream = np.where(is_compute, int(WAVE_STREAMS[stream]), graph.op_stream).astype(np.int8)
+    costs = problem.costs
+    if costs.demand is None:
+        costs = replace(costs, demand=demand_of(graph, problem.cluster, costs))
+    return replace(problem, work=replace(graph, op_stream=op_stream), op_costs=costs)
+
+
+@lru_cache(maxsize=64)
+def pass_order(graph: Graph) -> IntArray:
+    """The ops of a wave in the order in which a stream runs them: forward, then backward."""
+    ops = np.flatnonzero(graph.op_phase != Phase.OPTIMIZER)
+    return ops[np.argsort(graph.op_phase[ops], kind="stable")].astype(np.int32)
+
+
+def stream_waits(graph: Graph, lead: int, num_waves: int) -> Iterator[tuple[WaveOp, WaveOp]]:
+    """Ops that wait for one of the other stream, each with the op that it waits for.
+
+    The lead, and waits that keep results equal to accumulation: random numbers are drawn in the
+    order of the waves, and what outlasts a step (batch norm statistics) changes in that order.
+    """
+    order = pass_order(graph)
+    if lead:
+        yield WaveOp(1, int(order[0])), WaveOp(0, int(order[lead - 1]))
+    drawing = order[graph.rng_order[order] >= 0]
+    for wave in range(1, num_waves):
+        if len(drawing):
+            yield WaveOp(wave, int(drawing[0])), WaveOp(wave - 1, int(drawing[-1]))
+        for op in _lasting_changes(graph).tolist():
+            yield WaveOp(wave, op), WaveOp(wave - 1, op)
+
+
+@lru_cache(maxsize=64)
+def _lasting_changes(graph: Graph) -> IntArray:
+    """Ops of a wave that change tensors from before the step."""
+    changed = (
+        np.isin(graph.tensor_role, PERSISTENT_ROLES)
+        & (graph.tensor_producer >= 0)
+        & (graph.tensor_producer[graph.root_of] < 0)
+    )
+    ops = np.unique(graph.tensor_producer[changed])
+    found: IntArray = ops[graph.op_phase[ops] != Phase.OPTIMIZER].astype(np.int32)
+    return found
+
+
+def add_waits(graph: Graph, own: ReplicaCopy, waves: Waves, builder: StepBuilder) -> None:
+    """Let ops wait for the other stream; raises `CheckError` for a section of another graph."""
+    wrong = next(waves.wrong_ops(graph, len(own.passes)), None)
+    if wrong is not None:
+        raise CheckError(wrong.message, hint="plan this step again with hocket waves")
+    if waves.changes == "wave":
+        _hold_copies(graph, own, builder)
+    if waves.separate_bytes:
+        name = f"separate memory of two streams{own.label}"
+        held = builder.add_tensors([name], bytes=waves.separate_bytes, role=Role.BUFFER)
+        _hold(graph, own, builder, held)
+    for waiting, awaited in dict.fromkeys(stream_waits(graph, waves.lead, len(own.passes))):
+        later, earlier = (own.passes[at.wave].op[at.op] for at in (waiting, awaited))
+        if later < 0 or earlier < 0:
+            continue  # runs once per step, after all waves
+        name = f"wave {waiting.wave} op {waiting.op} waits for {awaited.op}{own.label}"
+        signal = builder.add_tensors([name], role=Role.CONTROL, producer=[earlier])
+        builder.add_reads(np.array([later]), signal)
+
+
+def _hold_copies(graph: Graph, own: ReplicaCopy, builder: StepBuilder) -> None:
+    """Hold each stream's copy of the parameters, and gradients that the next update uses."""
+    is_owner = (graph.tensor_producer < 0) & (graph.alias_of < 0)
+    is_parameter = is_owner & (graph.tensor_role == Role.PARAMETER)
+    parameters = int(graph.tensor_bytes[is_parameter].sum())
+    names = [f"parameters of stream {stream}{own.label}" for stream in range(NUM_STREAMS)]
+    names.append(f"gradients of the wave before{own.label}")
+    held = builder.add_tensors(names, bytes=parameters, role=Role.BUFFER)
+    _hold(graph, own, builder, held)
+
+
+def _hold(graph: Graph, own: ReplicaCopy, builder: StepBuilder, held: IntArray) -> None:
+    """Have tensors on the device of a replica during the whole step."""
+    ops = own.passes[0].op[pass_order(graph)]
+    builder.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
+
+
+def with_wave_updates(problem: Problem, own: ReplicaCopy, waves: Waves | None) -> Problem:
+    """The problem with the time of all updates of a step, where every wave makes one."""
+    if waves is None or waves.changes == "step":
+        return problem
+    op_s = problem.costs.op_s.copy()
+    op_s[:, problem.graph.op_phase == Phase.OPTIMIZER] *= len(own.passes)
+    return replace(problem, op_costs=replace(problem.costs, op_s=op_s))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamMemory:
+    """Storages and workspaces that two streams of one device produce, with their lifetimes."""
+
+    num_bytes: LongArray
+    start_s: FloatArray
+    end_s: FloatArray
+    stream: IntArray
+    """That of the op which allocates it."""
+
+    def curve(self, stream: int | None = None) -> tuple[FloatArray, LongArray]:
+        """Times, and the bytes that one stream or both hold from each of them on."""
+        chosen = slice(None) if stream is None else self.stream == stream
+        times = np.concatenate((self.start_s[chosen], self.end_s[chosen]))
+        change = np.concatenate((self.num_bytes[chosen], -self.num_bytes[chosen]))
+        order = np.lexsort((change, times))
+        times, held = times[order], np.cumsum(change[order])
+        last = np.ones(len(times), dtype=np.bool_)
+        last[:-1] = np.diff(times) > 0
+        return times[last], held[last]
+
+    def peak_bytes(self, stream: int | None = None) -> int:
+        """The most that one stream or both hold at once."""
+        return int(self.curve(stream)[1].max(initial=0))
+
+    @property
+    def separate_bytes(self) -> int:
+        """Sum of the streams' own peaks, less their joint peak."""
+        return sum(map(self.peak_bytes, range(NUM_STREAMS))) - self.peak_bytes()
+
+
+def stream_memory(step: ExpandedStep, timeline: Timeline) -> StreamMemory:
+    """Memory of the first replica's device over a step of waves."""
+    graph = step.problem.graph
+    is_here = step.device_of == int(step.device_of[step.passes[0][0].max()])
+    root, producer = graph.root_of, graph.tensor_producer
+    owners = np.flatnonzero((producer >= 0) & (graph.held_bytes > 0) & is_here[producer])
+    number = np.full(graph.num_tensors, -1)
+    number[owners] = np.arange(len(owners))
+    used = number[root[graph.reads]]
+    end_s = timeline.op_end_s[producer[owners]].copy()
+    np.maximum.at(end_s, used[used >= 0], timeline.op_end_s[graph.reader[used >= 0]])
+    held = number[root[graph.is_held]]
+    end_s[held[held >= 0]] = timeline.makespan_s
+    working = np.flatnonzero(is_here & (graph.workspace_bytes > 0))
+    makers = np.concatenate((producer[owners], working))
+    return StreamMemory(
+        num_bytes=np.concatenate((graph.held_bytes[owners], graph.workspace_bytes[working])),
+        start_s=timeline.op_start_s[makers],
+        end_s=np.concatenate((end_s, timeline.op_end_s[working])),
+        stream=(graph.op_stream[makers] == WAVE_STREAMS[1]).astype(np.int32),
+    )
