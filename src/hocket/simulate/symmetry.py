@@ -3,7 +3,8 @@
 Equal replicas on equal devices run in lockstep: each waits for a collective as long as the others.
 So a step on hundreds of GPUs takes as many simulated ops as one replica has. Collectives take as
 long as they take all ranks; channels that several replicas use for the same transfer are shared
-equally. Few devices are simulated one by one, which reports need. O(devices x stages).
+equally. Small steps of few devices are simulated one by one, which reports need. O(devices x
+stages).
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from hocket.plan.sections import Parallel
 from hocket.simulate.timeline import Timeline
 
 MAX_DEVICES = 16
-"""Up to this many devices all are simulated."""
+"""Up to this many devices all are simulated, unless their ops are many."""
+MAX_OPS = 200_000
+"""Above this many simulated ops one replica stands for all, so that a search can try more."""
 
 
 def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
     """True if the first tensor-parallel rank of the first replica stands for all others."""
-    if len(parallel.devices) <= MAX_DEVICES or parallel.is_round_robin:
+    num_passes = parallel.tensor * sum(len(each.microbatches) for each in parallel.replicas)
+    is_small = num_passes * problem.graph.num_ops <= MAX_OPS
+    if (len(parallel.devices) <= MAX_DEVICES and is_small) or parallel.is_round_robin:
+        return False
+    if len(parallel.replicas) * parallel.tensor == 1:
         return False
     if len({replace(replica, devices=()) for replica in parallel.replicas}) > 1:
         return False

@@ -8,9 +8,12 @@ import pytest
 import torch
 from planners.whole.whole_nets import Text, problem_on
 
+from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.parallel.closed_form import block_edges, tables_of
+from hocket.planners.parallel.sharded import equal_shards
+from hocket.planners.parallel.simulated import Budget
 from hocket.simulate import symmetry
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.tensor_parallel import degrees_of, regions_of
@@ -55,13 +58,15 @@ def sections(problem):
     )
 
 
-@pytest.mark.parametrize("on", ["8xa100-80g", "2xdgx-a100-80g"])
-def test_one_replica_stands_for_all(text, on, monkeypatch):
+@pytest.mark.parametrize(
+    ("on", "limit"), [("8xa100-80g", "MAX_OPS"), ("2xdgx-a100-80g", "MAX_DEVICES")]
+)
+def test_one_replica_stands_for_all(text, on, limit, monkeypatch):
     problem = problem_on(text, on)
     for name, section in sections(problem):
         _, all_of_them = simulate_parallel(problem, section)
         with monkeypatch.context() as patch:
-            patch.setattr(symmetry, "MAX_DEVICES", 0)
+            patch.setattr(symmetry, limit, 0)
             unfolded, one = simulate_parallel(problem, section)
         assert unfolded.stands_for is not None, name
         # One by one, ranks also send each other signals, which take long in so short a step.
@@ -92,3 +97,19 @@ def test_unequal_replicas_are_all_simulated(text, monkeypatch):
     assert symmetry.is_symmetric(problem, equal)
     other = replace(equal.replicas[1], microbatches=(2, 1))
     assert not symmetry.is_symmetric(problem, Parallel(replicas=(equal.replicas[0], other)))
+
+
+def test_shards_that_cannot_fit_are_not_simulated(graph):
+    free = problem_on(graph, "2xv100-16g")
+    names, peaks = free.cluster.device_names, {}
+    for count in (1, 2, 3):
+        replicas = tuple(Replica(devices=(n,), microbatches=(6 // count,) * count) for n in names)
+        _, timeline = simulate_parallel(free, Parallel(replicas=replicas, zero=3))
+        peaks[count] = int(timeline.peak_bytes.max())
+    headroom = int(free.memory_bytes[0]) - peaks[3]
+    tight = make_problem(graph, "2xv100-16g", headroom_bytes=headroom)
+    budget = Budget(tight)
+    found = equal_shards(tables_of(tight), [0, 1], budget)
+    assert found.feasible
+    assert len(found.plan[Parallel].replicas[0].microbatches) == 3
+    assert budget.num_simulated < 3

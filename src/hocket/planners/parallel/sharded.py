@@ -14,13 +14,15 @@ from hocket.base.parts import even_parts
 from hocket.plan.sections import Parallel, Replica
 from hocket.plan.sections.memory import Update
 from hocket.planners.candidates import Candidate
-from hocket.planners.parallel.closed_form import Tables, block_edges
+from hocket.planners.parallel.closed_form import Tables, at_size, block_edges
 from hocket.planners.parallel.device_groups import even_sizes, group_of, shared_out
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Microbatches that are tried, until they fit."""
+_SLACK = 0.98
+"""Sizes between those that were priced are interpolated."""
 
 
 def equal_shards(
@@ -64,6 +66,8 @@ def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
     for count in _COUNTS:
         if count > min(replica.num_samples for replica in shares.replicas) or not budget.is_left:
             break
+        if not _may_fit(tables, shares, count, is_recomputed=True):
+            continue
         replicas = tuple(
             replace(r, microbatches=even_parts(r.num_samples, count), recomputed=blocks)
             for r in shares.replicas
@@ -85,14 +89,41 @@ def _fewest(
     if len(devices) < 2:
         return None
     names, found = tables.problem.cluster.device_names, None
-    for count in _COUNTS:
-        if count > min(samples) or not budget.is_left:
-            break
+    counts = [count for count in _COUNTS if count <= min(samples)]
+    for count in counts:
         replicas = tuple(
             Replica(devices=(names[device],), microbatches=even_parts(number, count), update=update)
             for device, number in zip(devices, samples, strict=True)
         )
-        found = budget.simulated(Parallel(replicas=replicas, zero=3))
+        shares = Parallel(replicas=replicas, zero=3)
+        # The last one is simulated in any case: it says how much memory is missing.
+        if not (count == counts[-1] or _may_fit(tables, shares, count, is_recomputed=False)):
+            continue
+        if not budget.is_left:
+            break
+        found = budget.simulated(shares)
         if found.feasible:
             break
     return found
+
+
+def _may_fit(tables: Tables, shares: Parallel, count: int, *, is_recomputed: bool) -> bool:
+    """False if state and saved activations alone fill a device with ``count`` microbatches.
+
+    Simulating such a candidate would only spend the effort that later ones need.
+    """
+    problem = tables.problem
+    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    edges = list(block_edges(problem.graph))
+    for replica in shares.replicas:
+        size = -(-replica.num_samples // count)
+        saved_bytes = float(at_size(tables, tables.saved_bytes, size)[-1])
+        if is_recomputed:
+            saved_bytes = float(at_size(tables, tables.crossing_bytes, size)[edges[:-1]].sum())
+        state_bytes = float(tables.state_bytes[-1])
+        state_bytes -= float(tables.optimizer_bytes[-1]) * (replica.update == "host")
+        state_bytes /= len(shares.replicas) if shares.sharded else 1
+        capacity = int(problem.memory_bytes[number[replica.devices[0]]])
+        if _SLACK * (saved_bytes + state_bytes) > capacity:
+            return False
+    return True
