@@ -26,10 +26,11 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.assign import reserve_after_s
-from hocket.fleet.rounds.kernels import timeline
+from hocket.fleet.rounds.assign import _pace, reserve_after_s, speeds_of
+from hocket.fleet.rounds.kernels import grant
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING, WAITING
+from hocket.fleet.rounds.tables import NO_PAIRS, new_round
 
 ROUND_S = 60.0
 WIDE = 1000
@@ -222,13 +223,16 @@ def test_fifo_starts_nobody_later_than_it_was_told_at_first(seed: int) -> None:
 
 
 def test_a_gap_of_exactly_its_length_is_free() -> None:
-    drawn = timeline.Timeline(np.zeros((1, 9)), np.zeros((1, 9)), np.zeros(2, dtype=np.int64))
-    timeline.begin.function(drawn, 0, 10.0, 2)
+    devices = tuple(FleetDevice(name=str(at), kind="a") for at in range(9))
+    state = new_state(("a",), devices, Rules())
+    pace, speeds = _pace(state.rules, False, False, False), speeds_of(state)
+    drawn = new_round(10.0, state.jobs, NO_PAIRS, pace, speeds, state.layout, state.holders)
+    grant.begin.function(drawn, 0, 2)
     for start_s, end_s in ((50.0, 90.0), (30.0, 50.0)):
-        timeline.add.function(drawn, 0, -2, start_s, end_s)
-    found = [timeline.earliest_s.function(drawn, 0, 2, length_s) for length_s in (20.0, 20.5)]
+        grant.add.function(drawn, 0, -2, start_s, end_s)
+    found = [grant.earliest_s.function(drawn, 0, 2, length_s) for length_s in (20.0, 20.5)]
     assert found == [10.0, 90.0]
-    assert timeline.earliest_s.function(drawn, 0, 3, 1.0) == math.inf
+    assert grant.earliest_s.function(drawn, 0, 3, 1.0) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ from hocket.fleet.rounds import (
 )
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING
-from hocket.service.store.snapshot import pack, unpack
+
+from .stored_states import pack, unpack
 
 KINDS = ("fast", "slow")
 DEVICES = tuple(

@@ -7,7 +7,7 @@ import pytest
 
 from hocket.fleet.rounds import Rules, rules
 from hocket.fleet.rounds.assign import slack_rounds
-from hocket.fleet.rounds.kernels import order, vacate
+from hocket.fleet.rounds.kernels import place, wishes
 from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.kernels.decorator import Kernel
 
@@ -37,9 +37,11 @@ def floor_of(holders, kinds=None, partners=None):
     second = np.full(len(first), -1) if partners is None else np.concatenate(partners)
     return SimpleNamespace(
         num_free=np.array([server.count(-1) for server in holders]),
-        server_kind=np.array(kinds or [0] * len(holders)),
-        server_ptr=np.cumsum([0, *sizes]),
-        order=np.arange(len(first)),
+        layout=SimpleNamespace(
+            server_kind=np.array(kinds or [0] * len(holders)),
+            server_ptr=np.cumsum([0, *sizes]),
+            order=np.arange(len(first)),
+        ),
         holders=np.stack([first, second], axis=1),
         first=np.ones(3),
     )
@@ -47,14 +49,13 @@ def floor_of(holders, kinds=None, partners=None):
 
 def cleared(plain, floor, *, gangs=(1,) * 6, started=(0.0,) * 6, kept=(), of_any_size=False):
     """The rows that leave for a gang of two."""
-    jobs = SimpleNamespace(
+    floor.jobs = SimpleNamespace(
         rows=SimpleNamespace(gang=np.array(gangs), started_s=np.array(started, dtype=float))
     )
-    wishes = SimpleNamespace(is_kept=np.isin(np.arange(len(gangs)), kept))
-    changes = SimpleNamespace(stays=np.ones(len(gangs), dtype=bool))
-    made = plain(vacate).vacate_server
-    made(jobs, 0, GANG, STARTED_BY_S, of_any_size, wishes, floor, changes)
-    return np.flatnonzero(~changes.stays).tolist()
+    floor.is_kept = np.isin(np.arange(len(gangs)), kept)
+    floor.stays = np.ones(len(gangs), dtype=bool)
+    plain(place).vacate_server(floor, 0, GANG, STARTED_BY_S, of_any_size)
+    return np.flatnonzero(~floor.stays).tolist()
 
 
 def test_the_emptiest_server_that_can_hold_the_gang_is_cleared(plain):
@@ -190,19 +191,19 @@ def test_every_rule_is_in_the_table():
     assert stated - {"urgency_of_deficit"} == {row[0] for row in TABLE}
 
 
-def test_debts_end_at_the_limit_on_both_sides():
+def test_deficits_end_at_the_limit_on_both_sides():
     jobs = SimpleNamespace(
         rows=SimpleNamespace(shape=(2,), pair_credit_s=np.array([9.0, -9.0])),
         credit_s=np.array([[5.0, -5.0], [1.0, -1.0]]),
     )
-    order._limit_debts.function(jobs, 2.0)
+    wishes._limit_deficits.function(SimpleNamespace(jobs=jobs), 2.0)
     assert jobs.credit_s.tolist() == [[2.0, -2.0], [1.0, -1.0]]
     assert jobs.rows.pair_credit_s.tolist() == [2.0, -2.0]
 
 
-def test_equal_debts_are_ordered_by_the_next_keys_and_then_stay():
+def test_equal_deficits_are_ordered_by_the_next_keys_and_then_stay():
     keys = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 3.0, 2.0, 2.0], [0.0, 0.0, 5.0, 0.0]])
-    before = order._goes_before.function
+    before = wishes._goes_before.function
     assert before(keys, 1, 0)
     assert not before(keys, 0, 1)
     assert before(keys, 2, 0)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
-from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Wishes
+from hocket.fleet.rounds.assign import _pace, speeds_of
+from hocket.fleet.rounds.tables import NO_PAIRS, Round, new_round
 
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
 
@@ -40,38 +40,20 @@ def job_classes(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ..
 
 
 @cache
-def ordering() -> Callable[[Jobs, np.ndarray, np.ndarray, Wishes], int]:
+def ordering() -> Callable[[Round], int]:
     """Gavel's order as Python can call it, sorted."""
     from numba import njit
 
-    from hocket.fleet.rounds.kernels.order import order_by_share, sort_part
+    from hocket.fleet.rounds.kernels.wishes import order_by_share, sort_part
 
     @njit
-    def entry(jobs: Jobs, kinds: np.ndarray, largest: np.ndarray, wishes: Wishes) -> int:
-        num_parts = order_by_share(jobs, kinds, largest, wishes)
+    def entry(r: Round) -> int:
+        num_parts = order_by_share(r)
         for part in range(num_parts):
-            sort_part(wishes, wishes.parts[part, 0], wishes.parts[part, 1])
+            sort_part(r, r.parts[part, 0], r.parts[part, 1])
         return num_parts
 
-    return cast(Callable[[Jobs, np.ndarray, np.ndarray, Wishes], int], entry)
-
-
-def new_wishes(num_jobs: int, num_kinds: int) -> Wishes:
-    size, none = num_jobs * num_kinds, np.zeros(0, dtype=np.int64)
-    return Wishes(
-        order=np.empty(size, dtype=np.int64),
-        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
-        rank=np.empty(size, dtype=np.int64),
-        keys=np.empty((3, size)),
-        carried=np.empty((2, size)),
-        scratch=np.empty(size, dtype=np.int64),
-        is_reserved=np.zeros(num_jobs, dtype=np.bool_),
-        is_kept=np.zeros(num_jobs, dtype=np.bool_),
-        is_withdrawn=np.zeros(size, dtype=np.bool_),
-        pairs=none.reshape(0, 3),
-        queue=none,
-        queue_at=none.reshape(0, 2),
-    )
+    return cast(Callable[[Round], int], entry)
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_jobs=st.integers(1, 60))
@@ -83,10 +65,13 @@ def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) 
     jobs.shares[:] = random.integers(0, 3, jobs.shares.shape) / 4.0
     jobs.received_s[:] = random.integers(1, 3, jobs.shares.shape) * 360.0
     jobs.credit_s[:] = random.integers(-2, 3, jobs.shares.shape) * 1e-3
-    wishes, kinds = new_wishes(num_jobs, 3), random.permutation(3)
-    num_parts = ordering()(jobs, kinds, state.layout.largest_server, wishes)
-    parts = wishes.parts[:num_parts].tolist()
-    order = [int(wish) for start, stop, _ in parts for wish in wishes.order[start:stop]]
+    kinds = random.permutation(3)
+    pace, speeds = _pace(Rules(), False, False, False), speeds_of(state)
+    asked = NO_PAIRS._replace(kinds=kinds)
+    r = new_round(0.0, jobs, asked, pace, speeds, state.layout, state.holders)
+    num_parts = ordering()(r)
+    parts = r.parts[:num_parts].tolist()
+    order = [int(wish) for start, stop, _ in parts for wish in r.order[start:stop]]
     expected = []
     for kind in kinds.tolist():
         share = jobs.shares[:, kind]

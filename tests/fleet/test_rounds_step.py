@@ -24,9 +24,9 @@ from hocket.fleet.rounds import (
 )
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import WAITING
-from hocket.service.store.snapshot import pack, unpack
 
 from .round_fleets import fleet, held_s, job, submit
+from .stored_states import pack, unpack
 
 
 def test_a_job_starts_as_soon_as_a_device_is_free() -> None:
@@ -174,7 +174,7 @@ def test_gangs_sit_on_few_servers() -> None:
 @pytest.mark.parametrize("mechanism", ["gavel", "improved"])
 def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
     from hocket.fleet.rounds.kernels.count import count
-    from hocket.fleet.rounds.kernels.play import play
+    from hocket.fleet.rounds.kernels.place import play
 
     kernels = [cast(Any, kernel) for kernel in (count, play)]
     known = []

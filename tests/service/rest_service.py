@@ -28,7 +28,7 @@ URL = "http://127.0.0.1:8080"
 def tokens_of(token: str) -> Tokens:
     """Somebody who may do everything."""
     tokens = Tokens()
-    tokens.take_over(token, "tester")
+    tokens._put(Holder(name="tester", role="admin"), "token", token)
     tokens._put(Holder(name="tester", role="admin"), "cookie", COOKIE)
     return tokens
 

@@ -125,9 +125,8 @@ def test_a_folder_of_logs_that_is_a_link_is_not_followed(tmp_path):
         Log(tmp_path, 1, 1).read(0, 10)
     (tmp_path / "logs" / "1").unlink()
     assert Log(tmp_path, 1, 1).read(0, 10) == b""
-    # Where an older version put it.
-    (tmp_path / "jobs" / "1").mkdir(parents=True)
-    (tmp_path / "jobs" / "1" / "attempt-1.log").write_text("before")
+    (tmp_path / "logs" / "1").mkdir()
+    (tmp_path / "logs" / "1" / "attempt-1.log").write_text("before")
     assert Log(tmp_path, 1, 1).read(2, 10) == b"fore"
     assert Log(tmp_path, 1, 1).size_bytes() == 6
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from service.rest_service import Service, is_problem
 
@@ -206,34 +204,7 @@ def test_a_config_that_says_something_else_is_refused(tmp_path, text):
     assert str(path) in str(error.value)
 
 
-# ── earlier versions, and time ──
-
-
-def test_tokens_of_earlier_versions_get_roles(tmp_path):
-    def entry(name, made_s, may_change=True, kind="token"):
-        return {
-            "name": name, "may_change": may_change, "kind": kind,
-            "sha256": f"{name}{kind}".ljust(64, "0"), "made_s": made_s,
-        }  # fmt: skip
-
-    path = tmp_path / "tokens.json"
-    path.write_text(json.dumps({"tokens": [
-        entry("second", 20.0), entry("looker", 1.0, may_change=False), entry("first", 10.0),
-        entry("first", 30.0, kind="cookie"), entry("second", 30.0, kind="cookie"),
-        entry("whoever serves", 30.0, kind="cookie"), entry("looker", 30.0, False, "cookie"),
-    ]}))  # fmt: skip
-    path.chmod(0o600)
-    tokens = Tokens(tmp_path, now_s=lambda: 40.0)
-    found = {(one.name, one.kind): one.role for one in tokens._entries.values()}
-    assert found == {
-        ("first", "token"): "admin", ("first", "cookie"): "admin",
-        ("second", "token"): "user", ("second", "cookie"): "user",
-        ("looker", "token"): "read-only", ("looker", "cookie"): "read-only",
-        ("whoever serves", "cookie"): "admin",
-    }  # fmt: skip
-    tokens.add("third")
-    again = Tokens(tmp_path, now_s=lambda: 40.0)
-    assert {one.name: one.role for one in again.people()}["second"] == "user"
+# ── time ──
 
 
 def test_a_cookie_expires_though_nothing_is_written():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.fake_executor import fleet_devices
+from service.store_story import packed
 
 from hocket.base.errors import InputFileError
 from hocket.fleet.rounds import (
@@ -30,7 +30,7 @@ from hocket.fleet.rounds import (
     step,
 )
 from hocket.fleet.rounds.state import FleetState, PairTable
-from hocket.service.store import snapshot
+from hocket.service.store.snapshot import put_together
 
 KINDS = ("v100", "k80")
 DEVICES = fleet_devices(v100=3, k80=2)
@@ -92,40 +92,39 @@ def assert_same(one, two):
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(state=states())
 def test_a_state_comes_back_exactly_and_goes_on_the_same(state):
-    packed = snapshot.pack(state)
-    back = snapshot.unpack(packed)
-    assert snapshot.pack(back) == packed
+    head, *arrays = packed(state)
+    back = put_together(head, arrays)
+    assert packed(back) == [head, *arrays]
     assert_same(back, state)
     event = Tick(time_s=state.time_s + 30.0)
     (one, one_actions), (two, two_actions) = step(state, event), step(back, event)
-    assert snapshot.pack(one) == snapshot.pack(two)
+    assert packed(one) == packed(two)
     assert list(one_actions.starts) == list(two_actions.starts)
     assert list(one_actions.stops) == list(two_actions.stops)
 
 
-def _with_head(packed: bytes, **changes: object) -> bytes:
-    (length,) = struct.unpack_from(">Q", packed)
-    head = {**json.loads(packed[8 : 8 + length]), **changes}
-    text = json.dumps(head).encode()
-    return struct.pack(">Q", len(text)) + text + packed[8 + length :]
-
-
 def test_anything_else_is_refused():
-    packed = snapshot.pack(new_state(KINDS, DEVICES))
-    assert isinstance(snapshot.unpack(_with_head(packed)), FleetState)
+    head, *arrays = packed(new_state(KINDS, DEVICES))
+    assert isinstance(put_together(head, arrays), FleetState)
+
+    def changed(**changes: object) -> bytes:
+        return json.dumps({**json.loads(head), **changes}).encode()
+
     wrong: list[bytes] = [
-        b"", packed[:-1], packed + b"x", packed[:50], b"\xff" * 100,
-        _with_head(packed, version=2),
-        _with_head(packed, columns=["number", "unknown"]),
-        _with_head(packed, arrays=[["object", 1]]),
-        _with_head(packed, arrays=[["int64", -1]]),
-        _with_head(packed, state={"class": "Popen", "fields": {"args": "true"}}),
-        _with_head(packed, state={"class": "Rules", "fields": {}}),
-        _with_head(packed, state=[]),
+        b"", head[:-1], b"\xff" * 100, b"[]",
+        changed(columns=["number", "unknown"]),
+        changed(arrays=[["object", 1]] * len(arrays)),
+        changed(arrays=[["int64", -7]] * len(arrays)),
+        changed(state={"class": "Popen", "fields": {"args": "true"}}),
+        changed(state={"class": "Rules", "fields": {}}),
+        changed(state=[]),
     ]  # fmt: skip
     for data in wrong:
         with pytest.raises(InputFileError, match="damaged"):
-            snapshot.unpack(data)
+            put_together(data, arrays)
+    for others in (arrays[:-1], [*arrays, b""], [arrays[0] + b"x", *arrays[1:]]):
+        with pytest.raises(InputFileError, match="damaged"):
+            put_together(head, others)
 
 
 def _with(value, name, changed):
@@ -182,6 +181,8 @@ def test_a_state_that_points_to_nothing_is_refused(table, name, wrong):
         Job(number=n, name=str(n), steps_per_s=(2.0, 1.0), total_steps=1e6) for n in range(2)
     )
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
-    snapshot.unpack(snapshot.pack(state))
+    head, *arrays = packed(state)
+    put_together(head, arrays)
+    head, *arrays = packed(_changed(state, table, name, wrong))
     with pytest.raises(InputFileError, match="damaged"):
-        snapshot.unpack(snapshot.pack(_changed(state, table, name, wrong)))
+        put_together(head, arrays)

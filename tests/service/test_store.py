@@ -22,7 +22,6 @@ from hocket.service.store import Store
 from hocket.service.store import store as store_module
 from hocket.service.store.batch import Batch
 from hocket.service.store.commit_sequence import CommitSequence
-from hocket.service.store.parts import StoredParts
 
 
 def test_jobs_are_listed_by_number_and_status(tmp_path):
@@ -189,7 +188,7 @@ def test_a_commit_that_breaks_midway_leaves_no_transaction_open(tmp_path, monkey
     store.commit(batch(1))
     before = content(store)
     with monkeypatch.context() as patch:
-        patch.setattr(StoredParts, "changed", lambda parts, state: 1 // 0)
+        patch.setattr(store_module, "split_state", lambda state: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             store.commit(batch(2))
     assert content(store) == before

@@ -78,7 +78,7 @@ def test_a_row_with_any_changed_byte_is_refused(story, tmp_path_factory, data):
     """Not only where sqlite notices: the cell of a row is found in the file and changed."""
     _, folder, _ = story
     database = (folder / "fleet.db").read_bytes()
-    marks = [b"train.py", b"secret", b"key-2", b'"path":"/c"', b"hocket-fleet", b'"commit"']
+    marks = [b"train.py", b"secret", b"key-2", b'"path":"/c"', b'"commit"']
     mark = data.draw(st.sampled_from(marks))
     places = [match.start() for match in re.finditer(re.escape(mark), database)]
     at = data.draw(st.sampled_from(places)) + data.draw(st.integers(0, len(mark) - 1))
@@ -142,7 +142,7 @@ def test_the_database_of_another_fleet_is_refused(tmp_path):
         Store.open(tmp_path / "b")
 
 
-@pytest.mark.parametrize(("version", "age"), [(0, "older"), (3, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(2, "older"), (4, "newer")])
 def test_another_schema_is_refused(story, tmp_path, version, age):
     shutil.copytree(story[1], tmp_path / "copy")
     connection = sqlite3.connect(tmp_path / "copy" / "fleet.db")

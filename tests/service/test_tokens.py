@@ -12,7 +12,7 @@ from service.rest_service import TOKEN, is_problem
 from hocket.base.errors import InputFileError, UsageError
 from hocket.service.credentials import PAGE_HEADER, form_token
 from hocket.service.errors import NotFoundError
-from hocket.service.tokens import COOKIE_AGE_S, LINK_AGE_S, MAX_COOKIES, Holder, Tokens, open_tokens
+from hocket.service.tokens import COOKIE_AGE_S, LINK_AGE_S, MAX_COOKIES, Holder, Tokens
 
 pytestmark = pytest.mark.usefixtures("nobody_left")
 
@@ -98,21 +98,6 @@ def test_cookies_grow_old_and_do_not_pile_up():
     tokens.forget_cookie(new)
     assert tokens.holder_of_cookie(new) is None
     assert tokens.holder_of(token) is not None
-
-
-def test_the_token_that_stood_in_clear_goes_on_working_and_its_file_goes(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("a-token-of-an-older-version-0123\n")
-    path.chmod(0o644)
-    with pytest.raises(InputFileError, match="others can read"):
-        open_tokens(tmp_path, "me")
-    path.chmod(0o600)
-    tokens = open_tokens(tmp_path, "me")
-    assert not path.exists()
-    assert tokens.holder_of("a-token-of-an-older-version-0123") == Holder(
-        name="owner", role="admin"
-    )
-    assert open_tokens(tmp_path, "me").holder_of("a-token-of-an-older-version-0123") is not None
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import EventNotifier
 from hocket.service.server_config import ServerConfig
 from hocket.service.store import Store
-from hocket.service.tokens import Tokens, open_tokens
+from hocket.service.tokens import Holder, Tokens
 
 if TYPE_CHECKING:
     from hocket.service.executors.executor import Executor
@@ -98,7 +98,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
     sys.setswitchinterval(SWITCH_S)
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
-        tokens = open_tokens(store.folder, _user_name())
+        tokens = Tokens(store.folder, local=Holder(name=_user_name(), role="admin"))
         with contextlib.ExitStack() as opened:
             listener = _bound(settings.host, settings.port, _last_port(store.folder))
             opened.enter_context(listener)

@@ -33,10 +33,8 @@ from hocket.service.plain_file import open_plain
 from hocket.service.store.folder import check_private
 
 NAME = "tokens.json"
-FORMER = "token"
-"""The file of the one token that a fleet had, in clear."""
 OWNER = "owner"
-"""Whose jobs those are that were submitted with the former token."""
+"""User of the local token where no other is named."""
 COOKIE_AGE_S = 30 * 24 * 3600
 LINK_AGE_S = 600.0
 MAX_COOKIES = 500
@@ -152,11 +150,6 @@ class Tokens:
             self._store(kept)
             self._links = {k: link for k, link in self._links.items() if link[0].name != name}
 
-    def take_over(self, token: str, name: str = OWNER) -> None:
-        """Let a token open the service that was made elsewhere."""
-        with self._changing:
-            self._put(Holder(name=name, role="admin"), "token", token)
-
     # ── browsers ──
 
     def make_cookie(self, holder: Holder) -> str:
@@ -207,26 +200,6 @@ class Tokens:
         self._entries = entries
 
 
-def open_tokens(folder: Path, local_name: str) -> Tokens:
-    """The secrets of a state folder. The token that an older version kept there in clear goes on
-    working, and its file is removed."""
-    tokens = Tokens(folder, local=Holder(name=local_name, role="admin"))
-    former = folder / FORMER
-    check_private(former)
-    try:
-        descriptor = open_plain(former)
-    except FileNotFoundError:
-        return tokens
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror}", where=str(former)) from None
-    with open(descriptor, "rb") as file:
-        token = file.read(1000).decode("ascii", "replace").strip()
-    if len(token) >= 20:
-        tokens.take_over(token)
-    os.unlink(former)
-    return tokens
-
-
 def _check_name(name: str) -> None:
     if not (0 < len(name) <= _MAX_NAME and name.isprintable() and name == name.strip()):
         raise UsageError(f"a name is a short text of at most {_MAX_NAME} characters")
@@ -256,28 +229,12 @@ def _read(path: Path) -> list[Entry]:
         with open(open_plain(path), "rb") as file:
             content = parse_json(file.read(_MAX_BYTES), str(path))
         assert isinstance(content, dict)
-        return [_entry(one) for one in _with_roles(content["tokens"])]
+        return [_entry(one) for one in content["tokens"]]
     except FileNotFoundError:
         return []
     except (OSError, KeyError, TypeError, ValueError, AssertionError):
         hint = "delete it; people then need new tokens (hocket fleet token add)"
         raise InputFileError("these are no tokens", hint=hint, where=str(path)) from None
-
-
-def _with_roles(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with a role each. Files of earlier versions only say who may change something: the
-    oldest such token becomes the admin's, the others become users'."""
-    full = [one for one in entries if "role" not in one and one["may_change"] is True]
-    tokens = sorted((one for one in full if one["kind"] == "token"), key=lambda one: one["made_s"])
-    # A cookie whose name has no token is that of whoever runs the service.
-    users = {one["name"] for one in tokens[1:]}
-
-    def role(one: dict[str, Any]) -> str:
-        if one["may_change"] is not True:
-            return "read-only"
-        return "user" if one["name"] in users else "admin"
-
-    return [one if "role" in one else {**one, "role": role(one)} for one in entries]
 
 
 def _entry(content: dict[str, Any]) -> Entry:

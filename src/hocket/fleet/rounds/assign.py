@@ -10,29 +10,27 @@ from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.rules import MIN_ROUNDS_TO_RESERVE
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, Rules
-from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_scratch
+from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_round
 
 
 def assign(
     state: FleetState, jobs: Jobs, asked: Asked, *, keeps_running: bool
 ) -> tuple[FleetState, Actions]:
     """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
-    from hocket.fleet.rounds.kernels.play import play
+    from hocket.fleet.rounds.kernels.place import play
 
-    layout, num_kinds = state.layout, state.num_kinds
-    num_devices = len(state.device_names)
-    scratch = new_scratch(len(jobs.rows), num_kinds, num_devices, len(layout.server_kind), asked)
     pace = _pace(state.rules, keeps_running, keeps_line(state), backfills(state))
     pace = pace._replace(
         reserve_after_s=reserve_after_s(state, jobs), next_round_s=float(state.next_tick_s)
     )
-    play(state.time_s, jobs, asked, pace, speeds_of(state), layout, state.holders, scratch)
+    made = new_round(state.time_s, jobs, asked, pace, speeds_of(state), state.layout, state.holders)
+    play(made)
     if pace.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
         jobs.shares[:] = 0.0
         jobs.shares[running, jobs.rows["kind"][running]] = 1.0
-    sizes = scratch.few[2 * num_kinds : 2 * num_kinds + 3].tolist()
-    stopped, started = scratch.by_job[2:5, : sizes[0]], scratch.by_job[5:8, : sizes[1]]
+    num_stopped, num_started, num_devices = made.sizes.tolist()
+    stopped, started = made.stopped[:, :num_stopped], made.started[:, :num_started]
     actions = Actions(
         stopped=stopped[0],
         stopped_attempt=stopped[1],
@@ -40,11 +38,11 @@ def assign(
         started=started[0],
         started_attempt=started[1],
         partner=started[2],
-        device_ptr=scratch.by_job[8, : sizes[1] + 1],
-        device=scratch.device[: sizes[2]],
+        device_ptr=made.device_ptr[: num_started + 1],
+        device=made.device[:num_devices],
         device_names=state.device_names,
     )
-    return state.but(jobs=jobs, holders=scratch.holders), actions
+    return state.but(jobs=jobs, holders=made.holders), actions
 
 
 @lru_cache(maxsize=64)

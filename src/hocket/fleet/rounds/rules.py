@@ -11,7 +11,7 @@
    waited too long while bound jobs hold what it needs (`has_waited_too_long`). Reserved jobs come
    first. One that cannot start gets the earliest time at which enough devices will be free.
 4. A job may backfill devices before a reservation if it ends in time (`ends_in_s`) or can be
-   stopped; `kernels/timeline.py` keeps free devices by time for that.
+   stopped; `kernels/grant.py` keeps free devices by time for that.
 5. Under ``fifo`` every job is reserved in order of arrival: conservative backfill.
 
 Kernels apply these rules to arrays; the table in ``tests/fleet/test_rounds_rules.py`` states them

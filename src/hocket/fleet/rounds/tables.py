@@ -1,4 +1,4 @@
-"""Arrays that the compiled parts of a step work on: wishes, choices, devices and changes."""
+"""Arrays that the compiled parts of a round work on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.fleet.rounds.state import DeviceLayout, Jobs
 
 
 class Pace(NamedTuple):
@@ -73,132 +74,141 @@ NO_PAIRS = Asked(
 )
 
 
-class Wishes(NamedTuple):
-    """Wishes of jobs and pairs: ``job x kinds + kind``, then pairs."""
+class Round(NamedTuple):
+    """All that a round reads and writes, made anew for each."""
 
+    time_s: float
+    jobs: Jobs
+    """Counted up to now, and written to."""
+    asked: Asked
+    pace: Pace
+    speeds: Speeds
+    layout: DeviceLayout
+    held: LongArray
+    """``[device, 2]``: numbers of jobs before the round, -1 for none."""
+    holders: LongArray
+    """The same afterwards (rows while devices are given)."""
     order: LongArray
-    """Part by part; the most urgent of a part first, once it is sorted."""
+    """Wishes of jobs and pairs, ``job x types + type``, then pairs. Part by part; the most urgent
+    of a part first, once it is sorted."""
     parts: LongArray
-    """``[part, 3]``: start, stop, and the kind that all want, -1 for any."""
+    """``[part, 3]``: start, stop, and the type that all want, -1 for any."""
     rank: LongArray
-    """``[wish]``: scratch; whether it is one, and of what sort."""
+    """``[wish]``: whether it is one, and of what sort."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
     carried: FloatArray
-    """``[2, wish]``: scratch of sorting, and what follows too."""
+    """``[2, wish]``: scratch of sorting, as ``scratch``."""
     scratch: LongArray
-    is_reserved: BoolArray
-    """``[job]``: goes before all."""
-    is_kept: BoolArray
-    """``[job]``: runs where it is whatever the deficits of others."""
     is_withdrawn: BoolArray
-    """``[wish]``: of a gang, or of two, that was tried and found no server with scratch."""
-    pairs: LongArray
-    """As in `Asked`, and what follows too."""
-    queue: LongArray
+    """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
     queue_at: LongArray
-    """Its first column moves past those who have something already."""
-
-
-class RoundChoice(NamedTuple):
-    """Who is to run where."""
-
-    kind: LongArray
-    """``[job]``: -1 for nobody."""
-    partner: LongArray
-    """``[job]``: row of the job that shares the devices, -1 for none."""
-    free: LongArray
-    """``[kind]``: devices that are not given yet."""
-    before: LongArray
-    """``[job]``: the kind on which it runs, -1 for one that does not."""
-    ends_s: FloatArray
-    """``[job]``: when it gives back what it was granted now; minus infinity for whenever asked."""
-
-
-class Floor(NamedTuple):
-    """Devices sorted by server, and scratch of the placement."""
-
-    holders: LongArray
-    """``[device, 2]``: numbers of jobs (rows while devices are given), -1 for none."""
-    order: LongArray
-    """Working devices, those of one server together."""
-    server_ptr: LongArray
-    server_kind: LongArray
-    num_free: LongArray
-    """``[server]``."""
-    first: LongArray
-    """``[kind]``: no server of the kind before this one has scratch."""
-    slots: LongArray
-    """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
-    closed_s: FloatArray
-    """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
-
-
-class StopsAndStarts(NamedTuple):
-    """Stops and starts, as `Actions` has them."""
-
+    """As in `Asked`; its first column moves past those who have something already."""
+    is_reserved: BoolArray
+    """``[job]``, as those that follow: goes before all."""
+    is_kept: BoolArray
+    """Runs where it is whatever the deficits of others."""
     stays: BoolArray
     is_placed: BoolArray
-    """Of jobs that were given devices."""
+    """Was given devices."""
     is_spread: BoolArray
-    """True if a job's devices are on several servers."""
+    """Its devices are on several servers."""
+    kind: LongArray
+    """Type of device that it is to run on, -1 for none."""
+    partner: LongArray
+    """Row of the job that shares the devices, -1 for none."""
+    before: LongArray
+    """The type on which it runs, -1 for one that does not."""
+    ends_s: FloatArray
+    """When it gives back what it was granted now; minus infinity for whenever asked."""
+    free: LongArray
+    """``[type]``: devices that are not given yet."""
+    first: LongArray
+    """``[type]``: no server of the type before this one has room."""
+    stoppable: LongArray
+    """``[type]``: devices that are free, or held by jobs that may be stopped."""
+    step_s: FloatArray
+    """``[type, step]``: when the number of free devices changes."""
+    step_free: FloatArray
+    """``[type, step]``: free devices from then on."""
+    num_steps: LongArray
+    """``[type]``; one number more says whether steps are in use."""
+    num_free: LongArray
+    """``[server]``."""
+    closed_s: FloatArray
+    """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
+    slots: LongArray
+    """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
     stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
     started: LongArray
     """``[3, job]``: row (the number in the end), attempt, partner."""
     device_ptr: LongArray
     device: LongArray
-    size: LongArray
+    """Devices of started jobs, as `Actions` has them."""
+    sizes: LongArray
     """Of stopped and started jobs, and of the devices of these."""
 
 
-class RoundScratch(NamedTuple):
-    """All that a round writes to, in few arrays, because each costs time; `play` cuts them up."""
-
-    by_job: LongArray
-    """``[10, job + 1]``: kind and partner, then stopped (3), started (3) and where its devices
-    begin, as in `StopsAndStarts`, and the kind before."""
-    by_wish: LongArray
-    """``[3, wish]``: order, rank and scratch."""
-    keys: FloatArray
-    """``[5, wish]``: keys by which they are sorted (3), and scratch of it."""
-    marks: BoolArray
-    """``[6, wish]``: reserved, withdrawn, stays, placed, spread, kept."""
-    parts: LongArray
-    few: LongArray
-    """What is free and the first server (by kind), sizes of changes, room of servers."""
-    bound: LongArray
-    """``[kind]``: devices of running jobs that may not be stopped."""
-    moments: FloatArray
-    """``[job + server]``: ends of jobs, then when servers are needed by reserved gangs."""
-    steps: FloatArray
-    """``[2, kind, step]``: times and free devices of the timeline."""
-    num_steps: LongArray
-    queue_at: LongArray
-    slots: LongArray
-    device: LongArray
-    holders: LongArray
-
-
-def new_scratch(
-    num_jobs: int, num_kinds: int, num_devices: int, num_servers: int, asked: Asked
-) -> RoundScratch:
+def new_round(
+    time_s: float,
+    jobs: Jobs,
+    asked: Asked,
+    pace: Pace,
+    speeds: Speeds,
+    layout: DeviceLayout,
+    held: LongArray,
+) -> Round:
     """Room for all that some jobs and pairs may want and get."""
-    num_wishes = num_jobs * num_kinds + len(asked.pairs)
-    return RoundScratch(
-        by_job=np.empty((10, num_jobs + 1), dtype=np.int64),
-        by_wish=np.empty((3, num_wishes), dtype=np.int64),
-        keys=np.empty((5, num_wishes)),
-        marks=np.empty((6, num_wishes), dtype=np.bool_),
-        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
-        few=np.empty(2 * num_kinds + 3 + num_servers, dtype=np.int64),
-        bound=np.empty(num_kinds, dtype=np.int64),
-        moments=np.empty(num_jobs + num_servers),
-        # A step where a job ends, and two for each that is granted or reserved something.
-        steps=np.empty((2, num_kinds, num_devices + 2 * num_jobs + 2)),
-        num_steps=np.empty(num_kinds + 1, dtype=np.int64),
-        queue_at=np.empty(asked.queue_at.shape, dtype=np.int64),
-        slots=np.empty(1 << (2 * num_jobs).bit_length(), dtype=np.int64),
-        device=np.empty(2 * num_devices, dtype=np.int64),
-        holders=np.empty((num_devices, 2), dtype=np.int64),
+    (num_jobs, num_kinds), num_devices = jobs.shares.shape, len(held)
+    num_wishes, num_servers = num_jobs * num_kinds + len(asked.pairs), len(layout.server_kind)
+    # A step where a job ends, and two for each that is granted or reserved something.
+    num_steps = num_devices + 2 * num_jobs + 2
+
+    def whole(*shape: int) -> LongArray:
+        return np.empty(shape, dtype=np.int64)
+
+    def marks(size: int) -> BoolArray:
+        return np.zeros(size, dtype=np.bool_)
+
+    return Round(
+        time_s=time_s,
+        jobs=jobs,
+        asked=asked,
+        pace=pace,
+        speeds=speeds,
+        layout=layout,
+        held=held,
+        holders=whole(num_devices, 2),
+        order=whole(num_wishes),
+        parts=whole(2 * num_kinds, 3),
+        rank=whole(num_wishes),
+        keys=np.zeros((3, num_wishes)),
+        carried=np.empty((2, num_wishes)),
+        scratch=whole(num_wishes),
+        is_withdrawn=marks(num_wishes),
+        queue_at=whole(*asked.queue_at.shape),
+        is_reserved=marks(num_jobs),
+        is_kept=marks(num_jobs),
+        stays=marks(num_jobs),
+        is_placed=marks(num_jobs),
+        is_spread=marks(num_jobs),
+        kind=whole(num_jobs),
+        partner=whole(num_jobs),
+        before=whole(num_jobs),
+        ends_s=np.empty(num_jobs),
+        free=whole(num_kinds),
+        first=whole(num_kinds),
+        stoppable=whole(num_kinds),
+        step_s=np.empty((num_kinds, num_steps)),
+        step_free=np.empty((num_kinds, num_steps)),
+        num_steps=whole(num_kinds + 1),
+        num_free=whole(num_servers),
+        closed_s=np.empty(num_servers),
+        slots=whole(1 << (2 * num_jobs).bit_length()),
+        stopped=whole(3, num_jobs),
+        started=whole(3, num_jobs),
+        device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),
+        device=whole(2 * num_devices),
+        sizes=whole(3),
     )

@@ -11,9 +11,6 @@ from hocket.service.daemon.assignment import LOGS
 from hocket.service.errors import NotFoundError
 from hocket.service.plain_file import NotPlainError, open_plain_below
 
-_FORMER = "jobs"
-"""Where logs were, in the folder that the job runs in, before they had one of their own."""
-
 
 class Log:
     """The log of an attempt, which may not be there yet, or be replaced by its job at any time."""
@@ -34,18 +31,16 @@ class Log:
 
     @contextmanager
     def _opened(self) -> Iterator[int | None]:
-        descriptor = self._open(LOGS)
-        if descriptor is None:
-            descriptor = self._open(_FORMER)
+        descriptor = self._open()
         try:
             yield descriptor
         finally:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _open(self, place: str) -> int | None:
+    def _open(self) -> int | None:
         try:
-            return open_plain_below(self._folder, place, *self._names)
+            return open_plain_below(self._folder, LOGS, *self._names)
         except FileNotFoundError:
             return None
         except NotPlainError:

@@ -1,7 +1,7 @@
 """Answers in a process of their own, which takes no time from the one that decides.
 
-It is started by the first question and asked one question at a time: what is asked, and the packed
-state behind it. It yields to everything else on the machine (`nice`). One that dies or takes too
+It is started by the first question and asked one question at a time: what is asked, and the state
+behind it. It yields to everything else on the machine (`nice`). One that dies or takes too
 long is started anew for the next question.
 """
 
@@ -18,7 +18,7 @@ from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import UnavailableError
 from hocket.service.forecasts.forecaster import FleetForecaster
-from hocket.service.store import snapshot
+from hocket.service.store.snapshot import take_apart
 
 PATIENCE_S = 60.0
 """The first answer includes the start of the process; a machine may be busy with better things."""
@@ -49,8 +49,10 @@ class ForecastProcess(FleetForecaster):
     def _ask_child(
         self, question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]
     ) -> dict[str, Any]:
+        head, arrays = take_apart(state)
         answer = self._answer(
-            {"question": question, "time_s": time_s, "asked": dict(asked)}, snapshot.pack(state)
+            {"question": question, "time_s": time_s, "asked": dict(asked)},
+            [head, *(array.tobytes() for array in arrays)],
         )
         if "failure" in answer:
             raise UnavailableError(f"no answer could be found: {answer['failure']}")
@@ -59,10 +61,10 @@ class ForecastProcess(FleetForecaster):
         found: dict[str, Any] = answer["found"]
         return found
 
-    def _answer(self, asked: dict[str, Any], packed: bytes) -> dict[str, Any]:
+    def _answer(self, asked: dict[str, Any], state: list[bytes]) -> dict[str, Any]:
         group = self._living()
         try:
-            group.send(0, asked, [packed])
+            group.send(0, asked, state)
             answer = group.receive(self._patience_s)
         except ProcessError:
             answer = None

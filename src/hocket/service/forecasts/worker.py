@@ -11,17 +11,18 @@ from hocket.processes.child import serve
 from hocket.processes.frames import Frame
 from hocket.service.executors.isolation import make_private
 from hocket.service.forecasts.questions import answered
-from hocket.service.store import snapshot
+from hocket.service.store.snapshot import put_together
 
 NICENESS = 10
 """Rounds and jobs go first."""
 
 
 def answer(asked: Frame) -> tuple[dict[str, Any], tuple[()]]:
-    """The answer to a question about the packed state behind it."""
+    """The answer to a question about the state behind it."""
     header = asked.header
     try:
-        state = snapshot.unpack(bytes(asked.buffers[0]))
+        head, *arrays = asked.buffers
+        state = put_together(bytes(head), arrays)
         found = answered(header["question"], state, header["time_s"], header["asked"])
         return {"found": found}, ()
     except HocketError as error:

@@ -17,7 +17,6 @@ from hocket.base.errors import InputFileError
 from hocket.service.plain_file import open_plain
 
 NAME = "commit-sequence"
-_FORMER = "witness"
 _SLOT_BYTES = 512
 """A sector: written whole or not at all by most disks."""
 _HEAD = b"hocketw1"
@@ -70,12 +69,6 @@ class CommitSequence:
     def _slot(self, number: int) -> bytes:
         body = _BODY.pack(_HEAD, self.identity, number)
         return (body + _CRC.pack(zlib.crc32(body))).ljust(_SLOT_BYTES, b"\0")
-
-
-def take_over_former(folder: Path) -> None:
-    """Rename the file of an earlier version."""
-    if (folder / _FORMER).exists() and not (folder / NAME).exists():
-        os.rename(folder / _FORMER, folder / NAME)
 
 
 def _read(slot: bytes) -> tuple[bytes, int] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +18,7 @@ from hocket.service.store.batch import KeyRecord
 
 APPLICATION_ID = 0x686F636B
 """Marks the file as ours (``file fleet.db`` shows it)."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Row = tuple[Any, ...]
 
@@ -29,54 +28,71 @@ class StoredTable:
     """A table: columns to ask by, then ``body`` and ``crc``."""
 
     name: str
-    keys: tuple[str, ...]
-    """Columns of the primary key, whole numbers but for texts."""
-    others: tuple[str, ...] = ()
-    is_text: bool = False
+    keys: str
+    """Columns of the primary key, with their types."""
+    others: str = ""
+    """Columns beside the key, with their types."""
     index: str = ""
+    record: Any = None
+    """Type of the records in its rows, where all fields are in the body."""
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """All but the checksum."""
-        return (*self.keys, *self.others, "body")
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+        typed = f"{self.keys}, {self.others}" if self.others else self.keys
+        return [*(one.split()[0] for one in typed.split(", ")), "body", "crc"]
 
     @property
     def create_sql(self) -> str:
         """Makes the table."""
-        kind = "TEXT" if self.is_text else "INTEGER"
-        columns = [f"{key} {kind} NOT NULL" for key in self.keys]
-        columns += [f"{other} TEXT NOT NULL" for other in self.others]
-        columns += ["body BLOB NOT NULL", "crc INTEGER NOT NULL"]
+        others = f"{self.others}, " if self.others else ""
+        key = ", ".join(one.split()[0] for one in self.keys.split(", "))
         return (
-            f"CREATE TABLE {self.name} ({', '.join(columns)}, PRIMARY KEY ({', '.join(self.keys)}))"
+            f"CREATE TABLE {self.name} ({self.keys}, {others}body BLOB NOT NULL, "
+            f"crc INTEGER NOT NULL, PRIMARY KEY ({key}))"
         )
 
     @property
     def put_sql(self) -> str:
         """Writes a row over the one with its key."""
-        names = (*self.columns, "crc")
+        names = self.columns
         marks = ", ".join("?" * len(names))
         return f"INSERT OR REPLACE INTO {self.name} ({', '.join(names)}) VALUES ({marks})"
 
     def select_sql(self, rest: str) -> str:
         """Reads whole rows."""
-        return f"SELECT {', '.join((*self.columns, 'crc'))} FROM {self.name} {rest}"
+        return f"SELECT {', '.join(self.columns)} FROM {self.name} {rest}"
+
+    def read(self, row: Row) -> Any:
+        """The record of a row; raises `InputFileError` where it is damaged."""
+        return self.record(**_content(self, row))
 
 
-META = StoredTable(name="meta", keys=("name",), is_text=True)
-FLEET = StoredTable(name="fleet", keys=("only",))
-"""One row: what there is after the last commit."""
-STATE = StoredTable(name="state", keys=("only",))
-"""One row: the head of the state, under the number of its commit; none before the first."""
-PART = StoredTable(name="part", keys=("name",), is_text=True)
-"""The arrays of the state, in blocks; see `hocket.service.store.parts`."""
-SPEC = StoredTable(name="spec", keys=("number",))
-JOB = StoredTable(name="job", keys=("number",), others=("status",), index="status, number")
-ATTEMPT = StoredTable(name="attempt", keys=("job", "attempt"), others=("phase",), index="phase")
-CHECKPOINT = StoredTable(name="checkpoint", keys=("number",), others=("job",), index="job, number")
-EVENT = StoredTable(name="event", keys=("sequence",))
-KEY = StoredTable(name="idempotency", keys=("key",), is_text=True)
-TABLES = (META, FLEET, STATE, PART, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
+META = StoredTable(name="meta", keys="name TEXT")
+"""Identity of the fleet, and what there is after the last commit."""
+PART = StoredTable(name="part", keys="name TEXT")
+"""The state: its head, and its arrays in blocks."""
+SPEC = StoredTable(name="spec", keys="number INTEGER")
+JOB = StoredTable(
+    name="job", keys="number INTEGER", others="status TEXT NOT NULL", index="status, number"
+)
+ATTEMPT = StoredTable(
+    name="attempt",
+    keys="job INTEGER, attempt INTEGER",
+    others="is_open INTEGER NOT NULL",
+    index="is_open",
+    record=AttemptRecord,
+)
+CHECKPOINT = StoredTable(
+    name="checkpoint",
+    keys="number INTEGER",
+    others="job INTEGER NOT NULL",
+    index="job, number",
+    record=CheckpointRecord,
+)
+EVENT = StoredTable(name="event", keys="sequence INTEGER", record=EventRecord)
+KEY = StoredTable(name="idempotency", keys="key TEXT", record=KeyRecord)
+TABLES = (META, PART, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
 
 
 def create_sqls() -> list[str]:
@@ -114,75 +130,27 @@ def opened(table: StoredTable, row: Row) -> Row:
     return row[:-1]
 
 
-def _body(record: Any, *, leave_out: tuple[str, ...] = ()) -> bytes:
+def record_row(record: Any, *keys: Any) -> Row:
+    """A record under its keys; the spec of a job has a row of its own."""
     content = {
-        field.name: getattr(record, field.name)
-        for field in fields(record)
-        if field.name not in leave_out
+        field.name: getattr(record, field.name) for field in fields(record) if field.name != "spec"
     }
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
-def job_row(record: JobRecord) -> Row:
-    """A job without its spec, which never changes and may be long."""
-    return sealed(record.number, record.status, _body(record, leave_out=("spec",)))
+    return sealed(*keys, json.dumps(content, separators=(",", ":")).encode())
 
 
 def spec_row(record: JobRecord) -> Row:
-    """What was submitted."""
+    """What was submitted, which never changes and may be long."""
     return sealed(record.number, record.spec.model_dump_json().encode())
 
 
 def job_of(job: Row, spec: Row) -> JobRecord:
     """A job from its two rows."""
-    content = _content(JOB, job)
-    content["devices"] = tuple(content["devices"])
-    return JobRecord(**content, spec=JobSpec.model_validate_json(opened(SPEC, spec)[-1]))
-
-
-def attempt_row(record: AttemptRecord) -> Row:
-    """An attempt; whether it is open is a column."""
-    phase = "open" if record.ended_s is None else "ended"
-    return sealed(record.job, record.attempt, phase, _body(record))
-
-
-def attempt_of(row: Row) -> AttemptRecord:
-    """An attempt from its row."""
-    content = _content(ATTEMPT, row)
-    return AttemptRecord(**{**content, "devices": tuple(content["devices"])})
-
-
-def checkpoint_row(number: int, record: CheckpointRecord) -> Row:
-    """A checkpoint; ``number`` counts all of them."""
-    return sealed(number, str(record.job), _body(record))
-
-
-def checkpoint_of(row: Row) -> CheckpointRecord:
-    """A checkpoint from its row."""
-    return CheckpointRecord(**_content(CHECKPOINT, row))
-
-
-def event_row(record: EventRecord) -> Row:
-    """Something that happened."""
-    return sealed(record.sequence, _body(record))
-
-
-def event_of(row: Row) -> EventRecord:
-    """An event from its row."""
-    return EventRecord(**_content(EVENT, row))
-
-
-def key_row(record: KeyRecord) -> Row:
-    """An idempotency key."""
-    return sealed(record.key, _body(record))
-
-
-def key_of(row: Row) -> KeyRecord:
-    """A key from its row."""
-    return KeyRecord(**_content(KEY, row))
+    found = JobSpec.model_validate_json(opened(SPEC, spec)[-1])
+    return JobRecord(**_content(JOB, job), spec=found)
 
 
 def _content(table: StoredTable, row: Row) -> dict[str, Any]:
-    content = json.loads(opened(table, row)[-1])
-    assert isinstance(content, Mapping)
-    return dict(content)
+    content: dict[str, Any] = json.loads(opened(table, row)[-1])
+    if "devices" in content:
+        content["devices"] = tuple(content["devices"])
+    return content

@@ -13,9 +13,13 @@ import os
 import secrets
 import sqlite3
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from hocket.base.errors import InputFileError
 from hocket.fleet.rounds.state import FleetState
@@ -30,14 +34,20 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.store import folder as folders
-from hocket.service.store import schema, snapshot
+from hocket.service.store import schema
 from hocket.service.store.batch import Batch, KeyRecord
-from hocket.service.store.commit_sequence import CommitSequence, take_over_former
+from hocket.service.store.commit_sequence import CommitSequence
 from hocket.service.store.lock import FolderLock
-from hocket.service.store.parts import StoredParts, check_seal, joined, numbers_in
-from hocket.service.store.schema import FLEET, Row, StoredTable, opened, sealed
+from hocket.service.store.schema import Row, StoredTable
+from hocket.service.store.snapshot import put_together, take_apart
 
-# The one row of table ``fleet``: what there is after the last commit.
+MAX_EVENTS = 100_000
+"""Older ones are dropped: what happened to jobs is in their own rows."""
+BLOCK_BYTES = 8192
+_DROP_EVERY = 1_000
+_PAGE_BYTES = 16_384
+_LOG_BYTES = 16 * 2**20
+_TOTALS, _HEAD = "totals", "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +55,71 @@ class StoredTotals:
     """What the last commit said there is: rows that are missing are found by it."""
 
     commit: int = 0
-    state_commit: int = 0
-    """The commit that wrote the state; later ones left it as it was."""
     last_number: int = 0
     last_sequence: int = 0
     num_attempts: int = 0
     num_checkpoints: int = 0
     num_keys: int = 0
+    seal: int = 0
+    """Checksum of all parts of the state: one that belongs to another commit is found."""
+
+    @property
+    def row(self) -> Row:
+        """Totals as they are stored."""
+        return schema.sealed(_TOTALS, json.dumps(asdict(self)).encode())
 
 
-def totals_row(totals: StoredTotals) -> Row:
-    """Totals as they are stored."""
-    return sealed(1, json.dumps(asdict(totals)).encode())
-
-
-def read_totals(connection: sqlite3.Connection) -> StoredTotals:
-    """What `totals_row` wrote."""
-    row = connection.execute(FLEET.select_sql("")).fetchone()
+def _read_totals(connection: sqlite3.Connection) -> StoredTotals:
+    row = connection.execute(schema.META.select_sql("WHERE name = ?"), (_TOTALS,)).fetchone()
     if row is None:
         raise InputFileError("the database holds no totals")
-    return StoredTotals(**json.loads(opened(FLEET, row)[-1]))
+    return StoredTotals(**json.loads(schema.opened(schema.META, row)[-1]))
+
+
+# The state in small parts, so that a commit writes only those that changed.
+#
+# Arrays are cut into blocks, and the table of jobs into its columns before: most events change the
+# moment up to which all jobs are counted and little else. Names of jobs are left out, for the rows
+# of jobs have them.
+
+
+def split_state(state: FleetState) -> dict[str, bytes]:
+    """The parts of a state by name; O(bytes)."""
+    head, arrays = take_apart(state.but(names={}))
+    parts = {_HEAD: head}
+    for at, array in enumerate(arrays):
+        columns = [array[name] for name in array.dtype.names or ()] or [array]
+        for column, values in enumerate(columns):
+            body = values.tobytes()
+            for start in range(0, len(body), BLOCK_BYTES):
+                parts[f"{at}/{column}/{start}"] = body[start : start + BLOCK_BYTES]
+    return parts
+
+
+def join_state(parts: Mapping[str, bytes]) -> FleetState:
+    """What `split_state` split; raises `InputFileError` for anything else."""
+    found: dict[int, dict[tuple[int, int], bytes]] = {}
+    for name, body in parts.items():
+        if name != _HEAD:
+            at, column, start = map(int, name.split("/"))
+            found.setdefault(at, {})[column, start] = body
+    head = parts[_HEAD]
+    arrays = []
+    for at, (kind, *shape) in enumerate(json.loads(head)["arrays"]):
+        blocks = found.get(at, {})
+        data = b"".join(blocks[key] for key in sorted(blocks))
+        if kind == "job" and data:
+            data = np.frombuffer(data, np.int64).reshape(-1, shape[0]).T.tobytes()
+        arrays.append(data)
+    return put_together(head, arrays)
+
+
+def seal_of(parts: Mapping[str, bytes]) -> int:
+    """Checksum of names and bodies, in any order."""
+    seal = 0
+    for name in sorted(parts):
+        seal = zlib.crc32(parts[name], zlib.crc32(name.encode(), seal))
+    return seal
 
 
 # Whether a database is whole: sqlite's own check, every row's checksum, and no row missing.
@@ -91,13 +146,14 @@ def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
         raise folders.damaged(folder, f"the database is damaged: {verdict}")
-    counts = {table.name: _count_sound(folder, connection, table) for table in schema.TABLES}
-    if counts[schema.FLEET.name] != 1:
-        raise folders.damaged(folder, "the database holds no totals")
-    totals = read_totals(connection)
+    try:
+        counts = {table.name: _count_sound(connection, table) for table in schema.TABLES}
+        totals = _read_totals(connection)
+    except InputFileError as error:
+        raise folders.damaged(folder, str(error)) from None
     (first,) = connection.execute("SELECT coalesce(min(sequence), 1) FROM event").fetchone()
     expected = {
-        schema.STATE.name: int(totals.state_commit > 0),
+        schema.META.name: 2,
         schema.SPEC.name: totals.last_number,
         schema.JOB.name: totals.last_number,
         schema.ATTEMPT.name: totals.num_attempts,
@@ -105,73 +161,21 @@ def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
         schema.KEY.name: totals.num_keys,
         schema.EVENT.name: totals.last_sequence - first + 1,
     }
-    _check_state(folder, connection, totals.state_commit)
+    if seal_of(dict(connection.execute("SELECT name, body FROM part"))) != totals.seal:
+        raise folders.damaged(folder, "the state is not that of the last commit")
     for name, num in expected.items():
         if counts[name] != num:
             what = f"table {name!r} has {counts[name]} rows where {num} were stored"
             raise folders.damaged(folder, what)
 
 
-def _check_state(folder: Path, connection: sqlite3.Connection, commit: int) -> None:
-    """Head and parts of the state are those of one commit, and of the last that wrote them."""
-    state = connection.execute("SELECT only, body FROM state").fetchone()
-    parts = dict(connection.execute("SELECT name, body FROM part"))
-    if state is None and not parts:
-        return
-    if state is None or state[0] != commit:
-        raise folders.damaged(folder, "the state is not that of the last commit")
-    try:
-        check_seal(state[1], parts)
-    except InputFileError as error:
-        raise folders.damaged(folder, error.message) from None
-
-
-def _count_sound(folder: Path, connection: sqlite3.Connection, table: schema.StoredTable) -> int:
+def _count_sound(connection: sqlite3.Connection, table: StoredTable) -> int:
     """Rows of a table, all of whose checksums hold."""
     num = 0
     for row in connection.execute(table.select_sql("")):
-        try:
-            schema.opened(table, row)
-        except InputFileError as error:
-            raise folders.damaged(folder, str(error)) from None
+        schema.opened(table, row)
         num += 1
     return num
-
-
-# Databases of earlier versions, brought to the form of this one in one transaction.
-#
-# Schema 1 held the state as one blob, written whole at every commit; since schema 2 it is in parts.
-
-
-def migrated(folder: Path, connection: sqlite3.Connection) -> None:
-    """Bring a database to this version's schema where it has an older one that is known."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != 1:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(schema.PART.create_sql)
-        row = connection.execute(schema.STATE.select_sql("")).fetchone()
-        if row is not None:
-            commit, packed = schema.opened(schema.STATE, row)
-            change = StoredParts().changed(snapshot.unpack(packed))
-            rows = (schema.sealed(name, body) for name, body in change.written.items())
-            connection.executemany(schema.PART.put_sql, rows)
-            connection.execute(schema.STATE.put_sql, schema.sealed(commit, change.head()))
-        connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException as error:
-        connection.rollback()
-        if isinstance(error, InputFileError):
-            raise folders.damaged(folder, error.message) from None
-        raise
-
-
-MAX_EVENTS = 100_000
-"""Older ones are dropped: what happened to jobs is in their own rows."""
-_DROP_EVERY = 1_000
-_PAGE_BYTES = 16_384
-_LOG_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -200,10 +204,10 @@ class Store:
         self._lock = lock
         self._commit_sequence = commit_sequence
         self._writer = writer
-        self._totals = read_totals(writer)
+        self._totals = _read_totals(writer)
         self._state: FleetState | None = None
         """The one that is stored; a commit that leaves it alone need not write it again."""
-        self._parts = StoredParts()
+        self._parts = dict(writer.execute("SELECT name, body FROM part"))
         self._reader = _connected(folder, "ro")
         self._reading = threading.Lock()
 
@@ -219,7 +223,6 @@ class Store:
                 undo.callback(lock.close)
                 if discard:
                     folders.set_aside(path)
-                take_over_former(path)
                 commit_sequence = _commit_sequence(path)
                 undo.callback(commit_sequence.close)
                 writer = _connected(path, "rwc" if commit_sequence.number == 0 else "rw")
@@ -253,18 +256,17 @@ class Store:
 
     def commit(self, batch: Batch) -> None:
         """Store a batch, all of it or nothing."""
-        totals = self._after(batch)
         try:
             with self._undoing():
-                self._write(batch, totals)
+                parts = self._parts if batch.state is self._state else split_state(batch.state)
+                totals = self._write(batch, parts)
         except sqlite3.Error as error:
             raise UnavailableError(
                 f"nothing could be stored: {error}",
                 hint="make room on the disk of the state folder; what runs goes on meanwhile",
                 where=str(self.folder),
             ) from None
-        self._totals = totals
-        self._state = batch.state
+        self._totals, self._state, self._parts = totals, batch.state, parts
         # Not undone where this fails: the batch is stored, and whoever reads next will find it.
         self._commit_sequence.record(totals.commit)
 
@@ -278,44 +280,44 @@ class Store:
                 self._writer.rollback()
             raise
 
-    def _after(self, batch: Batch) -> StoredTotals:
-        commit = self._totals.commit + 1
-        return StoredTotals(
-            commit=commit,
-            state_commit=self._totals.state_commit if batch.state is self._state else commit,
+    def _write(self, batch: Batch, parts: dict[str, bytes]) -> StoredTotals:
+        before = self._totals
+        totals = StoredTotals(
+            commit=before.commit + 1,
             last_number=batch.last_number,
             last_sequence=batch.last_sequence,
             num_attempts=batch.num_attempts,
             num_checkpoints=batch.num_checkpoints,
-            num_keys=self._totals.num_keys + len(batch.keys),
+            num_keys=before.num_keys + len(batch.keys),
+            seal=before.seal if parts is self._parts else seal_of(parts),
         )
-
-    def _write(self, batch: Batch, totals: StoredTotals) -> None:
-        first = self._totals.num_checkpoints + 1
         new = [job for job in batch.jobs if job.number >= batch.first_new_number]
+        changed = [
+            schema.sealed(name, body)
+            for name, body in parts.items()
+            if self._parts.get(name) != body
+        ]
+        row = schema.record_row
         self._writer.execute("BEGIN IMMEDIATE")
         self._put(schema.SPEC, map(schema.spec_row, new))
-        self._put(schema.JOB, map(schema.job_row, batch.jobs))
-        self._put(schema.ATTEMPT, map(schema.attempt_row, batch.attempts))
-        checkpoints = enumerate(batch.checkpoints, first)
-        self._put(schema.CHECKPOINT, (schema.checkpoint_row(n, one) for n, one in checkpoints))
-        self._put(schema.EVENT, map(schema.event_row, batch.events))
-        self._put(schema.KEY, map(schema.key_row, batch.keys))
-        self._put(schema.FLEET, [totals_row(totals)])
-        change = None
-        if totals.state_commit == totals.commit:
-            change = self._parts.changed(batch.state)
-            self._put(schema.PART, (schema.sealed(*part) for part in change.written.items()))
-            gone = ((name,) for name in change.gone)
-            self._writer.executemany("DELETE FROM part WHERE name = ?", gone)
-            self._writer.execute("DELETE FROM state")
-            self._put(schema.STATE, [schema.sealed(totals.commit, change.head())])
-        if totals.last_sequence // _DROP_EVERY > self._totals.last_sequence // _DROP_EVERY:
+        self._put(schema.JOB, (row(one, one.number, one.status) for one in batch.jobs))
+        attempts = (
+            row(one, one.job, one.attempt, int(one.ended_s is None)) for one in batch.attempts
+        )
+        self._put(schema.ATTEMPT, attempts)
+        checkpoints = enumerate(batch.checkpoints, before.num_checkpoints + 1)
+        self._put(schema.CHECKPOINT, (row(one, number, one.job) for number, one in checkpoints))
+        self._put(schema.EVENT, (row(one, one.sequence) for one in batch.events))
+        self._put(schema.KEY, (row(one, one.key) for one in batch.keys))
+        self._put(schema.META, [totals.row])
+        self._put(schema.PART, changed)
+        gone = ((name,) for name in self._parts if name not in parts)
+        self._writer.executemany("DELETE FROM part WHERE name = ?", gone)
+        if totals.last_sequence // _DROP_EVERY > before.last_sequence // _DROP_EVERY:
             oldest = totals.last_sequence - MAX_EVENTS
             self._writer.execute("DELETE FROM event WHERE sequence <= ?", (oldest,))
         self._writer.execute("COMMIT")
-        if change is not None:
-            self._parts.accept(change)
+        return totals
 
     def _put(self, table: StoredTable, rows: Iterable[Row]) -> None:
         self._writer.executemany(table.put_sql, rows)
@@ -326,28 +328,24 @@ class Store:
         """All that is not over."""
         jobs = {job.number: job for status in LIVE for job in self._jobs_of(status)}
         attempts: dict[int, tuple[AttemptRecord, ...]] = {}
-        rest = "WHERE phase = 'open' ORDER BY job, attempt"
-        for record in map(schema.attempt_of, self._rows(schema.ATTEMPT, rest)):
+        record: AttemptRecord
+        for record in self._records(schema.ATTEMPT, "WHERE is_open ORDER BY job, attempt"):
             attempts[record.job] = (*attempts.get(record.job, ()), record)
         rest = "WHERE number IN (SELECT max(number) FROM checkpoint GROUP BY job)"
-        newest = map(schema.checkpoint_of, self._rows(schema.CHECKPOINT, rest))
         return Loaded(
-            state=self._load_state(jobs),
+            state=self._load_state(jobs) if self._parts else None,
             jobs=dict(sorted(jobs.items())),
             attempts=attempts,
-            checkpoints={one.job: one for one in newest if one.job in jobs},
+            checkpoints={
+                one.job: one for one in self._records(schema.CHECKPOINT, rest) if one.job in jobs
+            },
             totals=self._totals,
         )
 
-    def _load_state(self, jobs: Mapping[int, JobRecord]) -> FleetState | None:
-        rows = self._rows(schema.STATE, "")
-        if not rows:
-            return None
-        rows_of_parts = self._rows(schema.PART, "")
-        parts = {name: body for name, body in map(_opened_part, rows_of_parts)}
-        state = joined(schema.opened(schema.STATE, rows[0])[-1], parts)
-        self._parts.begin_with(state, parts)
-        known = {number: jobs.get(number) or self.job(number) for number in numbers_in(state)}
+    def _load_state(self, jobs: Mapping[int, JobRecord]) -> FleetState:
+        state = join_state(self._parts)
+        numbers = state.jobs.rows["number"].tolist()
+        known = {number: jobs.get(number) or self.job(number) for number in numbers}
         return state.but(names={n: job.spec.name if job else "" for n, job in known.items()})
 
     def job(self, number: int) -> JobRecord | None:
@@ -371,13 +369,12 @@ class Store:
 
     def attempts(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job, the oldest first."""
-        rows = self._rows(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
-        return list(map(schema.attempt_of, rows))
+        return self._records(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
 
     def held_since(self, since_s: float) -> Iterator[tuple[AttemptRecord, str, str]]:
         """Attempts that held devices after a moment, with the user and the team of their jobs."""
         rows = self._asked(
-            "SELECT attempt.job, attempt.attempt, attempt.phase, attempt.body, attempt.crc, "
+            "SELECT attempt.job, attempt.attempt, attempt.is_open, attempt.body, attempt.crc, "
             "json_extract(CAST(job.body AS TEXT), '$.owner'), "
             "json_extract(CAST(spec.body AS TEXT), '$.team') FROM attempt "
             "JOIN job ON job.number = attempt.job JOIN spec ON spec.number = attempt.job "
@@ -385,22 +382,20 @@ class Store:
             (since_s,),
         )
         for row in rows:
-            yield schema.attempt_of(row[:5]), row[5] or "", row[6] or ""
+            yield schema.ATTEMPT.read(row[:5]), row[5] or "", row[6] or ""
 
     def checkpoints(self, number: int) -> list[CheckpointRecord]:
         """All checkpoints of a job, the oldest first."""
-        rows = self._rows(schema.CHECKPOINT, "WHERE job = ? ORDER BY number", str(number))
-        return list(map(schema.checkpoint_of, rows))
+        return self._records(schema.CHECKPOINT, "WHERE job = ? ORDER BY number", number)
 
     def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
         """Events after an event, the oldest first."""
         rest = "WHERE sequence > ? ORDER BY sequence LIMIT ?"
-        return list(map(schema.event_of, self._rows(schema.EVENT, rest, after, limit)))
+        return self._records(schema.EVENT, rest, after, limit)
 
     def key(self, key: str) -> KeyRecord | None:
         """The job that an idempotency key made."""
-        rows = self._rows(schema.KEY, "WHERE key = ?", key)
-        return schema.key_of(rows[0]) if rows else None
+        return next(iter(self._records(schema.KEY, "WHERE key = ?", key)), None)
 
     def _jobs_of(self, status: JobStatus) -> Iterator[JobRecord]:
         return self._jobs("WHERE job.status = ?", status)
@@ -413,8 +408,8 @@ class Store:
         for row in self._asked(sql, values):
             yield schema.job_of(row[:4], row[4:])
 
-    def _rows(self, table: StoredTable, rest: str, *values: object) -> list[Row]:
-        return self._asked(table.select_sql(rest), values)
+    def _records(self, table: StoredTable, rest: str, *values: object) -> list[Any]:
+        return [table.read(row) for row in self._asked(table.select_sql(rest), values)]
 
     def _asked(self, sql: str, values: tuple[object, ...]) -> list[Row]:
         with self._reading:
@@ -425,11 +420,6 @@ class Store:
                 return []
             except sqlite3.Error as error:
                 raise UnavailableError(f"the store cannot be read: {error}") from None
-
-
-def _opened_part(row: Row) -> tuple[str, bytes]:
-    name, body = schema.opened(schema.PART, row)
-    return name, body
 
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
@@ -473,7 +463,6 @@ def _verify(folder: Path, writer: sqlite3.Connection, commit_sequence: CommitSeq
     if commit_sequence.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
         _create(writer, commit_sequence)
         folders.synced(folder)
-    migrated(folder, writer)
     check_schema(folder, writer)
     check_rows(folder, writer)
     identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
@@ -481,7 +470,7 @@ def _verify(folder: Path, writer: sqlite3.Connection, commit_sequence: CommitSeq
         raise folders.damaged(
             folder, "the database is that of another fleet than its commit sequence"
         )
-    commit = read_totals(writer).commit
+    commit = _read_totals(writer).commit
     if commit < commit_sequence.number:
         lost = commit_sequence.number - commit
         what = f"the database is older than its commit sequence: {lost} commits are missing"
@@ -494,10 +483,6 @@ def _create(writer: sqlite3.Connection, commit_sequence: CommitSequence) -> None
     writer.execute("BEGIN IMMEDIATE")
     for sql in schema.create_sqls():
         writer.execute(sql)
-    rows = [
-        schema.sealed("format", b"hocket-fleet"),
-        schema.sealed("identity", commit_sequence.identity.hex().encode()),
-    ]
-    writer.executemany(schema.META.put_sql, rows)
-    writer.execute(schema.FLEET.put_sql, totals_row(StoredTotals()))
+    identity = schema.sealed("identity", commit_sequence.identity.hex().encode())
+    writer.executemany(schema.META.put_sql, [identity, StoredTotals().row])
     writer.execute("COMMIT")

@@ -1,405 +1,463 @@
-"""Devices for the chosen jobs, and what that stops and starts. O(devices + starts x servers)."""
+"""A whole round, or what is given out between two: wishes, grants, devices, as one call.
+
+O(devices + starts x servers) beside sorting.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
-from hocket.fleet.rounds.kernels.choose import choose, stay
+from hocket.fleet.rounds.kernels.grant import choose, fill_in_line, foresee, take_back_moves
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
-from hocket.fleet.rounds.kernels.reserve import fill_in_line, foresee
-from hocket.fleet.rounds.kernels.timeline import Timeline
-from hocket.fleet.rounds.kernels.vacate import vacate_server
-from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Speeds, StopsAndStarts, Wishes
+from hocket.fleet.rounds.kernels.wishes import order_wishes
+from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
+_MAX_TRIES = 8
+"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
 
 
 @kernel
-def hand_out(
-    time_s: float,
-    jobs: Jobs,
-    num_parts: int,
-    wishes: Wishes,
-    pace: Pace,
-    is_final: bool,
-    largest_server: LongArray,
-    speeds: Speeds,
-    choice: RoundChoice,
-    floor: Floor,
-    changes: StopsAndStarts,
-    timeline: Timeline,
-) -> bool:
+def play(r: Round) -> None:
+    """Give devices to the most urgent; ``jobs`` and ``holders`` say afterwards who has them."""
+    num_parts = order_wishes(r)
+    for tries_left in range(_MAX_TRIES - 1, -1, -1):
+        _clear(r)
+        if hand_out(r, num_parts, tries_left == 0):
+            break
+
+
+@kernel
+def _clear(r: Round) -> None:
+    """Nobody is chosen yet, and all stand where they stood."""
+    for kind in range(r.free.shape[0]):
+        r.free[kind] = r.layout.num_devices[kind]
+        r.first[kind] = 0
+    for column in range(2):
+        for profile in range(r.queue_at.shape[0]):
+            r.queue_at[profile, column] = r.asked.queue_at[profile, column]
+        for device in range(r.holders.shape[0]):
+            r.holders[device, column] = r.held[device, column]
+    r.closed_s[:] = np.inf
+    r.is_placed[:] = False
+    r.sizes[:] = 0
+
+
+@kernel
+def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     """Grant wishes in their order, give devices to those granted, and write both down.
 
     Writes nothing to ``jobs`` and returns False where a gang was granted devices that are on no one
     server: its wish is withdrawn then, and others may have them, unless ``is_final`` says that it
     leaves them idle.
     """
-    _find_rows(jobs, floor)
-    for i in range(jobs.rows.shape[0]):
-        choice.before[i] = jobs.rows.kind[i] if jobs.rows.phase[i] == _RUNNING else -1
-        choice.kind[i] = choice.before[i] if wishes.is_kept[i] else -1
-        choice.partner[i] = -1
-        choice.ends_s[i] = -np.inf
-        jobs.rows.reserved_s[i] = 0.0
-        if choice.kind[i] >= 0 and jobs.rows.partner[i] >= 0:
-            choice.partner[i] = row_of(jobs, jobs.rows.partner[i])
-    _count_kept(wishes, floor, choice)
-    foresee(time_s, jobs, pace, wishes, choice, floor, timeline)
-    if pace.backfills:
-        fill_in_line(time_s, jobs, pace, largest_server, wishes, choice, floor, timeline)
+    rows = r.jobs.rows
+    _find_rows(r)
+    for i in range(rows.shape[0]):
+        r.before[i] = rows.kind[i] if rows.phase[i] == _RUNNING else -1
+        r.kind[i] = r.before[i] if r.is_kept[i] else -1
+        r.partner[i] = -1
+        r.ends_s[i] = -np.inf
+        rows.reserved_s[i] = 0.0
+        if r.kind[i] >= 0 and rows.partner[i] >= 0:
+            r.partner[i] = row_of(r.jobs, rows.partner[i])
+    _count_kept(r)
+    foresee(r)
+    if r.pace.backfills:
+        fill_in_line(r)
         num_parts = 0
-    choose(time_s, jobs, num_parts, pace, largest_server, wishes, choice, floor, timeline)
-    if pace.keeps_equal and not pace.by_share:
-        is_changed = stay(jobs, largest_server, choice)
+    choose(r, num_parts)
+    if r.pace.keeps_equal and not r.pace.by_share:
+        is_changed = take_back_moves(r)
         # Others may want what is free now; a pair would be granted once more.
-        if is_changed and wishes.pairs.shape[0] == 0:
-            choose(time_s, jobs, num_parts, pace, largest_server, wishes, choice, floor, timeline)
-    if pace.by_share:
-        for i in range(jobs.rows.shape[0]):
-            if jobs.rows.has_share[i] == 0 and not wishes.is_kept[i]:
-                choice.kind[i] = -1
-    _stay(jobs, choice, changes)
-    _release(floor, changes)
-    if not _place(time_s, jobs, pace, wishes, choice, floor, changes) and not is_final:
+        if is_changed and r.asked.pairs.shape[0] == 0:
+            choose(r, num_parts)
+    if r.pace.by_share:
+        for i in range(rows.shape[0]):
+            if rows.has_share[i] == 0 and not r.is_kept[i]:
+                r.kind[i] = -1
+    _mark_staying(r)
+    _release(r)
+    if not _place_all(r) and not is_final:
         return False
-    _write_stops(time_s, jobs, pace, choice, changes)
-    _write_starts(time_s, jobs, pace, choice, changes)
-    _set_rates(jobs, speeds, choice, changes)
-    _name(jobs, floor, changes)
+    _write_stops(r)
+    _write_starts(r)
+    _set_rates(r)
+    _write_numbers(r)
     return True
 
 
 @kernel
-def _find_rows(jobs: Jobs, floor: Floor) -> None:
+def _find_rows(r: Round) -> None:
     """From numbers to rows, by a table of the last bits; searching for each takes far longer."""
-    mask = floor.slots.shape[0] - 1
-    for slot in range(floor.slots.shape[0]):
-        floor.slots[slot] = -1
-    for i in range(jobs.rows.shape[0]):
-        floor.slots[jobs.rows.number[i] & mask] = i
-    for device in range(floor.holders.shape[0]):
+    rows = r.jobs.rows
+    mask = r.slots.shape[0] - 1
+    for slot in range(r.slots.shape[0]):
+        r.slots[slot] = -1
+    for i in range(rows.shape[0]):
+        r.slots[rows.number[i] & mask] = i
+    for device in range(r.holders.shape[0]):
         for place in range(2):
-            number = floor.holders[device, place]
+            number = r.holders[device, place]
             if number >= 0:
-                row = floor.slots[number & mask]
-                if row < 0 or jobs.rows.number[row] != number:
-                    row = row_of(jobs, number)
-                floor.holders[device, place] = row
+                row = r.slots[number & mask]
+                if row < 0 or rows.number[row] != number:
+                    row = row_of(r.jobs, number)
+                r.holders[device, place] = row
 
 
 @kernel
-def _set_rates(jobs: Jobs, speeds: Speeds, choice: RoundChoice, changes: StopsAndStarts) -> None:
+def _set_rates(r: Round) -> None:
     """Partners and rates of all jobs; one that stays alone keeps both."""
-    for i in range(jobs.rows.shape[0]):
-        partner = choice.partner[i]
-        if changes.stays[i] and partner < 0 and jobs.rows.partner[i] < 0:
+    rows = r.jobs.rows
+    for i in range(rows.shape[0]):
+        partner = r.partner[i]
+        if r.stays[i] and partner < 0 and rows.partner[i] < 0:
             continue
-        number = jobs.rows.number[partner] if partner >= 0 else -1
-        if jobs.rows.partner[i] != number and changes.stays[i]:
+        number = rows.number[partner] if partner >= 0 else -1
+        if rows.partner[i] != number and r.stays[i]:
             # What was done since the last report was not all done in this company.
-            jobs.rows.measured_s[i] = np.inf
-        jobs.rows.partner[i] = number
-        if choice.kind[i] >= 0:
-            set_rate(jobs, i, partner, speeds)
+            rows.measured_s[i] = np.inf
+        rows.partner[i] = number
+        if r.kind[i] >= 0:
+            set_rate(r.jobs, i, partner, r.speeds)
 
 
 @kernel
-def _count_kept(wishes: Wishes, floor: Floor, choice: RoundChoice) -> None:
-    for server in range(floor.num_free.shape[0]):
-        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
-            row = floor.holders[floor.order[at], 0]
-            if row >= 0 and wishes.is_kept[row]:
-                choice.free[floor.server_kind[server]] -= 1
+def _count_kept(r: Round) -> None:
+    for server in range(r.num_free.shape[0]):
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            row = r.holders[r.layout.order[at], 0]
+            if row >= 0 and r.is_kept[row]:
+                r.free[r.layout.server_kind[server]] -= 1
 
 
 @kernel
-def _stay(jobs: Jobs, choice: RoundChoice, changes: StopsAndStarts) -> None:
+def _mark_staying(r: Round) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
+    rows = r.jobs.rows
     has_pairs = False
-    for i in range(choice.kind.shape[0]):
-        changes.stays[i] = choice.before[i] >= 0 and choice.kind[i] == choice.before[i]
-        changes.is_spread[i] = jobs.rows.is_spread[i]
-        has_pairs = has_pairs or choice.partner[i] >= 0 or jobs.rows.partner[i] >= 0
+    for i in range(r.kind.shape[0]):
+        r.stays[i] = r.before[i] >= 0 and r.kind[i] == r.before[i]
+        r.is_spread[i] = rows.is_spread[i]
+        has_pairs = has_pairs or r.partner[i] >= 0 or rows.partner[i] >= 0
     if not has_pairs:
         return
-    for i in range(choice.kind.shape[0]):
-        if not changes.stays[i]:
+    for i in range(r.kind.shape[0]):
+        if not r.stays[i]:
             continue
-        old, new = row_of(jobs, jobs.rows.partner[i]), choice.partner[i]
+        old, new = row_of(r.jobs, rows.partner[i]), r.partner[i]
         if old == new:
             continue
         # Of two jobs that would both stay but may not both, the later one moves.
-        parts = 0 <= old < i and changes.stays[old]
-        joins = 0 <= new < i and changes.stays[new]
-        is_apart = changes.is_spread[i] and not _can_spread(jobs, i, choice)
-        changes.stays[i] = not (parts or joins or is_apart)
+        parts = 0 <= old < i and r.stays[old]
+        joins = 0 <= new < i and r.stays[new]
+        is_apart = r.is_spread[i] and not _can_spread(r, i)
+        r.stays[i] = not (parts or joins or is_apart)
 
 
 @kernel
-def _release(floor: Floor, changes: StopsAndStarts) -> None:
-    for device in range(floor.holders.shape[0]):
+def _release(r: Round) -> None:
+    for device in range(r.holders.shape[0]):
         for slot in range(2):
-            row = floor.holders[device, slot]
-            if row >= 0 and not changes.stays[row]:
-                floor.holders[device, slot] = -1
-        if floor.holders[device, 0] < 0:
-            floor.holders[device, 0] = floor.holders[device, 1]
-            floor.holders[device, 1] = -1
-    for server in range(floor.num_free.shape[0]):
-        floor.num_free[server] = 0
-        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
-            floor.num_free[server] += floor.holders[floor.order[at], 0] < 0
+            row = r.holders[device, slot]
+            if row >= 0 and not r.stays[row]:
+                r.holders[device, slot] = -1
+        if r.holders[device, 0] < 0:
+            r.holders[device, 0] = r.holders[device, 1]
+            r.holders[device, 1] = -1
+    for server in range(r.num_free.shape[0]):
+        r.num_free[server] = 0
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            r.num_free[server] += r.holders[r.layout.order[at], 0] < 0
 
 
 @kernel
-def _place(
-    time_s: float,
-    jobs: Jobs,
-    pace: Pace,
-    wishes: Wishes,
-    choice: RoundChoice,
-    floor: Floor,
-    changes: StopsAndStarts,
-) -> bool:
+def _place_all(r: Round) -> bool:
     """Large gangs first, so that they find whole servers; smaller jobs may have to move.
 
     Before all come gangs that waited too long and need one server: nobody stays in their way.
     Returns whether all that were granted devices got them.
     """
-    _place_reserved(time_s, jobs, pace, wishes, choice, floor, changes)
+    rows = r.jobs.rows
+    _place_reserved(r)
     is_done, gang = True, 0
-    for i in range(jobs.rows.shape[0]):
-        if choice.kind[i] >= 0 and not changes.stays[i] and not changes.is_placed[i]:
-            gang = max(gang, jobs.rows.gang[i])
+    for i in range(rows.shape[0]):
+        if r.kind[i] >= 0 and not r.stays[i] and not r.is_placed[i]:
+            gang = max(gang, rows.gang[i])
     while gang > 0:
         smaller = 0
-        for i in range(jobs.rows.shape[0]):
-            if choice.kind[i] < 0 or changes.stays[i] or changes.is_placed[i]:
+        for i in range(rows.shape[0]):
+            if r.kind[i] < 0 or r.stays[i] or r.is_placed[i]:
                 continue
-            if jobs.rows.gang[i] < gang:
-                smaller = max(smaller, jobs.rows.gang[i])
+            if rows.gang[i] < gang:
+                smaller = max(smaller, rows.gang[i])
                 continue
-            kind, partner = choice.kind[i], choice.partner[i]
-            if not pace.keeps_running and not _can_spread(jobs, i, choice):
-                vacate_server(jobs, kind, gang, time_s, False, wishes, floor, changes)
-            if _place_one(jobs, i, choice, floor, changes):
+            kind, partner = r.kind[i], r.partner[i]
+            if not r.pace.keeps_running and not _can_spread(r, i):
+                vacate_server(r, kind, gang, r.time_s, False)
+            if _place_one(r, i):
                 continue
-            if partner >= 0 or not wishes.is_reserved[i] or pace.reserve_after_s < np.inf:
-                _withdraw(jobs, i, partner, kind, wishes)
+            if partner >= 0 or not r.is_reserved[i] or r.pace.reserve_after_s < np.inf:
+                _withdraw(r, i, partner, kind)
                 is_done = False
         # Those that moved away are smaller.
-        for i in range(jobs.rows.shape[0]):
-            if choice.kind[i] >= 0 and not changes.stays[i] and jobs.rows.gang[i] < gang:
-                smaller = max(smaller, jobs.rows.gang[i])
+        for i in range(rows.shape[0]):
+            if r.kind[i] >= 0 and not r.stays[i] and rows.gang[i] < gang:
+                smaller = max(smaller, rows.gang[i])
         gang = smaller
     return is_done
 
 
 @kernel
-def _withdraw(jobs: Jobs, i: int, partner: int, kind: int, wishes: Wishes) -> None:
+def _withdraw(r: Round, i: int, partner: int, kind: int) -> None:
     """Take back the wish of a job, or those of all pairs like it and its partner."""
-    num_kinds = jobs.shares.shape[1]
+    rows = r.jobs.rows
+    num_kinds = r.jobs.shares.shape[1]
     if partner < 0:
-        wishes.is_withdrawn[i * num_kinds + kind] = True
+        r.is_withdrawn[i * num_kinds + kind] = True
         return
-    first_pair = jobs.rows.shape[0] * num_kinds
-    one, two = jobs.rows.profile[i], jobs.rows.profile[partner]
-    for pair in range(wishes.pairs.shape[0]):
-        is_alike = wishes.pairs[pair, 0] == min(one, two) and wishes.pairs[pair, 1] == max(one, two)
-        if is_alike and wishes.pairs[pair, 2] == kind:
-            wishes.is_withdrawn[first_pair + pair] = True
+    first_pair = rows.shape[0] * num_kinds
+    one, two = rows.profile[i], rows.profile[partner]
+    for pair in range(r.asked.pairs.shape[0]):
+        is_alike = r.asked.pairs[pair, 0] == min(one, two) and r.asked.pairs[pair, 1] == max(
+            one, two
+        )
+        if is_alike and r.asked.pairs[pair, 2] == kind:
+            r.is_withdrawn[first_pair + pair] = True
 
 
 @kernel
-def _place_reserved(
-    time_s: float,
-    jobs: Jobs,
-    pace: Pace,
-    wishes: Wishes,
-    choice: RoundChoice,
-    floor: Floor,
-    changes: StopsAndStarts,
-) -> None:
-    num_kinds = choice.free.shape[0]
-    num_single = jobs.rows.shape[0] * num_kinds
-    for at in range(wishes.parts[0, 0], wishes.parts[0, 1]):
-        wish = wishes.order[at]
+def _place_reserved(r: Round) -> None:
+    rows = r.jobs.rows
+    num_kinds = r.free.shape[0]
+    num_single = rows.shape[0] * num_kinds
+    for at in range(r.parts[0, 0], r.parts[0, 1]):
+        wish = r.order[at]
         i, kind = wish // num_kinds, wish % num_kinds
-        if pace.keeps_running or wish >= num_single or not wishes.is_reserved[i]:
+        if r.pace.keeps_running or wish >= num_single or not r.is_reserved[i]:
             continue
-        is_bound = jobs.spread_steps_per_s[i, kind] <= 0.0 and choice.partner[i] < 0
-        if is_bound and choice.kind[i] == kind and not changes.stays[i]:
-            need = jobs.rows.gang[i]
-            vacate_server(jobs, kind, need, time_s, False, wishes, floor, changes)
-            vacate_server(jobs, kind, need, time_s - pace.min_turn_s, True, wishes, floor, changes)
-            _place_one(jobs, i, choice, floor, changes)
+        is_bound = r.jobs.spread_steps_per_s[i, kind] <= 0.0 and r.partner[i] < 0
+        if is_bound and r.kind[i] == kind and not r.stays[i]:
+            need = rows.gang[i]
+            vacate_server(r, kind, need, r.time_s, False)
+            vacate_server(r, kind, need, r.time_s - r.pace.min_turn_s, True)
+            _place_one(r, i)
 
 
 @kernel
-def _place_one(
-    jobs: Jobs, i: int, choice: RoundChoice, floor: Floor, changes: StopsAndStarts
-) -> bool:
+def _place_one(r: Round, i: int) -> bool:
     """Give a job its devices; False where it can run on one server only and none has room."""
-    partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
-    joins = partner >= 0 and (changes.stays[partner] or changes.is_placed[partner])
-    ends_s = choice.ends_s[i]
-    best = -1 if joins else _best_server(kind, need, ends_s, floor)
-    is_spread = best < 0 or floor.num_free[best] < need
+    rows = r.jobs.rows
+    partner, kind, need = r.partner[i], r.kind[i], rows.gang[i]
+    joins = partner >= 0 and (r.stays[partner] or r.is_placed[partner])
+    ends_s = r.ends_s[i]
+    best = -1 if joins else _best_server(r, kind, need, ends_s)
+    is_spread = best < 0 or r.num_free[best] < need
     if joins:
-        is_spread = changes.is_spread[partner]
-    is_enough = joins or not is_spread or _free_on(kind, ends_s, floor) >= need
-    if not is_enough or (is_spread and not _can_spread(jobs, i, choice)):
-        choice.kind[i] = -1
-        choice.partner[i] = -1
+        is_spread = r.is_spread[partner]
+    is_enough = joins or not is_spread or _free_on(r, kind, ends_s) >= need
+    if not is_enough or (is_spread and not _can_spread(r, i)):
+        r.kind[i] = -1
+        r.partner[i] = -1
         if partner >= 0:
-            choice.partner[partner] = -1
+            r.partner[partner] = -1
         return False
-    changes.is_spread[i] = is_spread
+    r.is_spread[i] = is_spread
     if joins:
-        _join(i, partner, floor, changes)
+        _join(r, i, partner)
     else:
-        _take(i, kind, need, best, ends_s, floor, changes)
-    at = changes.size[1]
-    changes.started[0, at] = i
-    changes.device_ptr[at + 1] = changes.size[2]
-    changes.size[1] = at + 1
-    changes.is_placed[i] = True
+        _take(r, i, kind, need, best, ends_s)
+    at = r.sizes[1]
+    r.started[0, at] = i
+    r.device_ptr[at + 1] = r.sizes[2]
+    r.sizes[1] = at + 1
+    r.is_placed[i] = True
     return True
 
 
 @kernel
-def _can_spread(jobs: Jobs, i: int, choice: RoundChoice) -> bool:
+def _can_spread(r: Round, i: int) -> bool:
     """True if a job, and the one beside it, can run on several servers."""
-    kind, partner = choice.kind[i], choice.partner[i]
-    is_able: bool = jobs.spread_steps_per_s[i, kind] > 0.0
-    return is_able and (partner < 0 or jobs.spread_steps_per_s[partner, kind] > 0.0)
+    kind, partner = r.kind[i], r.partner[i]
+    is_able: bool = r.jobs.spread_steps_per_s[i, kind] > 0.0
+    return is_able and (partner < 0 or r.jobs.spread_steps_per_s[partner, kind] > 0.0)
 
 
 @kernel
-def _join(i: int, partner: int, floor: Floor, changes: StopsAndStarts) -> None:
+def _join(r: Round, i: int, partner: int) -> None:
     """Take the second place on the devices of a partner."""
-    size = changes.size[2]
-    for device in range(floor.holders.shape[0]):
-        if floor.holders[device, 0] == partner:
-            floor.holders[device, 1] = i
-            changes.device[size] = device
+    size = r.sizes[2]
+    for device in range(r.holders.shape[0]):
+        if r.holders[device, 0] == partner:
+            r.holders[device, 1] = i
+            r.device[size] = device
             size += 1
-    changes.size[2] = size
+    r.sizes[2] = size
 
 
 @kernel
-def _free_on(kind: int, ends_s: float, floor: Floor) -> int:
+def _free_on(r: Round, kind: int, ends_s: float) -> int:
     """Free devices on servers that a job may have, which ends by then."""
     num_free = 0
-    for server in range(floor.num_free.shape[0]):
-        if floor.server_kind[server] == kind and ends_s <= floor.closed_s[server]:
-            num_free += floor.num_free[server]
+    for server in range(r.num_free.shape[0]):
+        if r.layout.server_kind[server] == kind and ends_s <= r.closed_s[server]:
+            num_free += r.num_free[server]
     return num_free
 
 
 @kernel
-def _best_server(kind: int, need: int, ends_s: float, floor: Floor) -> int:
+def _best_server(r: Round, kind: int, need: int, ends_s: float) -> int:
     """The fullest server with room for all, else the emptiest; -1 where all are full. Servers that
     a reserved gang needs before the job ends count as full."""
-    best, num_servers = -1, floor.num_free.shape[0]
-    first = floor.first[kind]
-    while first < num_servers and (floor.server_kind[first] != kind or floor.num_free[first] == 0):
+    best, num_servers = -1, r.num_free.shape[0]
+    first = r.first[kind]
+    while first < num_servers and (r.layout.server_kind[first] != kind or r.num_free[first] == 0):
         first += 1
-    floor.first[kind] = first
+    r.first[kind] = first
     for server in range(first, num_servers):
-        num_free = floor.num_free[server]
-        if floor.server_kind[server] != kind or num_free == 0 or ends_s > floor.closed_s[server]:
+        num_free = r.num_free[server]
+        if r.layout.server_kind[server] != kind or num_free == 0 or ends_s > r.closed_s[server]:
             continue
         if num_free == need:
             return server
         if best < 0:
             best = server
         elif num_free >= need:
-            if floor.num_free[best] < need or num_free < floor.num_free[best]:
+            if r.num_free[best] < need or num_free < r.num_free[best]:
                 best = server
-        elif floor.num_free[best] < num_free:
+        elif r.num_free[best] < num_free:
             best = server
     return best
 
 
 @kernel
-def _take(
-    i: int,
-    kind: int,
-    need: int,
-    best: int,
-    ends_s: float,
-    floor: Floor,
-    changes: StopsAndStarts,
-) -> None:
+def _take(r: Round, i: int, kind: int, need: int, best: int, ends_s: float) -> None:
     while need > 0 and best >= 0:
-        for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
-            device = floor.order[at]
-            if need > 0 and floor.holders[device, 0] < 0:
-                floor.holders[device, 0] = i
-                floor.num_free[best] -= 1
-                changes.device[changes.size[2]] = device
-                changes.size[2] += 1
+        for at in range(r.layout.server_ptr[best], r.layout.server_ptr[best + 1]):
+            device = r.layout.order[at]
+            if need > 0 and r.holders[device, 0] < 0:
+                r.holders[device, 0] = i
+                r.num_free[best] -= 1
+                r.device[r.sizes[2]] = device
+                r.sizes[2] += 1
                 need -= 1
         if need > 0:
-            best = _best_server(kind, need, ends_s, floor)
+            best = _best_server(r, kind, need, ends_s)
 
 
 @kernel
-def _write_stops(
-    time_s: float, jobs: Jobs, pace: Pace, choice: RoundChoice, changes: StopsAndStarts
-) -> None:
+def _write_stops(r: Round) -> None:
+    rows = r.jobs.rows
     size = 0
-    for i in range(jobs.rows.shape[0]):
-        if choice.before[i] < 0:
+    for i in range(rows.shape[0]):
+        if r.before[i] < 0:
             continue
-        saves = jobs.rows.preemptible[i] > 0 and jobs.rows.losses[i] == 0
-        if saves and (not pace.keeps_running or not changes.stays[i]):
+        saves = rows.preemptible[i] > 0 and rows.losses[i] == 0
+        if saves and (not r.pace.keeps_running or not r.stays[i]):
             # A checkpoint per round and per stop: more than a round of work is never lost.
-            jobs.rows.saved_steps[i] = jobs.rows.done_steps[i]
-        if changes.stays[i]:
+            rows.saved_steps[i] = rows.done_steps[i]
+        if r.stays[i]:
             continue
-        jobs.rows.done_steps[i] = jobs.rows.saved_steps[i]
-        changes.stopped[0, size] = jobs.rows.number[i]
-        changes.stopped[1, size] = jobs.rows.attempt[i]
-        changes.stopped[2, size] = _MOVED if choice.kind[i] >= 0 else _PREEMPTED
-        jobs.rows.phase[i] = _WAITING
-        jobs.rows.kind[i] = -1
-        jobs.rows.waiting_since_s[i] = time_s
+        rows.done_steps[i] = rows.saved_steps[i]
+        r.stopped[0, size] = rows.number[i]
+        r.stopped[1, size] = rows.attempt[i]
+        r.stopped[2, size] = _MOVED if r.kind[i] >= 0 else _PREEMPTED
+        rows.phase[i] = _WAITING
+        rows.kind[i] = -1
+        rows.waiting_since_s[i] = r.time_s
         size += 1
-    changes.size[0] = size
+    r.sizes[0] = size
 
 
 @kernel
-def _write_starts(
-    time_s: float, jobs: Jobs, pace: Pace, choice: RoundChoice, changes: StopsAndStarts
-) -> None:
-    for at in range(changes.size[1]):
-        i = changes.started[0, at]
-        jobs.rows.phase[i] = _RUNNING
-        jobs.rows.kind[i] = choice.kind[i]
-        jobs.rows.attempt[i] += 1
-        jobs.rows.is_spread[i] = changes.is_spread[i]
-        jobs.rows.started_s[i] = time_s
-        jobs.rows.ready_s[i] = time_s + pace.restart_s
-        jobs.rows.measured_s[i] = time_s + pace.restart_s
-        jobs.rows.measured_steps[i] = jobs.rows.done_steps[i]
+def _write_starts(r: Round) -> None:
+    rows = r.jobs.rows
+    for at in range(r.sizes[1]):
+        i = r.started[0, at]
+        rows.phase[i] = _RUNNING
+        rows.kind[i] = r.kind[i]
+        rows.attempt[i] += 1
+        rows.is_spread[i] = r.is_spread[i]
+        rows.started_s[i] = r.time_s
+        rows.ready_s[i] = r.time_s + r.pace.restart_s
+        rows.measured_s[i] = r.time_s + r.pace.restart_s
+        rows.measured_steps[i] = rows.done_steps[i]
 
 
 @kernel
-def _name(jobs: Jobs, floor: Floor, changes: StopsAndStarts) -> None:
+def _write_numbers(r: Round) -> None:
     """From rows back to numbers."""
-    for at in range(changes.size[1]):
-        i = changes.started[0, at]
-        changes.started[0, at] = jobs.rows.number[i]
-        changes.started[1, at] = jobs.rows.attempt[i]
-        changes.started[2, at] = jobs.rows.partner[i]
-    for device in range(floor.holders.shape[0]):
+    rows = r.jobs.rows
+    for at in range(r.sizes[1]):
+        i = r.started[0, at]
+        r.started[0, at] = rows.number[i]
+        r.started[1, at] = rows.attempt[i]
+        r.started[2, at] = rows.partner[i]
+    for device in range(r.holders.shape[0]):
         for slot in range(2):
-            if floor.holders[device, slot] >= 0:
-                floor.holders[device, slot] = jobs.rows.number[floor.holders[device, slot]]
+            if r.holders[device, slot] >= 0:
+                r.holders[device, slot] = rows.number[r.holders[device, slot]]
+
+
+# ── room on one server ───────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def vacate_server(r: Round, kind: int, need: int, started_by_s: float, of_any_size: bool) -> None:
+    """Where no server has room for a gang, jobs that would stay leave the emptiest that can.
+
+    Those leave that are not kept, run since ``started_by_s`` at least and, but for ``of_any_size``,
+    are smaller than the gang. They are placed anew, or stopped where nothing is left for them.
+    """
+    best, most_free = -1, -1
+    for server in range(r.num_free.shape[0]):
+        if r.layout.server_kind[server] != kind:
+            continue
+        if r.num_free[server] >= need:
+            return
+        num_free = 0
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            row = r.holders[r.layout.order[at], 0]
+            is_leaving = row >= 0 and _can_leave(r, row, need, started_by_s, of_any_size)
+            num_free += row < 0 or is_leaving
+        if num_free >= need and r.num_free[server] > most_free:
+            best, most_free = server, r.num_free[server]
+    if best >= 0:
+        _clear_server(r, best, need, started_by_s, of_any_size)
+
+
+@kernel
+def _clear_server(r: Round, server: int, need: int, started_by_s: float, of_any_size: bool) -> None:
+    for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+        device = r.layout.order[at]
+        row = r.holders[device, 0]
+        while row >= 0 and _can_leave(r, row, need, started_by_s, of_any_size):
+            r.stays[row] = False
+            _evict(r, row)
+            row = r.holders[device, 0]
+
+
+@kernel
+def _can_leave(r: Round, row: int, need: int, started_by_s: float, of_any_size: bool) -> bool:
+    rows = r.jobs.rows
+    is_in_the_way = of_any_size or rows.gang[row] < need
+    has_run: bool = rows.started_s[row] <= started_by_s
+    stays = bool(r.stays[row]) and not r.is_kept[row]
+    return stays and is_in_the_way and has_run
+
+
+@kernel
+def _evict(r: Round, row: int) -> None:
+    for server in range(r.num_free.shape[0]):
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            device = r.layout.order[at]
+            if r.holders[device, 1] == row:
+                r.holders[device, 1] = -1
+            elif r.holders[device, 0] == row:
+                r.holders[device, 0] = r.holders[device, 1]
+                r.holders[device, 1] = -1
+                r.num_free[server] += r.holders[device, 0] < 0
+                r.first[:] = 0

@@ -1,0 +1,377 @@
+"""Walk wishes in order and grant what fits; reserve devices for jobs that cannot start yet.
+
+Applies rules 3 to 5 of `hocket.fleet.rounds.rules`. Free devices of each type are kept as steps in
+time, with what is reserved of them: O(steps) for every question and every change.
+O(wishes + pairs x jobs that share + reserved jobs x types x steps).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.fleet.rounds.kernels.rates import speed_on
+from hocket.fleet.rounds.kernels.wishes import sort_part
+from hocket.fleet.rounds.rules import ends_in_s, is_bound, is_overdue
+from hocket.fleet.rounds.tables import Round
+from hocket.kernels import kernel
+
+_WAITING = 0
+_MAX_IN_LINE = 1000
+"""Jobs for which a start is foreseen; those behind wait."""
+
+
+# ── free devices by time ─────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def begin(r: Round, kind: int, num_free: int) -> None:
+    """Begin with what is free now."""
+    r.num_steps[kind] = 1
+    r.step_s[kind, 0] = r.time_s
+    r.step_free[kind, 0] = num_free
+
+
+@kernel
+def step_at(r: Round, kind: int, time_s: float) -> int:
+    """The step that begins at a moment, made where there is none; the moment is not in the past."""
+    size: int = r.num_steps[kind]
+    at = size
+    while at > 0 and r.step_s[kind, at - 1] >= time_s:
+        at -= 1
+    if at < size and r.step_s[kind, at] == time_s:
+        return at
+    for later in range(size, at, -1):
+        r.step_s[kind, later] = r.step_s[kind, later - 1]
+        r.step_free[kind, later] = r.step_free[kind, later - 1]
+    r.step_s[kind, at] = time_s
+    r.step_free[kind, at] = r.step_free[kind, at - 1]
+    r.num_steps[kind] = size + 1
+    return at
+
+
+@kernel
+def add(r: Round, kind: int, count: int, start_s: float, end_s: float) -> None:
+    """Add free devices from one moment to another; fewer than none takes them."""
+    if start_s == np.inf or end_s <= start_s:
+        return
+    first = step_at(r, kind, start_s)
+    last = r.num_steps[kind] if end_s == np.inf else step_at(r, kind, end_s)
+    for at in range(first, last):
+        r.step_free[kind, at] += count
+
+
+@kernel
+def earliest_s(r: Round, kind: int, count: int, duration_s: float) -> float:
+    """The first moment from which on so many devices are free for so long; infinite for never."""
+    start_s, size = np.inf, r.num_steps[kind]
+    for at in range(size):
+        if start_s < np.inf and r.step_s[kind, at] >= start_s + duration_s:
+            return start_s
+        if r.step_free[kind, at] < count:
+            start_s = np.inf
+        elif start_s == np.inf:
+            start_s = r.step_s[kind, at]
+    return start_s
+
+
+@kernel
+def after_now_s(r: Round, kind: int) -> float:
+    """The first moment at which more devices are free than now; infinite for never."""
+    for at in range(1, r.num_steps[kind]):
+        if r.step_free[kind, at] > r.step_free[kind, 0]:
+            return float(r.step_s[kind, at])
+    return np.inf
+
+
+@kernel
+def close(r: Round, kind: int) -> None:
+    """Let nothing be free, ever: nobody knows when enough will be."""
+    for at in range(r.num_steps[kind]):
+        r.step_free[kind, at] = 0.0
+
+
+# ── reservations ─────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def foresee(r: Round) -> None:
+    """Free devices by time, as kept jobs give theirs back; only where somebody is reserved."""
+    rows = r.jobs.rows
+    num_kinds = r.free.shape[0]
+    r.num_steps[num_kinds] = 0
+    is_used = r.pace.backfills
+    # Where all jobs can be stopped, a reserved one need not wait for others to end.
+    for i in range(rows.shape[0] if r.pace.reserve_after_s < np.inf else 0):
+        is_used = is_used or r.is_reserved[i]
+    if r.pace.by_share or not is_used:
+        return
+    r.num_steps[num_kinds] = 1
+    for kind in range(num_kinds):
+        begin(r, kind, r.free[kind])
+    for server in range(r.layout.server_kind.shape[0]):
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            row = r.holders[r.layout.order[at], 0]
+            if row >= 0 and r.kind[row] >= 0:
+                free_s = _free_s(r, r.layout.order[at])
+                add(r, r.layout.server_kind[server], 1, free_s, np.inf)
+
+
+@kernel
+def given_back_s(r: Round, i: int) -> float:
+    """When a kept job gives its devices back, at the latest; infinite where that is not known."""
+    rows = r.jobs.rows
+    left_s = _needed_s(r, i, rows.rate[i])
+    left_s += max(rows.ready_s[i] - r.time_s, 0.0) - r.pace.restart_s
+    # A moment later than now: it has not ended yet, though it should have.
+    end_s = r.time_s + max(left_s, 1e-3 * r.pace.round_s)
+    if is_bound(rows.preemptible[i]) or r.pace.keeps_line:
+        return float(end_s)
+    return float(min(end_s, max(r.pace.next_round_s, rows.started_s[i] + r.pace.min_run_s)))
+
+
+@kernel
+def _needed_s(r: Round, i: int, speed: float) -> float:
+    rows = r.jobs.rows
+    slowest = np.inf
+    for kind in range(r.jobs.steps_per_s.shape[1]):
+        if r.jobs.steps_per_s[i, kind] > 0.0:
+            slowest = min(slowest, r.jobs.steps_per_s[i, kind])
+    restarts_s = rows.attempt[i] * r.pace.restart_s
+    overdue = is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s)
+    left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
+    return ends_in_s(left, speed, rows.time_limit_s[i] - rows.held_s[i], r.pace.restart_s, overdue)
+
+
+@kernel
+def may_backfill(r: Round, i: int, kind: int) -> bool:
+    """True if a job that starts now delays no reserved one; it is then counted."""
+    rows = r.jobs.rows
+    if not is_bound(rows.preemptible[i]):
+        return True
+    gang, needed_s = (
+        rows.gang[i],
+        _needed_s(r, i, speed_on(r.jobs, i, kind, r.layout.largest_server)),
+    )
+    if earliest_s(r, kind, gang, needed_s) > r.time_s:
+        return False
+    add(r, kind, -gang, r.time_s, r.time_s + needed_s)
+    r.ends_s[i] = r.time_s + needed_s
+    return True
+
+
+@kernel
+def start_or_reserve(r: Round, i: int, wanted: int) -> None:
+    """Grant a reserved job devices now, on the kind that it wants or where it is fastest, else
+    reserve them where it ends first."""
+    rows = r.jobs.rows
+    num_kinds, gang = r.free.shape[0], rows.gang[i]
+    best, best_speed, later, later_s, later_end_s = -1, 0.0, -1, np.inf, np.inf
+    for kind in range(num_kinds):
+        speed = speed_on(r.jobs, i, kind, r.layout.largest_server)
+        if speed <= 0.0:
+            continue
+        needed_s = _needed_s(r, i, speed)
+        start_s = earliest_s(r, kind, gang, needed_s)
+        if start_s <= r.time_s and gang <= r.free[kind]:
+            if not r.is_withdrawn[i * num_kinds + kind]:
+                if kind == wanted or (speed > best_speed and (best < 0 or best != wanted)):
+                    best, best_speed = kind, speed
+                continue
+            start_s = after_now_s(r, kind)
+        end_s = start_s + needed_s
+        is_sooner = end_s < later_end_s or (end_s == later_end_s and start_s < later_s)
+        if later < 0 or is_sooner:
+            later, later_s, later_end_s = kind, start_s, end_s
+    if best >= 0 and r.time_s + _needed_s(r, i, best_speed) <= later_end_s:
+        needed_s = _needed_s(r, i, best_speed)
+        r.kind[i] = best
+        r.free[best] -= gang
+        stops_s = r.time_s + needed_s
+        if not is_bound(rows.preemptible[i]) and not r.pace.keeps_line:
+            stops_s = min(stops_s, r.time_s + r.pace.round_s)
+        add(r, best, -gang, r.time_s, stops_s)
+    elif later >= 0:
+        _reserve(r, i, later, later_s, later_end_s)
+
+
+@kernel
+def _reserve(r: Round, i: int, kind: int, start_s: float, end_s: float) -> None:
+    rows = r.jobs.rows
+    gang = rows.gang[i]
+    if gang > 1 and r.jobs.spread_steps_per_s[i, kind] <= 0.0:
+        server, free_s = _first_free_server(r, kind, gang)
+        if server >= 0:
+            r.closed_s[server] = free_s
+            end_s += max(free_s - start_s, 0.0) if start_s < np.inf else 0.0
+            start_s = max(start_s, free_s)
+    rows.reserved_s[i] = start_s
+    if start_s < np.inf:
+        add(r, kind, -gang, start_s, end_s)
+    else:
+        # Nobody knows when enough will be free: what becomes free is not given away for good.
+        close(r, kind)
+
+
+@kernel
+def _first_free_server(r: Round, kind: int, gang: int) -> tuple[int, float]:
+    """The server that has room for a gang first, of those that nobody is reserved, and when."""
+    best, best_s = -1, np.inf
+    for server in range(r.layout.server_kind.shape[0]):
+        first, stop = r.layout.server_ptr[server], r.layout.server_ptr[server + 1]
+        is_open = r.closed_s[server] == np.inf
+        if r.layout.server_kind[server] != kind or stop - first < gang or not is_open:
+            continue
+        # The gang-th earliest of its devices, found by counting those that are no later.
+        for at in range(first, stop):
+            free_s = _free_s(r, r.layout.order[at])
+            num_earlier = 0
+            for other in range(first, stop):
+                if _free_s(r, r.layout.order[other]) <= free_s:
+                    num_earlier += 1
+            if num_earlier >= gang and (best < 0 or free_s < best_s):
+                best, best_s = server, free_s
+    return best, best_s
+
+
+@kernel
+def _free_s(r: Round, device: int) -> float:
+    row = r.holders[device, 0]
+    if row < 0 or r.kind[row] < 0:
+        return r.time_s
+    free_s = given_back_s(r, row)
+    other = r.holders[device, 1]
+    return max(free_s, given_back_s(r, other)) if other >= 0 else free_s
+
+
+@kernel
+def fill_in_line(r: Round) -> None:
+    """First come, first served with conservative backfill: in order of priority and arrival, each
+    job starts or gets the earliest time that delays nobody before it."""
+    rows = r.jobs.rows
+    in_line, level = 0, _next_level(r, np.inf)
+    while level > -np.inf:
+        for i in range(rows.shape[0]):
+            is_waiting = rows.phase[i] == _WAITING and rows.over_quota[i] == 0
+            if not is_waiting or rows.priority[i] != level or in_line >= _MAX_IN_LINE:
+                continue
+            in_line += 1
+            start_or_reserve(r, i, -1)
+            if r.kind[i] >= 0:
+                speed = speed_on(r.jobs, i, r.kind[i], r.layout.largest_server)
+                r.ends_s[i] = r.time_s + _needed_s(r, i, speed)
+        level = _next_level(r, level)
+
+
+@kernel
+def _next_level(r: Round, below: float) -> float:
+    """The highest priority of waiting jobs below a level; minus infinity for none."""
+    rows = r.jobs.rows
+    level = -np.inf
+    for i in range(rows.shape[0]):
+        if rows.phase[i] == _WAITING and level < rows.priority[i] < below:
+            level = float(rows.priority[i])
+    return level
+
+
+# ── wishes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def choose(r: Round, num_parts: int) -> None:
+    """Who runs where, part by part as long as devices are left.
+
+    A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
+    profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free.
+    Reserved jobs come first; before their time, others get what they give back in time.
+    """
+    for part in range(num_parts):
+        start, stop, kind = r.parts[part, 0], r.parts[part, 1], r.parts[part, 2]
+        num_free = 0
+        for other in range(r.free.shape[0]):
+            if kind < 0 or other == kind:
+                num_free += r.free[other]
+        # Without anything free, reserved jobs are to be told when they may start.
+        if num_free > 0 or r.num_steps[r.free.shape[0]] > 0:
+            sort_part(r, start, stop)
+            _grant(r, start, stop)
+
+
+@kernel
+def take_back_moves(r: Round) -> bool:
+    """Take back moves by which nobody gains; returns whether there were any.
+
+    A job alone that was given another kind, on which it is no faster, stays where it is if nobody
+    else was given its devices.
+    """
+    rows = r.jobs.rows
+    is_changed = False
+    for i in range(rows.shape[0]):
+        before, kind = r.before[i], r.kind[i]
+        if before < 0 or kind < 0 or kind == before:
+            continue
+        is_alone = rows.partner[i] < 0 and r.partner[i] < 0
+        # It may be spread over servers there, or have been taken for faster when it began.
+        present = min(rows.rate[i], speed_on(r.jobs, i, before, r.layout.largest_server))
+        gains = speed_on(r.jobs, i, kind, r.layout.largest_server) > present
+        if is_alone and not gains and rows.gang[i] <= r.free[before]:
+            r.free[kind] += rows.gang[i]
+            r.free[before] -= rows.gang[i]
+            r.kind[i] = before
+            is_changed = True
+    return is_changed
+
+
+@kernel
+def _grant(r: Round, start: int, stop: int) -> None:
+    rows = r.jobs.rows
+    num_kinds = r.free.shape[0]
+    has_reserved = r.num_steps[num_kinds] > 0
+    num_single = rows.shape[0] * num_kinds
+    for at in range(start, stop):
+        wish = r.order[at]
+        if wish >= num_single:
+            if not r.is_withdrawn[wish]:
+                _grant_pair(r, wish - num_single)
+            continue
+        job, kind = wish // num_kinds, wish % num_kinds
+        if r.kind[job] >= 0 or rows.reserved_s[job] > 0.0:
+            continue
+        if r.is_reserved[job] and has_reserved:
+            start_or_reserve(r, job, kind)
+            continue
+        fits = rows.gang[job] <= r.free[kind] and not r.is_withdrawn[wish]
+        if fits and has_reserved:
+            fits = may_backfill(r, job, kind)
+        if fits:
+            r.kind[job] = kind
+            r.free[kind] -= rows.gang[job]
+        elif r.is_reserved[job] and not r.is_withdrawn[wish]:
+            # It gets what it needs at the next round; nobody starts on it for so short.
+            r.free[kind] = 0
+
+
+@kernel
+def _grant_pair(r: Round, at: int) -> None:
+    rows = r.jobs.rows
+    a, b, kind = r.asked.pairs[at, 0], r.asked.pairs[at, 1], r.asked.pairs[at, 2]
+    one = _next_of(r, a, -1)
+    other = _next_of(r, b, one)
+    if one < 0 or other < 0 or rows.gang[one] > r.free[kind]:
+        return
+    r.kind[one] = kind
+    r.kind[other] = kind
+    r.partner[one] = other
+    r.partner[other] = one
+    r.free[kind] -= rows.gang[one]
+
+
+@kernel
+def _next_of(r: Round, profile: int, but: int) -> int:
+    """The first job of a profile that has nothing yet; ``queue_at`` moves past those that have."""
+    at, end = r.queue_at[profile, 0], r.queue_at[profile, 1]
+    while at < end and r.kind[r.asked.queue[at]] >= 0:
+        at += 1
+    r.queue_at[profile, 0] = at
+    while at < end and (r.kind[r.asked.queue[at]] >= 0 or r.asked.queue[at] == but):
+        at += 1
+    return r.asked.queue[at] if at < end else -1

@@ -1,0 +1,286 @@
+"""Wishes and their urgency, in parts that are sorted when their turn comes.
+
+Devices are mostly gone before those without a deficit are asked, so that these need no sorting.
+A stable merge sort by several keys: O(wishes log wishes).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.fleet.rounds.kernels.rates import row_of, speed_on
+from hocket.fleet.rounds.rules import (
+    FILLING_LAST,
+    RESERVED_FIRST,
+    UNITS_PER_ROUND,
+    has_large_deficit,
+    has_waited_too_long,
+    is_bound,
+    is_kept,
+    is_overdue,
+    stop_cost_rounds,
+    urgency_filling,
+    urgency_of_deficit,
+)
+from hocket.fleet.rounds.tables import Round
+from hocket.kernels import kernel
+
+_WAITING, _RUNNING = 0, 1
+_DEFICIT, _FILLING, _NO_WISH = 0, 1, 2
+_ONLY_SHARE = 2
+"""Mark of a job that fills no devices of which it has no share."""
+
+
+@kernel
+def order_wishes(r: Round) -> int:
+    """Write down what everybody wants; returns the number of parts."""
+    rows = r.jobs.rows
+    _count_stoppable(r)
+    _keep(r)
+    if r.pace.by_share:
+        return order_by_share(r)
+    first_pair = rows.shape[0] * r.jobs.shares.shape[1]
+    for pair in range(r.asked.urgency.shape[0]):
+        r.keys[0, first_pair + pair] = r.asked.urgency[pair]
+    return order_by_deficit(r)
+
+
+@kernel
+def _keep(r: Round) -> None:
+    """Mark running jobs that nobody may stop or move, and those beside them."""
+    rows = r.jobs.rows
+    keeps_all = r.pace.keeps_running or r.pace.keeps_line
+    for i in range(rows.shape[0]):
+        ran_s = r.time_s - rows.started_s[i]
+        bound = is_bound(rows.preemptible[i])
+        is_running = rows.phase[i] == _RUNNING
+        # Devices were collected for a gang among bound jobs: it has a turn before it gives way.
+        is_collected = rows.gang[i] > 1 and r.pace.reserve_after_s < np.inf
+        least_s = r.pace.min_turn_s if is_collected else r.pace.min_run_s
+        r.is_kept[i] = is_kept(is_running, bound, ran_s, least_s, keeps_all)
+    for i in range(rows.shape[0]):
+        if r.is_kept[i] and rows.partner[i] >= 0:
+            r.is_kept[row_of(r.jobs, rows.partner[i])] = True
+
+
+@kernel
+def _count_stoppable(r: Round) -> None:
+    """Devices of each kind that are free, or held by jobs that may be stopped."""
+    rows = r.jobs.rows
+    for kind in range(r.stoppable.shape[0]):
+        r.stoppable[kind] = r.layout.num_devices[kind]
+    for i in range(rows.shape[0]):
+        if rows.phase[i] == _RUNNING and is_bound(rows.preemptible[i]):
+            r.stoppable[rows.kind[i]] -= rows.gang[i]
+
+
+@kernel
+def order_by_share(r: Round) -> int:
+    """Gavel's order: kind by kind, share over time received, then deficit, then share.
+
+    Returns the number of parts: for each kind those who have a share of it, then the others.
+    """
+    rows = r.jobs.rows
+    num_kinds: int = r.asked.kinds.shape[0]
+    size = 0
+    for at in range(num_kinds):
+        kind = r.asked.kinds[at]
+        _rank_by_share(r, kind, num_kinds)
+        for part in range(2):
+            start = size
+            for i in range(rows.shape[0]):
+                wish = i * num_kinds + kind
+                if r.rank[wish] == part:
+                    r.order[size] = wish
+                    size += 1
+            _set_part(r, 2 * at + part, start, size, kind)
+    return 2 * num_kinds
+
+
+@kernel
+def _rank_by_share(r: Round, kind: int, num_kinds: int) -> None:
+    rows = r.jobs.rows
+    for i in range(rows.shape[0]):
+        wish, share = i * num_kinds + kind, r.jobs.shares[i, kind]
+        speed = speed_on(r.jobs, i, kind, r.layout.largest_server)
+        keeps_off = rows.has_share[i] == _ONLY_SHARE and share <= 0.0
+        if rows.phase[i] > _RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
+            r.rank[wish] = _NO_WISH
+            continue
+        # Jobs that came since the last allocation stand behind all others.
+        has_share = rows.has_share[i] != 0
+        r.keys[0, wish] = share / max(r.jobs.received_s[i, kind], 1e-9) if has_share else -1.0
+        r.keys[1, wish] = np.rint(r.jobs.credit_s[i, kind] * 1000.0)
+        r.keys[2, wish] = share
+        r.rank[wish] = _DEFICIT if r.keys[0, wish] > 0.0 else _FILLING
+
+
+@kernel
+def _set_part(r: Round, part: int, start: int, stop: int, kind: int) -> None:
+    r.parts[part, 0] = start
+    r.parts[part, 1] = stop
+    r.parts[part, 2] = kind
+
+
+@kernel
+def order_by_deficit(r: Round) -> int:
+    """All that jobs and pairs want, the largest deficit first; of equals, what would be lost most.
+
+    Returns the number of parts: what somebody has a deficit for, then what only fills devices.
+    """
+    rows = r.jobs.rows
+    if not r.pace.keeps_running:
+        _limit_deficits(r, r.pace.max_deficit_s)
+    _rank_by_deficit(r)
+    first_pair = rows.shape[0] * r.jobs.shares.shape[1]
+    for pair in range(r.asked.pairs.shape[0]):
+        r.rank[first_pair + pair] = _DEFICIT
+    size = 0
+    for part in range(2):
+        start = size
+        for wish in range(r.rank.shape[0]):
+            if r.rank[wish] == part:
+                r.order[size] = wish
+                size += 1
+        _set_part(r, part, start, size, -1)
+    return 2
+
+
+@kernel
+def _limit_deficits(r: Round, most_s: float) -> None:
+    rows = r.jobs.rows
+    for i in range(rows.shape[0]):
+        for j in range(r.jobs.credit_s.shape[1]):
+            r.jobs.credit_s[i, j] = min(max(r.jobs.credit_s[i, j], -most_s), most_s)
+        rows.pair_credit_s[i] = min(max(rows.pair_credit_s[i], -most_s), most_s)
+
+
+@kernel
+def _rank_by_deficit(r: Round) -> None:
+    """Rank and keys of the wishes of all jobs."""
+    rows, largest = r.jobs.rows, r.layout.largest_server
+    num_kinds = r.jobs.shares.shape[1]
+    for i in range(rows.shape[0]):
+        for j in range(num_kinds):
+            r.rank[i * num_kinds + j] = _NO_WISH
+        phase, gang = rows.phase[i], rows.gang[i]
+        if phase > _RUNNING or r.is_kept[i] or rows.over_quota[i] > 0:
+            continue
+        here = rows.kind[i] if rows.partner[i] < 0 else -1
+        best, slowest, is_reserved, fits_by_stops = 1e-300, np.inf, False, False
+        for j in range(num_kinds):
+            speed = speed_on(r.jobs, i, j, largest)
+            best = max(best, speed)
+            slowest = min(slowest, speed) if speed > 0.0 else slowest
+            fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= r.stoppable[j])
+            # Kinds that are equally fast are one kind to a job: its deficit is for any of them.
+            deficit_s = r.jobs.credit_s[i, j]
+            for k in range(num_kinds):
+                is_wanted = k != j and (r.jobs.shares[i, k] > 0.0 or k == here)
+                if is_wanted and speed_on(r.jobs, i, k, largest) == speed:
+                    deficit_s += r.jobs.credit_s[i, k]
+            r.keys[0, i * num_kinds + j] = deficit_s
+            if has_large_deficit(deficit_s, r.jobs.shares[i, j], r.pace.patience_s):
+                is_reserved = True
+        waited_s = r.time_s - rows.waiting_since_s[i]
+        waits_too_long = has_waited_too_long(
+            gang,
+            phase == _WAITING,
+            waited_s,
+            r.pace.reserve_after_s,
+            fits_by_stops,
+            rows.reserved_s[i] > 0.0,
+        )
+        r.is_reserved[i] = is_reserved or waits_too_long
+        left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
+        longest_s = rows.total_steps[i] / slowest
+        restarts_s = rows.attempt[i] * r.pace.restart_s
+        # A job that has long had the time that it said to need is not about to end.
+        if is_overdue(rows.held_s[i], restarts_s, longest_s, r.pace.round_s):
+            left = np.inf
+        lost, cost = 0.0, 0.0
+        if phase == _RUNNING and rows.rate[i] > 0.0:
+            lost_s = (rows.done_steps[i] - rows.saved_steps[i]) / rows.rate[i]
+            lost = np.floor(lost_s / r.pace.round_s * UNITS_PER_ROUND)
+            cost = stop_cost_rounds(
+                r.pace.restart_s, lost_s, rows.losses[i], r.pace.stickiness_rounds, r.pace.round_s
+            )
+        for j in range(num_kinds):
+            wish, speed = i * num_kinds + j, speed_on(r.jobs, i, j, largest)
+            if speed <= 0.0:
+                continue
+            if r.jobs.shares[i, j] > 0.0:
+                credit_s = r.keys[0, wish]
+                stays = r.pace.stickiness_rounds + cost if here == j else 0.0
+                stays += rows.group_shift[i]
+                urgency = urgency_of_deficit(
+                    credit_s,
+                    left,
+                    speed,
+                    stays,
+                    r.pace.slack_rounds,
+                    r.pace.round_s,
+                    rows.priority[i],
+                )
+                if waits_too_long:
+                    urgency = RESERVED_FIRST + waited_s / r.pace.round_s
+                elif is_reserved:
+                    urgency += RESERVED_FIRST
+                    # Deficits end at a limit, where a gang that fits beside nobody looks like all
+                    # others: there, waiting counts. One device is free sooner or later.
+                    is_at_limit = gang > 1 and credit_s >= r.pace.max_deficit_s
+                    has_waited = waited_s >= r.pace.stickiness_rounds * r.pace.round_s
+                    if is_at_limit and has_waited and phase == _WAITING:
+                        urgency += RESERVED_FIRST
+            elif rows.has_share[i] == _ONLY_SHARE:
+                continue
+            else:
+                urgency = urgency_filling(speed, best, here == j)
+            r.keys[0, wish] = urgency
+            r.keys[1, wish] = lost if here == j else 0.0
+            r.rank[wish] = _FILLING if r.keys[0, wish] < 0.5 * FILLING_LAST else _DEFICIT
+
+
+@kernel
+def sort_part(r: Round, start: int, stop: int) -> None:
+    """Sort a part of the order, the largest keys first; equals stay as they stood."""
+    order, other = r.order, r.scratch
+    # First keys are carried along: looking them up for every comparison takes twice as long.
+    key, other_key = r.carried[0], r.carried[1]
+    for at in range(start, stop):
+        key[at] = r.keys[0, order[at]]
+    width, is_swapped = 1, False
+    while width < stop - start:
+        low = start
+        while low < stop:
+            middle, high = min(low + width, stop), min(low + 2 * width, stop)
+            left, right = low, middle
+            for at in range(low, high):
+                takes_right = left >= middle
+                if left < middle and right < high:
+                    takes_right = key[right] > key[left]
+                    if key[right] == key[left]:
+                        takes_right = _goes_before(r.keys, order[right], order[left])
+                taken = right if takes_right else left
+                other[at], other_key[at] = order[taken], key[taken]
+                if takes_right:
+                    right += 1
+                else:
+                    left += 1
+            low = high
+        order, other = other, order
+        key, other_key = other_key, key
+        width, is_swapped = width * 2, not is_swapped
+    if is_swapped:
+        for at in range(start, stop):
+            r.order[at] = r.scratch[at]
+
+
+@kernel
+def _goes_before(keys: FloatArray, one: int, other: int) -> bool:
+    """True if a wish comes before another that has the same first key."""
+    for key in range(1, keys.shape[0]):
+        if keys[key, one] != keys[key, other]:
+            return bool(keys[key, one] > keys[key, other])
+    return False
