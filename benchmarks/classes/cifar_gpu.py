@@ -74,7 +74,7 @@ FIT_PROCESSES = 3
 """That time the same part: what one process finds is up to 1.4 times what another does."""
 
 
-def tell(what: str, done: int, total: int) -> None:
+def progress(what: str, done: int, total: int) -> None:
     if done == total or done % 500 == 0 or done == 20:
         say(f"{what} {done}/{total}")
 
@@ -188,7 +188,7 @@ def trained(asked: argparse.Namespace) -> list[Seed]:
                 whole_lesson(net, splits.train, recipe, splits.augment)
                 for net, recipe in zip(nets, recipes, strict=True)
             ]
-            made = learn(lessons, recipes[0], lambda *far: tell("train the nets", *far))
+            made = learn(lessons, recipes[0], lambda *far: progress("train the nets", *far))
         trained_s, found = time.time() - begun_s, []
         for seed, net in zip(asked.seeds, nets, strict=True):
             request = SplitRequest(
@@ -197,7 +197,7 @@ def trained(asked: argparse.Namespace) -> list[Seed]:
             )  # fmt: skip
             steps = Steps(path_of(asked, seed) / "work")
             steps.put("whole", "trained here", state_arrays(net))
-            material = described(request, net, splits, steps, f"{asked.net} {seed}", tell)
+            material = described(request, net, splits, steps, f"{asked.net} {seed}", progress)
             told: dict[str, Any] = {"net": asked.net, "seed": seed}
             told["whole"] = {
                 name: accuracy(outputs_of(net, data.inputs).numpy(), data.labels.cpu().numpy())
@@ -318,7 +318,7 @@ def retrained(asked: argparse.Namespace, seeds: list[Seed]) -> int:
     recipe = recipe_of(asked, seeds[0].told["seed"],
                        limit_s=left_s(asked, asked.retrain_limit))  # fmt: skip
     return learn([lesson_of(asked, seed) for seed in seeds], recipe,
-                 lambda *far: tell("retrain parts", *far))  # fmt: skip
+                 lambda *far: progress("retrain parts", *far))  # fmt: skip
 
 
 def lesson_of(asked: argparse.Namespace, seed: Seed) -> Lesson:
@@ -338,7 +338,7 @@ def control(asked: argparse.Namespace, seed: Seed) -> None:
     with turn():
         recipe = recipe_of(asked, told["seed"], steps=asked.control_steps,
                            limit_s=left_s(asked, asked.retrain_limit))  # fmt: skip
-        made = learn([lesson_of(asked, seed)], recipe, lambda *far: tell("control", *far))
+        made = learn([lesson_of(asked, seed)], recipe, lambda *far: progress("control", *far))
         scores = said_by([net], splits.test)[0][:, 1:]
     work = sum(multiplications(net, material.example).values()) / material.whole_macs
     told["control"] = {"test": accuracy(scores, splits.test.labels.cpu().numpy()), "work": work,

@@ -101,12 +101,12 @@ def row(name: str, workers: int, repeats: int) -> dict[str, Any]:
     for _ in range(12):  # as often as a program would call it before it matters
         outcome(decorated, few)
     short_s, plain_s = cpu_s(decorated, few, repeats), cpu_s(function, few, 3)
-    ways = [
-        d.candidate.option.shape.kind if d.candidate is not None else d.way
+    schedules = [
+        d.candidate.option.shape.kind if d.candidate is not None else d.execution
         for d in ordered.decisions()
     ]
     return {
-        "name": name, "sound": is_sound, "named": len(named), "ways": "+".join(ways),
+        "name": name, "sound": is_sound, "named": len(named), "schedules": "+".join(schedules),
         "over_plain": plain_s / short_s, "over_njit": ours_s / njit_s, "first_s": first,
         "ms": ours_s * 1e3,
     }  # fmt: skip
@@ -137,7 +137,7 @@ def main() -> None:
         sound = ("yes" if not found["named"] else "named") if found["sound"] else "NO"
         print(
             f"{name:20} {sound:6} {found['over_njit']:6.2f} {found['over_plain']:8.1f} "
-            f"{found['first_s']:8.2f} {found['ms']:8.2f}  {found['ways']}",
+            f"{found['first_s']:8.2f} {found['ms']:8.2f}  {found['schedules']}",
             flush=True,
         )
     slower = [r["name"] for r in rows if r["over_plain"] < 1.0]

@@ -24,7 +24,7 @@ from hocket.classes.session import infer, open_session
 from hocket.classes.settings import HybridCriterion, NetTraining, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.split import split
-from hocket.classes.stepping import LabelledBatch, MomentumDescent, carried
+from hocket.classes.stepping import LabelledBatch, MomentumDescent, captured_work
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import (
     Labelled,
@@ -251,7 +251,7 @@ def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
         net=f"{spec}:{name}", data=f"{spec}:texts", parts=2, work=0.4, train_steps=60, rounds=0,
         accuracy_loss=10, retraining=recipe,
     )  # fmt: skip
-    done = split(request, tmp_path, tell=lambda *far: None)
+    done = split(request, tmp_path, progress=lambda *far: None)
     assert done.validation.test_whole > 0.8
     assert done.validation.test_parts > done.validation.test_whole - 0.1
     folder = read_folder(tmp_path)
@@ -345,7 +345,7 @@ def test_a_recorded_step_keeps_what_its_graph_reads(monkeypatch):
 
     def recorded():
         net = nn.Linear(2, 2)
-        return carried(lambda: net(torch.zeros(1, 2)), torch.device("cuda")), weakref.ref(net)
+        return captured_work(lambda: net(torch.zeros(1, 2)), torch.device("cuda")), weakref.ref(net)
 
     work, net = recorded()
     work.start()

@@ -9,7 +9,7 @@ from hocket.classes import split
 from hocket.classes.combine import Combiner, OddsCalibration
 from hocket.classes.cut import PartCut
 from hocket.classes.latency_forecast import FanOut, answer_s, finish_s, places_on, verdict
-from hocket.classes.split import blame, larger_budgets
+from hocket.classes.split import larger_budgets, newly_wrong_answers
 from hocket.classes.widths import (
     ChannelStream,
     ChosenWidths,
@@ -77,7 +77,7 @@ def test_the_last_vector_of_a_width_saves_only_what_fills_it():
 def test_what_is_worth_more_comes_back_where_one_of_two_fits():
     model = alone((64, 1e6), (64, 1e5), (64, 1e5))
     tails = [np.r_[np.ones(48), np.full(16, each)] for each in (1.0, 0.03, 0.003)]
-    assert chosen_widths(model, tails, 0.93e6, Floors(lanes=16)).units == (48, 64, 48)
+    assert chosen_widths(model, tails, 0.93e6, Floors(vector_width=16)).units == (48, 64, 48)
 
 
 def test_layers_that_take_longer_to_read_than_to_compute_are_cut_first():
@@ -107,7 +107,7 @@ def test_what_a_coarse_cut_saves_too_much_comes_back_elsewhere():
     model = WidthModel(tuple(ChannelStream(layer.name, 64, 1) for layer in layers), layers)
     values = [np.ones(64), np.r_[np.ones(32), np.full(32, 1e-3)]]
     for budget in np.linspace(3e5, 1.1e6, 17):
-        kept = np.array(chosen_widths(model, values, budget, Floors(lanes=16)).units) / 64
+        kept = np.array(chosen_widths(model, values, budget, Floors(vector_width=16)).units) / 64
         assert model.macs(kept) <= budget
         for step in ([0.25, 0], [0, 0.25]):
             wider = np.minimum(kept + step, 1)
@@ -132,16 +132,16 @@ def test_the_block_that_adds_least_is_left_out_where_vectors_cannot_be_narrower(
     model, values = residual(), [np.ones(16)] * 4
     whole = model.macs(np.ones(4))
     influence = [0.3, 0.05, 0.3]
-    chosen = chosen_widths(model, values, 0.7 * whole, Floors(lanes=16), influence)
+    chosen = chosen_widths(model, values, 0.7 * whole, Floors(vector_width=16), influence)
     assert chosen.omitted == (1,)
     assert chosen.units == (16, 16, 0, 16)
     assert model.macs(np.array(chosen.units) / 16, chosen.omitted) <= 0.7 * whole
     # One of three stays in any case; then channels go, though they save no time.
-    least = chosen_widths(model, values, 0.1 * whole, Floors(lanes=16), influence)
+    least = chosen_widths(model, values, 0.1 * whole, Floors(vector_width=16), influence)
     assert len(least.omitted) == 1
     assert min(least.units[0], least.units[1], least.units[3]) < 16
-    assert not chosen_widths(model, values, 0.7 * whole, Floors(lanes=16)).omitted
-    most = chosen_widths(model, values, 0.7 * whole, Floors(lanes=16), [0.97, 0.95, 0.97])
+    assert not chosen_widths(model, values, 0.7 * whole, Floors(vector_width=16)).omitted
+    most = chosen_widths(model, values, 0.7 * whole, Floors(vector_width=16), [0.97, 0.95, 0.97])
     assert most.omitted == (1,)
 
 
@@ -158,7 +158,7 @@ def test_parts_with_newly_wrong_answers_get_more():
     labels = np.array([0, 2, 3, 1])
     whole = np.eye(4)[[0, 2, 3, 0]]
     # The first is wrong now (2 won); the last was wrong before.
-    counts = blame(combiner, np.eye(4)[[2, 2, 3, 0]], whole, labels)
+    counts = newly_wrong_answers(combiner, np.eye(4)[[2, 2, 3, 0]], whole, labels)
     assert counts.tolist() == [1, 1, 0]
     assert larger_budgets((10, 10, 10), counts, 100) == (14, 14, 10)
     assert larger_budgets((100, 100, 10), counts, 100) is None

@@ -49,7 +49,7 @@ class Looked:
         """The shape chosen for the first loop, or how else it runs."""
         decision = self.decisions[0][1]
         if decision.candidate is None:
-            return decision.way
+            return decision.execution
         return decision.candidate.option.shape.kind
 
 

@@ -127,7 +127,7 @@ def test_arrays_that_overlap_in_a_later_call_of_the_same_shapes_are_seen():
     expected = buffer.copy()
     shifted(expected[:-1], expected[1:])
     function(buffer[:-1], buffer[1:])
-    assert site.last.way == "serial"
+    assert site.last.execution == "serial"
     np.testing.assert_array_equal(buffer, expected)
     assert memory.shared_pairs({"a": buffer[:4], "b": buffer[4:], "c": buffer[3:5]}) == {
         ("a", "c"),

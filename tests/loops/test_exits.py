@@ -140,7 +140,7 @@ def test_each_exit_is_that_of_python(shape, leave):
     text = SHAPES[shape].replace("EXIT", EXITS[leave])
     decorated = check(text, compiled=leave in ("swapped", "break", "raise", "row"))
     if leave in ("swapped", "raise"):
-        assert decorated.decisions()[0].way == "serial"
+        assert decorated.decisions()[0].execution == "serial"
 
 
 @pytest.mark.parametrize(

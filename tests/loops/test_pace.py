@@ -64,13 +64,13 @@ def entered_often(a, n):
 @pytest.mark.parametrize("large", [1.0, 500.0])
 def test_the_faster_of_both_is_taken(clock, large):
     a = np.full(8, large)
-    for plain_s, way in ((1e-6, "python"), (1e-3, "serial")):
+    for plain_s, execution in ((1e-6, "python"), (1e-3, "serial")):
         decorated = hocket.parallel_for(total)
         clock.compiled_s, clock.plain_s = 1e-5, plain_s
         found = {decorated(a, 8) for _ in range(200)}
         assert found == {total(a, 8)}
-        assert decorated.decisions()[0].way == way
-    assert ("plain Python takes" in str(decorated.explain())) == (way == "python")
+        assert decorated.decisions()[0].execution == execution
+    assert ("plain Python takes" in str(decorated.explain())) == (execution == "python")
 
 
 def test_more_work_is_looked_at_anew(clock):
@@ -78,9 +78,9 @@ def test_more_work_is_looked_at_anew(clock):
     decorated = hocket.parallel_for(total)
     for _ in range(50):
         decorated(np.ones(8), 8)
-    assert decorated.decisions()[0].way == "python"
+    assert decorated.decisions()[0].execution == "python"
     decorated(np.ones(4096), 4096)
-    assert decorated.decisions()[0].way == "serial"
+    assert decorated.decisions()[0].execution == "serial"
 
 
 def test_long_compiled_calls_are_never_tried_in_python(clock):
@@ -88,7 +88,7 @@ def test_long_compiled_calls_are_never_tried_in_python(clock):
     decorated = hocket.parallel_for(total)
     for _ in range(20):
         decorated(np.ones(8), 8)
-    assert decorated.decisions()[0].way == "serial"
+    assert decorated.decisions()[0].execution == "serial"
 
 
 def test_loops_that_cannot_be_compiled_are_seldom_asked_for(monkeypatch):

@@ -72,13 +72,13 @@ def test_arrays_that_share_memory_are_seen_when_called(place):
     parallel = hocket.parallel_for(shifted)
     parallel(x, y)
     np.testing.assert_array_equal(cells, expected)
-    assert parallel.decisions()[0].way == "serial"
+    assert parallel.decisions()[0].execution == "serial"
 
 
 def test_a_loop_that_was_independent_is_judged_again_for_other_data():
     parallel = hocket.parallel_for(shifted)
     parallel(np.zeros(9), np.arange(9.0))
-    assert parallel.decisions()[0].way == "parallel"
+    assert parallel.decisions()[0].execution == "parallel"
     same = np.arange(9.0)
     parallel(same, same)
     np.testing.assert_array_equal(same, [2, 4, 6, 8, 10, 12, 14, 16, 8])

@@ -76,7 +76,7 @@ def test_a_loop_that_one_core_does_sooner_is_not_shared(monkeypatch):
     short, out = np.arange(1000.0), np.zeros(1000)
     run(short, out)
     np.testing.assert_array_equal(out, short**2)
-    assert run.decisions()[0].way == "serial"
+    assert run.decisions()[0].execution == "serial"
     assert "schedule: serial, compiled" in str(run.explain())
     assert "because one core is predicted to take" in str(run.explain())
     long = np.zeros(10_000_000)

@@ -30,7 +30,7 @@ def jobs(name):
     for _ in range(2):
         looked = Looked(function, data, permit=permit, workers=2).record()
         runner, decision, values, owners = looked.decisions[0]
-        if decision.way != "parallel":
+        if decision.execution != "parallel":
             return
         own = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in values.items()}
         own |= {n: own[o] for n, o in owners.items()}

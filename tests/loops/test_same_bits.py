@@ -93,7 +93,7 @@ def test_numbers_are_those_of_numpy_and_python(case):
     decorated = hocket.parallel_for(ordered=True, workers=2, backend="in-turn")(function)
     assert outcome(decorated, arguments) == outcome(function, arguments)
     (decision,) = decorated.decisions()
-    assert decision.way in ("serial", "parallel")
+    assert decision.execution in ("serial", "parallel")
     assert not decision.source.deviations
 
 
@@ -171,6 +171,6 @@ def test_rows_and_their_sums_compile():
     rows, out = np.random.default_rng(2).random((40, 7)), np.zeros((40, 7))
     decorated = hocket.parallel_for(workers=2)(softmax)
     decorated(rows, out)
-    assert decorated.decisions()[0].way == "parallel"
+    assert decorated.decisions()[0].execution == "parallel"
     expected = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(out, expected, rtol=1e-12)

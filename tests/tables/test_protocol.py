@@ -138,7 +138,7 @@ def test_goodput_is_measured_and_kept_to():
     budget = sent_over([50_000])
     assert budget.goodput_bps == pytest.approx(50_000, rel=0.1)
     assert budget.sent_bytes == pytest.approx(4 * 50_000, rel=0.1)
-    assert budget.under_way_bytes < 6_000
+    assert budget.in_flight_bytes < 6_000
 
 
 def test_goodput_follows_a_link_that_becomes_slower_and_faster():

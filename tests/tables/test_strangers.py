@@ -127,7 +127,7 @@ def test_connections_of_strangers_do_not_disturb():
 
 
 def test_a_client_that_reads_nothing_does_not_fill_the_shards_memory(monkeypatch):
-    monkeypatch.setattr(route_module, "MAX_UNDER_WAY_BYTES", 5_000)
+    monkeypatch.setattr(route_module, "MAX_IN_FLIGHT_BYTES", 5_000)
     layout = Layout((TableSpec("w", 4, 50, staleness=math.inf),), 1, 2)
     ports, (busy, idle) = inside_ports(1, 2)
     server = ShardServer(layout, 0, ports[0])

@@ -20,7 +20,7 @@ _OPSET = 17
 def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
     """The net for a batch of one as an ONNX file; batch norms are folded into their layers."""
     buffer = io.BytesIO()
-    with _told("ONNX"), _quiet():
+    with _errors_of("ONNX"), _quiet():
         torch.onnx.export(
             net.eval().cpu(),
             (example.cpu(),),
@@ -36,13 +36,13 @@ def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
 def as_exported(net: nn.Module, example: torch.Tensor) -> bytes:
     """The net as a torch.export archive."""
     buffer = io.BytesIO()
-    with _told("torch.export"), _quiet():
+    with _errors_of("torch.export"), _quiet():
         torch.export.save(torch.export.export(net.eval().cpu(), (example.cpu(),)), buffer)
     return buffer.getvalue()
 
 
 @contextmanager
-def _told(form: str) -> Iterator[None]:
+def _errors_of(form: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:

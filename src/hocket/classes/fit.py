@@ -20,8 +20,8 @@ from hocket.base.units import format_seconds
 from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.latency_forecast import FanOut
-from hocket.classes.material import Material, Tell
-from hocket.classes.session import latency_s, open_session, vector_lanes
+from hocket.classes.material import Material, Progress
+from hocket.classes.session import latency_s, open_session, vector_width
 from hocket.classes.settings import HybridCriterion
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
 from hocket.runtime.threads import torch_threads
@@ -67,7 +67,7 @@ def whole_times(material: Material) -> WholeTimes:
 
 @torch.no_grad()
 def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
-    """Processor time of one input in eager torch on one thread."""
+    """CPU time of one input in eager torch on one thread."""
     net = net.cpu().eval()
     spent = []
     with torch_threads(1):
@@ -101,7 +101,7 @@ def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> 
         model,
         scores.of_group(deciding),
         budget_macs,
-        Floors(lanes=vector_lanes()),
+        Floors(vector_width=vector_width()),
         scores.influence(deciding),
     )
     omitted = tuple(model.blocks[index].name for index in chosen.omitted)
@@ -112,7 +112,7 @@ def _units_left(
     material: Material, classes: tuple[int, ...], test: HybridCriterion
 ) -> tuple[tuple[int, ...], ...]:
     """Units of each stream that the criterion leaves; at least the floor, by value."""
-    floors, left = Floors(lanes=vector_lanes()), []
+    floors, left = Floors(vector_width=vector_width()), []
     values, pruned = material.scores.of_group(classes), material.scores.pruned(classes, test)
     for stream, value, gone in zip(material.structure.model.streams, values, pruned, strict=True):
         # Sorted by value among what is left, then among what is pruned: no layer is emptied.
@@ -146,7 +146,7 @@ def part_latency_s(material: Material, cut: PartCut) -> float:
 
 
 def fitted_budgets(
-    material: Material, whole: WholeTimes, classes: Sequence[tuple[int, ...]], tell: Tell
+    material: Material, whole: WholeTimes, classes: Sequence[tuple[int, ...]], progress: Progress
 ) -> Budgets:
     """The largest budgets with which every part is within the target."""
     asked = material.request.target_s
@@ -161,7 +161,7 @@ def fitted_budgets(
         )
     target_s = asked - overhead_s
     heaviest = max(classes, key=group_work(material))
-    share = largest_share(material, whole.latency_s, heaviest, target_s, tell)
+    share = largest_share(material, whole.latency_s, heaviest, target_s, progress)
     macs = []
     for mine in classes:
         budget = share * material.whole_macs
@@ -174,7 +174,11 @@ def fitted_budgets(
 
 
 def largest_share(
-    material: Material, whole_s: float, classes: tuple[int, ...], target_s: float, tell: Tell
+    material: Material,
+    whole_s: float,
+    classes: tuple[int, ...],
+    target_s: float,
+    progress: Progress,
 ) -> float:
     """The largest share of the whole net's work with which a part is within the target."""
     if whole_s <= target_s:
@@ -182,7 +186,7 @@ def largest_share(
     least_s, best = whole_s, 0.0
     share, low, high = max(target_s / whole_s, 1e-4), 0.0, 1.0
     for number in range(_TRIES):
-        tell("fit widths to the latency", number, _TRIES)
+        progress("fit widths to the latency", number, _TRIES)
         now_s = part_latency_s(material, cut_to(material, classes, share * material.whole_macs))
         least_s = min(least_s, now_s)
         if now_s <= target_s:

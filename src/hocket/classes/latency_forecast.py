@@ -75,14 +75,14 @@ def verdict(
     speedup = whole_s / predicted_s
     work = sum(part_macs) / whole_macs
     count, overhead_s = len(part_macs), FanOut().overhead_s(len(part_macs))
-    told = (
+    detail = (
         f"{count} parts with {max(part_macs) / whole_macs:.2f} of the work each at most "
         f"do {work:.1f}x the work of the whole net"
         if count > 1
         else f"the one part does {work:.2f} of the work of the whole net"
     )
     if speedup > 1.1:
-        return SplitVerdict(True, work, f"an answer comes {speedup:.1f}x sooner; {told}")
+        return SplitVerdict(True, work, f"an answer comes {speedup:.1f}x sooner; {detail}")
     if whole_s <= overhead_s:
         reason = (
             f"the net is too small: it takes {format_seconds(whole_s)}, and to reach {count} "
@@ -93,5 +93,5 @@ def verdict(
     else:
         reason = "parts are not small enough for what it costs to reach their workers"
     return SplitVerdict(
-        False, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
+        False, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {detail}"
     )

@@ -227,8 +227,8 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
     return np.sqrt(squares + 1e-12)
 
 
-Tell = Callable[[str, int, int], None]
-"""Told of progress: what is done, how much of it, of how much."""
+Progress = Callable[[str, int, int], None]
+"""Called with a step's name, how much of it is done, and of how much."""
 _WORTH_THREADS_MACS = 20e6
 _PER_STREAM = ("units", "near_zero", "rectified")
 """Fields of `ClassScores` with one array per stream."""
@@ -250,7 +250,7 @@ class Material:
 
     @property
     def example(self) -> torch.Tensor:
-        """One input as a batch, on the processor."""
+        """One input as a batch, on the CPU."""
         return self.splits.example.cpu()
 
     @property
@@ -259,7 +259,7 @@ class Material:
         return self.structure.model.macs(np.ones(len(self.structure.parts)))
 
 
-def prepared(request: SplitRequest, steps: Steps, tell: Tell) -> Material:
+def prepared(request: SplitRequest, steps: Steps, progress: Progress) -> Material:
     """Load, train where asked, and score."""
     splits = load_data(request.data, request.seed)
     net = load_net(request.net, request.seed)
@@ -270,22 +270,32 @@ def prepared(request: SplitRequest, steps: Steps, tell: Tell) -> Material:
     device = _device(request.device)
     _choose_threads(net, splits)
     net, splits = net.to(device), moved(splits, device)
-    key = _train(net, splits, request, steps, given, tell)
-    return described(request, net, splits, steps, key, tell)
+    key = _train(net, splits, request, steps, given, progress)
+    return described(request, net, splits, steps, key, progress)
 
 
 def described(
-    request: SplitRequest, net: nn.Module, splits: Splits, steps: Steps, key: str, tell: Tell
+    request: SplitRequest,
+    net: nn.Module,
+    splits: Splits,
+    steps: Steps,
+    key: str,
+    progress: Progress,
 ) -> Material:
     """A trained net with its channels and what they are worth to each class."""
     example = splits.example.to(next(net.parameters()).device)
     structure = structure_of(net, example, splits.num_classes)
-    scores = _scores(net, structure, splits, steps, key, tell)
+    scores = _scores(net, structure, splits, steps, key, progress)
     return Material(request, net.eval(), splits, structure, scores, key)
 
 
 def _train(
-    net: nn.Module, splits: Splits, request: SplitRequest, steps: Steps, given: str, tell: Tell
+    net: nn.Module,
+    splits: Splits,
+    request: SplitRequest,
+    steps: Steps,
+    given: str,
+    progress: Progress,
 ) -> str:
     """Train the net if that was asked for; a digest of what it is then."""
     if not request.train_steps:
@@ -295,7 +305,7 @@ def _train(
     saved = steps.get("whole", key)
     if saved is None:
         train_whole(
-            net, splits.train, recipe, splits.augment, lambda *far: tell("train the net", *far)
+            net, splits.train, recipe, splits.augment, lambda *far: progress("train the net", *far)
         )
         steps.put("whole", key, state_arrays(net))
     else:
@@ -304,14 +314,14 @@ def _train(
 
 
 def _scores(
-    net: nn.Module, structure: Structure, splits: Splits, steps: Steps, key: str, tell: Tell
+    net: nn.Module, structure: Structure, splits: Splits, steps: Steps, key: str, progress: Progress
 ) -> ClassScores:
     saved = steps.get("class scores", key)
     if saved is None:
         chosen = _scored(splits.train)
         scores = class_scores(
             net, structure, chosen.inputs, chosen.labels, splits.num_classes,
-            lambda *far: tell("score channels", *far),
+            lambda *far: progress("score channels", *far),
         )  # fmt: skip
         found = {"embeddings": scores.embeddings, "blocks": scores.blocks}
         for name in _PER_STREAM:
@@ -357,7 +367,7 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
         got = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
         raise UsageError(
             f"the net answers {got}, not {expected}",
-            hint="it must give one score per class; 'names' in the data tell of classes without "
+            hint="it must give one score per class; 'names' in the data list classes without "
             "inputs",
             where=where,
         )

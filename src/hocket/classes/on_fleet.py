@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.base.config import environment_anywhere
 from hocket.base.errors import HocketError, RunError
-from hocket.classes.material import Tell
+from hocket.classes.material import Progress
 from hocket.service.client import FleetClient, job_path
 from hocket.service.records import ENDED
 
@@ -20,13 +20,15 @@ _PATIENCE_S = 120.0
 """For a service that is being restarted: what was accepted is not lost."""
 
 
-def train_on_fleet(client: FleetClient, folder: Path, indices: Sequence[int], tell: Tell) -> None:
+def train_on_fleet(
+    client: FleetClient, folder: Path, indices: Sequence[int], progress: Progress
+) -> None:
     """Train parts whose cuts are in a folder that all devices of the fleet can write to."""
     numbers: list[int] = []
     try:
         for index in indices:
             numbers.append(client.submit(_job(folder.resolve(), index))["id"])
-        _wait(client, dict(zip(numbers, indices, strict=True)), tell)
+        _wait(client, dict(zip(numbers, indices, strict=True)), progress)
     except BaseException:
         for number in numbers:
             _cancel(client, number)
@@ -45,10 +47,10 @@ def _job(folder: Path, index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wait(client: FleetClient, index_of: dict[int, int], tell: Tell) -> None:
+def _wait(client: FleetClient, index_of: dict[int, int], progress: Progress) -> None:
     left = dict(index_of)
     while left:
-        tell("parts trained by the fleet", len(index_of) - len(left), len(index_of))
+        progress("parts trained by the fleet", len(index_of) - len(left), len(index_of))
         for number in list(left):
             job = client.get_patiently(job_path(number), _PATIENCE_S)
             if job["status"] not in ENDED:

@@ -18,7 +18,7 @@ from torch import nn
 from hocket.base.errors import HocketError, InputFileError
 from hocket.base.jsonfile import read_json
 from hocket.classes.cut import PartCut, build_part
-from hocket.classes.material import Material, Tell, prepared
+from hocket.classes.material import Material, Progress, prepared
 from hocket.classes.settings import SplitRequest
 from hocket.classes.sources import load_arrays, state_arrays
 from hocket.classes.steps import Steps, key_of
@@ -34,7 +34,7 @@ def part_key(material: Material, cut: PartCut) -> str:
 
 
 def trained_part(
-    material: Material, steps: Steps, index: int, cut: PartCut, tell: Tell
+    material: Material, steps: Steps, index: int, cut: PartCut, progress: Progress
 ) -> nn.Module:
     """A part, trained now or before."""
     part = build_part(material.net, material.structure, material.example, cut)
@@ -51,7 +51,7 @@ def trained_part(
         material.splits.train,
         material.request.retraining,
         material.splits.augment,
-        lambda *far: tell(f"retrain part {index}", *far),
+        lambda *far: progress(f"retrain part {index}", *far),
     )
     part = part.cpu().eval()
     steps.put(f"part-{index}", key, state_arrays(part))
@@ -59,7 +59,7 @@ def trained_part(
 
 
 def train_together(
-    material: Material, steps: Steps, cuts: Mapping[int, PartCut], tell: Tell
+    material: Material, steps: Steps, cuts: Mapping[int, PartCut], progress: Progress
 ) -> None:
     """Train parts in this process, side by side on the same batches, and keep them."""
     parts = [
@@ -75,7 +75,7 @@ def train_together(
         material.splits.train,
         material.request.retraining,
         material.splits.augment,
-        lambda *far: tell(f"retrain {len(parts)} parts", *far),
+        lambda *far: progress(f"retrain {len(parts)} parts", *far),
     )
     for (index, cut), part in zip(cuts.items(), parts, strict=True):
         steps.put(f"part-{index}", part_key(material, cut), state_arrays(part))

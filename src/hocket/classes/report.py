@@ -82,8 +82,8 @@ def _points(parts: PartTable, validation: Mapping[str, Any]) -> list[_Point]:
     """Every stage by its slowest part, and the answer of all workers, which costs more than it."""
     stages = [(each["name"], each["accuracy"], each["slowest_s"]) for each in validation["stages"]]
     best = max(share for _, share, _ in stages[1:])
-    told = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
-    return [*stages, (told, best, validation["predicted_s"])]
+    label = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
+    return [*stages, (label, best, validation["predicted_s"])]
 
 
 def _dots(points: Sequence[_Point]) -> str:

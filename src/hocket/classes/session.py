@@ -34,7 +34,7 @@ def open_session(model: bytes | str | Path) -> Any:
         ) from error
 
 
-def vector_lanes() -> int:
+def vector_width() -> int:
     """Channels that ONNX Runtime computes at once; it fills narrower layers up to so many."""
     try:
         return 16 if b" avx512f " in Path("/proc/cpuinfo").read_bytes() else 8
@@ -49,7 +49,7 @@ def infer(session: Any, inputs: np.ndarray[Any, Any]) -> FloatArray:
 
 
 def latency_s(session: Any, example: np.ndarray[Any, Any], runs: int = 80) -> float:
-    """Time of one input on one thread: processor time, so that other work does not count.
+    """Time of one input on one thread: CPU time, so that other work does not count.
 
     The lowest tenth, because what disturbs a run only ever makes it longer.
     """

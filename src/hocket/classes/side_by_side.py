@@ -11,23 +11,23 @@ from pathlib import Path
 
 from hocket.base.config import environment_anywhere
 from hocket.base.errors import RunError
-from hocket.classes.material import Tell
+from hocket.classes.material import Progress
 from hocket.processes.start import start_module
 
 _LAST_LINES = 8
 
 
-def train_side_by_side(jobs: int, folder: Path, indices: Sequence[int], tell: Tell) -> None:
+def train_side_by_side(jobs: int, folder: Path, indices: Sequence[int], progress: Progress) -> None:
     """Train parts whose cuts are in a folder, ``jobs`` at a time."""
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(indices))))
     environment = {**environment_anywhere(), "OMP_NUM_THREADS": str(threads)}
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(_train, folder, index, environment, tell) for index in indices]
+        running = [pool.submit(_train, folder, index, environment, progress) for index in indices]
         for each in running:
             each.result()
 
 
-def _train(folder: Path, index: int, environment: dict[str, str], tell: Tell) -> None:
+def _train(folder: Path, index: int, environment: dict[str, str], progress: Progress) -> None:
     with start_module(
         "hocket.classes.part_job",
         [str(folder), str(index)],
@@ -41,7 +41,7 @@ def _train(folder: Path, index: int, environment: dict[str, str], tell: Tell) ->
             for line in map(bytes.decode, process.stdout):
                 words = line.split()
                 if len(words) == 2 and all(word.isdecimal() for word in words):
-                    tell(f"retrain part {index}", int(words[0]), int(words[1]))
+                    progress(f"retrain part {index}", int(words[0]), int(words[1]))
                 else:
                     last.append(line.rstrip())
         except BaseException:

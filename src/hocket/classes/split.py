@@ -37,7 +37,7 @@ from hocket.classes.fit import (
     whole_times,
 )
 from hocket.classes.latency_forecast import FanOut, answer_s
-from hocket.classes.material import Material, Tell, prepared
+from hocket.classes.material import Material, Progress, prepared
 from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
 from hocket.classes.serving.dry_run import forecast_by_dry_run
 from hocket.classes.session import latency_s, open_session
@@ -290,7 +290,7 @@ _MORE = 1.4
 """Times the work of a part that gets channels back."""
 
 
-def blame(
+def newly_wrong_answers(
     combiner: Combiner, scores: FloatArray, whole_scores: FloatArray, labels: LongArray
 ) -> FloatArray:
     """Number of newly wrong answers each part has a share in."""
@@ -304,11 +304,11 @@ def blame(
 
 
 def larger_budgets(
-    budgets: Sequence[float], blamed: FloatArray, whole_macs: float
+    budgets: Sequence[float], newly_wrong: FloatArray, whole_macs: float
 ) -> tuple[float, ...] | None:
-    """Budgets for the next round; None where no blamed part can grow."""
+    """Budgets for the next round; None where no part with new errors can grow."""
     can_grow = np.array([budget < whole_macs for budget in budgets])
-    held = np.where(can_grow, blamed, 0.0)
+    held = np.where(can_grow, newly_wrong, 0.0)
     if held.max(initial=0.0) <= 0:
         return None
     grows = held >= max(1.0, held.max() / 2)
@@ -340,10 +340,10 @@ class _Round:
     models: tuple[bytes, ...]
     """The parts as ONNX files."""
     part_s: tuple[float, ...]
-    """One input on one thread; measured once, so that all that is told agrees."""
+    """One input on one thread; measured once, so that all figures agree."""
 
 
-TrainApart = Callable[[Path, Sequence[int], Tell], None]
+TrainApart = Callable[[Path, Sequence[int], Progress], None]
 """Trains the parts with some indices, whose cuts stand in a folder, in processes elsewhere."""
 
 
@@ -353,9 +353,9 @@ def split(
     *,
     train_apart: TrainApart | None = None,
     cores: int | None = None,
-    tell: Tell,
+    progress: Progress,
 ) -> ClassSplit:
-    """Carry out a request; ``cores`` are those of the machine that will serve (default: this).
+    """Split a net as requested; ``cores`` are those of the machine that will serve (default: this).
 
     Parts are trained together in this process, unless ``train_apart`` does it. Where this machine
     will serve, its workers make a dry run at the end; of another one only the cores are known.
@@ -364,23 +364,23 @@ def split(
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
     write_atomically(steps.folder / REQUEST, dump_json(request.to_data()))
-    material = prepared(request, steps, tell)
+    material = prepared(request, steps, progress)
     whole = whole_times(material)
     groups = chosen_groups(material, whole, cores)
     held = cyclic_code(len(groups), request.redundancy)
     classes = held_classes(groups, held)
-    budgets = fitted_budgets(material, whole, classes, tell)
+    budgets = fitted_budgets(material, whole, classes, progress)
     whole_scores = outputs_of(material.net, material.splits.validation.inputs).numpy()
     labels = material.splits.validation.labels.cpu().numpy()
     base = accuracy(whole_scores, labels)
     stages = [StageScore("whole net", base, whole.latency_s)]
     best, stages = _rounds(
-        material, steps, classes, budgets, train_apart, tell, whole_scores, stages
+        material, steps, classes, budgets, train_apart, progress, whole_scores, stages
     )
     # Timed again beside the parts: what disturbs a run only ever makes it longer.
     whole = whole.quicker(whole_times(material))
     stages = [replace(stages[0], slowest_s=whole.latency_s), *stages[1:]]
-    table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
+    table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, progress)
     predicted_s = (
         forecast_by_dry_run(Folder(folder, table, {}, best.models)).answer_s
         if is_here
@@ -400,7 +400,7 @@ def _rounds(
     classes: Sequence[tuple[int, ...]],
     budgets: Budgets,
     train_apart: TrainApart | None,
-    tell: Tell,
+    progress: Progress,
     whole_scores: FloatArray,
     stages: list[StageScore],
 ) -> tuple[_Round, list[StageScore]]:
@@ -413,8 +413,8 @@ def _rounds(
     for number in range(request.rounds + 1):
         if macs is None:
             break
-        tell("rounds of training", number, request.rounds + 1)
-        now = _round(material, steps, classes, macs, train_apart, tell)
+        progress("rounds of training", number, request.rounds + 1)
+        now = _round(material, steps, classes, macs, train_apart, progress)
         name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
         stages = [*stages, StageScore(name, now.accuracy, max(now.part_s))]
         if best is None or now.accuracy > best.accuracy:
@@ -423,25 +423,25 @@ def _rounds(
             break
         if request.hybrid is not None:
             break
-        blamed = blame(now.combiner, now.scores, whole_scores, labels)
-        macs = _budgets_that_change(material, now.cuts, macs, blamed)
+        newly_wrong = newly_wrong_answers(now.combiner, now.scores, whole_scores, labels)
+        macs = _budgets_that_change(material, now.cuts, macs, newly_wrong)
     assert best is not None
     return best, stages
 
 
 def _budgets_that_change(
-    material: Material, cuts: Sequence[PartCut], macs: Sequence[float], blamed: FloatArray
+    material: Material, cuts: Sequence[PartCut], macs: Sequence[float], newly_wrong: FloatArray
 ) -> tuple[float, ...] | None:
     """Larger budgets with which some part has more channels; None where none can have.
 
     Below the floors of widths, and between two of them, a larger budget may change nothing.
     """
-    larger = larger_budgets(macs, blamed, material.whole_macs)
+    larger = larger_budgets(macs, newly_wrong, material.whole_macs)
     while larger is not None and all(
         cut_to(material, cut.classes, budget) == cut
         for cut, budget in zip(cuts, larger, strict=True)
     ):
-        larger = larger_budgets(larger, blamed, material.whole_macs)
+        larger = larger_budgets(larger, newly_wrong, material.whole_macs)
     return larger
 
 
@@ -451,7 +451,7 @@ def _round(
     classes: Sequence[tuple[int, ...]],
     macs: Sequence[float],
     train_apart: TrainApart | None,
-    tell: Tell,
+    progress: Progress,
 ) -> _Round:
     cuts = tuple(cut_to(material, mine, budget) for mine, budget in zip(classes, macs, strict=True))
     missing = [
@@ -462,10 +462,12 @@ def _round(
     if train_apart is not None and missing:
         for index in missing:
             save_cut(steps, index, cuts[index])
-        train_apart(steps.folder, missing, tell)
+        train_apart(steps.folder, missing, progress)
     elif missing:
-        train_together(material, steps, {index: cuts[index] for index in missing}, tell)
-    parts = tuple(trained_part(material, steps, index, cut, tell) for index, cut in enumerate(cuts))
+        train_together(material, steps, {index: cuts[index] for index in missing}, progress)
+    parts = tuple(
+        trained_part(material, steps, index, cut, progress) for index, cut in enumerate(cuts)
+    )
     validation = material.splits.validation
     outputs = [outputs_of(part, validation.inputs).numpy().astype(float) for part in parts]
     labels = validation.labels.cpu().numpy()
@@ -486,7 +488,7 @@ def _table(
     groups: Groups,
     held: tuple[tuple[int, ...], ...],
     done: _Round,
-    tell: Tell,
+    progress: Progress,
 ) -> tuple[PartTable, dict[str, bytes]]:
     example = material.example
     files: dict[str, bytes] = {"whole.onnx": as_onnx(material.net, example)}
@@ -495,7 +497,7 @@ def _table(
     for index, (net, cut, calibration) in enumerate(
         zip(done.parts, done.cuts, done.combiner.calibrations, strict=True)
     ):
-        tell("write parts", index, len(done.parts))
+        progress("write parts", index, len(done.parts))
         onnx, exported = f"part-{index}.onnx", f"part-{index}.pt2"
         files[onnx], files[exported] = done.models[index], as_exported(net, example)
         parts.append(

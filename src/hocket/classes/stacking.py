@@ -54,7 +54,7 @@ def shares_of(whole: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
 
 
 def stacked(nets: Sequence[nn.Module], example: torch.Tensor) -> StackedNets | None:
-    """Nets as one, on the processor or wherever they are; None where that cannot be."""
+    """Nets as one, on the device where they are; None where that cannot be."""
     if len({_form_of(net) for net in nets}) > 1:
         return None
     here = [copy.deepcopy(net).cpu().eval() for net in nets]

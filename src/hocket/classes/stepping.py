@@ -96,7 +96,7 @@ class Learner:
             torch._foreach_mul_(mine, (_LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0))
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next step; where steps are recorded it stands in memory."""
+        """The learning rate of the next step; a tensor where steps are captured."""
         if isinstance(self._optimizer, MomentumDescent):
             self._optimizer.rate.fill_(rate)
             return
@@ -216,7 +216,7 @@ class _Written:
         pass
 
 
-def carried(work: Callable[[], object], device: torch.device) -> _CapturedWork | _Written:
+def captured_work(work: Callable[[], object], device: torch.device) -> _CapturedWork | _Written:
     """Work that is done many times, recorded where the device and the work allow it."""
     if device.type != "cuda":
         return _Written(work)
@@ -251,14 +251,14 @@ class _RecordedLesson:
         device = lesson.batch.inputs.device
         lesson.refill()
         ask = lesson.ask_teacher
-        self._teacher = carried(ask, device) if ask is not None else _Written(lambda: None)
+        self._teacher = captured_work(ask, device) if ask is not None else _Written(lambda: None)
         self._teacher.start()
         self._teacher.finish()
         self._students = []
         for learner in lesson.learners:
             learner.net.train()
             with learner.unchanged():
-                self._students.append(carried(self._one_step(learner), device))
+                self._students.append(captured_work(self._one_step(learner), device))
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def _one_step(self, learner: Learner) -> Callable[[], None]:

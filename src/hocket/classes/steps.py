@@ -1,7 +1,7 @@
 """Results of finished steps, kept on disk, so that an interrupted split goes on where it was.
 
 Each step has a key, a digest of all that its result depends on; a result under another key is made
-again. Arrays stand in safetensors files, written whole or not at all; nothing is unpickled.
+again. Arrays are in safetensors files, written whole or not at all; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Steps:
             return None
         try:
             with safe_open(path, framework="numpy") as file:
-                told = file.metadata() or {}
-                if told.get("key") != key:
+                metadata = file.metadata() or {}
+                if metadata.get("key") != key:
                     return None
                 arrays = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError):
             return None
-        return Saved(arrays, json.loads(told.get("info", "null")))
+        return Saved(arrays, json.loads(metadata.get("info", "null")))
 
     def put(self, name: str, key: str, arrays: Arrays, info: object = None) -> Saved:
         """Keep the result of a step."""

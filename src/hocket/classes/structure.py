@@ -30,7 +30,7 @@ _PLAIN = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
 def check_recurrent(net: nn.Module) -> None:
-    """Raise `UsageError` where a net remembers in a way that cannot be cut."""
+    """Raise `UsageError` where a net keeps state that cannot be cut."""
     for name, module in net.named_modules():
         if not isinstance(module, nn.RNNBase):
             continue
@@ -215,7 +215,7 @@ def _stream(
 
 
 def _is_attention(producers: list[str]) -> bool:
-    """True if the layers stand in one module, as queries, keys and values do."""
+    """True if the layers are in one module, as queries, keys and values do."""
     return len({name.rpartition(".")[0] for name in producers}) == 1
 
 

@@ -74,11 +74,11 @@ def _losses(validation: Mapping[str, Any]) -> list[str]:
     lines = ["  lost workers   patterns   that lose a group   worst: groups lost"]
     for row in validation["losses"]:
         lines.append(f"  {row['lost']:<15}{row['patterns']:<11}{row['losing']:<20}{row['worst']}")
-    told = [
+    lost = [
         f"{row['lost']} lost: mean {100 * row['mean']:.2f} %, worst {100 * row['worst']:.2f} %"
         for row in validation["lost_workers"]
     ]
-    return [*lines, "  test accuracy with workers lost: " + "; ".join(told)]
+    return [*lines, "  test accuracy with workers lost: " + "; ".join(lost)]
 
 
 def _overlap(table: PartTable, validation: Mapping[str, Any]) -> list[str]:

@@ -118,7 +118,7 @@ def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
     """The weight of "others" and of each class with which a part's classes count for half.
 
     Where they are half of the data and more, all inputs count alike: to make up for few others
-    would waste what many others of them tell.
+    would waste the other inputs.
     """
     own = [float(counts[each]) for each in classes]
     total = float(counts.sum())

@@ -5,7 +5,7 @@ ties). Starting from the whole net, the least valuable channels are taken from t
 value left shrinks least per multiplication saved, or a whole residual block is left out where that
 harms less, until the budget is met; no stream goes below its floor, and what the last cut has left
 of the budget is given back where it helps most. What a cut saves is counted in
-whole vectors of channels, as a processor computes them, and in weights that need not be read:
+whole vectors of channels, as a CPU computes them, and in weights that need not be read:
 for one input, layers of few positions take longer to read than to compute (Williams et al.,
 "Roofline", 2009). O(cuts · streams · layers of a stream).
 """
@@ -109,8 +109,8 @@ class Floors:
     least_share: float = 0.05
     least_blocks: float = 0.34
     """Share of the blocks of a stream that stay."""
-    lanes: int = 8
-    """Channels that a processor computes at once."""
+    vector_width: int = 8
+    """Channels that a CPU computes at once."""
     block_units: int = 0
     """Units cut at once, and of which the width stays a multiple; 0 for a choice by the width."""
 
@@ -118,7 +118,11 @@ class Floors:
         """Units cut at once: whole vectors, which narrow streams cannot afford."""
         if self.block_units:
             return self.block_units
-        return self.lanes if stream.units >= 2 * self.lanes else max(1, stream.units // 8)
+        return (
+            self.vector_width
+            if stream.units >= 2 * self.vector_width
+            else max(1, stream.units // 8)
+        )
 
     def floor(self, stream: ChannelStream) -> int:
         """Units that stay in any case."""
@@ -271,8 +275,8 @@ class _Cutting:
 
     def _vector_time(self, layer: WidthLayer, widths: FloatArray) -> float:
         """Of a layer whose widths fill vectors, in multiplications."""
-        lanes = self._floors.block_units or self._floors.lanes
-        whole = np.minimum(-(-widths // lanes) * lanes, self._full)
+        vector_width = self._floors.block_units or self._floors.vector_width
+        whole = np.minimum(-(-widths // vector_width) * vector_width, self._full)
         return _layer_macs(layer, whole / self._full) * layer.time_per_mac
 
 

@@ -94,7 +94,7 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     train_apart = _train_apart(asked)
     with _progress() as tell:
         done = split(
-            request, output, train_apart=train_apart, cores=asked["cores"], tell=tell
+            request, output, train_apart=train_apart, cores=asked["cores"], progress=tell
         )  # fmt: skip
     write_split_report(output, done.table, done.validation.to_data())
     if as_json:

@@ -37,7 +37,7 @@ CALL_OPERATIONS = 20
 _INSTRUCTIONS = {
     "sqrt": CALL_OPERATIONS, "abs": 1, "fabs": 1, "min": 1, "max": 1, "floor": 1, "ceil": 1,
 }  # fmt: skip
-"""Calls that processors have for several numbers at once, in operations."""
+"""Calls that CPUs have as vector instructions, in operations."""
 _LISTED_BYTES = 64
 """Bytes that picking an iteration from a list costs: its numbers, and columns read with gaps."""
 

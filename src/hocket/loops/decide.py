@@ -48,7 +48,7 @@ class Decision:
     verdict: LoopVerdict
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
-    way: str
+    execution: str
     """``parallel``, ``alone`` (one worker is faster), ``serial`` (compiled as written), ``inside``
     (its inner loops are tried) or ``python``."""
     source: KernelSource | None = None
@@ -92,18 +92,18 @@ class LoopDecider:
             if not any(reading.segments for reading in verdict.readings):
                 break
         is_inside = may_share and self._inner_pays(site, values, scope)
-        way = "inside" if is_inside else "serial"
+        execution = "inside" if is_inside else "serial"
         source = None
         options = CompileOptions()
-        if way == "serial":
+        if execution == "serial":
             source = self._serial_source(values)
             options = self._serial_options(verdict, values)
-            way = "serial" if source is not None else "python"
+            execution = "serial" if source is not None else "python"
             different = not_compilable(self.site.nest.node)
             if different is not None:
                 what, line = different
                 refusals.append(Refusal(f"{what} at line {line} is run by Python only", line))
-        return Decision(self.site, verdict, None, tuple(refusals), way, source, options)
+        return Decision(self.site, verdict, None, tuple(refusals), execution, source, options)
 
     def _judged(
         self,
@@ -151,10 +151,14 @@ class LoopDecider:
         alone, _ = choose(faithful, values, 1, None)
         levels = candidate.option.reading.levels
         if alone is not None and lowered(levels, values, self.source.names) is not None:
-            return replace(self.parallel(verdict, alone, refusals), way="alone")
+            return replace(self.parallel(verdict, alone, refusals), execution="alone")
         source = self._serial_source(values)
         if source is None:
-            return replace(self.parallel(verdict, alone, refusals), way="alone") if alone else None
+            return (
+                replace(self.parallel(verdict, alone, refusals), execution="alone")
+                if alone
+                else None
+            )
         options = self._serial_options(verdict, values)
         return Decision(self.site, verdict, None, tuple(refusals), "serial", source, options)
 

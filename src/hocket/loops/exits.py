@@ -1,4 +1,4 @@
-"""Ways out of a loop that is compiled as it stands: its end, ``break``, ``return``, ``raise``.
+"""Exits of a loop that is compiled as written: its end, ``break``, ``return``, ``raise``.
 
 Compiled code cannot leave the user's function. A ``return`` or ``raise`` of the loop leaves the
 kernel with a number and the names that its expression reads; the function, which still runs in
@@ -138,7 +138,7 @@ def _inside(loop: Loop) -> Iterator[ast.AST]:
 
 
 def _in_exit(node: ast.AST, loop: Loop) -> bool:
-    """Expressions of an exit are evaluated by Python, so anything may stand in them."""
+    """Expressions of an exit are evaluated by Python, so they may be anything."""
     if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await)):
         return False
     return any(part is node for each in leaving_statements(loop) for part in ast.walk(each))

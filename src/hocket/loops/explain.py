@@ -46,7 +46,7 @@ class LoopExplanation:
     option: LoopOption | None
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
-    way: str
+    execution: str
     through: Mapping[str, str] = field(default_factory=dict)
     """Arrays that go through tables."""
     deviations: tuple[Deviation, ...] = ()
@@ -56,7 +56,7 @@ class LoopExplanation:
     def schedule(self) -> str:
         """The kind of schedule: ``rotation``, ``serial``, ..."""
         if self.option is None:
-            return self.way
+            return self.execution
         return self.option.shape.kind
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class LoopExplanation:
                     "array": vector.first.array,
                     "vector": vector.text(reading.atoms),
                     "dimensions": [atom.name for atom in reading.atoms],
-                    "accesses": [vector.first.told, vector.second.told],
+                    "accesses": [vector.first.label, vector.second.label],
                 }
                 for reading in self._readings()
                 for vector in reading.vectors
@@ -113,7 +113,7 @@ class LoopExplanation:
             if reading.vectors:
                 yield f"  dependences over ({dims})"
             for vector in reading.vectors:
-                pair = f"{vector.first.told} - {vector.second.told}"
+                pair = f"{vector.first.label} - {vector.second.label}"
                 yield f"    {vector.text(reading.atoms):12} {vector.first.array}: {pair}"
         yield f"  schedule: {self._sentence()}"
         for deviation in self.deviations:
@@ -136,7 +136,7 @@ class LoopExplanation:
                 "serial": f"serial, compiled{self._same_bits()}",
                 "inside": "serial in Python; the loops inside it are run in parallel",
                 "python": "serial in Python, as written",
-            }[self.way]
+            }[self.execution]
         shape = self.option.shape
         names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
         exact = self._same_bits() if self.option.is_exact else ""
@@ -189,7 +189,7 @@ class FunctionExplanation:
         if not self.with_data and any(loop.option is None for loop in self.loops):
             lines.append(
                 "hint: what the arguments are was guessed; with --data arguments.npz it is known, "
-                "and less may be in the way"
+                "and more may be proven"
             )
         if not self.loops:
             lines.append("no loop that could be run in parallel")
@@ -245,11 +245,11 @@ def _from_source(
     scope = guessed_scope([source.node], site.inputs, source.names)
     verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
     option = min(verdict.options, key=_preference, default=None)
-    way = "parallel" if option else "serial"
+    execution = "parallel" if option else "serial"
     deviations = _guessed_deviations(site, scope, source, ordered)
     loops = [
         LoopExplanation(
-            site.line, verdict, option, None, verdict.refusals, way, deviations=deviations
+            site.line, verdict, option, None, verdict.refusals, execution, deviations=deviations
         )
     ]
     if option is None:
@@ -279,7 +279,7 @@ def explain_call(
 ) -> FunctionExplanation:
     """With data: those of the given arguments, or (``args`` None) of the last call."""
     if args is None:
-        return _told(function.source, function.decisions())
+        return _explained(function.source, function.decisions())
     bound = inspect.signature(function.function).bind(*args, **kwargs)
     bound.apply_defaults()
     return explain_data(function.source, function.runners, bound.arguments)
@@ -297,10 +297,10 @@ def explain_data(
         except Refusal:
             continue  # what is made before the loop is not made here
         decisions.append(runners[site.number].decide(values, memory.owners(values)))
-    return _told(source, decisions)
+    return _explained(source, decisions)
 
 
-def _told(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanation:
+def _explained(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanation:
     loops = tuple(_of_decision(decision) for decision in decisions)
     return FunctionExplanation(source.name, source.place, loops, with_data=True)
 
@@ -330,13 +330,13 @@ def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) ->
 
 
 def _of_decision(decision: Decision) -> LoopExplanation:
-    is_alone = decision.way == "alone"
+    is_alone = decision.execution == "alone"
     candidate = None if is_alone else decision.candidate
     option = candidate.option if candidate is not None else None
-    way = "serial" if is_alone else decision.way
+    execution = "serial" if is_alone else decision.execution
     line, verdict = decision.site.line, decision.verdict
     deviations = decision.source.deviations if decision.source is not None else ()
     return LoopExplanation(
-        line, verdict, option, candidate, decision.refusals, way, decision.through,
+        line, verdict, option, candidate, decision.refusals, execution, decision.through,
         tuple(sorted(deviations, key=lambda each: each.line)),
     )  # fmt: skip

@@ -175,7 +175,7 @@ class Access:
         return self.mode != "read"
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """For people: what, how, where."""
         verb = {"read": "read", "write": "written", "update": "updated"}[self.mode]
         return f"{self.text} ({verb}, line {self.line})"

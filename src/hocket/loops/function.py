@@ -117,13 +117,13 @@ class ParallelFunction(Generic[P, R]):
         assert isinstance(self.function, FunctionType)
         permit = dict(options["permit"])
         parameters = set(self.source.parameters)
-        for array, way in permit.items():
-            if way not in PERMISSIONS:
-                raise unknown_name("permission", str(way), PERMISSIONS, where=f"permit[{array!r}]")
+        for array, rule in permit.items():
+            if rule not in PERMISSIONS:
+                raise unknown_name("permission", str(rule), PERMISSIONS, where=f"permit[{array!r}]")
             known = parameters | stored_names([self.source.node])
             if array not in known:
                 raise unknown_name("array", array, known, where="permit")
-            if way != "buffer" and options["backend"] not in TABLE_BACKENDS:
+            if rule != "buffer" and options["backend"] not in TABLE_BACKENDS:
                 raise UsageError(
                     f"the back end {options['backend']!r} has no tables",
                     hint=f"permit 'buffer', or use {' or '.join(map(repr, TABLE_BACKENDS))}",
@@ -132,7 +132,7 @@ class ParallelFunction(Generic[P, R]):
         return Settings(
             num_workers=options["workers"], backend=backend_named(options["backend"]),
             ordered=options["ordered"], permit=tuple(sorted(permit)), rate=options["rate"],
-            through={array: way for array, way in permit.items() if way != "buffer"},
+            through={array: rule for array, rule in permit.items() if rule != "buffer"},
             max_delay=options["max_delay"], fastmath=options["fastmath"],
             check_bounds=options["check_bounds"], outside=LiveNames(self.function).value,
         )  # fmt: skip

@@ -249,7 +249,7 @@ def _parts(head: ast.expr) -> tuple[str, str, str]:
 
 
 def _low(level: LoopLevel) -> str:
-    """Where a tile's rows begin; the loop's own start tells the sign of ``i - 1``."""
+    """Where a tile's rows begin; the loop's own start gives the sign of ``i - 1``."""
     start, _, step = _parts(level.node.iter)
     return f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
 

@@ -299,5 +299,5 @@ def _refuse_changed_heads(heads: Sequence[Access], body: Body) -> None:
         if access.array in body.written:
             other = next(a for a in body.accesses if a.writes and a.array == access.array)
             raise Refusal(
-                f"{access.told} between the loops meets {other.told}", access.line, other.line
+                f"{access.label} between the loops meets {other.label}", access.line, other.line
             )

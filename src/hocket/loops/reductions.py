@@ -84,15 +84,15 @@ def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | as
 def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
     match node:
         case ast.AugAssign(ast.Name(target), op, value) if target == name:
-            return _told(type(op).__name__, value, name)
+            return _simple_update(type(op).__name__, value, name)
         case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(left), op, value)) if (
             target == name and left == name
         ):
-            return _told(type(op).__name__, value, name)
+            return _simple_update(type(op).__name__, value, name)
         case ast.Assign([ast.Name(target)], ast.BinOp(value, op, ast.Name(right))) if (
             target == name and right == name and not isinstance(op, ast.Sub)
         ):
-            return _told(type(op).__name__, value, name)
+            return _simple_update(type(op).__name__, value, name)
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name(function), [one, other], [])) if (
             target == name and names.meaning(function) in _EXTREMES
         ):
@@ -108,7 +108,7 @@ def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
             return None
 
 
-def _told(op: str, value: ast.expr, name: str) -> _Update | None:
+def _simple_update(op: str, value: ast.expr, name: str) -> _Update | None:
     return _Update(_CLASSES[op], value) if op in _CLASSES and not mentions(value, name) else None
 
 

@@ -94,13 +94,13 @@ class SiteRunner:
                 self._memories.clear()
             self._memories[looks] = remembered
         self.last = decision = remembered.decision
-        if decision.way == "inside":
+        if decision.execution == "inside":
             return None
-        if decision.way == "python":
+        if decision.execution == "python":
             self.num_to_skip = SKIPPED
             return False
         try:
-            if decision.way == "serial":
+            if decision.execution == "serial":
                 return self._run_entry(self._new_entry(decision, values), given, start)
             return self._run_parallel(decision, values, owners)
         except _not_compiled() as error:
@@ -171,7 +171,9 @@ class SiteRunner:
         refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
         refusals = (*decision.refusals, refusal)
         self.num_to_skip = SKIPPED
-        self.last = replace(decision, way="python", refusals=refusals, candidate=None, source=None)
+        self.last = replace(
+            decision, execution="python", refusals=refusals, candidate=None, source=None
+        )
         return self.last
 
     def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
@@ -192,11 +194,11 @@ class SiteRunner:
 
     def _where_outside(self, decision: Decision) -> str:
         """Where to look for an index that leaves its array; compiled code does not say."""
-        told = f"in the loop at line {self.site.line} of {self.source.place}"
+        where = f"in the loop at line {self.site.line} of {self.source.place}"
         if decision.candidate is None:
-            return told
-        suspects = dict.fromkeys(access.told for access in may_leave(decision.candidate.space))
-        return f"{told}: {' or '.join(suspects)}" if suspects else told
+            return where
+        suspects = dict.fromkeys(access.label for access in may_leave(decision.candidate.space))
+        return f"{where}: {' or '.join(suspects)}" if suspects else where
 
     def _forget_if_changed(self) -> None:
         """Helpers and their numbers are compiled in: with others, everything is decided anew."""
@@ -258,7 +260,7 @@ class SiteRunner:
         self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
     ) -> Results:
         job = self.job(decision, values, owners)
-        run = run_in_turn if decision.way == "alone" else self.settings.backend
+        run = run_in_turn if decision.execution == "alone" else self.settings.backend
         per_tile = run(job)
         return self._combined(decision, values, per_tile)
 
@@ -278,8 +280,8 @@ class SiteRunner:
                 # A tile without one must not give back the first value as if it came later.
                 kind = type(initial) if isinstance(initial, np.floating) else float
                 started[reduction.name] = kind("inf" if reduction.op == "min" else "-inf")
-        through = {owners.get(name, name): way for name, way in self.settings.through.items()}
-        tabled = {name: way for name, way in through.items() if name in option.buffered}
+        through = {owners.get(name, name): rule for name, rule in self.settings.through.items()}
+        tabled = {name: rule for name, rule in through.items() if name in option.buffered}
         return LoopJob(
             decision.source, decision.options, tiling, started,
             tuple(sorted(option.private)), tuple(sorted(option.summed)),
@@ -361,7 +363,7 @@ def _plain_is_faster(decision: Decision, pace: CallPace) -> Decision:
         f"{format_seconds(pace.compiled_s)} with reaching it"
     )
     return replace(
-        decision, way="python", source=None, candidate=None,
+        decision, execution="python", source=None, candidate=None,
         refusals=(*decision.refusals, Refusal(reason, decision.site.line)),
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ class Space:
                 known[form] = self._least(form)
             if known[form] < 0:
                 raise Refusal(
-                    f"{access.told} reaches index {known[form]}, which counts from the end",
+                    f"{access.label} reaches index {known[form]}, which counts from the end",
                     access.line,
                 )
 

@@ -30,7 +30,7 @@ from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_ta
 
 Task = Callable[[], None]
 Ended = SimpleQueue[BaseException | None]
-"""Where the ends of one call's tasks are told; an interrupted call leaves none to the next."""
+"""Where the ends of one call's tasks are reported; an interrupted call leaves none to the next."""
 
 
 class ThreadTeam:
@@ -175,7 +175,7 @@ class TabledArrays:
 
 
 def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
-    """Carry out a job on threads that share tables of this process."""
+    """Run a job on threads that share tables of this process."""
     tiling, kernel = job.tiling, job.kernel()
     workers = range(tiling.num_workers)
     replicas = [{name: job.replica(name) for name in job.replicated} for _ in workers]
@@ -210,7 +210,7 @@ def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def _ending(nodes: Sequence[Node], failed: threading.Lock) -> Iterator[None]:
-    """A worker that fails lets nobody wait for its clock; only the first failure is told."""
+    """A worker that fails lets nobody wait for its clock; only the first failure is reported."""
     try:
         yield
     except BaseException as error:
@@ -260,7 +260,7 @@ class _Progress:
 
 
 def run_on_threads(job: LoopJob) -> Results:
-    """Carry out a job; the result of every tile in the order of tiles."""
+    """Run a job; the result of every tile in the order of tiles."""
     if job.tabled:
         return run_on_threads_through_tables(job)
     tiling = job.tiling

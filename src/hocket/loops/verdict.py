@@ -1,4 +1,4 @@
-"""The verdict on one loop: every legal way to run it in parallel, or why there is none.
+"""The verdict on one loop: every legal schedule of it in parallel, or why there is none.
 
 For each depth of the nest, and with each set of arrays that may be private to a worker (scratch
 arrays, sums, arrays that the user permits to be buffered), the legal shapes are listed. The choice
@@ -20,7 +20,7 @@ from hocket.loops.scope import Scope
 
 @dataclass(frozen=True)
 class LoopOption:
-    """One legal way to run a nest."""
+    """One legal schedule of a nest."""
 
     reading: Reading
     shape: Shape
@@ -46,7 +46,7 @@ class LoopOption:
 
 @dataclass(frozen=True)
 class LoopVerdict:
-    """All options of a loop, and what stands in the way of better ones."""
+    """All options of a loop, and what prevents better ones."""
 
     options: tuple[LoopOption, ...]
     refusals: tuple[Refusal, ...]
@@ -180,7 +180,7 @@ def _summable(reading: Reading, scope: Scope, ordered: bool) -> frozenset[str]:
 
 
 def _conflict(reading: Reading, ordered: bool) -> Refusal:
-    """The two accesses that stand in the way."""
+    """Describe the two accesses that prevent a schedule."""
     vectors = _kept(reading.vectors, frozenset(reading.private))
     if not vectors:
         names = ", ".join(r.name for r in reading.reductions)
@@ -189,7 +189,7 @@ def _conflict(reading: Reading, ordered: bool) -> Refusal:
     worst = min(vectors, key=lambda vector: sum(1 for d in vector.distance.values() if d == 0))
     text = worst.text(reading.atoms)
     return Refusal(
-        f"{worst.first.told} and {worst.second.told} may be one cell in different iterations, "
+        f"{worst.first.label} and {worst.second.label} may be one cell in different iterations, "
         f"vector {text}",
         worst.first.line,
         worst.second.line,

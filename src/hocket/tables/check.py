@@ -1,9 +1,9 @@
 """Random schedules of the protocol, with a shard that dies: does every read hold what it must?
 
-Each change of worker v in clock k adds 1 to cell (v, k) of a row, so a value tells which changes
+Each change of worker v in clock k adds 1 to cell (v, k) of a row, so a value shows which changes
 it holds. A schedule is a random sequence of what may happen next: a worker reads, changes or
 clocks; a client sends some of its changes; a message arrives; a shard sends some rows, writes a
-checkpoint, dies (messages under way are lost or arrive late) and comes back. At every read of a
+checkpoint, dies (messages in flight are lost or arrive late) and comes back. At every read of a
 worker at clock c with staleness s it is checked that no change of clock c - s - 1 or older is
 missing, that all own changes are there, and that none is there twice. At the end everything is
 delivered: nobody may wait for ever, and the shard must hold every change exactly once.
@@ -71,7 +71,7 @@ from hocket.tables.core.shard import (
 # One random schedule of the protocol, as compiled code: everything that may happen next.
 #
 # A worker reads, changes or clocks; a client sends some of its changes, or some again; a message
-# arrives; a shard sends some rows, writes a checkpoint, dies (messages under way are lost or arrive
+# arrives; a shard sends some rows, writes a checkpoint, dies (messages in flight are lost or arrive
 # late) and comes back. Every read is checked as it is made; at the end all is delivered in turn.
 
 NUM_ROWS, NUM_CLOCKS, SLOTS, STEPS, MAX_ROUNDS = 2, 4, 48, 150, 400
@@ -81,7 +81,7 @@ OLD_MISSING, OWN_MISSING, NOT_ONCE, STUCK, LOST = range(1, 6)
 
 
 class Mailboxes(NamedTuple):
-    """Messages under way: [client, slot]; the first of each client and how many follow it."""
+    """Messages in flight: [client, slot]; the first of each client and how many follow it."""
 
     head: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -90,7 +90,7 @@ class Mailboxes(NamedTuple):
     num: LongArray
 
 
-class CheckedWorld(NamedTuple):
+class ScheduleRun(NamedTuple):
     """State of the check, which the protocol does not see."""
 
     made: NDArray[np.int64]
@@ -114,10 +114,10 @@ class CheckedWorld(NamedTuple):
 
 
 @kernel
-def _load(shard: ShardState, world: CheckedWorld, epoch: int) -> None:
+def _load(shard: ShardState, run: ScheduleRun, epoch: int) -> None:
     """The shard as its last checkpoint has it."""
     _copy(shard.cells, shard.applied, shard.clocks,
-          world.saved_cells, world.saved_applied, world.saved_clocks)  # fmt: skip
+          run.saved_cells, run.saved_applied, run.saved_clocks)  # fmt: skip
     shard_restore(shard, epoch)
 
 
@@ -148,13 +148,13 @@ def _member(members: ClientState, client: int) -> ClientState:
 
 
 @kernel
-def _below(world: CheckedWorld, bound: int) -> int:
+def _below(run: ScheduleRun, bound: int) -> int:
     """A random number below ``bound`` (xorshift64*)."""
-    x = world.random[0]
+    x = run.random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
-    world.random[0] = x
+    run.random[0] = x
     return int(np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % bound)
 
 
@@ -188,95 +188,95 @@ def run_schedule(
     members: ClientState,
     up: Mailboxes,
     down: Mailboxes,
-    world: CheckedWorld,
+    run: ScheduleRun,
 ) -> int:
     """Run random actions, then all in turn until everything is done."""
     num_clients = len(up.first)
     num_random = STEPS * num_clients
     for step in range(num_random + MAX_ROUNDS * num_clients * len(ROUND)):
         at_random = step < num_random
-        client, action = _below(world, num_clients), _below(world, 24)
-        worker = _below(world, world.rules[1])
+        client, action = _below(run, num_clients), _below(run, 24)
+        worker = _below(run, run.rules[1])
         if not at_random:
             turn, place = (step - num_random) // len(ROUND), (step - num_random) % len(ROUND)
             client, action = turn % num_clients, ROUND[place]
-            worker = turn // num_clients % world.rules[1]
-            if place == 0 and _is_complete(shard, world):
+            worker = turn // num_clients % run.rules[1]
+            if place == 0 and _is_complete(shard, run):
                 return 0
         fault = 0
         if action < 7:
-            fault = _work(members, up, world, client * world.rules[1] + worker, at_random)
+            fault = _work(members, up, run, client * run.rules[1] + worker, at_random)
         elif action < 11:
-            _send(members, up, world, client, not at_random)
+            _send(members, up, run, client, not at_random)
         elif action < 16:
             _arrive_up(shard, up, down, client)
         elif action < 21:
-            _arrive_down(members, up, down, world, client)
+            _arrive_down(members, up, down, run, client)
         elif action < 23:
-            _push(shard, down, world, client, not at_random)
+            _push(shard, down, run, client, not at_random)
         else:
-            _seldom(shard, members, up, down, world, client, at_random)
+            _seldom(shard, members, up, down, run, client, at_random)
         if fault:
             return fault
-    for worker in range(len(world.clock)):
-        if world.clock[worker] < NUM_CLOCKS:
+    for worker in range(len(run.clock)):
+        if run.clock[worker] < NUM_CLOCKS:
             return STUCK
     return LOST
 
 
 @kernel
 def _work(
-    members: ClientState, up: Mailboxes, world: CheckedWorld, worker: int, at_random: bool
+    members: ClientState, up: Mailboxes, run: ScheduleRun, worker: int, at_random: bool
 ) -> int:
     """A worker reads, changes a row or clocks; one that waits looks again."""
-    client = worker // world.rules[1]
+    client = worker // run.rules[1]
     one = _member(members, client)
-    clock = world.clock[worker]
+    clock = run.clock[worker]
     if clock == NUM_CLOCKS:
         return 0
-    choice = _below(world, 4)
-    if world.wants[worker] >= 0 or choice == 0:
-        if world.wants[worker] < 0:
-            world.wants[worker] = _below(world, NUM_ROWS)
-        return _read(one, up, world, worker)
+    choice = _below(run, 4)
+    if run.wants[worker] >= 0 or choice == 0:
+        if run.wants[worker] < 0:
+            run.wants[worker] = _below(run, NUM_ROWS)
+        return _read(one, up, run, worker)
     if choice < 3 and at_random:
-        row = _below(world, NUM_ROWS)
-        world.one[:] = 0
-        world.one[0, worker * NUM_CLOCKS + clock] = 1
-        world.rows[0] = row
-        change_rows(one, clock, world.rows[:1], world.one)
-        world.made[row, worker, clock] += 1
+        row = _below(run, NUM_ROWS)
+        run.one[:] = 0
+        run.one[0, worker * NUM_CLOCKS + clock] = 1
+        run.rows[0] = row
+        change_rows(one, clock, run.rows[:1], run.one)
+        run.made[row, worker, clock] += 1
         return 0
-    world.clock[worker] += 1
-    slowest = world.clock[worker]
-    for other in range(client * world.rules[1], (client + 1) * world.rules[1]):
-        slowest = min(slowest, world.clock[other])
+    run.clock[worker] += 1
+    slowest = run.clock[worker]
+    for other in range(client * run.rules[1], (client + 1) * run.rules[1]):
+        slowest = min(slowest, run.clock[other])
     one.facts[MY_CLOCK] = slowest
     return 0
 
 
 @kernel
-def _read(one: ClientState, up: Mailboxes, world: CheckedWorld, worker: int) -> int:
-    row, client = world.wants[worker], worker // world.rules[1]
-    clock, staleness = world.clock[worker], world.rules[0]
+def _read(one: ClientState, up: Mailboxes, run: ScheduleRun, worker: int) -> int:
+    row, client = run.wants[worker], worker // run.rules[1]
+    clock, staleness = run.clock[worker], run.rules[0]
     need = max(0, clock - staleness)
-    world.rows[0] = row
-    if find_missing(one, world.rows[:1], need, world.more) > 0:
+    run.rows[0] = row
+    if find_missing(one, run.rows[:1], need, run.more) > 0:
         if one.facts[MY_LIFE] == 0:
             _ping(one, up, client)
-        elif up.num[client] < SLOTS and mark_asked(one, world.more, 1, need, world.rows):
-            _ask(one, _place(up, client), world.rows, 1, need)
+        elif up.num[client] < SLOTS and mark_asked(one, run.more, 1, need, run.rows):
+            _ask(one, _place(up, client), run.rows, 1, need)
         return 0
-    world.wants[worker] = -1
-    read_rows(one, world.rows[:1], world.read)
-    for other in range(len(world.clock)):
+    run.wants[worker] = -1
+    read_rows(one, run.rows[:1], run.read)
+    for other in range(len(run.clock)):
         for k in range(NUM_CLOCKS):
-            seen, made = world.read[0, other * NUM_CLOCKS + k], world.made[row, other, k]
+            seen, made = run.read[0, other * NUM_CLOCKS + k], run.made[row, other, k]
             if seen > made:
                 return NOT_ONCE
-            if seen < made and k < clock - world.rules[3]:
+            if seen < made and k < clock - run.rules[3]:
                 return OLD_MISSING
-            if seen < made and other // world.rules[1] == client:
+            if seen < made and other // run.rules[1] == client:
                 return OWN_MISSING
     return 0
 
@@ -300,26 +300,26 @@ def _ping(one: ClientState, up: Mailboxes, client: int) -> None:
 
 @kernel
 def _send(
-    members: ClientState, up: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
+    members: ClientState, up: Mailboxes, run: ScheduleRun, client: int, all_rows: bool
 ) -> None:
     """A client sends a batch again, or some of its changes for the first time."""
     one = _member(members, client)
     if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
         return
-    if world.resend[client] < one.facts[NEXT]:
+    if run.resend[client] < one.facts[NEXT]:
         out = _place(up, client)
-        version = world.resend[client]
+        version = run.resend[client]
         batch_head(one, version, out.head)
         _copy_lines(one, batch_start(one, version), out)
-        world.resend[client] += 1
+        run.resend[client] += 1
         return
     count = 0
     for row in range(NUM_ROWS):
-        if all_rows or _below(world, 2):
-            world.rows[count] = row
+        if all_rows or _below(run, 2):
+            run.rows[count] = row
             count += 1
     out = _place(up, client)
-    num = send_changes(one, world.rows[:count], out.head)
+    num = send_changes(one, run.rows[:count], out.head)
     _copy_lines(one, one.facts[END] - num, out)
 
 
@@ -345,7 +345,7 @@ def _arrive_down(
     members: ClientState,
     up: Mailboxes,
     down: Mailboxes,
-    world: CheckedWorld,
+    run: ScheduleRun,
     client: int,
 ) -> None:
     if down.num[client] == 0 or up.num[client] >= SLOTS:
@@ -356,61 +356,61 @@ def _arrive_down(
         take_rows(one, message)
         return
     is_new = one.facts[MY_LIFE] != message.head[EPOCH]
-    world.resend[client] = take_restored(one, message.head)
+    run.resend[client] = take_restored(one, message.head)
     if is_new and one.facts[MY_PUSHES]:
-        count = ask_again(one, world.rows)
+        count = ask_again(one, run.rows)
         if count:
-            _ask(one, _place(up, client), world.rows, count, newest_clock(one))
+            _ask(one, _place(up, client), run.rows, count, newest_clock(one))
 
 
 @kernel
 def _push(
-    shard: ShardState, down: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
+    shard: ShardState, down: Mailboxes, run: ScheduleRun, client: int, all_rows: bool
 ) -> None:
-    """The shard sends some of the rows that it may send, or only tells how far it is."""
+    """The shard sends some of the rows that it may send, or only reports its clock."""
     if down.num[client] >= SLOTS:
         return
     count = 0
     for row in range(NUM_ROWS):
-        if all_rows or _below(world, 2):
-            world.rows[count] = row
+        if all_rows or _below(run, 2):
+            run.rows[count] = row
             count += 1
-    shard_send(shard, client, world.rows[:count], _place(down, client))
+    shard_send(shard, client, run.rows[:count], _place(down, client))
 
 
 @kernel
 def _seldom(
-    shard: ShardState, members: ClientState, up: Mailboxes, down: Mailboxes, world: CheckedWorld,
+    shard: ShardState, members: ClientState, up: Mailboxes, down: Mailboxes, run: ScheduleRun,
     client: int, at_random: bool,
 ) -> None:  # fmt: skip
     """A checkpoint, a ping, or the death of the shard."""
-    choice = _below(world, 3) if at_random else 0
+    choice = _below(run, 3) if at_random else 0
     if choice == 0:
         _ping(_member(members, client), up, client)
     elif choice == 1:
-        _copy(world.saved_cells, world.saved_applied, world.saved_clocks,
+        _copy(run.saved_cells, run.saved_applied, run.saved_clocks,
               shard.cells, shard.applied, shard.clocks)  # fmt: skip
         for k in range(len(shard.applied)):
             shard.durable[k] = shard.applied[k]
-    elif world.rules[2] > 0:
-        world.rules[2] -= 1
-        _load(shard, world, shard.facts[LIFE] + 1)
+    elif run.rules[2] > 0:
+        run.rules[2] -= 1
+        _load(shard, run, shard.facts[LIFE] + 1)
         for other in range(len(up.num)):
-            if _below(world, 2):
+            if _below(run, 2):
                 up.num[other] = 0
-            if _below(world, 2):
+            if _below(run, 2):
                 down.num[other] = 0
 
 
 @kernel
-def _is_complete(shard: ShardState, world: CheckedWorld) -> bool:
-    for worker in range(len(world.clock)):
-        if world.clock[worker] < NUM_CLOCKS:
+def _is_complete(shard: ShardState, run: ScheduleRun) -> bool:
+    for worker in range(len(run.clock)):
+        if run.clock[worker] < NUM_CLOCKS:
             return False
         for row in range(NUM_ROWS):
             for k in range(NUM_CLOCKS):
                 place = worker * NUM_CLOCKS + k
-                if shard.cells[row, place] != world.made[row, worker, k]:
+                if shard.cells[row, place] != run.made[row, worker, k]:
                     return False
     return True
 
@@ -474,7 +474,7 @@ def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int
     ]
     members = ClientState(*(np.stack(arrays) for arrays in zip(*single, strict=True)))
     up, down = _channels(num_clients, width), _channels(num_clients, width)
-    world = CheckedWorld(
+    run = ScheduleRun(
         np.zeros((NUM_ROWS, workers, NUM_CLOCKS), np.int64), np.zeros(workers, np.int64),
         np.full(workers, -1, np.int64), np.full(num_clients, 1 << 60, np.int64),
         np.zeros((NUM_ROWS, width), np.float32), np.zeros(num_clients, np.int64),
@@ -484,13 +484,13 @@ def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int
         np.zeros(1, np.uint64), np.zeros((1, width), np.float32),
     )  # fmt: skip
     # What the log and the channels hold beyond their counts does not matter.
-    used = [*shard, *members[: ClientState._fields.index("log_row")], *up[3:], *down[3:], *world]
+    used = [*shard, *members[: ClientState._fields.index("log_row")], *up[3:], *down[3:], *run]
     pristine = [array.copy() for array in used]
     for at in range(seed, seed + num):
         for array, start in zip(used, pristine, strict=True):
             np.copyto(array, start)
-        world.random[0] = (at * 0x9E3779B97F4A7C15 + 88172645463325252) % 2**64
-        fault = run_schedule(shard, members, up, down, world)
+        run.random[0] = (at * 0x9E3779B97F4A7C15 + 88172645463325252) % 2**64
+        fault = run_schedule(shard, members, up, down, run)
         if fault:
             return int(fault), at
     return 0, seed + num

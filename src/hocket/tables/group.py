@@ -87,7 +87,7 @@ class Group:
         return [worker for node in self.nodes for worker in node.workers]
 
     def kill_shard(self, shard: int) -> None:
-        """End a shard where it stands, with what it holds and what is under way to it."""
+        """Kill a shard with what it holds and what is in flight to it."""
         self._stops[shard].set()
         self._threads[shard].join()
         self._ports[shard].lose()

@@ -10,6 +10,7 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.base.errors import RunError
 from hocket.tables.core.client import (
+    ANNOUNCED,
     BASE,
     DONE,
     END,
@@ -20,7 +21,6 @@ from hocket.tables.core.client import (
     NEXT,
     NUM_UNSENT,
     TAIL,
-    TOLD,
     ClientState,
     ask_again,
     batch_head,
@@ -53,7 +53,7 @@ from hocket.tables.core.message import (
     plain,
 )
 from hocket.tables.priority import next_changes, unsent_rows
-from hocket.tables.route import MAX_UNDER_WAY_BYTES, LinkUse, Route
+from hocket.tables.route import MAX_IN_FLIGHT_BYTES, LinkUse, Route
 from hocket.tables.spec import TableSpec
 
 _ASK_AGAIN_S = 1.0
@@ -95,17 +95,17 @@ class ShardLink:
 
     @property
     def is_behind(self) -> bool:
-        """True if more is under way than should be: `clock` waits then."""
+        """True if more is in flight than should be: `clock` waits then."""
         facts = self.state.facts
         lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
-        return bool(4 * lines * self.state.pending.shape[1] > MAX_UNDER_WAY_BYTES)
+        return bool(4 * lines * self.state.pending.shape[1] > MAX_IN_FLIGHT_BYTES)
 
     @property
     def has_unapplied(self) -> bool:
         """True if changes are not yet in the shard."""
         facts = self.state.facts
-        is_told = facts[TOLD] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
-        return not is_told or bool(facts[NUM_UNSENT])
+        is_announced = facts[ANNOUNCED] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
+        return not is_announced or bool(facts[NUM_UNSENT])
 
     @property
     def last_sent(self) -> int:
@@ -135,7 +135,7 @@ class ShardLink:
             self._send_plain(PING)
         if self.spec.mode == "managed" and not self.is_flushing:
             return self._send_managed(is_waiting) or has_asked
-        has_clocked = facts[MY_CLOCK] > facts[TOLD]
+        has_clocked = facts[MY_CLOCK] > facts[ANNOUNCED]
         if not has_clocked and not self.is_flushing:
             return has_asked
         self.is_flushing = False
@@ -188,11 +188,11 @@ class ShardLink:
         """True if all changes of a clock have gone and the shard does not know it."""
         facts, rows = self.state.facts, unsent_rows(self.state)
         oldest = self.state.oldest[rows].min(initial=facts[MY_CLOCK])
-        return bool(oldest > facts[TOLD])
+        return bool(oldest > facts[ANNOUNCED])
 
     def _next_batch(self, rows: LongArray) -> Message:
         """The changes of some rows as one batch."""
-        self._make_room(len(rows))
+        self._reserve(len(rows))
         head = np.zeros(HEAD, np.int64)
         num = send_changes(self.state, rows, head)
         return self._batch(head, int(self.state.facts[END]) - num)
@@ -203,7 +203,7 @@ class ShardLink:
         return Message(head, self.state.log_row[lines], self.state.log_cells[lines])
 
     def ask(self, missing: LongArray, num: int, need: int) -> bool:
-        """Note rows to ask for that nothing is on its way for; whether there are any."""
+        """Note rows to ask for that nothing is in flight for; whether there are any."""
         rows, now_s = self._scratch, time.monotonic()
         if now_s - self._asked_s > _ASK_AGAIN_S:
             # What was asked may have been lost with a connection: nobody would ever answer it.
@@ -282,7 +282,7 @@ class ShardLink:
 
     # ── the log's memory ────────────────────────────────────────────────────────────────────────
 
-    def _make_room(self, num_lines: int) -> None:
+    def _reserve(self, num_lines: int) -> None:
         """See to it that a batch of so many lines fits into the log."""
         state, facts = self.state, self.state.facts
         if facts[END] - facts[BASE] + num_lines > len(state.log_row):

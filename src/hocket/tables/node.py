@@ -4,7 +4,7 @@ Workers are threads of this process, each with a clock of its own; they share th
 node's clock is that of the slowest. The thread sends what is due (a clock's changes at once, or in
 the managed mode all the time by priority), takes what arrives, and asks again where a shard was
 restarted. A worker waits only in `get`, for rows that staleness does not let it read yet, and in
-`clock` while too much is under way.
+`clock` while too much is in flight.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Node:
             for link in self._all_links():
                 busy |= link.send_due(is_waiting=is_waiting)
             for shard, route in enumerate(self.routes):
-                if route.must_answer(is_waiting=is_waiting):
+                if route.must_ack(is_waiting=is_waiting):
                     self.links[0][shard].ping()
             self._ping_if_silent()
         for link in self._all_links():
@@ -231,7 +231,7 @@ class Node:
             )
         raise RunError(
             f"what serves there is not shard {shard} of these tables",
-            hint="shards and clients read the same file, and addresses stand in the shards' order",
+            hint="shards and clients read the same file, and addresses are in the shards' order",
             where=f"shard {shard}",
         )
 

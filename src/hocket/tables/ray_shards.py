@@ -47,7 +47,7 @@ class ShardActor:
         return port.address, ray.get_runtime_context().get_node_id()
 
     def serve(self) -> None:
-        """Serve until told to end."""
+        """Serve until ended."""
         self.server.run(self.stop)
         self.server.close()
 
@@ -143,7 +143,7 @@ class RayShards:
             serving = self._started_again(shard)
 
     def _started_again(self, shard: int) -> Any:
-        """Ray tells of a death before the process is gone: its address and file come free later."""
+        """Ray reports a death before the process is gone: its address and file come free later."""
         import ray
         from ray.exceptions import RayError
 

@@ -1,4 +1,4 @@
-"""One peer over a port: stamps, what is owed to it, and how fast it takes what is sent.
+"""One peer over a port: stamps, acknowledgements, and how fast it takes what is sent.
 
 Every message says how many bytes of changes or rows were sent before its end. Where that is more
 than has arrived, a connection has broken and something was lost.
@@ -24,11 +24,11 @@ from hocket.tables.core.message import (
 )
 from hocket.tables.transports.port import Port
 
-# How fast one link may be used: bytes under way are bounded by what the link takes in a short time.
+# How fast one link may be used: bytes in flight are bounded by what the link takes in a short time.
 #
 # Each side stamps its messages with the bytes that it has sent so far and returns the last stamp
 # that it has seen. The bytes between two returned stamps over the time between them, while
-# something was under way all the time, is the goodput; a time in which the sender had nothing more
+# something was in flight all the time, is the goodput; a time in which the sender had nothing more
 # to send counts only if it shows a higher one. What waits in a socket's buffer can no longer be
 # overtaken by what has become more important, so little is put there.
 
@@ -40,7 +40,7 @@ _NUM_SAMPLES = 6
 
 
 class SendBudget:
-    """Bytes that one sender may have under way to one receiver."""
+    """Bytes that one sender may have in flight to one receiver."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
@@ -59,26 +59,26 @@ class SendBudget:
         return min(max(measured, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
     @property
-    def under_way_bytes(self) -> int:
+    def in_flight_bytes(self) -> int:
         """Sent, and not returned as seen."""
         return self.sent_bytes - self.returned_bytes
 
     def sent(self, num_bytes: int, now_s: float) -> int:
-        """Count a message; the stamp that it carries."""
-        if self.under_way_bytes <= 0:
+        """Count a message; the stamp that it bears."""
+        if self.in_flight_bytes <= 0:
             self._busy = self._since = (now_s, self.returned_bytes)
         self.sent_bytes += num_bytes
         return self.sent_bytes
 
     def returned(self, stamp: int, now_s: float) -> None:
         """The receiver has seen everything up to ``stamp``."""
-        if stamp <= self.returned_bytes or self.under_way_bytes <= 0:
+        if stamp <= self.returned_bytes or self.in_flight_bytes <= 0:
             return
         self.returned_bytes = min(stamp, self.sent_bytes)
         if now_s - self._since[0] >= _SAMPLE_S:
             self._measured(self._since, now_s, is_full=self._was_full)
             self._since, self._was_full = (now_s, self.returned_bytes), False
-        elif self.under_way_bytes == 0:
+        elif self.in_flight_bytes == 0:
             # All has arrived before the time was up. Counted from when the link was last empty:
             # answers come in bunches, and the time between two of them says nothing.
             self._measured(self._busy, now_s, is_full=False)
@@ -91,12 +91,12 @@ class SendBudget:
 
     @property
     def window_bytes(self) -> int:
-        """Most that should be under way."""
+        """Most that should be in flight."""
         return max(2 * self.chunk_bytes, int(2 * _CHUNK_S * (self.goodput_bps or 0.0)))
 
     def allows(self) -> bool:
         """True if a message may be sent now."""
-        allowed = self.under_way_bytes < self.window_bytes
+        allowed = self.in_flight_bytes < self.window_bytes
         self._was_full = self._was_full or not allowed
         return allowed
 
@@ -108,7 +108,7 @@ _LATENCY_S = 0.005
 
 
 class LinkUse:
-    """Share of the last clock in which a link carried what clocks wait for.
+    """Share of the last clock in which a link transferred what clocks wait for.
 
     Rows sent ahead delay what becomes urgent meanwhile by a chunk at every clock. That is little
     in a long clock, and fresher rows are worth it; in short clocks it is not, if clocks keep the
@@ -137,7 +137,7 @@ class LinkUse:
 
 
 _ANSWER_S = 0.02
-MAX_UNDER_WAY_BYTES = 64 * 2**20
+MAX_IN_FLIGHT_BYTES = 64 * 2**20
 """Sent and not answered, after which nothing more is made to be sent."""
 
 
@@ -153,22 +153,22 @@ class Route:
         self.sent_s = time.monotonic()
         """When something was last sent."""
         self.seen_bytes = 0
-        self.owes_answer = False
+        self.needs_ack = False
         """True if the peer does not know yet what arrived."""
-        self._owed_s = 0.0
+        self._unacked_s = 0.0
 
     def send(self, table: int, message: Message) -> None:
         """Send a message of a table."""
         head = message.head
         head[TABLE], head[RECEIVED] = table, self.seen_bytes
         head[TABLES], head[SENDER] = self.tables, self.port.process
-        # Only rows and changes are answered at once, so only they measure the way.
+        # Only rows and changes are answered at once, so only they measure the link.
         is_measured = head[KIND] in (UPDATES, ROWS)
         data = encode(message, self.budget.sent_bytes, is_counted=is_measured)
         self.sent_s = time.monotonic()
         if is_measured:
             self.budget.sent(len(data), self.sent_s)
-        self.owes_answer = False
+        self.needs_ack = False
         self.port.send(self.peer, data, self.process)
 
     def arrived(self, message: Message, num_bytes: int) -> bool:
@@ -178,20 +178,20 @@ class Route:
         is_next = self.seen_bytes + own_bytes == int(values[SENT_BYTES])
         self.seen_bytes = int(values[SENT_BYTES])
         self.budget.returned(int(values[RECEIVED]), time.monotonic())
-        if not self.owes_answer and values[KIND] != PING:
-            self.owes_answer, self._owed_s = True, time.monotonic()
+        if not self.needs_ack and values[KIND] != PING:
+            self.needs_ack, self._unacked_s = True, time.monotonic()
         return is_next
 
-    def must_answer(self, *, is_waiting: bool) -> bool:
-        """True if an answer is owed and no other message will soon carry it."""
-        is_late = is_waiting or time.monotonic() - self._owed_s > _ANSWER_S
-        return self.owes_answer and is_late
+    def must_ack(self, *, is_waiting: bool) -> bool:
+        """True if an acknowledgement is due and no other message will soon include it."""
+        is_late = is_waiting or time.monotonic() - self._unacked_s > _ANSWER_S
+        return self.needs_ack and is_late
 
     def allows(self, use: LinkUse) -> bool:
         """True if a message may be sent now; one at a time over a starved link."""
-        return self.budget.allows() and not (use.is_starved and self.budget.under_way_bytes > 0)
+        return self.budget.allows() and not (use.is_starved and self.budget.in_flight_bytes > 0)
 
     @property
     def is_clogged(self) -> bool:
         """True if the peer takes nothing: one that stands still must not fill our memory."""
-        return self.budget.under_way_bytes > MAX_UNDER_WAY_BYTES
+        return self.budget.in_flight_bytes > MAX_IN_FLIGHT_BYTES

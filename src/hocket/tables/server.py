@@ -1,8 +1,8 @@
 """A shard that serves: messages in, rows out, checkpoints in between.
 
 Whoever reads another layout, means another shard or has been replaced by a process of the same
-number is told so and changes nothing. A checkpoint that cannot be written is told and tried again:
-until it is there, clients keep what is not in it.
+number is refused and changes nothing. A checkpoint that cannot be written is logged and tried
+again: until it is there, clients keep what is not in it.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class ShardServer:
         self.routes = [Route(port, client, self._digest) for client in range(layout.num_clients)]
         pairs = len(layout.tables), layout.num_clients
         self._claimed = np.full(pairs, -1, np.int64)
-        """[table, client] the clock of rows that a client has been told."""
+        """[table, client] the clock of rows that were announced to a client."""
         self._needed = np.zeros(pairs, np.int64)
         """[table, client] the latest clock that a worker has waited for."""
         self._urgent_bytes = np.zeros(pairs, np.int64)
@@ -221,7 +221,7 @@ class ShardServer:
         if self._file is not None:
             try:
                 self._file.read(self.states)
-                # Not after hours: a place that cannot be written to is told before it serves.
+                # Not after hours: a place that cannot be written to is an error before it serves.
                 self._file.write(self.states)
             except BaseException:
                 self._file.close()
@@ -239,7 +239,7 @@ class ShardServer:
     # ── one turn ────────────────────────────────────────────────────────────────────────────────
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until told to stop."""
+        """Serve until stopped."""
         while not stop.is_set():
             self.turn(self.layout.idle_s)
 
@@ -264,9 +264,9 @@ class ShardServer:
                 self._push(table)
             if has_advanced:
                 for route in self.routes:
-                    route.owes_answer = True
+                    route.needs_ack = True
         for client, route in enumerate(self.routes):
-            if route.owes_answer:
+            if route.needs_ack:
                 self._tell(0, client, PING)
         if not num:
             self.port.wait(timeout_s)
@@ -294,12 +294,12 @@ class ShardServer:
             asked.append((table, client, message.rows))
         elif head[KIND] in (PING, KEEP):
             self._needed[table, client] = max(self._needed[table, client], head[NEED])
-            self.routes[client].owes_answer = True
+            self.routes[client].needs_ack = True
         self._is_save_wanted |= bool(head[KIND] == KEEP)
         self._log_bytes += len(data) * has_changes
 
     def _serves(self, client: int, head: LongArray) -> bool:
-        """True if a message is of a client of ours; who is none is told."""
+        """True if a message is of a client of ours; others are refused."""
         if head[TABLES] != self._digest:
             self._refuse(client, head, OTHER_TABLES)
             return False
@@ -369,9 +369,9 @@ class ShardServer:
                 self._urgent_bytes[table, client] = route.budget.sent_bytes
 
     def _is_full(self, route: Route) -> bool:
-        """True if all routes together have a chunk under way."""
-        under_way = sum(each.budget.under_way_bytes for each in self.routes)
-        return under_way > route.budget.chunk_bytes
+        """True if all routes together have a chunk in flight."""
+        in_flight = sum(each.budget.in_flight_bytes for each in self.routes)
+        return in_flight > route.budget.chunk_bytes
 
     def _send(self, table: int, client: int, rows: LongArray) -> None:
         state = self.states[table]
@@ -433,7 +433,7 @@ class ShardServer:
             state.durable[:] = state.applied
         self._saved_s, self._log_bytes, self._is_save_wanted = time.monotonic(), 0, False
         for route in self.routes:
-            route.owes_answer = True
+            route.needs_ack = True
 
     def close(self) -> None:
         """Write what is not written yet, and let another shard have the checkpoint."""

@@ -1,4 +1,4 @@
-"""A shard in a process of its own: told what to hold and where to listen, it serves until ended."""
+"""A shard in a process of its own: it gets its layout and address, and serves until it is ended."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def serve(parent: Parent) -> None:
     # Ctrl-C goes to all processes of a terminal; when this one ends, its parent says.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("hocket.tables").addHandler(_ToParent(parent))
-    told = frame.header
-    layout = layout_of(told["layout"], "the tables")
-    port = shard_port(layout, told["shard"], told["address"])
-    path = Path(told["checkpoint"]) if told["checkpoint"] else None
+    header = frame.header
+    layout = layout_of(header["layout"], "the tables")
+    port = shard_port(layout, header["shard"], header["address"])
+    path = Path(header["checkpoint"]) if header["checkpoint"] else None
     server = ShardServer(
-        layout, told["shard"], port, checkpoint=path, checkpoint_s=told["checkpoint_s"]
+        layout, header["shard"], port, checkpoint=path, checkpoint_s=header["checkpoint_s"]
     )
     parent.send({"what": "serving", "address": port.address})
     stop = threading.Event()

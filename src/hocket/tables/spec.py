@@ -148,7 +148,7 @@ class Layout:
         return 0.005 if any(table.mode == "managed" for table in self.tables) else 0.05
 
     def digest(self, shard: int) -> int:
-        """A number that tells these tables, and which shard of them, from all others."""
+        """A number that identifies these tables and which shard of them."""
         tables = [
             [float(each) if isinstance(each, numbers.Real) else each for each in astuple(table)]
             for table in self.tables

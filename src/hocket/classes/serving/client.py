@@ -55,12 +55,12 @@ class ClassesClient:
             answer = self._connection.getresponse()
             body = answer.read()
             # A service with too many connections refuses before it reads, and not in JSON.
-            told = json.loads(body) if answer.status != 503 or body[:1] == b"{" else {}
+            reply = json.loads(body) if answer.status != 503 or body[:1] == b"{" else {}
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
             raise RunError(f"the service does not answer: {error}") from error
         if answer.status != 200:
             kind: type[HocketError] = RunError if answer.status >= 500 else UsageError
-            raise kind(str(told.get("detail", answer.reason)), hint=str(told.get("hint", "")))
-        result: dict[str, Any] = told
+            raise kind(str(reply.get("detail", answer.reason)), hint=str(reply.get("hint", "")))
+        result: dict[str, Any] = reply
         return result

@@ -1,7 +1,7 @@
 """Time of an answer on this machine, measured before anything is served.
 
 The workers that will serve are asked again and again, after a short rest as between requests and
-in the very way of a request: answers are combined as soon as every group has the copies that it
+as for a request: answers are combined as soon as every group has the copies that it
 waits for, and a slow worker may still be late with the request before. The median of that is the
 prediction, so that it is one of the slowest of several parts, not the slowest of their medians. For
 a second at least: other work on a physical core comes and goes, and a moment does not show it.

@@ -52,10 +52,10 @@ def cores_for(part_s: Sequence[float], given: Sequence[int] | None) -> list[int 
 
 
 def siblings_of(core: int) -> tuple[int, ...]:
-    """The threads of a physical core; the core alone where the system does not tell."""
+    """The threads of a physical core; the core alone where the system does not say."""
     try:
-        told = Path(_SIBLINGS.format(core)).read_text()
-        spans = [list(map(int, span.split("-"))) for span in told.strip().split(",")]
+        listed = Path(_SIBLINGS.format(core)).read_text()
+        spans = [list(map(int, span.split("-"))) for span in listed.strip().split(",")]
     except (OSError, ValueError):
         return (core,)
     return tuple(each for span in spans for each in range(span[0], span[-1] + 1))

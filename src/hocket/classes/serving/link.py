@@ -61,7 +61,7 @@ class WorkerLink:
     """A worker that may die and be started again."""
 
     def __init__(self, spec: WorkerSpec, on_gone: Callable[[int], None]) -> None:
-        """``on_gone`` is told the descriptor of a socket before it is closed."""
+        """``on_gone`` gets the descriptor of a socket before it is closed."""
         self.spec = spec
         self._on_gone = on_gone
         self.counts = Counts()
@@ -83,7 +83,7 @@ class WorkerLink:
             with open(model, "wb", closefd=False) as file:
                 file.write(self.spec.model)
             os.lseek(model, 0, os.SEEK_SET)
-            told = {
+            options = {
                 "socket": theirs.fileno(),
                 "memory": self.spec.memory,
                 "model": model,
@@ -94,7 +94,7 @@ class WorkerLink:
             }
             self.process = start_module(
                 _MODULE,
-                [json.dumps(told)],
+                [json.dumps(options)],
                 output=subprocess.DEVNULL,
                 descriptors=(theirs.fileno(), self.spec.memory, model),
             )

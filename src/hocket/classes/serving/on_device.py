@@ -22,7 +22,7 @@ from hocket.classes.serving.front_end import Answer, answer_from
 from hocket.classes.serving.link import Counts, recent_times
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import InputLayout
-from hocket.classes.stepping import carried
+from hocket.classes.stepping import captured_work
 from hocket.classes.table import PartTable
 
 
@@ -46,13 +46,13 @@ class DeviceFrontEnd:
         self._inputs = torch.zeros((1, *folder.table.input_shape), dtype=kind, device=self._device)
         self._outputs: list[torch.Tensor] = []
         with torch.no_grad():
-            self._parts = [self._carried(content) for content in read_exported(folder)]
+            self._parts = [self._captured(content) for content in read_exported(folder)]
 
-    def _carried(self, content: bytes) -> Any:
+    def _captured(self, content: bytes) -> Any:
         part = torch.export.load(io.BytesIO(content)).module().to(self._device)
         outputs = torch.zeros_like(part(self._inputs))
         self._outputs.append(outputs)
-        return carried(lambda: outputs.copy_(part(self._inputs)), self._device)
+        return captured_work(lambda: outputs.copy_(part(self._inputs)), self._device)
 
     def __enter__(self) -> DeviceFrontEnd:
         return self

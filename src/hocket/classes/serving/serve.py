@@ -33,10 +33,10 @@ def serve(
     on_forecast: Callable[[LatencyForecast], None] = lambda forecast: None,
     device: str | None = None,
 ) -> None:
-    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address.
+    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` gets the address.
 
     Sub-models are served by worker processes, or all on one ``device`` such as ``cuda``.
-    ``on_forecast`` is told how long answers of worker processes will take, before they are asked.
+    ``on_forecast`` gets the predicted latency of the worker processes, before they are asked.
     """
     if not is_loopback(host):
         raise UsageError(

@@ -31,7 +31,7 @@ READY = 0
 
 @dataclass(frozen=True)
 class InputLayout:
-    """Where inputs stand in the shared memory."""
+    """Position of the inputs in the shared memory."""
 
     shape: tuple[int, ...]
     """Of one input, without its batch."""

@@ -9,7 +9,7 @@ durable; a shard that came back is sent the log again from where its checkpoint 
 
 The log is a list of lines in the order of sending, each pointing to the line before it of the same
 row. Reading, changing and sending a row cost O(width), a batch O(unsent rows) beside it; a row that
-arrives O(width x own changes under way).
+arrives O(width x own changes in flight).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from hocket.tables.core.rule import (
     size_of,
 )
 
-(ME, MY_LIFE, NEXT, DONE, KEPT, MY_CLOCK, CLAIMED, TOLD, MY_PUSHES, MY_RULE, MY_WIDTH,
+(ME, MY_LIFE, NEXT, DONE, KEPT, MY_CLOCK, CLAIMED, ANNOUNCED, MY_PUSHES, MY_RULE, MY_WIDTH,
  BASE, TAIL, END, MY_REFUSED, NUM_UNSENT) = range(16)  # fmt: skip
 """Places in `ClientState.facts`. NEXT: number of the next change to be sent. DONE, KEPT: the last
 that the shard has applied and made durable. MY_CLOCK: the clock of the slowest worker. CLAIMED: the
-shard's claim. TOLD: the clock that the shard was told. BASE: number of the log's first line in
+shard's claim. ANNOUNCED: the clock that the shard knows of. BASE: number of the log's first line in
 memory, TAIL: of the first that is still needed, END: of the one that comes next."""
 NEVER = np.int64(1 << 60)
 
@@ -140,7 +140,7 @@ def find_missing(client: ClientState, rows: LongArray, need: int, missing: LongA
 
 @kernel
 def mark_asked(client: ClientState, rows: LongArray, num: int, need: int, out: LongArray) -> int:
-    """Which of ``rows`` must be asked for: those that no answer or push is on its way for."""
+    """Which of ``rows`` must be asked for: those that no answer or push is in flight for."""
     count = 0
     for i in range(num):
         row = rows[i]
@@ -216,10 +216,10 @@ def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
             client.unsent[left] = row
             left += 1
     facts[NUM_UNSENT] = left
-    facts[TOLD] = max(facts[TOLD], clock)
+    facts[ANNOUNCED] = max(facts[ANNOUNCED], clock)
     place = version % len(client.batch_end)
     client.batch_end[place] = facts[END]
-    client.batch_clock[place] = facts[TOLD]
+    client.batch_clock[place] = facts[ANNOUNCED]
     facts[NEXT] = version + 1
     batch_head(client, version, head)
     return int(facts[END] - start)
@@ -301,7 +301,7 @@ def take_restored(client: ClientState, head: LongArray) -> int:
         # A process that takes the place of an earlier one goes on where that had come to.
         facts[NEXT] = head[APPLIED] + 1
         facts[KEPT] = head[APPLIED]
-        facts[MY_CLOCK] = facts[TOLD] = head[CLOCK]
+        facts[MY_CLOCK] = facts[ANNOUNCED] = head[CLOCK]
     if head[EPOCH] != facts[MY_LIFE]:
         forget_pushes(client)
         facts[MY_LIFE] = head[EPOCH]
@@ -312,7 +312,7 @@ def take_restored(client: ClientState, head: LongArray) -> int:
 
 @kernel
 def forget_pushes(client: ClientState) -> None:
-    """Nothing that is under way will come: claims of the shard say nothing of the cached rows."""
+    """Nothing that is in flight will come: claims of the shard say nothing of the cached rows."""
     for row in range(len(client.row_clock)):
         client.row_clock[row] = fresh_clock(client, row)
         client.subscribed[row] = False

@@ -8,7 +8,7 @@
     KEEP      client -> shard   what is applied should outlive the shard now, not at its next turn
     STRANGER  shard -> client   the sender is not served; NEED says why
 
-Channels deliver in order or lose everything that is under way. Every message names the life of the
+Channels deliver in order or lose everything that is in flight. Every message names the life of the
 shard that it belongs to (EPOCH); one of an earlier life is answered by RESTORED.
 """
 

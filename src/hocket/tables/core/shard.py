@@ -115,7 +115,7 @@ def new_shard(
 
 @kernel
 def shard_take(shard: ShardState, message: Message) -> bool:
-    """Take a message; False if its sender must be told RESTORED instead."""
+    """Take a message; False if its sender must get RESTORED instead."""
     head = message.head
     client = head[CLIENT]
     if head[EPOCH] != shard.facts[LIFE]:

@@ -1,7 +1,7 @@
 """Interface of a transport of tables.
 
 A port belongs to one client or one shard and to one thread, but for `wake`. Messages to one peer
-arrive in order, each whole; when a connection breaks, those that were under way are lost, which
+arrive in order, each whole; when a connection breaks, those that were in flight are lost, which
 the receivers see from their stamps (`hocket.tables.route`). Sending never waits.
 """
 
