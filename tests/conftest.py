@@ -41,7 +41,6 @@ LONG = (
     "service/test_daemon_kill.py",
     "runtime/test_ranks.py",
     "runtime/test_single.py",
-    "capture/test_capture_repeat.py",
     "pages/test_readme_commands.py",
     "pages/test_others_commands.py",
     "pages/test_parallelism_commands.py",

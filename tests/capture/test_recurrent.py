@@ -93,7 +93,7 @@ def test_all_that_a_library_runs_in_one_call_shares_a_device():
 
 def test_a_recurrent_layer_is_recorded_the_same_each_time():
     layer, batch = torch.nn.LSTM(5, 7, num_layers=2, dropout=0.1), torch.randn(3, 2, 5)
-    kept = {"forward": lambda layer, rows: layer(rows)[0].mean(), "repeat": False}
+    kept = {"forward": lambda layer, rows: layer(rows)[0].mean()}
     first, again = (capture_program(layer, batch, **kept)[0] for _ in range(2))
     assert first.op_names == again.op_names
 
@@ -111,7 +111,7 @@ class LooksAtStorage(torch.nn.Module):
 
 
 def test_a_look_at_a_storage_is_a_view_of_what_lies_there():
-    graph, _ = capture_program(LooksAtStorage(), torch.randn(3, 6), repeat=False)
+    graph, _ = capture_program(LooksAtStorage(), torch.randn(3, 6))
     assert not any("set_" in graph.kind_of(op) for op in range(graph.num_ops))
     assert all(text.isprintable() for text in graph.signatures)
     looked = [op for op in range(graph.num_ops) if "slice" in graph.kind_of(op)]

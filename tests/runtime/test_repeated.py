@@ -55,7 +55,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def recorded(net):
-    return capture_program(*net, optimizer="adamw", repeat=False, device="cpu")
+    return capture_program(*net, optimizer="adamw", device="cpu")
 
 
 def blocks(graph):
@@ -106,7 +106,7 @@ def test_what_cannot_run_again_is_kept():
     torch.manual_seed(0)
     model, x = Grows(), torch.randn(3, 4)
     graph, program = capture_program(
-        model, x, optimizer="sgd", repeat=False, device="cpu",
+        model, x, optimizer="sgd", device="cpu",
         forward=lambda model, x: model(x.clone()),
     )  # fmt: skip
     every = np.where(graph.op_phase == 0, np.arange(graph.num_ops) // 6, -1).astype(np.int32)

@@ -38,7 +38,7 @@ def steps_of(name, memory_of):
     torch.manual_seed(0)
     model, batches, forward = MODELS[name]()
     graph, program = capture_program(
-        model, batches[0], forward=forward, optimizer="adamw", repeat=False, device="cpu"
+        model, batches[0], forward=forward, optimizer="adamw", device="cpu"
     )
     problem, values = make_problem(graph, "1xh200"), named_tensors(model, batches[0])
     memory = memory_of(graph)

@@ -1,13 +1,12 @@
 """Capture: a PyTorch model or training step as a Graph.
 
-A step is recorded on tensors without memory, identical blocks once; the recording is linked into a
-Program and that becomes the Graph. A model whose path depends on data is run for real instead and
+A step is recorded on fake tensors; the recording is linked into a Program and that becomes the
+Graph. A model whose path depends on data is run for real instead and
 becomes a coarser graph, one op per module.
 """
 
 from __future__ import annotations
 
-import logging
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hocket.base.errors import HocketError, UsageError
 from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
-from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
 from hocket.capture.given import first_batch, supervised, unwrapped
@@ -34,13 +32,9 @@ from hocket.capture.optimizer import (
 )
 from hocket.capture.program import Program
 from hocket.capture.recording import Recording
-from hocket.capture.repeat import expand
-from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import Forward, record_fake_step, record_real_step
 from hocket.capture.trouble import UntraceableError, own_code, reason, remedy, user_line
 from hocket.graph import Graph
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class CaptureWarning(UserWarning):
@@ -54,7 +48,6 @@ def capture(
     loss: Loss | str | None = None,
     optimizer: str | torch.optim.Optimizer | Optimizer | None = "adamw",
     name: str = "",
-    repeat: bool = True,
     device: str = ACCELERATOR,
     forward: Forward | None = None,
 ) -> Graph:
@@ -66,7 +59,7 @@ def capture(
     taken. ``graph.meta["loss"]`` says which. Neither model nor batch is changed, and
     nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
     the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
-    ``cpu``. ``repeat=False`` records identical blocks one by one. ``forward(model, batch)`` says
+    ``cpu``. ``forward(model, batch)`` says
     how the model is applied to the batch where that is more than one call of it.
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
@@ -75,7 +68,7 @@ def capture(
     loss, forward = supervised(model, batch, loss, forward)
     try:
         graph, _ = capture_program(model, batch, loss=loss, optimizer=optimizer, name=name,
-                                   repeat=repeat, device=device, forward=forward)  # fmt: skip
+                                   device=device, forward=forward)  # fmt: skip
         return graph
     except UntraceableError as error:
         update = as_optimizer(optimizer, model)
@@ -89,7 +82,6 @@ def capture_program(
     loss: Loss | str | None = None,
     optimizer: str | torch.optim.Optimizer | Optimizer | None = "adamw",
     name: str = "",
-    repeat: bool = True,
     device: str = "cpu",
     forward: Forward | None = None,
     in_one_piece: bool = True,
@@ -108,13 +100,10 @@ def capture_program(
         "in_one_piece": in_one_piece,
     }  # fmt: skip
     name = name or type(model).__name__
-    traced = _trace_repeated(model, batch, options, update, name) if repeat else None
-    graph, program, num_stamped, notes = traced or _trace(model, batch, options, update, name)
+    graph, program, notes = _trace(model, batch, options, update, name)
     meta = _meta(model, batch, update, graph.name, device) | {
         "loss": chosen.name or None,
         "level": "op",
-        "recorded_ops": graph.num_ops - num_stamped,
-        "stamped_ops": num_stamped,
         **{key: note for key, note in notes.items() if note},
     }
     return replace(graph, meta=meta), program
@@ -122,10 +111,9 @@ def capture_program(
 
 def _trace(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int, dict[str, Any]]:
-    """The graph and the Program of a step of which every block is recorded, no stamped calls, and
-    notes of the graph: how often modules are called that are called more than once, and what
-    autograd holds beyond what the backward pass reads."""
+) -> tuple[Graph, Program, dict[str, Any]]:
+    """The graph and the Program of a step, and notes of the graph: modules that are called more
+    than once, and tensors that autograd holds beyond what the backward pass reads."""
     try:
         recording = record_fake_step(model, batch, **options)
     except HocketError:
@@ -141,35 +129,7 @@ def _trace(
     notes = {
         "calls": _repeated_calls(recording), "held": held_note(recording, program, graph),
     }  # fmt: skip
-    return graph, program, 0, notes
-
-
-def _trace_repeated(
-    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int, dict[str, Any]] | None:
-    """As `_trace`, with identical blocks recorded once, and the number of stamped calls.
-
-    None where there are no such blocks, or where anything goes wrong with some of them left out:
-    then the whole model decides.
-    """
-    try:
-        runs = find_runs(model)
-        if not runs:
-            return None
-        sources = [source for source, _, _ in all_tensors(model, batch)]
-        recording = record_fake_step(model, batch, **options, runs=runs)
-        for run in runs:
-            recording = without_stand_ins(recording, run)
-        num_recorded, calls = len(recording.calls), _repeated_calls(recording)
-        for run in runs:
-            recording = expand(recording, run, sources)
-        num_stamped = len(recording.calls) - num_recorded
-        program = _linked(recording, optimizer)
-        fused = _recurrent_layers(model, options["device"])
-        return graph_of(program, name, fused), program, num_stamped, {"calls": calls}
-    except Exception as error:
-        _LOGGER.debug("recording all blocks of %s: %r", name, error)
-        return None
+    return graph, program, notes
 
 
 def _linked(recording: Recording, optimizer: Optimizer | None) -> Program:
@@ -205,8 +165,6 @@ def _capture_modules(
         "level": "module",
         "why": f"{error.where}: {error.message}",
         "mend": error.hint,
-        "recorded_ops": graph.num_ops,
-        "stamped_ops": 0,
     }
     merged = merge_modules(graph, classes, {})
     warnings.warn(

@@ -17,7 +17,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hocket.base.errors import HocketError
-from hocket.capture.blocks import NotRepeatable
 from hocket.capture.describe import describe, kind_of, signature_text
 from hocket.capture.drawing import draws
 from hocket.capture.recording import (
@@ -26,7 +25,6 @@ from hocket.capture.recording import (
     Recording,
     Ref,
     Source,
-    Span,
     TensorLayout,
     Value,
     flat_results,
@@ -88,7 +86,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         module_names: dict[int, str],
-        watched: frozenset[str] = frozenset(),
         originals: frozenset[int] | None = None,
     ) -> None:
         """``originals`` are storages of the tensors that the sources stand for, which no op may
@@ -100,10 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_seeded = False
         """Whether the step has set PyTorch's generator."""
         self._module_names = module_names
-        self._watched = watched
-        self._seen: set[str] = set()
         self._path: list[str] = []
-        self._entered: list[int] = []
         self._storage_at: dict[int, int] = {}
         # A weak reference keeps the address of a storage from being given to another one, without
         # the use count that autograd looks at when it decides to steal a gradient.
@@ -131,19 +125,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parent = self._path[-1] if self._path else ""
         path = self._module_names.get(id(module), parent)
         self._path.append(path)
-        self._entered.append(len(self.recording.calls))
         if self.phase == Phase.FORWARD and id(module) in self._module_names:
             self.recording.num_calls[path] += 1
-        if path in self._watched and self.phase == Phase.FORWARD:
-            if path in self._seen:
-                raise NotRepeatable(f"block {path!r} runs twice")
-            self._seen.add(path)
 
     def leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
         """Hook after each module's forward, also when it raised."""
-        path, start = self._path.pop(), self._entered.pop()
-        if path in self._watched and self.phase == Phase.FORWARD:
-            self.recording.spans.append(Span(path, start, len(self.recording.calls)))
+        self._path.pop()
 
     # ── values ───────────────────────────────────────────────────────────────────────────────
 
@@ -167,14 +154,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The number of the value that a tensor holds; None where it was never seen."""
         storage = self.storage_of(tensor)
         return None if storage is None else self._value_of[storage].get(layout_of(tensor))
-
-    def is_older(self, tensor: torch.Tensor, call: int) -> bool:
-        """True if the memory of a tensor was there before ``call`` was recorded."""
-        storage = self.storage_of(tensor)
-        if storage is None:
-            return True
-        first = next(iter(self._value_of[storage].values()))
-        return self.recording.producer[first] < call
 
     def storage_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the storage that a tensor looks at; None where it was never seen."""
@@ -275,8 +254,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, FakeTensor):
                 self.take_unknown(leaf)
                 return self._argument(leaf, reads)
-            if self._watched and leaf.is_meta:
-                raise NotRepeatable("an op may read a tensor of a block that is left out")
             self._require_constant(leaf)
             return Constant(leaf)
         layout = layout_of(leaf)

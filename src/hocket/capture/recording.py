@@ -118,25 +118,6 @@ class Source(NamedTuple):
     value: int
 
 
-class Span(NamedTuple):
-    """The calls that ran while one watched module was active: ``start`` up to ``stop``."""
-
-    module: str
-    start: int
-    stop: int
-
-
-class BlockVisit(NamedTuple):
-    """What went into a block and what it made."""
-
-    structure: Any
-    """How the arguments are nested."""
-    inputs: tuple[Any, ...]
-    """Leaves of the arguments: (value, whether it requires a gradient) for tensors."""
-    made: tuple[int, ...]
-    """Values among the results that the block itself made."""
-
-
 class Returned(NamedTuple):
     """What the model returned: how it is nested, and its leaves with `Ref` for tensors."""
 
@@ -159,12 +140,8 @@ class Recording:
     outputs: list[int] = field(default_factory=list)
     """What the user keeps: the loss in training, all results in inference."""
     returned: Returned | None = None
-    """None where blocks were left out."""
-    spans: list[Span] = field(default_factory=list)
     num_calls: Counter[str] = field(default_factory=Counter)
     """Of each module in the forward pass, by path."""
-    visits: dict[str, BlockVisit] = field(default_factory=dict)
-    """By path: the blocks that were left out, and the two that show what they would do."""
     held: list[tuple[int, int]] = field(default_factory=list)
     """Calls and storages that their autograd nodes hold though nobody reads them any more."""
     unseen: str = ""
@@ -187,38 +164,6 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: map_tree(item, change) for key, item in tree.items()}
     return change(tree)
-
-
-def leaves_of(tree: Any) -> list[Any]:
-    """All leaves of arguments, in order."""
-    found: list[Any] = []
-    map_tree(tree, found.append)
-    return found
-
-
-def same_leaves(mine: Any, others: Any, same_value: Callable[[int, int], bool]) -> bool:
-    """True if two trees of arguments agree, where ``same_value`` compares what they refer to."""
-    first, second = leaves_of(mine), leaves_of(others)
-    return len(first) == len(second) and all(
-        _same_leaf(a, b, same_value) for a, b in zip(first, second, strict=True)
-    )
-
-
-def _same_leaf(a: Any, b: Any, same_value: Callable[[int, int], bool]) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Ref):
-        return same_value(a.number, b.number)
-    if isinstance(a, Constant):
-        return a.tensor is b.tensor or torch.equal(a.tensor, b.tensor)
-    return bool(a == b)
-
-
-def moved(path: str, source: str, target: str) -> str:
-    """The path of a module with its block ``source`` replaced by ``target``."""
-    if path == source or path.startswith(f"{source}."):
-        return target + path[len(source) :]
-    return path
 
 
 def flat_results(result: Any) -> list[Any]:

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_flatten
 from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, fused_kernels
 from hocket.capture.autocast import cuda_autocast
-from hocket.capture.blocks import BlockRun, NotRepeatable
 from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
@@ -27,7 +26,6 @@ from hocket.capture.fake import (
     fake_mode,
     fake_twins,
     flat_weights,
-    hollow_twins,
     lay_apart,
     map_batch,
 )
@@ -37,7 +35,6 @@ from hocket.capture.packed import masks_as_run
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
-from hocket.capture.standin import put_stand_ins
 from hocket.capture.swap import PythonState, swapped_tensors
 from hocket.capture.unseen import (
     SecondRun,
@@ -61,22 +58,14 @@ def record_fake_step(
     loss: Loss,
     training: bool,
     device: str,
-    runs: Sequence[BlockRun] = (),
     forward: Forward | None = None,
     in_one_piece: bool = True,
 ) -> Recording:
     """Record a step on fake tensors of ``device``.
 
     Weights of recurrent layers are ``in_one_piece`` on a GPU, as plain PyTorch has them, or apart.
-    Of each run of blocks, stand-ins take the places of those that are left out, and the calls
-    inside each block are noted as spans.
     """
-    hidden = tuple(f"{path}." for run in runs for path in run.left_out)
-    named: list[NamedTensor] = []
-    unused: list[NamedTensor] = []
-    for item in all_tensors(model, batch):
-        is_left_out = item[1] != Role.INPUT and hidden and item[0].startswith(hidden)
-        (unused if is_left_out else named).append(item)
+    named = all_tensors(model, batch)
     mode = fake_mode(model)
     stands_in = device == ACCELERATOR
     place = "cpu" if stands_in else device
@@ -85,18 +74,15 @@ def record_fake_step(
         twins = fake_twins([t for _, _, t in named], place, flat)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
-    originals = frozenset(t.untyped_storage()._cdata for _, _, t in (*named, *unused))
+    originals = frozenset(t.untyped_storage()._cdata for _, _, t in named)
     quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))
-    all_twins = hollow_twins([t for _, _, t in unused]) | twins
-    with swapped_tensors(model, all_twins, forward, loss) as fake_model:
+    with swapped_tensors(model, twins, forward, loss) as fake_model:
         if not in_one_piece and flat_weights(fake_model):
             accept_weights_apart()
             with mode:
                 lay_apart(fake_model)
         with _standing_in(batch) if stands_in else nullcontext(), mode, quiet:
-            recording = _record(
-                fake_model, fake_batch, sources, loss, training, runs, forward, originals
-            )
+            recording = _record(fake_model, fake_batch, sources, loss, training, forward, originals)
     note_hooked(recording, named)
     return recording
 
@@ -129,7 +115,7 @@ def record_real_step(
     }  # fmt: skip
     sources = [(name, role, copies.get(id(t), t)) for name, role, t in named]
     with torch.random.fork_rng(), swapped_tensors(model, copies, forward, loss) as real_model:
-        recording = _record(real_model, batch, sources, loss, training, (), forward)
+        recording = _record(real_model, batch, sources, loss, training, forward)
     note_hooked(recording, named)
     return recording
 
@@ -140,14 +126,11 @@ def _record(
     sources: Sequence[NamedTensor],
     loss: Loss,
     training: bool,
-    runs: Sequence[BlockRun],
     forward: Forward | None,
     originals: frozenset[int] | None = None,
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}
-    watched = frozenset(path for run in runs for path in run.paths)
-    recorder = Recorder(names, watched, originals)
-    put_stand_ins(model, recorder, runs)
+    recorder = Recorder(names, originals)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
     held, state = held_tensors(model), PythonState(model, forward, loss)
@@ -155,14 +138,12 @@ def _record(
         output, kept, saved = _run_step(recorder, model, batch, loss, training, forward)
     if training:
         note_held(recorder, saved)
-        if runs and recorder.recording.held:
-            raise NotRepeatable("autograd holds more than backward passes read")
         _collect_gradients(recorder, sources)
         note_written(recorder)
     note_replaced(recorder, model, held)
     if state.has_drawn():
         recorder.recording.unseen = "it draws from Python's or numpy's generator"
-    elif not runs and originals is not None and state.is_changed():
+    elif originals is not None and state.is_changed():
         second, between = SecondRun(names, recorder), PythonState(model, forward, loss)
         for name, role, tensor in sources:
             second.add_source(name, role, tensor)
@@ -173,8 +154,7 @@ def _record(
         note_python_state(
             recorder, second, state.numbers != between.numbers, between.numbers != after.numbers
         )
-    if not runs:
-        recorder.recording.returned = _returned(recorder, output)
+    recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]
     recorder.recording.outputs = list(dict.fromkeys(v for v in kept_values if v is not None))
     return recorder.recording

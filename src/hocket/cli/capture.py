@@ -15,7 +15,6 @@ from hocket.cli.written import require_folder
 @click.command("capture")
 @click.argument("model", metavar="NAME_OR_FACTORY")
 @output_option("Graph file (gzipped when the name ends in .gz)")
-@click.option("--full", is_flag=True, help="Trace every repeated block instead of copying one.")
 @click.option(
     "--device",
     type=click.Choice(["accelerator", "cuda", "cpu"]),
@@ -28,7 +27,6 @@ from hocket.cli.written import require_folder
 def command(
     model: str,
     output: Path,
-    full: bool,
     device: str,
     options: ModelOptions,
     as_json: bool,
@@ -44,7 +42,7 @@ def command(
 
     require_folder(output)
     started = time.perf_counter()
-    graph = capture_model(model, options, full=full, device=device)
+    graph = capture_model(model, options, device=device)
     elapsed_s = time.perf_counter() - started
     write_graph(graph, output)
     if as_json:

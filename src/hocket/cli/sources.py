@@ -314,7 +314,6 @@ def capture_model(
     text: str,
     options: ModelOptions,
     *,
-    full: bool = False,
     device: str = "accelerator",
     check: bool = False,
     at_sizes: bool = True,
@@ -336,7 +335,6 @@ def capture_model(
             loss=options.loss,
             optimizer=options.optimizer_name,
             name=text,
-            repeat=not full,
             device=device,
             forward=amp_forward(amp, device),
         )

@@ -55,8 +55,7 @@ class Recipe:
         """The step on a batch as it is settled; neither model nor batch nor draws are changed.
 
         Where the program ``is_run`` in place of the model, its calls must be all that it does, and
-        each is recorded; else identical blocks are stamped out of a few, and parameters lie apart,
-        because they come and go one by one.
+        each is recorded; else parameters lie apart, because they come and go one by one.
         """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
@@ -66,7 +65,7 @@ class Recipe:
             as_called = masks_as_run(batch) if is_run else rows_are_whole(batch)
         with in_mode(model, is_training=None if kind == "train" else False), as_called:
             graph, program = capture_program(
-                model, batch, loss=self.loss, optimizer=update, repeat=not is_run,
+                model, batch, loss=self.loss, optimizer=update,
                 device=self.device, forward=forward, name=self.name, in_one_piece=is_run,
             )  # fmt: skip
         if is_run and program.unseen:
