@@ -23,7 +23,7 @@ from runtime.foreseen_models import FORESEEN
 from runtime.small_zoo import SMALL_ZOO
 
 from hocket.capture import CaptureWarning
-from hocket.hardware.detect import detect_processor
+from hocket.hardware.detect import detect_cpu
 
 NEAR, LEAST = 0.02, 0.95
 """What counts as foreseen, and the least part of the rehearsed peak that may be."""
@@ -55,7 +55,7 @@ def main() -> int:
     torch.set_num_threads(1)
     builds: dict[str, Callable[[], tuple]] = dict(FORESEEN)
     builds |= {name: lambda build=SMALL_ZOO[name]: (*build(), None) for name in ZOO}
-    cluster = detect_processor()
+    cluster = detect_cpu()
     print("| model | ops | blocks | plans | within 2 % | lowest | highest | CPU s |")
     print("|---|---|---|---|---|---|---|---|")
     rows = []

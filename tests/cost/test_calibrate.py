@@ -138,7 +138,7 @@ def test_calibrate_carries_the_host_overhead_to_other_models():
 
 
 def test_calibration_carries_the_figures_that_it_refers_to():
-    """Processors are measured anew each time; that must not change calibrated times."""
+    """CPUs are measured anew each time; that must not change calibrated times."""
     calibration = calibrate(synthetic_profile(KindFit(), 0), TESLA)
     today = replace(TESLA, peak_flops={"float32": 7e12}, memory_bandwidth_bps=3e11, launch_s=1e-3)
     graph = graph_of([{"kind": "aten.mm", "flops": 1e12, "bytes_touched": 10**6},

@@ -70,7 +70,7 @@ def test_op_by_op_selection_keeps_between_nothing_and_all():
 
 
 def test_compilation_makes_norms_and_activations_again_instead_of_keeping_them():
-    """Llama 3 405B as published on 8,192 H100, nothing computed again: it ran in 80 GB."""
+    """Llama 3 405B as published on 8,192 H100, nothing recomputed: it ran in 80 GB."""
     model = find_model("llama3-405b")
     config = ParallelConfig(
         tensor=8, pipeline=16, data=64, chunks=8, global_batch=2048, schedule="interleaved",

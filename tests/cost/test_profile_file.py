@@ -66,7 +66,7 @@ def test_profile_file_round_trips_and_is_deterministic(tmp_path):
             "an integer from 0",
         ),
         (("entries", 0, "dtype"), "float31", "entries[0].dtype is 'float31'", "mean 'float32'?"),
-        (("entries", 0, "signature"), "b ☃", "signature 'b ☃' stands twice in entries", "keep one"),
+        (("entries", 0, "signature"), "b ☃", "signature 'b ☃' occurs twice in entries", "keep one"),
         (("host", "forward_s"), True, "host.forward_s is True", "a number from 0"),
         (("versions",), {"torch": 2}, "versions.torch is 2", "expected a text"),
         (("missing",), {"a b": 2}, "missing['a b'] is 2", "expected a text"),

@@ -130,7 +130,7 @@ def test_rows_begin_and_end_together_and_wait_for_nothing_between(monkeypatch):
 def test_a_second_step_beside_the_first_says_how_long_ops_of_two_lanes_take(
     monkeypatch, two_s, beside
 ):
-    """On a processor, with stand-ins for what only CUDA has: a capture, its times, its trace."""
+    """On a CPU, with stand-ins for what only CUDA has: a capture, its times, its trace."""
     with torch.device("meta"):
         model, batch = MODELS["gpt2"]()
     graph, program = capture_program(model.train(), batch)

@@ -60,7 +60,7 @@ def test_parameters_of_llm_foundry_are_those_that_it_states(public):
     assert [parameter_counts(row.model).total for row in rows] == stated
 
 
-# What predictions from data sheets and measured kernels reach on each table; tolerances are wider.
+# What predictions from datasheets and measured kernels reach on each table; tolerances are wider.
 ZERO_SHOT = {
     "fsdp-h100": 0.05, "fsdp-h100-float8": 0.07, "fsdp-a100-80g": 0.06, "fsdp-a100-40g": 0.07,
     "torchtitan": 0.08, "torchtitan-float8": 0.08, "bridge-h100": 0.06, "nemo-h100-float8": 0.06,

@@ -113,4 +113,4 @@ def test_what_no_other_program_can_say_is_told_alike_for_all_of_them(tmp_path):
     for target in ("accelerate", "megatron"):
         refused = hocket("export", "plan.json", "--to", target, cwd=tmp_path, expect=2)
         assert "shares a captured step over its devices" in refused.stderr
-        assert "hocket run carries it out" in refused.stderr
+        assert "hocket run executes it" in refused.stderr

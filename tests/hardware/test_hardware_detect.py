@@ -1,4 +1,4 @@
-"""Detection: what nvidia-smi prints becomes a cluster; the processor is measured."""
+"""Detection: what nvidia-smi prints becomes a cluster; the CPU is measured."""
 
 import time
 
@@ -8,7 +8,7 @@ from hocket.hardware import cluster_from_dict, cluster_from_text, cluster_to_tom
 from hocket.hardware import detect as detect_module
 from hocket.hardware.detect import (
     detect,
-    detect_processor,
+    detect_cpu,
     gpu_machine,
     last_level_cache_bytes,
     parse_gpus,
@@ -291,7 +291,7 @@ def test_the_processor_is_found_beside_gpus(monkeypatch):
     gpus = parse_gpus("NVIDIA H200, 143771 MiB, 5, 16\n")
     monkeypatch.setattr("hocket.hardware.detect.find_gpus", lambda: gpus)
     assert not detect().kinds[0].is_cpu
-    assert [kind.is_cpu for kind in detect_processor().kinds] == [True]
+    assert [kind.is_cpu for kind in detect_cpu().kinds] == [True]
 
 
 def test_caches_that_cores_share_are_counted_once(tmp_path):

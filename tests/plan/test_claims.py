@@ -18,7 +18,7 @@ def test_claims_are_read_as_they_were_written():
 
 
 def test_what_is_told_names_bounds_and_counts_as_the_command_does():
-    assert CLAIMS.told() == {
+    assert CLAIMS.summary() == {
         "proven": False, "gap": 0.5, "made_from": "m-sct", "tried": 3, "lower_bound_s": 1.0,
     }  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_a_faster_plan_goes_on_and_says_so(training):
         )  # fmt: skip
     assert not is_first
     section = train._strategy.kept.section
-    assert all(not block.is_at_home for block in section.blocks)
+    assert all(not block.is_on_host for block in section.blocks)
 
 
 def test_a_plan_that_proves_slower_is_given_back(training):

@@ -158,7 +158,7 @@ def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     rated = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
-        pace, "detect_processor", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
+        pace, "detect_cpu", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
     )
     problem = make_problem(generate("layered", 30, 0), "2xt4")
     flops = np.full(problem.graph.num_ops, 1e12)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.detect import detect as detect_hardware
-from hocket.hardware.detect import detect_processor
+from hocket.hardware.detect import detect_cpu
 from hocket.hardware.files import cluster_to_toml, read_machine
 from hocket.hardware.kinds import PRESETS, preset_kinds
 from hocket.hardware.shorthand import cluster_from_text, joining_note, machine_names
@@ -17,7 +17,7 @@ __all__ = [
     "cluster_from_text",
     "cluster_to_toml",
     "detect",
-    "detect_processor",
+    "detect_cpu",
     "joining_note",
     "machine_names",
     "preset_kinds",

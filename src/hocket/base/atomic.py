@@ -27,29 +27,29 @@ def write_together(contents: Mapping[str | Path, bytes]) -> None:
 
     All contents are on the disk before the first name changes, so a full disk changes nothing.
     """
-    drafts: dict[Path, _Draft] = {}
+    temporaries: dict[Path, _TemporaryFile] = {}
     try:
         for path, data in contents.items():
-            with _told(path):
+            with _as_input_error(path):
                 if not _is_special(path):
                     target = Path(os.path.realpath(path))
-                    drafts[target] = _written(target, data)
+                    temporaries[target] = _written(target, data)
         for path, data in contents.items():
-            with _told(path):
+            with _as_input_error(path):
                 if _is_special(path):
                     # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
                     _write_directly(path, data)
-        for target in [*drafts]:
-            with _told(target):
-                drafts[target].take_the_place_of(target)
-            drafts.pop(target).close()
+        for target in [*temporaries]:
+            with _as_input_error(target):
+                temporaries[target].take_the_place_of(target)
+            temporaries.pop(target).close()
             _sync_folder(target.parent)
     finally:
-        for draft in drafts.values():
-            draft.close()
+        for temporary in temporaries.values():
+            temporary.close()
 
 
-class _Draft:
+class _TemporaryFile:
     """New content of a file: open, and without a name as long as the file system allows that.
 
     So one who is killed while it writes leaves nothing behind.
@@ -103,7 +103,7 @@ def _fresh_name(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _told(path: str | Path) -> Iterator[None]:
+def _as_input_error(path: str | Path) -> Iterator[None]:
     """Convert errors of the system to messages that say what to do."""
     try:
         yield
@@ -131,19 +131,19 @@ def _write_directly(path: str | Path, data: bytes) -> None:
         file.write(data)
 
 
-def _written(target: Path, data: bytes) -> _Draft:
+def _written(target: Path, data: bytes) -> _TemporaryFile:
     """The new content of a file, durably."""
-    draft = _Draft(target.parent)
+    temporary = _TemporaryFile(target.parent)
     try:
         if target.exists():
-            os.fchmod(draft.descriptor, target.stat().st_mode & 0o7777)
-        with open(draft.descriptor, "wb", closefd=False) as file:
+            os.fchmod(temporary.descriptor, target.stat().st_mode & 0o7777)
+        with open(temporary.descriptor, "wb", closefd=False) as file:
             file.write(data)
-        os.fsync(draft.descriptor)
+        os.fsync(temporary.descriptor)
     except BaseException:
-        draft.close()
+        temporary.close()
         raise
-    return draft
+    return temporary
 
 
 def _sync_folder(folder: Path) -> None:

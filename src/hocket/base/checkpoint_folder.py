@@ -52,7 +52,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
-    """A folder for a checkpoint, and its lock, which tells others that somebody writes it."""
+    """A folder for a checkpoint, and its lock, which shows others that it is being written."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}{_UNFINISHED}"
         folder.mkdir()

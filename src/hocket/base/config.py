@@ -93,7 +93,7 @@ def fleet_variables() -> dict[str, str]:
 
 
 PLAN_VARIABLE = "HOCKET_PLAN"
-"""Names the plan that a script carries out, where its launcher or its fleet chose one."""
+"""Names the plan that a script executes, where its launcher or its fleet chose one."""
 
 
 def given_plan() -> str:

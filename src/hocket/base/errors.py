@@ -5,7 +5,7 @@
     │   └── MissingExtraError 2  an optional dependency is not installed
     ├── InputFileError        3  a file that was given cannot be used
     ├── NoFeasiblePlanError   4  nothing that was tried fits the hardware
-    ├── RunError              5  carrying out a plan failed
+    ├── RunError              5  running a plan failed
     ├── CheckError            6  a check found a violation
     └── InterruptedByUserError 130  Ctrl-C
 
@@ -77,7 +77,7 @@ class NoFeasiblePlanError(HocketError):
 
 
 class RunError(HocketError):
-    """Carrying out a plan failed."""
+    """Running a plan failed."""
 
     code = "run-failed"
     exit_code = 5

@@ -1,7 +1,7 @@
 """Typed values out of untrusted files: each is checked where it is taken, and errors name its key.
 
 ``path`` is the place inside the file, such as ``ops.flops``; `located` adds the file. Columns are
-checked as a whole by numpy; only a column that is wrong is walked to find the entry to blame.
+checked as a whole by numpy; only a column that is wrong is walked to find the wrong entry.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A PyTorch model or training step as a Graph; the only planner-side room that imports torch.
+"""A PyTorch model or training step as a Graph; the only planning package that imports torch.
 
-``hocket.capture`` is the name of this room and of its main function: the room can be called.
+``hocket.capture`` is the name of this package and of its main function: the package can be called.
 """
 
 # ruff: noqa: E402
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """A module that can be called, since importing the room binds its name in the package."""
+    """A module that can be called, since importing the package binds its name in the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return capture(*args, **kwargs)

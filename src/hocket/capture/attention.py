@@ -1,8 +1,8 @@
 """Attention and dropout as accelerators run them, captured on a machine that has none.
 
-On a processor PyTorch splits attention with dropout or a mask into products and a softmax whose
+On a CPU PyTorch splits attention with dropout or a mask into products and a softmax whose
 matrices fill the memory; CUDA runs one fused kernel that stores only its output. Under fake tensors
-the fused op needs no device, so a kernel registered for the processor's autograd key puts it in
+the fused op needs no device, so a kernel registered for the CPU's autograd key puts it in
 place: the graph then has the ops and the memory of the machine that is planned for, not of the one
 that plans. PyTorch's dispatcher calls it below autocast, which has cast queries, keys, values and
 float masks by then, and for attention inside modules of PyTorch as well.
@@ -51,7 +51,7 @@ def fused_kernels() -> Iterator[None]:
     def dropout(given: torch.Tensor, p: float, train: bool) -> Any:
         if threading.get_ident() != here or not train or not 0 < p < 1:
             return plain_dropout(given, p, train)
-        # Saves a mask of one byte per element; a processor's dropout saves one of the input's type.
+        # Saves a mask of one byte per element; a CPU's dropout saves one of the input's type.
         return torch.ops.aten.native_dropout(given, p, train)[0]
 
     library = kernel_library()

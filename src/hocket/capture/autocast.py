@@ -1,11 +1,11 @@
-"""CUDA's autocast, recorded on fake tensors of a processor.
+"""CUDA's autocast, recorded on fake tensors of a CPU.
 
-A step that is recorded for an accelerator has tensors of a processor, on which
+A step that is recorded for an accelerator has tensors of a CPU, on which
 ``torch.autocast("cuda")`` does nothing; without CUDA PyTorch even disables it. While such a step is
-recorded, autocast for CUDA becomes that of the processor in the same type: it casts the inputs of
+recorded, autocast for CUDA becomes that of the CPU in the same type: it casts the inputs of
 matrix products and convolutions and caches casts of weights as CUDA's does. Ops that only CUDA's
 autocast casts (norms, softmax, sums, powers: to float32) get kernels of their own at the
-processor's autocast key. PyTorch registers CUDA's kernels in every build, so that the dispatcher
+CPU's autocast key. PyTorch registers CUDA's kernels in every build, so that the dispatcher
 itself says which ops those are.
 """
 
@@ -43,7 +43,7 @@ _LOWER = frozenset(
         "_scaled_dot_product_flash_attention",
     }
 )
-"""Ops that run in the autocast type: what they call is in the processor's list."""
+"""Ops that run in the autocast type: what they call is in the CPU's list."""
 _WIDEST = frozenset(
     {
         "addcdiv",
@@ -63,7 +63,7 @@ _WIDEST = frozenset(
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Have autocast that this thread enters for CUDA act on fake tensors of a processor."""
+    """Have autocast that this thread enters for CUDA act on fake tensors of a CPU."""
     kernels = _register()
     own, here = torch.autocast.__init__, threading.get_ident()
 
@@ -85,7 +85,7 @@ def cuda_autocast() -> Iterator[None]:
 
 
 def _register() -> Any:
-    """Kernels for the ops that CUDA's autocast casts and the processor's does not."""
+    """Kernels for the ops that CUDA's autocast casts and the CPU's does not."""
     here = threading.get_ident()
     library = kernel_library()
     for name, function in _cuda_only():
@@ -95,7 +95,7 @@ def _register() -> Any:
 
 @cache
 def _cuda_only() -> tuple[tuple[str, Any], ...]:
-    """Names and overloads of ops in CUDA's lists that the processor's lack."""
+    """Names and overloads of ops in CUDA's lists that the CPU's lack."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found: list[tuple[str, Any]] = []
     for full in sorted(torch._C._dispatch_get_all_op_names()):

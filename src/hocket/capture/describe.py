@@ -1,4 +1,4 @@
-"""What an op costs, as far as its shapes tell: kind, signature, dtype, flops, bytes touched."""
+"""Cost of an op as far as its shapes determine it: kind, signature, dtype, flops, bytes touched."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _attention(query: Any, key: Any, value: Any, *_: Any) -> float:
 
 
 def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any) -> float:
-    """Scores are computed again; then the gradients of weights, values, queries and keys."""
+    """Scores are recomputed; then the gradients of weights, values, queries and keys."""
     scores = prod(query.shape[:-1]) * key.shape[-2]
     return float(2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1]))
 

@@ -1,4 +1,4 @@
-"""Whether a call draws random numbers.
+"""Detection of calls that draw random numbers.
 
 PyTorch says of an op whether it may. Fused attention and recurrent layers do it where they drop
 something, and the backward pass of attention draws nothing: it is given the numbers of the forward
@@ -21,7 +21,7 @@ _GIVEN = "philox_seed"
 
 
 class _Share(NamedTuple):
-    """Where an op is told what share it drops."""
+    """Position, name and default of the argument with the share that an op drops."""
 
     position: int
     name: str
@@ -51,5 +51,5 @@ def draws(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool
     if share is None:
         return True
     position, name, default = share
-    told = args[position] if position < len(args) else kwargs.get(name, default)
-    return bool(told)
+    share = args[position] if position < len(args) else kwargs.get(name, default)
+    return bool(share)

@@ -20,7 +20,7 @@ def call_driver(name: str, *arguments: Any) -> None:
 
 
 def num_captured(stream: int) -> int:
-    """How many nodes the graph has into which a stream is being captured."""
+    """Number of nodes of the CUDA graph into which a stream is being captured."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     call_driver(
         "cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), ctypes.byref(status),

@@ -21,7 +21,7 @@ from hocket.graph import Role
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """What a program computed."""
+    """Results of a program."""
 
     outputs: tuple[torch.Tensor, ...]
     """The loss in training, all results in inference."""

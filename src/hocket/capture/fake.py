@@ -104,7 +104,7 @@ def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
-    """What exists before a step, the model first; each tensor has a name of its own."""
+    """Tensors that exist before a step, the model's first; each has a name of its own."""
     found = [*model_tensors(model)]
     found += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
     names = unique_names(name for name, _, _ in found)
@@ -168,7 +168,7 @@ def _one_after_the_other(row: Sequence[torch.Tensor], device: str) -> list[torch
     return [part.view(t.shape) for part, t in zip(parts, row, strict=True)]
 
 
-def hollow_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
+def meta_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
     """Tensors on the meta device by the id of the given ones: to look at, not to compute with."""
     twins: dict[int, Any] = {}
     with torch.no_grad():

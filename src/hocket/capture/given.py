@@ -1,4 +1,4 @@
-"""What users give: wrapped models, DataLoaders as batches, ``(x, y)`` with a loss of both."""
+"""Arguments of users: wrapped models, DataLoaders as batches, ``(x, y)`` with a loss of both."""
 
 from __future__ import annotations
 

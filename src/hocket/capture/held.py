@@ -1,4 +1,4 @@
-"""What autograd holds for the backward pass beyond what that reads.
+"""Tensors that autograd holds for the backward pass although that never reads them.
 
 Some formulas save tensors for gradients of gradients alone (the gates of a fused recurrent cell),
 and a function of one's own may save whatever it likes. Nobody reads them, but they take memory
@@ -31,7 +31,7 @@ class SavedByNode(NamedTuple):
 
 
 def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[SavedByNode]:
-    """What the nodes behind a loss have saved of what the step made."""
+    """Tensors of the step that the autograd nodes behind a loss have saved."""
     found: dict[SavedByNode, None] = {}
     # Looking at a saved tensor may make a view of it, which is no call of the step.
     with _disable_current_modes():

@@ -17,7 +17,7 @@ from hocket.graph import Role
 
 @dataclass
 class _Storage:
-    """What happened to one storage so far."""
+    """Writes and reads of one storage so far."""
 
     epoch: int = 0
     """Number of writes."""
@@ -28,7 +28,7 @@ class _Storage:
 
 
 @dataclass
-class _TensorDraft:
+class _TensorEntry:
     """A tensor whose final number is not known yet."""
 
     value: int
@@ -42,7 +42,7 @@ class _TensorDraft:
 class _Linker:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.drafts: list[_TensorDraft] = []
+        self.entries: list[_TensorEntry] = []
         self.current: dict[int, int] = {}
         self.storages = [_Storage() for _ in recording.storage_bytes]
         self.made: list[list[int]] = []
@@ -54,22 +54,22 @@ class _Linker:
         for source in self.recording.sources:
             storage = self.recording.values[source.value].storage
             alias_of = owner.get(storage, -1)
-            draft = self._draft(source.value, alias_of, -1, source.role)
-            owner.setdefault(storage, draft)
+            entry = self._add(source.value, alias_of, -1, source.role)
+            owner.setdefault(storage, entry)
         for index, call in enumerate(self.recording.calls):
             self.made.append([])
             self.calls.append(self._call(index, call))
         return self._numbered()
 
-    def _draft(self, value: int, alias_of: int, producer: int, role: Role) -> int:
+    def _add(self, value: int, alias_of: int, producer: int, role: Role) -> int:
         epoch = 0
         if value >= 0:
             epoch = self.storages[self.recording.values[value].storage].epoch
-            self.current[value] = len(self.drafts)
-        self.drafts.append(_TensorDraft(value, alias_of, producer, role, epoch))
+            self.current[value] = len(self.entries)
+        self.entries.append(_TensorEntry(value, alias_of, producer, role, epoch))
         if producer >= 0:
-            self.made[producer].append(len(self.drafts) - 1)
-        return len(self.drafts) - 1
+            self.made[producer].append(len(self.entries) - 1)
+        return len(self.entries) - 1
 
     def _call(self, index: int, call: RawCall) -> Call:
         values = self.recording.values
@@ -82,7 +82,7 @@ class _Linker:
             state = self.storages[storage]
             reads[tensor] = None
             base_of.setdefault(storage, tensor)
-            if self.drafts[tensor].epoch < state.epoch:
+            if self.entries[tensor].epoch < state.epoch:
                 # Another view of this storage was written since this one was made.
                 reads[state.last_write] = None
         targets = tuple(self.current[value] for value in call.writes)
@@ -98,7 +98,7 @@ class _Linker:
                 outputs.append(None)
                 continue
             if output not in self.current:
-                self._draft(output, base_of.get(values[output].storage, -1), index, Role.ACTIVATION)
+                self._add(output, base_of.get(values[output].storage, -1), index, Role.ACTIVATION)
             outputs.append(self.current[output])
         change = lambda leaf: Ref(before[leaf.number]) if isinstance(leaf, Ref) else leaf  # noqa: E731
         return Call(
@@ -114,21 +114,21 @@ class _Linker:
             if reader != index and not any(tensor in reads for tensor in self.made[reader]):
                 reads[self._control(reader)] = None
         base = self.current[value]
-        role = self.drafts[base].role
+        role = self.entries[base].role
         state.epoch += 1
         state.readers = []
-        state.last_write = self._draft(value, base, index, role)
+        state.last_write = self._add(value, base, index, role)
         return state.last_write
 
     def _control(self, reader: int) -> int:
         if reader not in self.controls:
-            self.controls[reader] = self._draft(-1, -1, reader, Role.CONTROL)
+            self.controls[reader] = self._add(-1, -1, reader, Role.CONTROL)
         return self.controls[reader]
 
     # ── final numbers ────────────────────────────────────────────────────────────────────────
 
     def _numbered(self) -> Program:
-        order = [t for t, draft in enumerate(self.drafts) if draft.producer < 0]
+        order = [t for t, entry in enumerate(self.entries) if entry.producer < 0]
         order += [tensor for made in self.made for tensor in made]
         rank = {tensor: number for number, tensor in enumerate(order)}
         self._hold(self.recording.outputs, Role.OUTPUT)
@@ -137,7 +137,7 @@ class _Linker:
         first = {source.value: rank[t] for t, source in enumerate(self.recording.sources)}
         return Program(
             calls=tuple(_renumbered(call, rank) for call in self.calls),
-            tensors=tuple(self._spec(self.drafts[tensor], rank) for tensor in order),
+            tensors=tuple(self._spec(self.entries[tensor], rank) for tensor in order),
             names=names,
             gradients={
                 first[parameter]: rank[self.current[gradient]]
@@ -163,19 +163,19 @@ class _Linker:
         for value in values:
             tensor = self.current[value]
             while tensor >= 0:
-                draft = self.drafts[tensor]
-                is_end = draft.alias_of < 0 or tensor == self.current[value]
-                if is_end and draft.role == Role.ACTIVATION:
-                    draft.role = role
-                tensor = draft.alias_of
+                entry = self.entries[tensor]
+                is_end = entry.alias_of < 0 or tensor == self.current[value]
+                if is_end and entry.role == Role.ACTIVATION:
+                    entry.role = role
+                tensor = entry.alias_of
 
-    def _spec(self, draft: _TensorDraft, rank: dict[int, int]) -> TensorSpec:
-        if draft.value < 0:
-            return TensorSpec(None, -1, 0, draft.role, -1, draft.producer)
-        storage, layout = self.recording.values[draft.value]
-        alias_of = rank[draft.alias_of] if draft.alias_of >= 0 else -1
+    def _spec(self, entry: _TensorEntry, rank: dict[int, int]) -> TensorSpec:
+        if entry.value < 0:
+            return TensorSpec(None, -1, 0, entry.role, -1, entry.producer)
+        storage, layout = self.recording.values[entry.value]
+        alias_of = rank[entry.alias_of] if entry.alias_of >= 0 else -1
         size = self.recording.storage_bytes[storage]
-        return TensorSpec(layout, storage, size, draft.role, alias_of, draft.producer)
+        return TensorSpec(layout, storage, size, entry.role, alias_of, entry.producer)
 
 
 def _renumbered(call: Call, rank: dict[int, int]) -> Call:

@@ -13,7 +13,7 @@ from hocket.base.errors import UsageError, unknown_name
 Loss = Callable[[Any], torch.Tensor]
 
 OWN, MEAN = "model", "mean"
-"""What is minimised where nothing is named: what the model says, or else the mean of its output."""
+"""Name of the loss where none is given: the model's own, or else the mean of its output."""
 
 
 def _cross_entropy(output: Any) -> torch.Tensor:
@@ -78,8 +78,8 @@ def find_loss(name: str) -> Loss:
     return LOSSES[name]
 
 
-def told(name: str) -> str:
-    """What a loss is, for people."""
+def describe_loss(name: str) -> str:
+    """Description of a loss for messages."""
     known = {
         OWN: "the model's own",
         MEAN: "the mean of the model's output, since it returns no loss",
@@ -112,5 +112,5 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 
 def _name_of(loss: Loss | None) -> str:
-    """How a function of a program is called in its place; it cannot be found again by that."""
+    """Name that stands for a function of the user's; the function cannot be found by it."""
     return "" if loss is None else f"function {getattr(loss, '__qualname__', type(loss).__name__)}"

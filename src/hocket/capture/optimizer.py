@@ -1,7 +1,7 @@
 """Optimizer steps as one fused call per parameter, appended to a recording.
 
 A fused implementation reads parameter, gradient and states once, writes in place and needs no
-workspace, so one op per parameter with its bytes is the whole cost. What is carried out are the
+workspace, so one op per parameter with its bytes is the whole cost. What is executed are the
 updates of ``torch.optim``, with its defaults or with the settings of an optimizer that was given.
 """
 
@@ -60,7 +60,7 @@ class Optimizer:
     only: frozenset[str] | None = None
     """Names of the parameters that are updated; None means all that have a gradient."""
     states: tuple[str, ...] | None = None
-    """What it keeps per parameter, each of the parameter's size; None for one that capture knows.
+    """State per parameter, each of the parameter's size; None for one that capture knows.
 
     Others are known by that alone: what they hold, and the bytes that an update moves."""
 
@@ -71,7 +71,7 @@ class Optimizer:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What it keeps per parameter."""
+        """State per parameter."""
         return OPTIMIZER_STATES[self.name] if self.states is None else self.states
 
     def moved_bytes(self, parameter_bytes: int) -> int:
@@ -89,7 +89,7 @@ class Optimizer:
         return 5.0 * (4 * short**2 * long + 2 * short**3)
 
     def to_meta(self) -> dict[str, Any]:
-        """What a graph notes, so that the step can be captured again."""
+        """Entries of a graph's meta from which the step can be captured again."""
         meta: dict[str, Any] = {"optimizer": self.name}
         if self.settings:
             meta["optimizer_settings"] = dict(self.settings)
@@ -182,7 +182,7 @@ def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
 
 
 def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What an optimizer keeps of a parameter's size, as an update of a small one shows.
+    """State of a parameter's size that an optimizer keeps, as an update of a small one shows.
 
     An optimizer that is not PyTorch's is not tried, for its update may do anything: it is taken to
     keep two states, as most do.
@@ -228,7 +228,7 @@ def updated_names(given: torch.optim.Optimizer, model: nn.Module) -> frozenset[s
 
 
 _DECOUPLED = ("adamw", "decoupled_weight_decay")
-"""What AdamW is by definition."""
+"""AdamW by definition."""
 
 
 def refuse_sparse_gradients(model: nn.Module) -> None:

@@ -65,7 +65,7 @@ def masks_as_run(batch: Any) -> Iterator[None]:
 
 
 def mask_facts(batch: Any) -> tuple[bool, ...]:
-    """Whether no row of a batch is packed and none is padded; empty where it has no masks."""
+    """True if no row is packed, and if none is padded; empty where a batch has no masks."""
     named = [
         (name, t)
         for name, t in batch_tensors(batch)

@@ -1,4 +1,4 @@
-"""Carry out one recorded call on real tensors: look up its arguments, run it, keep its results.
+"""Run one recorded call on real tensors: look up its arguments, run it, keep its results.
 
 A call is bound once to the device that it runs on and performed once per step. The updates are
 those of ``torch.optim``. A call that draws random numbers is given its

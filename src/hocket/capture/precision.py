@@ -14,7 +14,7 @@ from hocket.capture.step import Forward, apply_model
 AMP_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of autocast by the names that people give them."""
 LARGE_PARAMETERS = 1_000_000_000
-"""Parameters from which a float32 model is planned under bf16 autocast unless told otherwise:
+"""Parameters from which a float32 model is planned under bf16 autocast by default:
 nobody trains such a model in float32."""
 
 

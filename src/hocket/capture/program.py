@@ -62,13 +62,13 @@ class Program:
     gradients: Mapping[int, int]
     """Parameter to its final gradient."""
     outputs: tuple[int, ...]
-    """What the user keeps: the loss in training, all results in inference."""
+    """Results for the user: the loss in training, all outputs in inference."""
     returned: Returned | None = None
     """All that the model returned; of tensors that are not outputs, what a run kept of them."""
     repeats: Mapping[int, int] = field(default_factory=dict)
     """Calls that do once more what another did, with that one."""
     unseen: str = ""
-    """What the step does besides its calls, so that they alone would compute something else."""
+    """Effects of the step beyond its calls, without which they would compute something else."""
 
     @cached_property
     def draws(self) -> dict[int, int]:

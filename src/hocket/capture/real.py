@@ -1,7 +1,7 @@
 """Models that were built without memory, made real so that they can be run.
 
 A function that builds its model under ``torch.device("meta")`` is called again with that device
-taken for the processor, so that weights and buffers are what its code makes them. A model that is
+taken for the CPU, so that weights and buffers are what its code makes them. A model that is
 there already is copied, and each module draws its parameters again; what no module can make again
 is refused by name.
 """
@@ -21,7 +21,7 @@ from hocket.capture.fake import all_tensors, batch_tensors, map_batch
 
 
 class BuiltForReal(TorchFunctionMode):
-    """Inside of it, what asks for the meta device gets the processor."""
+    """Inside of it, what asks for the meta device gets the CPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -49,7 +49,7 @@ def _real_model(model: nn.Module) -> nn.Module:
     if lost:
         raise UsageError(
             f"{lost[0]!r} was built on the meta device, and its module cannot make it again",
-            hint="build the model on the processor, or name a function that builds it "
+            hint="build the model on the CPU, or name a function that builds it "
             "(package.module:function)",
         )
     real = copy.deepcopy(model)

@@ -52,7 +52,7 @@ _SUMS = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor})
 
 
 class _OpFacts(NamedTuple):
-    """What the schema of an op says."""
+    """Facts from the schema of an op."""
 
     ignored: bool
     write_args: tuple[int, ...]
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.phase = Phase.FORWARD
         self.is_seeded = False
-        """Whether the step has set PyTorch's generator."""
+        """True once the step has set PyTorch's generator."""
         self._module_names = module_names
         self._path: list[str] = []
         self._storage_at: dict[int, int] = {}
@@ -442,7 +442,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
-    """How a tensor looks at its storage; one without is described as if it were dense."""
+    """Layout of a tensor in its storage; one without storage is described as dense."""
     if not has_storage(tensor):
         shape = tuple(tensor.shape)
         stride = torch.empty(shape, device="meta").stride()

@@ -1,7 +1,7 @@
-"""What the recorder writes down: calls on numbered values, before versions and names are given.
+"""Record of one step: calls on numbered values, before versions and names are given.
 
-A value is one way of looking at one storage: (storage, shape, stride, offset, dtype). Two tensors
-that look at the same bytes in the same way are the same value, whatever Python object holds them.
+A value is a view of one storage: (storage, shape, stride, offset, dtype). Two tensors
+that view the same bytes with the same layout are the same value, whatever Python object holds them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Constant(NamedTuple):
 
 
 class TensorLayout(NamedTuple):
-    """How a tensor looks at its storage."""
+    """Layout of a tensor in its storage."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
     lazy: tuple[bool, bool] = (False, False)
-    """Whether conjugation and negation are pending."""
+    """Pending conjugation and negation."""
 
     @property
     def num_elements(self) -> int:
@@ -69,14 +69,14 @@ class TensorLayout(NamedTuple):
 
 
 class Value(NamedTuple):
-    """One way of looking at one storage."""
+    """A view of one storage."""
 
     storage: int
     layout: TensorLayout
 
 
 class Cost(NamedTuple):
-    """What a call costs, as far as its shapes tell."""
+    """Cost of a call as far as its shapes determine it."""
 
     kind: str
     signature: str
@@ -119,7 +119,7 @@ class Source(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What the model returned: how it is nested, and its leaves with `Ref` for tensors."""
+    """Output of the model: its nesting, and its leaves with `Ref` for tensors."""
 
     form: Any
     leaves: tuple[Any, ...]
@@ -138,14 +138,14 @@ class Recording:
     gradients: dict[int, int] = field(default_factory=dict)
     """Parameter value to the value of its final gradient."""
     outputs: list[int] = field(default_factory=list)
-    """What the user keeps: the loss in training, all results in inference."""
+    """Results for the user: the loss in training, all outputs in inference."""
     returned: Returned | None = None
     num_calls: Counter[str] = field(default_factory=Counter)
     """Of each module in the forward pass, by path."""
     held: list[tuple[int, int]] = field(default_factory=list)
     """Calls and storages that their autograd nodes hold though nobody reads them any more."""
     unseen: str = ""
-    """What the step does besides its calls, so that they alone would compute something else."""
+    """Effects of the step beyond its calls, without which they would compute something else."""
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -1,12 +1,12 @@
-"""What recurrent layers of cuDNN and oneDNN give, for tensors without memory.
+"""Results of cuDNN's and oneDNN's recurrent layers for fake tensors.
 
 Of cuDNN's PyTorch knows the results of the forward op but neither its buffer of weights nor its
 reserve, which the backward op reads, and knows nothing of the backward op: a step with an LSTM
-could not be recorded on a GPU. Of oneDNN's layers, which processors have, PyTorch takes the reserve
+could not be recorded on a GPU. Of oneDNN's layers, which CPUs have, PyTorch takes the reserve
 for empty and two gradients for one tensor. How large a reserve is only the library says: it is
-tried with numbers of the same shapes, once. Where cuDNN is not there, or has no room for that, its
-reserve is taken to hold what each step of each layer keeps for its backward pass. Layers of cuDNN
-that drop cannot be recorded: they draw a number that fake tensors do not have.
+tried with numbers of the same shapes, once. Where cuDNN is not there, or has no memory for that,
+its reserve is taken to hold what each step of each layer keeps for its backward pass. Layers of
+cuDNN that drop cannot be recorded: they draw a number that fake tensors do not have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _stands_in: ContextVar[bool] = ContextVar("stands_in", default=False)
 
 @contextmanager
 def stand_in_recurrence() -> Iterator[None]:
-    """A processor's layers keep what an accelerator's would."""
+    """A CPU's layers keep what an accelerator's would."""
     before = _stands_in.set(True)
     try:
         yield
@@ -55,8 +55,8 @@ def know(op: Any, results: Callable[..., Any]) -> None:
 def know_recurrent_layers() -> None:
     """Have fake tensors know their ops."""
     aten: Any = torch.ops.aten
-    know(aten.mkldnn_rnn_layer.default, _processor_forward)
-    know(aten.mkldnn_rnn_layer_backward.default, _processor_backward)
+    know(aten.mkldnn_rnn_layer.default, _cpu_forward)
+    know(aten.mkldnn_rnn_layer_backward.default, _cpu_backward)
     know(aten._cudnn_rnn.default, _forward)
     know(aten._cudnn_rnn_backward.default, _backward)
 
@@ -104,7 +104,7 @@ def _kept_bytes(inputs: Any, num_rows: int, hidden: int, kind: int) -> int:
     return size
 
 
-def _processor_forward(
+def _cpu_forward(
     mode: Any, func: Any, inputs: Any, *rest: Any
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Output, last states, and the reserve of one direction of one layer."""
@@ -121,7 +121,7 @@ def _processor_forward(
     return output, *last, inputs.new_empty([kept], dtype=torch.uint8)
 
 
-def _processor_backward(
+def _cpu_backward(
     mode: Any, func: Any, inputs: Any, *rest: Any
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Gradients of input, weights and states, each a tensor of its own."""
@@ -144,8 +144,8 @@ def _zeros(given: tuple[TensorKind | None, ...], device: str) -> list[Any]:
 def _tried_reserve_bytes(
     given: tuple[TensorKind | None, ...], stride: int, settings: tuple[Any, ...], device: str
 ) -> int | None:
-    """What cuDNN keeps for the backward pass of tensors of these shapes and types; None where it
-    cannot be tried."""
+    """Memory that cuDNN keeps for the backward pass of tensors of these shapes and types; None
+    where it cannot be tried."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return None
     *how, batch_sizes = settings
@@ -171,7 +171,7 @@ def accept_weights_apart() -> None:
 
 @cache
 def _reserve_bytes(given: tuple[TensorKind | None, ...], settings: tuple[Any, ...]) -> int:
-    """What oneDNN keeps for the backward pass of tensors of these shapes and types."""
+    """Memory that oneDNN keeps for the backward pass of tensors of these shapes and types."""
     with _disable_current_modes(), torch.enable_grad():
         tensors = _zeros(given, "cpu")
         how = [list(each) if isinstance(each, tuple) else each for each in settings]

@@ -23,8 +23,8 @@ from hocket.base.errors import one_line
 from hocket.base.units import format_percent, format_rate
 from hocket.capture.fake import (
     batch_tensors,
-    hollow_twins,
     map_batch,
+    meta_twins,
     model_tensors,
 )
 from hocket.capture.given import first_batch, supervised
@@ -72,11 +72,11 @@ _DROPOUTS = frozenset({
 
 
 class Apart(NamedTuple):
-    """What a try at toy size has shown."""
+    """Result of a comparison at toy size."""
 
     is_apart: bool | None
-    """Whether parts were seen to give what the whole gives; None where nothing was tried."""
-    told: str
+    """True if gradients of parts add up to that of the whole; None where nothing was compared."""
+    message: str
     """For people: what was seen, or why nothing was tried."""
 
 
@@ -126,9 +126,9 @@ def _attempted(
     """The try itself, with lists of layers cut or whole, with autocast as it is or off."""
     whole = sum(parameter.numel() for parameter in model.parameters())
     tensors = [tensor for _, _, tensor in model_tensors(model)]
-    hollow = hollow_twins(tensors)
-    origin = {id(hollow[id(tensor)]): tensor for tensor in tensors}
-    with swapped_tensors(model, hollow, forward, loss) as toy:
+    meta = meta_twins(tensors)
+    origin = {id(meta[id(tensor)]): tensor for tensor in tensors}
+    with swapped_tensors(model, meta, forward, loss) as toy:
         if is_cut:
             _shorten(toy)
         kept = sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
@@ -197,7 +197,7 @@ def _shorten(toy: nn.Module) -> None:
 
 
 def _form(layer: nn.Module) -> object:
-    """What two layers have alike where one may stand for the other."""
+    """Type and shapes of a layer; equal where one may replace the other."""
     return type(layer), tuple((name, p.shape) for name, p in layer.named_parameters())
 
 
@@ -322,7 +322,7 @@ class _Calm(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func is functional.scaled_dot_product_attention and len(args) < 5:
             kwargs["dropout_p"] = 0.0
-        # The toy is on the processor, whatever device the model's own code names.
+        # The toy is on the CPU, whatever device the model's own code names.
         with torch.autocast("cpu", enabled=False) if self.is_wide else nullcontext():
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.is_floating_point() and result.itemsize < 4:
@@ -370,10 +370,10 @@ def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -
     )
     found = samples_apart(model, batch, flops_per_byte=forward / given_bytes, **options)
     if found.is_apart is None:
-        return reading_samples(replace(graph, meta={**graph.meta, SAMPLES: found.told}))
+        return reading_samples(replace(graph, meta={**graph.meta, SAMPLES: found.message}))
     if not found.is_apart:
-        return unsplit(graph, found.told)
-    return replace(graph, meta={**graph.meta, SAMPLES: found.told})
+        return unsplit(graph, found.message)
+    return replace(graph, meta={**graph.meta, SAMPLES: found.message})
 
 
 def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:

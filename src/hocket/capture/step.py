@@ -48,7 +48,7 @@ from hocket.capture.unseen import (
 from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
-"""How a model is applied to a batch; gives what the loss is taken of."""
+"""Applies a model to a batch and returns what the loss is computed from."""
 
 
 def record_fake_step(
@@ -89,7 +89,7 @@ def record_fake_step(
 
 @contextmanager
 def _standing_in(batch: Any) -> Iterator[None]:
-    """What a processor computes otherwise than an accelerator is recorded as the latter does it."""
+    """Record ops that CPUs compute differently as an accelerator computes them."""
     # Kernels are registered for the whole process; `swapped_tensors` admits one thread at a time.
     with fused_kernels(), cuda_autocast(), stand_in_recurrence(), masks_as_run(batch):
         yield

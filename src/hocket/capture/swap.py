@@ -77,7 +77,7 @@ def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator
 
 
 class PythonState:
-    """What a model and the functions given with it hold beside tensors, at one time."""
+    """Python state of a model and of the functions given with it, at one time."""
 
     def __init__(self, *roots: Any) -> None:
         self._state = _ReachableState(roots)

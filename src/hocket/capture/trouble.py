@@ -49,7 +49,7 @@ def as_shown(error: BaseException) -> str:
 def own_code(
     failure: str, hint: str, tell: Callable[[BaseException], str] = as_shown
 ) -> Iterator[None]:
-    """Where a person's own code runs: what it raises becomes a `UsageError` with their line."""
+    """Turn what the user's own code raises into a `UsageError` with their line."""
     try:
         yield
     except HocketError:
@@ -73,7 +73,7 @@ def reason(error: BaseException) -> str:
 
 
 def remedy(model: torch.nn.Module) -> str:
-    """What to switch so that a model can be traced, as far as its modules tell."""
+    """Hint on what to change so that a model can be traced, as far as its modules show it."""
     for path, module in model.named_modules():
         config = getattr(module, "config", None)
         if module.training and (hasattr(module, "layerdrop") or hasattr(config, "layerdrop")):
@@ -87,7 +87,7 @@ def remedy(model: torch.nn.Module) -> str:
 
 
 def _explanation(error: BaseException) -> str:
-    """What torch's own tracing errors mean."""
+    """Meaning of torch's own tracing errors."""
     from torch._subclasses import fake_tensor as fake
 
     if isinstance(error, fake.DataDependentOutputException):

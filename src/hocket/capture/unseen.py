@@ -1,4 +1,4 @@
-"""What a step does besides its calls: other tensors for buffers, the generator set, hooks.
+"""Effects of a step beyond its calls: replaced buffers, a seeded generator, hooks.
 
 The calls alone would compute something else then: with what a buffer was before the first step, or
 with other draws where `torch.utils.checkpoint` draws the same again.

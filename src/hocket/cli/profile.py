@@ -132,10 +132,10 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
     """The device to run on and its kind, as `hocket detect` names it."""
-    from hocket.api.clusters import detect, detect_processor
+    from hocket.api.clusters import detect, detect_cpu
     from hocket.base.errors import UsageError
 
-    cluster = detect_processor() if device == "cpu" else detect()
+    cluster = detect_cpu() if device == "cpu" else detect()
     kind = cluster.kinds[0]
     if device == "cuda" and kind.is_cpu:
         raise UsageError("this machine has no CUDA device", hint="use --device cpu")

@@ -260,9 +260,9 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
 
 
 def _say_what_is_minimised(problem: Problem) -> None:
-    from hocket.capture.loss import MEAN, told
+    from hocket.capture.loss import MEAN, describe_loss
 
     loss = problem.graph.meta.get("loss")
     if isinstance(loss, str):
         warning = "warning: " if loss == MEAN else ""
-        say(f"{warning}minimised: {told(loss)}")
+        say(f"{warning}minimised: {describe_loss(loss)}")

@@ -365,16 +365,16 @@ def say_unsplit(graph: Graph) -> None:
 
 def say_loss(graph: Graph) -> None:
     """Say what a captured step minimises, with a warning where the model does not say it."""
-    from hocket.capture.loss import MEAN, OWN, told
+    from hocket.capture.loss import MEAN, OWN, describe_loss
 
     loss = graph.meta.get("loss")
     if loss == MEAN:
         say(
-            f"warning: the step minimises {told(loss)}: losses mean nothing, and one that keeps "
-            "more, as cross-entropy does, takes more memory; name yours with --loss"
+            f"warning: the step minimises {describe_loss(loss)}: losses mean nothing, and one that "
+            "keeps more, as cross-entropy does, takes more memory; name yours with --loss"
         )
     elif isinstance(loss, str) and loss != OWN:
-        say(f"minimised: {told(loss)}")
+        say(f"minimised: {describe_loss(loss)}")
 
 
 def named_cluster(on: str) -> Cluster | None:

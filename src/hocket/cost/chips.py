@@ -1,6 +1,6 @@
 """Shares of their peaks that chips reach: one set of constants per architecture, with its source.
 
-A data sheet states what a chip could do; kernels reach a share of it that differs between
+A datasheet states what a chip could do; kernels reach a share of it that differs between
 architectures. Shares of Hopper were measured (``benchmarks/cost/predict_kernels.py``), those of
 Ampere were chosen so that the published tables of A100 clusters come out on average. A kind that is
 not here is taken for Ampere, and what is predicted for it is a range (`Chip.uncertainty`).

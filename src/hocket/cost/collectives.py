@@ -60,7 +60,7 @@ def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
 def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
     """Latency and bandwidth of as many rings at once as each host has ranks.
 
-    A ring enters and leaves a host through one network adapter each. Rings that visit the ranks of
+    A ring enters and leaves a host through one network adapter each. Rings through the ranks of
     each host in rotated order use all adapters, as NCCL's channels do, and share the links inside.
     Falls back to one ring where hosts have one rank or unequal numbers of ranks.
     """
@@ -79,7 +79,7 @@ def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
 
 
 def _rings_path(cluster: Cluster, rings: Sequence[Sequence[int]]) -> RingPath:
-    """Rings that each carry an equal part of the bytes at the same time."""
+    """Rings that each move an equal part of the bytes at the same time."""
     routes = cluster.routes
     pairs = [pair for ring in rings for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
     crossed = np.concatenate([routes.path(src, dst) for src, dst in pairs])

@@ -65,7 +65,7 @@ class Costs:
         return f"Costs({self.op_s.shape[1]} ops on {', '.join(self.kind_names)})"
 
     def transfer_s(self, tensor: int, src: int, dst: int) -> float:
-        """Seconds to move one tensor between two devices when nothing else is on the way."""
+        """Seconds to move one tensor between two devices on idle links."""
         if src == dst:
             return 0.0
         latency_s = float(self.routes.latency_s[src, dst])
@@ -94,7 +94,7 @@ def device_rows(cluster: Cluster) -> IntArray:
 def stated_op_s(graph: Graph, kind: DeviceKind) -> FloatArray | None:
     """The times that the graph's own file states for a kind of device; None where it has none.
 
-    Looked up by the name of the kind, then under ``cpu`` for processors, then under ``ANY_KIND``.
+    Looked up by the name of the kind, then under ``cpu`` for CPUs, then under ``ANY_KIND``.
     """
     if graph.stated is None:
         return None

@@ -1,7 +1,7 @@
 """Demand of ops on two streams for one device and its host, so that they can run concurrently.
 
 Four numbers per op. Its kernel is on the device for a part of its time: arithmetic or memory
-traffic; the rest is the way from one kernel to the next, or the wait for the host. While it is
+traffic; the rest is the gap between two kernels, or the wait for the host. While it is
 there it fills a part of the device. A product is computed in tiles, one per multiprocessor: it
 fills as much as its results have tiles. What streams fills as much as it has bytes to move of those
 that are in flight when the memory is at its full rate: rate times latency (Little's law). Norms
@@ -10,7 +10,7 @@ step, their blocks of threads say it (`replayed_kernels`). And its host takes a 
 issue it; one process issues the ops of both streams. The engine lets kernels run beside each other
 that fit, and the others wait: a device gives its places in the order in which kernels come. Where a
 profile knows how long two rows of a step's own kernels take beside each other, all of them run
-beside each other and take that many times as long. On a processor an op is the work of all its
+beside each other and take that many times as long. On a CPU an op is the work of all its
 threads. O(kinds · ops), numpy.
 """
 

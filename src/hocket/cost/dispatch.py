@@ -2,7 +2,7 @@
 
 A stack of small transformer-like blocks is trained on tensors so small that work hardly counts. For
 a GPU the mean time per dispatched op says how fast this host is compared with the one whose whole
-steps are known (`hocket.cost.host.EAGER`). A processor does the work itself, so there the time of
+steps are known (`hocket.cost.host.EAGER`). A CPU does the work itself, so there the time of
 the same ops called directly is subtracted, phase by phase. Under two seconds.
 """
 

@@ -201,7 +201,7 @@ class Efficiency:
 
 DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
     {
-        # Vendor libraries reach 60 to 80 % of the data sheet on the large products of training.
+        # Vendor libraries reach 60 to 80 % of the datasheet on the large products of training.
         "matmul": Efficiency(0.70, 0.80),
         # A vocabulary of 50257 breaks the wide loads that feed 16-bit matrix units.
         "matmul_unaligned": Efficiency(0.15, 0.50),
@@ -216,7 +216,7 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
         "reduction": Efficiency(0.30, 0.70),
         # Each element waits for the one before it, and strided loads are mostly lost.
         "scan": Efficiency(0.10, 0.10),
-        # Pure streaming: data sheets promise more than DRAM refresh and row changes allow.
+        # Pure streaming: datasheets promise more than DRAM refresh and row changes allow.
         "elementwise": Efficiency(0.50, 0.85),
         # Rows land anywhere in memory and sectors are read partly.
         "gather": Efficiency(0.10, 0.45),
@@ -249,27 +249,27 @@ _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "other": ("float32", "float64"),
     }
 )
-"""Peaks that stand in for a type that a data sheet does not state, best first."""
+"""Peaks used for a type that a datasheet does not state, best first."""
 
 
 @dataclass(frozen=True)
 class KindFit:
-    """Measured figures of one device type, beyond its data sheet."""
+    """Measured figures of one device type, beyond its datasheet."""
 
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
     """``family`` or ``family/dtype`` to what was attained; the longer key wins."""
     launch_s: float | None = None
-    """Launch floor; None: the one of the data sheet."""
+    """Launch floor; None: the one of the datasheet."""
     host: HostOverhead = field(default_factory=HostOverhead)
     peak_flops: Mapping[str, float] = field(default_factory=dict)
-    """Peaks that the efficiencies refer to; empty: those of the data sheet."""
+    """Peaks that the efficiencies refer to; empty: those of the datasheet."""
     memory_bandwidth_bps: float | None = None
-    """Bandwidth that they refer to; None: that of the data sheet."""
+    """Bandwidth that they refer to; None: that of the datasheet."""
 
     def figures(self, kind: DeviceKind) -> DeviceKind:
         """The kind with the figures that this fit refers to.
 
-        Figures of processors are measured each time a machine is looked at and differ a little;
+        Figures of CPUs are measured each time a machine is looked at and differ a little;
         efficiencies must meet the ones that they were fitted with.
         """
         return replace(
@@ -322,7 +322,7 @@ class OpWork:
     def shaped_on(self, kind: DeviceKind) -> ShapedWork:
         """Work on a device type after corrections for shapes.
 
-        Processors ask for no tiles. Without matrix units for its numbers a convolution reads
+        CPUs ask for no tiles. Without matrix units for its numbers a convolution reads
         channels first, as they are, and comes nearer to the peak.
         """
         if kind.is_cpu:
@@ -364,7 +364,7 @@ def work_of(graph: Graph) -> OpWork:
 
 
 def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
-    """Operations per second of the data sheet that apply to a family and number type.
+    """Operations per second of the datasheet that apply to a family and number type.
 
     Convolutions of float32 run in tf32 where the device has it, as PyTorch does by default; other
     families without matrix products run on the vector units, whose rate is that of float32.
@@ -383,7 +383,7 @@ def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
 
 
 def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
-    """Seconds of arithmetic and of memory traffic at the full rates of the data sheet; on
+    """Seconds of arithmetic and of memory traffic at the full rates of the datasheet; on
     accelerators with what shapes make of both."""
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):

@@ -1,4 +1,4 @@
-"""Op kinds sorted into families: groups of ops that use a device in the same way.
+"""Op kinds sorted into families: groups of ops that use a device alike.
 
 The name of a kind is stripped to its base (namespace, overload, leading and trailing underscores
 and a ``_backward`` ending fall away) and looked up in one table; names that the table lacks are

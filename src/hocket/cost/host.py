@@ -3,7 +3,7 @@
 A device with a queue (CUDA) runs behind the host: an op starts when the one before it has ended and
 the host has launched it, and in a loop of steps the launches of one step follow those of the last.
 The steady state of that queue has a closed form with one running maximum; a device without a queue
-(a processor) simply pays dispatch and work one after the other. O(ops), numpy.
+(a CPU) simply pays dispatch and work one after the other. O(ops), numpy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HostOverhead:
     optimizer_s: float = 0.0
     overlaps: bool = False
     """True if the device works while the host goes on (a CUDA stream); else the host does the work
-    itself (a processor)."""
+    itself (a CPU)."""
 
     @property
     def by_phase(self) -> FloatArray:
@@ -83,9 +83,9 @@ _OTHER_ISSUE = (1.25, 1.25)
 _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 
 
-COMPUTED_AGAIN, MOVED, AT_HOME = 0.75, 4.7, 2.0
+CALLS_RECOMPUTED, CALLS_MOVED, CALLS_HOSTED = 0.75, 4.7, 2.0
 """Host time that a memory budget adds to the ops of a step, over the mean op of a forward
-pass: for each tensor of a backward pass that is computed again, for each storage that goes to the
+pass: for each tensor of a backward pass that is recomputed, for each storage that goes to the
 host and comes back, for each parameter that the host updates or that comes from it. Processor time
 of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more that CUDA may take;
 28 us, and a launch; where the mean op takes 16."""
@@ -99,7 +99,7 @@ def issue_s(
     # An optimizer's ops are alike.
     by_kind = np.array([(*pair, 1.0) for pair in weights]).reshape(-1, 3)
     weight = by_kind[op_kind, op_phase] if len(kinds) else np.ones(len(op_kind))
-    # A processor does the work itself: what it takes to issue it hardly differs.
+    # A CPU does the work itself: what it takes to issue it hardly differs.
     return np.asarray(host.by_phase[op_phase] * (weight if host.overlaps else 1.0))
 
 

@@ -2,9 +2,9 @@
 
 Signatures are taken in the order of the time that the roofline expects of them, so that a budget
 that runs out leaves only what matters least; none may take more than a few times its share of the
-time that is left. An op that fails or has no room is noted as missing with the reason and priced by
-the roofline fitted to the rest; a profile that knows some signatures is gone on from. One timing
-per signature, not per op: seconds for a model of any depth. On a GPU the whole step is then
+time that is left. An op that fails or does not fit is noted as missing with the reason and
+priced by the roofline fitted to the rest; a profile that knows some signatures is gone on from. One
+timing per signature, not per op: seconds for a model of any depth. On a GPU the whole step is then
 captured and replayed once more, and ops are timed in their place (`replay`).
 """
 
@@ -42,7 +42,7 @@ from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.detect import available_bytes, last_level_cache_bytes, usable_cores
 from hocket.processes.start import start_module
 
-# Other processes at work while ops are timed, as where several share one processor.
+# Other processes at work while ops are timed, as where several share one CPU.
 #
 # What a process has of the memory's bandwidth, the caches and the clock is less while others work.
 # Processes that share out a step well do alike work at the same time: matrices are multiplied while
@@ -61,7 +61,7 @@ class Neighbours:
         """From now on stream memory, or compute."""
         for child in self._children:
             assert child.stdin is not None
-            # One that somebody killed is not there to be told.
+            # One that somebody killed cannot be notified.
             with suppress(BrokenPipeError):
                 os.write(child.stdin.fileno(), STREAM if stream else COMPUTE)
 
@@ -134,14 +134,14 @@ def profile_program(
 ) -> Profile:
     """Time every op signature of a captured step on ``device``, which is of the given kind.
 
-    Of several ``processes`` that share a processor the others are at work meanwhile. ``known`` is
-    an earlier profile of this device, whose times are kept; ``on_op`` is told the number of each
+    Of several ``processes`` that share a CPU the others are at work meanwhile. ``known`` is
+    an earlier profile of this device, whose times are kept; ``on_op`` gets the number of each
     signature before it is timed, and how many there are.
     """
     place = _usable_device(device)
     on_cuda = place.type == "cuda"
     if on_cuda and processes > 1:
-        raise UsageError("processes share a processor", hint="use --device cpu, or leave it out")
+        raise UsageError("processes share a CPU", hint="use --device cpu, or leave it out")
     current = torch.cuda.device(place) if on_cuda else nullcontext()
     with (
         torch.random.fork_rng([place] if on_cuda else []),

@@ -46,7 +46,7 @@ def _multiple(size_bytes: LongArray, unit_bytes: int) -> LongArray:
 def as_profiled(graph: Graph, cluster: Cluster, profile: Profile | None) -> Graph:
     """The graph with measured workspaces and allocated sizes, for peaks as they will be measured.
 
-    Unchanged where the profile is of no accelerator of the cluster: on processors no workspace is
+    Unchanged where the profile is of no accelerator of the cluster: on CPUs no workspace is
     measured, and nothing rounds. Doing it twice changes nothing more.
     """
     if profile is None:

@@ -205,7 +205,7 @@ def _profile(data: object) -> Profile:
     for first, second in pairwise(entries):
         if first.signature == second.signature:
             raise InputFileError(
-                f"signature {fields.shown(first.signature)} stands twice in entries",
+                f"signature {fields.shown(first.signature)} occurs twice in entries",
                 hint="keep one of the entries",
             )
     return Profile(
@@ -226,8 +226,8 @@ def _entry_to_dict(entry: ProfileEntry) -> dict[str, Any]:
     del data["replayed"]
     if entry.replayed is None:
         return data
-    told = {key: value for key, value in entry.replayed._asdict().items() if value is not None}
-    return {**data, "replayed": told}
+    replayed = {key: value for key, value in entry.replayed._asdict().items() if value is not None}
+    return {**data, "replayed": replayed}
 
 
 def _in_place(data: object, path: str) -> InPlace:

@@ -390,7 +390,7 @@ def _vtrain_single(record: Record) -> list[Measured]:
 
 
 def _vtrain_multi(record: Record) -> list[Measured]:
-    # Its large microbatches fit no GPU of that time unless layers are computed again.
+    # Its large microbatches fit no GPU of that time unless layers are recomputed.
     return _vtrain(record, "vtrain", "full")
 
 

@@ -1,7 +1,7 @@
 """Readers of Megatron's public files: DGX of 2020, H100, Megatron-Bridge's performance summary.
 
-The summary states degrees and batches. How tokens reach experts, what is computed again and whether
-steps are replayed as graphs stands in the recipes beside it (``scripts/performance/configs`` of its
+The summary states degrees and batches. How tokens reach experts, what is recomputed and whether
+steps are replayed as graphs is in the recipes beside it (``scripts/performance/configs`` of its
 releases v0.1 to v0.4, ``src/megatron/bridge/perf_recipes`` later), and is taken from there.
 """
 

@@ -90,7 +90,7 @@ NAMED_COLUMNS = (
     "row", "cluster", "software", "dtype", "gradient_bytes", "model", "layers", "tensor",
     "pipeline", "context", "data", "chunks", "microbatch", "global_batch", "step_s",
 )  # fmt: skip
-"""Columns of a table of known models: some of their layers, nothing computed again, optimizer state
+"""Columns of a table of known models: some of their layers, nothing recomputed, optimizer state
 divided, sequence parallelism where tensors are."""
 
 

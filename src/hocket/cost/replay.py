@@ -1,11 +1,12 @@
 """Replay a captured program as one CUDA graph, as training does, and time its calls in their place.
 
 Timed one by one, an op finds other data in the caches than in a step, and each of its kernels has a
-longer way to the next than in a graph. So forward and backward pass run once as recorded, on
+longer gap to the next than in a graph. So forward and backward pass run once as recorded, on
 numbers made up, are captured on one stream and replayed: without the profiler for the step, and
 with it for each kernel. A second such graph, which shares nothing with the first and is replayed on
 a stream of its own, says how many times as long the step's own kernels take beside each other; no
-rule of what fits beside what told it within 10 % of all nets (`benchmarks/results`). All
+rule of which kernels run concurrently predicted it within 10 % of
+all nets (`benchmarks/results`). All
 replays of a row are asked for while the device sleeps, so that the host is in none of the times.
 Ops that ask the host while they run cannot be captured, and a step needs as much memory as a
 training's.
@@ -28,7 +29,7 @@ from hocket.capture.perform import BoundCall
 from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
 from hocket.cost.inputs import filled, index_bound
-from hocket.cost.replayed_kernels import BlockRoom, InPlace, in_place, kernels_of
+from hocket.cost.replayed_kernels import ChipLimits, InPlace, in_place, kernels_of
 from hocket.cost.timing import asked_ahead_s
 from hocket.graph.graph import Graph, Phase
 
@@ -39,7 +40,7 @@ _SLEEP_S = 0.01
 """Of the device while the host asks for a row, at first."""
 _REGISTERS = 65536
 """Of a multiprocessor, of all that PyTorch runs on."""
-_ROOM = 1.2
+_SLACK = 1.2
 """Of what a step takes: an allocator has gaps."""
 _SMALL = 0.05
 """Of numbers that are made up: sums over many of them stay numbers."""
@@ -65,11 +66,11 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> R
         for op in passes.ops
     ]
     kernels = kernels_of(_trace(one.graph))
-    found = in_place(kernels, _NUM_PROFILED, one.nodes, keys, step_s, _room(device))
+    found = in_place(kernels, _NUM_PROFILED, one.nodes, keys, step_s, _chip_limits(device))
     try:
         other = CapturedPasses(ReplayedPasses(program, device), device)
         beside = max(1.0, rows_s([one, other], device) / step_s)
-    # A second step may have no room; what one takes is known all the same.
+    # A second step may not fit; what one takes is known all the same.
     except RuntimeError as error:
         return ReplayedCalls(found, alone=one_line(error))
     return ReplayedCalls({key: each._replace(beside=beside) for key, each in found.items()})
@@ -81,7 +82,7 @@ class CapturedPasses:
     def __init__(self, passes: ReplayedPasses, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graph = torch.cuda.CUDAGraph()
-        _make_room(passes, self.stream, device)
+        _reserve_memory(passes, self.stream, device)
         counts: list[int] = []
         own = self.stream.cuda_stream
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="relaxed"):
@@ -97,7 +98,9 @@ class CapturedPasses:
             self.graph.replay()
 
 
-def _make_room(passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device) -> None:
+def _reserve_memory(
+    passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device
+) -> None:
     """Run the passes as a capture of them will; raises where it would find no memory.
 
     A capture that runs out of memory leaves PyTorch's generator of random numbers unusable.
@@ -111,7 +114,7 @@ def _make_room(passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    torch.UntypedStorage(int(_ROOM * needed), device=device)  # type: ignore[no-untyped-call]
+    torch.UntypedStorage(int(_SLACK * needed), device=device)  # type: ignore[no-untyped-call]
     torch.cuda.empty_cache()
 
 
@@ -217,9 +220,9 @@ def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:
     return found
 
 
-def _room(device: torch.device) -> BlockRoom:
+def _chip_limits(device: torch.device) -> ChipLimits:
     here = torch.cuda.get_device_properties(device)
-    return BlockRoom(
+    return ChipLimits(
         here.multi_processor_count,
         here.max_threads_per_multi_processor,
         _REGISTERS,

@@ -2,7 +2,7 @@
 
 The calls of a graph that was captured on one stream run one after the other, so the kernels of a
 trace in order of time are those of its calls in order. A call takes as long as its kernels run in
-their place, and for each of them the way to the next: what the step takes without the profiler
+their place, and for each of them the gap to the next: what the step takes without the profiler
 beyond all kernels, shared out. A kernel fills as much of a device as it has blocks of threads of
 those that can be there at once, which threads, registers and shared memory of a block decide
 (NVIDIA's occupancy calculation). Of several replays and of equal calls the median counts: a kernel
@@ -27,7 +27,7 @@ _REGISTERS_UNIT, _SHARED_UNIT_BYTES, _OWN_SHARED_BYTES = 256, 128, 1024
 for itself."""
 
 
-class BlockRoom(NamedTuple):
+class ChipLimits(NamedTuple):
     """Capacity of a device."""
 
     multiprocessors: int
@@ -50,9 +50,9 @@ class KernelRun(NamedTuple):
     """Of a thread."""
     shared_bytes: int = 0
 
-    def fill(self, room: BlockRoom) -> float:
+    def fill(self, chip: ChipLimits) -> float:
         """The part of a device that it takes."""
-        places = room.multiprocessors * _blocks_at_once(self, room)
+        places = chip.multiprocessors * _blocks_at_once(self, chip)
         return min(1.0, self.blocks / places)
 
 
@@ -60,12 +60,12 @@ class InPlace(NamedTuple):
     """A call in a replayed step."""
 
     seconds: float
-    """With the way to the next kernel."""
+    """With the gap to the next kernel."""
     kernels: int
     fill: float
     """Of a device, the mean over the time of its kernels."""
     beside: float | None = None
-    """How many times as long the step takes with a second one in a row of its own beside it; None
+    """Slowdown of the step with a second one in a row of its own beside it; None
     where not measured."""
 
 
@@ -74,15 +74,15 @@ def kernels_of(trace: Mapping[str, Any]) -> list[KernelRun]:
     found = []
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
-            told = event.get("args", {})
+            launch = event.get("args", {})
             found.append(
                 KernelRun(
                     float(event["ts"]),
                     float(event["dur"]),
-                    prod(told["grid"]) if "grid" in told else 0,
-                    prod(told.get("block", ())),
-                    int(told.get("registers per thread", 0)),
-                    int(told.get("shared memory", 0)),
+                    prod(launch["grid"]) if "grid" in launch else 0,
+                    prod(launch.get("block", ())),
+                    int(launch.get("registers per thread", 0)),
+                    int(launch.get("shared memory", 0)),
                 )
             )
     return sorted(found)
@@ -94,7 +94,7 @@ def in_place(
     nodes: Sequence[int],
     keys: Sequence[str],
     step_s: float,
-    room: BlockRoom,
+    chip: ChipLimits,
 ) -> dict[str, InPlace]:
     """By key of a call, what it takes; calls have so many ``nodes`` and may have equal ``keys``.
 
@@ -116,7 +116,7 @@ def in_place(
             own = kernels[at : at + num]
             at += num
             busy_us.setdefault(key, []).append(_covered_us(own))
-            fills.setdefault(key, []).append(_mean_fill(own, room))
+            fills.setdefault(key, []).append(_mean_fill(own, chip))
     busy_s = {key: 1e-6 * statistics.median(each) for key, each in busy_us.items()}
     gap_s = max(0.0, step_s - sum(busy_s[key] for key in keys)) / size
     return {
@@ -136,21 +136,21 @@ def _covered_us(kernels: Iterable[KernelRun]) -> float:
     return covered
 
 
-def _mean_fill(kernels: Sequence[KernelRun], room: BlockRoom) -> float:
+def _mean_fill(kernels: Sequence[KernelRun], chip: ChipLimits) -> float:
     total_us = sum(kernel.length_us for kernel in kernels)
-    filled_us = sum(kernel.length_us * kernel.fill(room) for kernel in kernels)
+    filled_us = sum(kernel.length_us * kernel.fill(chip) for kernel in kernels)
     return filled_us / total_us if total_us else 0.0
 
 
-def _blocks_at_once(kernel: KernelRun, room: BlockRoom) -> int:
+def _blocks_at_once(kernel: KernelRun, chip: ChipLimits) -> int:
     """Blocks that a multiprocessor takes at once, at least one."""
     warps = ceil(kernel.threads / _WARP)
-    most = [_MOST_BLOCKS, room.threads // _WARP // warps]
+    most = [_MOST_BLOCKS, chip.threads // _WARP // warps]
     if kernel.registers:
         unit = _rounded(kernel.registers * _WARP, _REGISTERS_UNIT)
-        most.append(_NUM_PARTITIONS * (room.registers // _NUM_PARTITIONS // unit) // warps)
+        most.append(_NUM_PARTITIONS * (chip.registers // _NUM_PARTITIONS // unit) // warps)
     held = _rounded(kernel.shared_bytes + _OWN_SHARED_BYTES, _SHARED_UNIT_BYTES)
-    most.append(room.shared_bytes // held)
+    most.append(chip.shared_bytes // held)
     return max(1, min(most))
 
 

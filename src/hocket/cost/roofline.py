@@ -56,7 +56,7 @@ takes 50 and 72. Up to 128 units one kernel stays for all words (3 and 9 us): no
 WORD_KERNELS = 2
 """Kernels of a word on the device: the product and the gates."""
 _WHOLE_LAYER, _WHOLE_NET = "aten.mkldnn_rnn_layer", "aten._cudnn_rnn"
-"""Ops that are a layer on a processor, and all layers and directions on a GPU."""
+"""Ops that are a layer on a CPU, and all layers and directions on a GPU."""
 _PRODUCTS = [FAMILIES.index(name) for name in MATRIX_FAMILIES]
 
 
@@ -75,7 +75,7 @@ def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
 def products_of(graph: Graph, family: IntArray) -> FloatArray:
     """Products of words that each op of a recurrent layer stands for; 0 between them.
 
-    Processors run some layers as one op, which has a product per word, and backward two.
+    CPUs run some layers as one op, which has a product per word, and backward two.
     """
     whole = np.array([*(_num_words(text) for text in graph.signatures), 0])[graph.op_signature]
     whole = np.where(graph.op_phase == Phase.BACKWARD, 2 * whole, whole)
@@ -169,7 +169,7 @@ def estimate_costs(
 
 
 def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, Any]) -> Costs:
-    """The same costs again, from the ``settings`` that they carry."""
+    """The same costs again, from their ``settings``."""
     found = _read_settings(settings)
     try:
         return estimate_costs(
@@ -216,7 +216,7 @@ class KindWork(NamedTuple):
     """Part of the device that the kernels of each op fill, where measured in a replayed step;
     NaN elsewhere."""
     beside: FloatArray
-    """How many times as long each op takes beside another row of the same step; NaN likewise."""
+    """Slowdown of each op beside another row of the same step; NaN likewise."""
     mean_host_s: float
     """In which the host issues the mean op of a forward pass; 0 as in ``host_s``."""
 
@@ -250,13 +250,13 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
 
 
 def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Of each op, the way from kernel to kernel that its time on a stream has in it."""
+    """Gap between kernels that is part of each op's time on a stream."""
     launch_s = fit.figures(kind).launch_s
     return np.asarray(launch_s * work_of(graph).shaped_on(kind).kernels)
 
 
 def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArray) -> FloatArray:
-    """Time in a replayed graph of ops that were timed on a stream: the way to the next kernel is
+    """Time in a replayed graph of ops that were timed on a stream: the gap to the next kernel is
     shorter there, once for each kernel. Updates share kernels."""
     on_stream_s = _launches_s(graph, kind, fit)
     in_graph_s = np.minimum(
@@ -275,8 +275,8 @@ def _replayed(graph: Graph, profile: Profile) -> FloatArray:
         if entry is not None and entry.replayed is not None:
             found = entry.replayed
             table[:, index] = found.seconds, found.fill, found.beside or np.nan
-    told: FloatArray = table[:, graph.op_signature]
-    return told
+    profiled: FloatArray = table[:, graph.op_signature]
+    return profiled
 
 
 def _is_update(graph: Graph) -> BoolArray:

@@ -1,4 +1,4 @@
-"""A profile from the spans of a step that was really carried out.
+"""A profile from the spans of a step that was really run.
 
 Ops with one signature do the same work, so the middle of their measured times is the time of each.
 A profile holds for one kind of device: that on which most time was spent. O(ops log ops).

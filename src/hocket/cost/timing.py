@@ -1,6 +1,6 @@
 """Time of one call on a device: the median of repeated samples of several calls each.
 
-On a processor the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
+On a CPU the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
 a sleeping kernel while the host enqueues the calls, so that the events around them see device time
 alone, launches back to back, whatever the host needs for a call. A host that is busy with something
 else may need longer than the device sleeps: that shows, and the sample is taken again behind a
@@ -18,7 +18,7 @@ import torch
 
 NUM_SAMPLES = 5
 NUM_HOST_SAMPLES = 15
-"""Calls of which the one in the middle tells what the host spends."""
+"""Calls of which the one in the middle shows what the host spends."""
 SAMPLE_S = 2e-3
 """A sample holds as many calls as fit into this, at least one."""
 MAX_CALLS = 32
@@ -38,11 +38,11 @@ def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -
     """Median seconds of one call; ``calls`` do the same on different data and take turns.
 
     Several calls with data of their own keep inputs that would fit into a cache out of it. A call
-    so slow that all samples would exceed ``limit_s`` is timed once, on a processor even its first
+    so slow that all samples would exceed ``limit_s`` is timed once, on a CPU even its first
     time; on CUDA the first one may spend seconds on loading kernels and never counts.
     """
     sample = _cuda_sample_s if device.type == "cuda" else _cpu_sample_s
-    # The first call loads kernels and picks algorithms, the second tells how many fit a sample.
+    # The first call loads kernels and picks algorithms, the second shows how many fit a sample.
     first_s = sample(calls[:1], 1)
     if device.type != "cuda" and 2 * first_s > limit_s:
         return first_s
@@ -56,7 +56,7 @@ def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -
 def host_clock() -> Callable[[], float]:
     """Clock for work that the host does itself.
 
-    With one thread it is the time that this thread had a processor, which the other programs of a
+    With one thread it is the time that this thread had a CPU, which the other programs of a
     shared machine do not lengthen; with several it is the time that passed.
     """
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

@@ -199,7 +199,7 @@ class Tolerance:
             return []
         found = []
         if score.missed:
-            found.append(f"{score.missed} of {score.ran_out} runs out of memory are not foreseen")
+            found.append(f"{score.missed} of {score.ran_out} runs out of memory are not predicted")
         if self.runs_per_false_alarm is None:
             return found
         allowed = -(-score.ran // self.runs_per_false_alarm)
@@ -248,7 +248,7 @@ _TOLERANCES = {
     "bridge-h100": _FLOAT8,
     # Releases differ by up to 1.8 times.
     "bridge-h100-experts": replace(_FLOAT8, calibrated_mean=0.12, calibrated_p95=None),
-    # Nothing was measured on these chips: Hopper's shares of Blackwell's data sheet.
+    # Nothing was measured on these chips: Hopper's shares of Blackwell's datasheet.
     "bridge-blackwell": replace(_UNRANKED, zero_shot_mean=0.15),
     "bridge-blackwell-experts": replace(
         _UNRANKED, zero_shot_mean=0.20, calibrated_mean=0.15, calibrated_p95=None

@@ -2,7 +2,7 @@
 
 Accelerate moves whole modules, and their gradients follow. A module goes where the plan keeps its
 parameters, or where it spends most of its time where it has none; what the plan does elsewhere is
-counted and told, since a map has no words for it.
+counted and reported, since a map cannot express it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.simulate import home_devices
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """What Accelerate takes, and how much of the plan it cannot say."""
+    """Device map for Accelerate, and the share of the plan that it cannot express."""
 
     device_of: dict[str, int | str]
     """Module to the number of an accelerator, or ``"cpu"``; the empty name is the whole model."""
@@ -48,17 +48,17 @@ def device_map(problem: Problem, plan: Plan) -> DeviceMap:
     spent = np.zeros((len(graph.modules) + 1, problem.cluster.num_devices))
     np.add.at(spent, (graph.op_module, plan.device_of), op_s)
     held = _held_bytes(problem, plan)
-    home: dict[str, int] = {}
+    device_of: dict[str, int] = {}
     for module, path in enumerate(graph.modules):
         if path and spent[module].any():
-            home[path] = int(np.argmax(held.get(path, spent[module])))
-    home |= {path: int(np.argmax(sizes)) for path, sizes in held.items()}
-    inside = [home.get(path, -1) for path in graph.modules]
+            device_of[path] = int(np.argmax(held.get(path, spent[module])))
+    device_of |= {path: int(np.argmax(sizes)) for path, sizes in held.items()}
+    inside = [device_of.get(path, -1) for path in graph.modules]
     own = np.array([spent[module, device] for module, device in enumerate(inside) if device >= 0])
     named = np.array([spent[module].sum() for module, device in enumerate(inside) if device >= 0])
     elsewhere = 1 - own.sum() / named.sum() if named.sum() > 0 else 0.0
     names = _names(problem)
-    found = {path: names[device] for path, device in _collapsed(home)}
+    found = {path: names[device] for path, device in _collapsed(device_of)}
     return DeviceMap(found, float(elsewhere))
 
 
@@ -66,27 +66,27 @@ def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
     """Per module with parameters or buffers of its own, their bytes on each device."""
     graph = problem.graph
     assert plan.device_of is not None
-    homes = home_devices(graph, plan.device_of)
+    devices = home_devices(graph, plan.device_of)
     is_weight = np.isin(graph.tensor_role, (Role.PARAMETER, Role.BUFFER))
     held: dict[str, FloatArray] = {}
     for tensor in np.flatnonzero(is_weight & (graph.tensor_producer < 0)).tolist():
         path = graph.tensor_names[tensor].rpartition(".")[0]
         sizes = held.setdefault(path, np.zeros(problem.cluster.num_devices))
-        sizes[homes[tensor]] += float(graph.held_bytes[tensor])
+        sizes[devices[tensor]] += float(graph.held_bytes[tensor])
     return held
 
 
-def _collapsed(home: dict[str, int]) -> Iterator[tuple[str, int]]:
+def _collapsed(device_of: dict[str, int]) -> Iterator[tuple[str, int]]:
     """The fewest modules that say the same: one stands for all inside of it on its device."""
     inside: dict[str, set[int]] = {}
-    for path, device in home.items():
+    for path, device in device_of.items():
         for end in _prefixes(path):
             inside.setdefault(end, set()).add(device)
-    told: set[str] = set()
-    for path, device in home.items():
+    listed: set[str] = set()
+    for path, device in device_of.items():
         top = next((end for end in _prefixes(path) if len(inside[end]) == 1), path)
-        if top not in told:
-            told.add(top)
+        if top not in listed:
+            listed.add(top)
             yield top, device
 
 
@@ -98,7 +98,7 @@ def _prefixes(path: str) -> Iterator[str]:
 
 
 def _names(problem: Problem) -> list[int | str]:
-    """Accelerators by number, as PyTorch counts them, and the processor by name."""
+    """Accelerators by number, as PyTorch counts them, and the CPU by name."""
     names: list[int | str] = []
     for device in problem.cluster.devices:
         count = sum(isinstance(name, int) for name in names)

@@ -1,4 +1,4 @@
-"""What the exports share: refusals, and how ranks lie on machines."""
+"""Shared code of the exports: refusals, and how ranks lie on machines."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_looped(plan: TransformerPlan) -> bool:
 
 
 def ranks_per_machine(plan: TransformerPlan) -> int:
-    """Ranks on each machine; raises where machines do not carry the same number.
+    """Ranks on each machine; raises where machines do not have the same number.
 
     Launchers number ranks machine by machine, which is the order of the plan's devices.
     """

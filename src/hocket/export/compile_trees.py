@@ -1,6 +1,6 @@
 """A planned collective as a program: who sends which chunks to whom, in an order without deadlock.
 
-Every tree gets a range of chunks. All sends stand in one global order, by level and then by tree;
+Every tree gets a range of chunks. All sends are in one global order, by level and then by tree;
 a rank has one thread block for each neighbour that it sends to and one for each that it receives
 from, and every block does its part of that order. A step only waits for steps of lower levels, so
 nothing can wait in a circle. Shares become whole chunks: exactly where the denominators allow it

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON file, and what it wants to be told in code.
+"""DeepSpeed: its JSON file, and what must be set in code.
 
 Keys follow DeepSpeed's configuration reference. The pipeline degree and recomputation are code
 there, so they are written as code, not left out.
@@ -109,7 +109,7 @@ def deepspeed_config(plan: TransformerPlan) -> dict[str, Any]:
 
 def _pipeline_module(plan: TransformerPlan) -> str:
     interval = int(plan.config.recompute == "full")
-    return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is told about it in code."""
+    return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is configured in code."""
 
 from deepspeed.pipe import PipelineModule
 
@@ -130,7 +130,7 @@ def pipelined(layers, loss_fn):
 '''
 
 
-_RECOMPUTE = '''"""Recomputation of whole layers: DeepSpeed is told about it in code."""
+_RECOMPUTE = '''"""Recomputation of whole layers: DeepSpeed is configured in code."""
 
 
 def recomputing(model):

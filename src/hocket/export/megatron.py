@@ -165,7 +165,7 @@ def _degree_flags(plan: TransformerPlan) -> Flags:
 
 
 def _stage_flags(plan: TransformerPlan) -> Flags:
-    """How layers lie on stages."""
+    """Assignment of layers to stages."""
     config, layers = plan.config, stage_layers(plan.model, plan.config)
     if config.pipeline == 1:
         return {}
@@ -200,7 +200,7 @@ def _data_flags(plan: TransformerPlan) -> Flags:
     zero = plan.config.zero
     if plan.config.data * plan.config.context == 1:
         return {}
-    # Predictions for Megatron-Core hide this traffic, which it does only if it is told to.
+    # Predictions for Megatron-Core hide this traffic, which it does only with this flag.
     flags: Flags = {"--overlap-grad-reduce": None}
     if zero == 0:
         return flags

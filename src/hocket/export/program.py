@@ -1,6 +1,6 @@
 """Programs of collectives as executors run them: chunks in buffers, steps in thread blocks.
 
-One form for MSCCL's XML and MSCCL++'s JSON, and an interpreter that runs it on the processor.
+One form for MSCCL's XML and MSCCL++'s JSON, and an interpreter that runs it on the CPU.
 Every input chunk is a random number, so that a sum is right only if every contribution came once.
 The interpreter knows nothing of how a program was made. O(steps) when nothing waits in vain.
 """
@@ -29,7 +29,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class BlockStep:
-    """What a thread block does at once."""
+    """Instruction of a thread block."""
 
     sources: tuple[Slot, ...] = ()
     """Added up; with ``receives`` the message is one of them."""
@@ -58,7 +58,7 @@ class ThreadBlock:
 
 @dataclass(frozen=True)
 class CollectiveProgram:
-    """What every rank does."""
+    """Instructions of every rank."""
 
     name: str
     collective: str
@@ -77,7 +77,7 @@ class CollectiveProgram:
 
 
 def run_program(program: CollectiveProgram) -> None:
-    """Carry a program out; raise `CheckError` where it hangs or ends with a wrong result."""
+    """Run a program; raise `CheckError` where it hangs or ends with a wrong result."""
     memory = _RankBuffers(program)
     done = [[0] * len(blocks) for blocks in program.blocks]
     wires: dict[tuple[int, int, int], deque[list[int]]] = defaultdict(deque)

@@ -30,7 +30,7 @@ def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
     verify_schedule(plan.schedule)
     if target != "torchtitan" and 1 < shard_ranks(plan) < plan.config.data:
         raise cannot(
-            plan, target, "is not told here to divide state inside groups of replicas",
+            plan, target, "is not configured here to shard state inside groups of replicas",
             "export --to torchtitan, or plan without --options hsdp=N",
         )  # fmt: skip
     return writers[target](plan)

@@ -32,7 +32,7 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
 
 
 def torch_files(plan: TransformerPlan) -> dict[str, str]:
-    """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
+    """The script and its schedule; raises where PyTorch cannot run the plan rightly."""
     refuse_for_torch(plan)
     refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}

@@ -3,7 +3,7 @@
 Where samples do not meet, all that an op computes, reads and holds is a part that does not depend
 on the batch (weights, the optimizer) and a part per sample. So two captures of different sizes give
 every number of every other size: a straight line through the two, op by op and tensor by tensor,
-also through the extents that stand in the ops' signatures. A third capture tells whether the line
+also through the extents in the ops' signatures. A third capture shows whether the line
 holds; where it does not (a loss over pairs of samples), the batch is not split. O(ops + tensors).
 """
 

@@ -1,7 +1,7 @@
 """Making a Graph: from columns at once (`assemble`) or op by op (`GraphBuilder`).
 
 Both end in `assemble`, which puts ops into a topological order, tensors into the order of their
-producers, and calls `verify`. Ops that already stand in a topological order keep their order;
+producers, and calls `verify`. Ops that already are in a topological order keep their order;
 others are sorted by Kahn's algorithm, smallest given position first. O(ops log ops + reads).
 """
 

@@ -1,6 +1,6 @@
 """Graph files: which format a file has, and how to read and write it.
 
-Formats are told apart by content, never by name, and each may be gzipped: hocket.graph/1 and
+Formats are recognised by content, never by name, and each may be gzipped: hocket.graph/1 and
 memgraph-v1 JSON, the JSON of dnn-partitioning, and PipeDream's ``graph.txt``. What cannot be one of
 them is refused after its first 64 KiB.
 """

@@ -81,7 +81,7 @@ ANY_KIND = "*"
 """Key of `StatedTimes.op_s` for times that hold on every kind of device."""
 
 CPU_KIND = "cpu"
-"""Key of `StatedTimes.op_s` for times that hold on every processor."""
+"""Key of `StatedTimes.op_s` for times that hold on every CPU."""
 
 
 @dataclass(frozen=True, eq=False)

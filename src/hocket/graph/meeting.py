@@ -157,7 +157,7 @@ def _after(
     ratio: float,
     is_routed: bool,
 ) -> Dependence | str:
-    """Relation of the results of an op to the samples, or the way in which it mixes them."""
+    """Relation of the results of an op to the samples, or how it mixes them."""
     reads = graph.reads_of(op)
     states = state[reads]
     known = set(states.tolist()) - {Dependence.NONE}
@@ -292,7 +292,7 @@ def _parted(signature: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str) -> list[str]:
-    """Arguments between commas that stand in no brackets."""
+    """Arguments between commas outside of brackets."""
     found, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "[({") - (letter in "])}")

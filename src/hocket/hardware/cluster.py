@@ -28,7 +28,7 @@ UNSTATED_HOST_UPDATE_BPS = 80e9
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """A type of accelerator or processor, with the figures of its data sheet."""
+    """A type of accelerator or CPU, with the figures of its datasheet."""
 
     name: str
     memory_bytes: int
@@ -94,8 +94,8 @@ class Cluster:
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     host_update_bps: float = UNSTATED_HOST_UPDATE_BPS
-    """Bytes that the processors of a host together read and write per second in an optimizer's
-    update of parameters that are at home there."""
+    """Bytes that the CPUs of a host together read and write per second in an optimizer's
+    update of parameters that it keeps."""
     uses_stated_times: bool = False
     """True if transfer times are those of the graph's file, not those of the links."""
     meta: Mapping[str, Any] = field(default_factory=dict)

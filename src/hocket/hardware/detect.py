@@ -1,8 +1,8 @@
-"""The Cluster of this machine: its NVIDIA GPUs and their links, or else its processor.
+"""The Cluster of this machine: its NVIDIA GPUs and their links, or else its CPU.
 
-GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A processor is
+GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A CPU is
 timed with numpy for under a second, and where it is several devices, so is a connection between two
-processes. Machines with GPUs get no device for the processor, but its updates are timed.
+processes. Machines with GPUs get no device for the CPU, but its updates are timed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Loopback:
-    """One way between two processes."""
+    """One direction between two processes."""
 
     bandwidth_bps: float
     message_s: float
@@ -71,13 +71,13 @@ def _loopback_measured(server: socket.socket) -> Loopback:
         link.settimeout(TIMEOUT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = memoryview(bytearray(LARGE_BYTES))
-        message_s = _one_way_s(link, data[:1], 100)
-        large_s = _one_way_s(link, data, 8)
+        message_s = _one_direction_s(link, data[:1], 100)
+        large_s = _one_direction_s(link, data, 8)
     bandwidth_bps = LARGE_BYTES / max(large_s - message_s, 1e-9)
     return Loopback(float(f"{bandwidth_bps:.2g}"), float(f"{message_s + GLOO_MESSAGE_S:.2g}"))
 
 
-def _one_way_s(link: socket.socket, data: memoryview, count: int) -> float:
+def _one_direction_s(link: socket.socket, data: memoryview, count: int) -> float:
     best_s = float("inf")
     for _ in range(count):
         start = time.perf_counter()
@@ -173,19 +173,19 @@ class Gpu:
 def detect(processes: int = 1) -> Cluster:
     """The cluster of this machine.
 
-    With several ``processes`` the processor is as many devices, which share its cores and memory
+    With several ``processes`` the CPU is as many devices, which share its cores and memory
     and talk to each other as gloo's ranks do.
     """
     gpus = find_gpus() if processes == 1 else []
     if not gpus:
-        return detect_processor(processes)
+        return detect_cpu(processes)
     machine = gpu_machine(gpus, _nvidia_smi("topo", "-m"))
     update_bps = _BESIDE_TRAINING * measure_update_bps()
     return cluster_from_dict({**machine, "host_update": update_bps}, NAME)
 
 
-def detect_processor(processes: int = 1) -> Cluster:
-    """The processor of this machine as devices, whatever GPUs stand beside it."""
+def detect_cpu(processes: int = 1) -> Cluster:
+    """The CPU of this machine as devices, whatever GPUs it has."""
     return cluster_from_dict(_cpu_machine(processes), NAME)
 
 
@@ -276,7 +276,7 @@ def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-# ── processor ────────────────────────────────────────────────────────────────────────────────────
+# ── CPU ────────────────────────────────────────────────────────────────────────────────────
 
 
 def _cpu_machine(processes: int) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
 
 
 def _measured() -> tuple[float, float]:
-    """Operations and bytes per second of the processor, to two digits: more would be noise.
+    """Operations and bytes per second of the CPU, to two digits: more would be noise.
 
     Like all that is measured here, once in a process: it takes half a second, and what is planned
     twice for the same cores should be planned for the same rates.
@@ -394,7 +394,7 @@ def usable_cores() -> int:
 def usable_memory_bytes(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: of the machine, or what its control group allows.
 
-    ``root`` stands in for the file system's root in tests.
+    ``root`` replaces the file system's root in tests.
     """
     match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     total = int(match[1]) * 1024 if match else _memory_by_sysconf()
@@ -404,7 +404,7 @@ def usable_memory_bytes(root: Path = Path("/")) -> int:
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that may still be taken; what only caches files may be, too.
 
-    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
+    ``root`` replaces the file system's root in tests. Where the system does not report it, all
     memory counts.
     """
     usable = usable_memory_bytes(root)
@@ -413,9 +413,9 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def last_level_cache_bytes(root: Path = Path("/")) -> int | None:
-    """All last-level caches of the processor together; None where the system does not tell.
+    """All last-level caches of the CPU together; None where the system does not report them.
 
-    ``root`` stands in for the file system's root in tests.
+    ``root`` replaces the file system's root in tests.
     """
     size_of: dict[tuple[int, str], int] = {}
     for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):

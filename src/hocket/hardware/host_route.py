@@ -1,4 +1,4 @@
-"""The way from a device to the memory of its host: what offloading and fetching go over.
+"""The route from a device to the memory of its host: used by offloading and fetching.
 
 The widest path over links, hosts and switches (Dijkstra on the narrowest link); devices do not
 forward. O(links log links).
@@ -25,7 +25,7 @@ class HostRoute:
 
 
 def host_route(cluster: Cluster, device: Device) -> HostRoute:
-    """The way between a device and its host; a processor copies within its own memory."""
+    """The route between a device and its host; a CPU copies within its own memory."""
     out = _widest(cluster, device.name, device.host)
     back = _widest(cluster, device.host, device.name)
     if device.kind.is_cpu or out is None or back is None:
@@ -36,7 +36,7 @@ def host_route(cluster: Cluster, device: Device) -> HostRoute:
 
 
 def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Cluster:
-    """The cluster with this way between a device and its host in place of what there is; links to
+    """The cluster with this route between a device and its host in place of what there is; links to
     other devices stay."""
     devices = set(cluster.device_names)
     kept = [
@@ -44,7 +44,7 @@ def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Clust
         for link in cluster.links
         if device.name not in link.ends or devices.issuperset(link.ends)
     ]
-    ways = [
+    routes = [
         Link(
             name=f"{ends[0]}-to-{ends[1]}",
             ends=ends,
@@ -57,7 +57,7 @@ def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Clust
             ((device.host, device.name), route.in_bps),
         )
     ]
-    return replace(cluster, links=(*kept, *ways))
+    return replace(cluster, links=(*kept, *routes))
 
 
 def _widest(cluster: Cluster, src: str, dst: str) -> tuple[float, float] | None:

@@ -2,7 +2,7 @@
 
 The file is the PCIe tree as the driver sees it, with NVLink or xGMI links of each GPU and network
 cards. Rates are those that NCCL's own model gives these links: PCIe at three quarters of nominal,
-NVLink and xGMI per generation of the GPU, processors by vendor. Switches without a fork are kept,
+NVLink and xGMI per generation of the GPU, CPUs by vendor. Switches without a fork are kept,
 since they may be slower than what hangs on them.
 """
 

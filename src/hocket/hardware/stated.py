@@ -9,13 +9,13 @@ from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 
 UNLIMITED_BYTES = 2**50
-"""Memory of processors, for which these files state no limit."""
+"""Memory of CPUs, for which these files state no limit."""
 _HOST = "host"
 _MOST = 1024
 
 
 def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
-    """The accelerators and processors in ``meta["cluster"]`` of a graph, around one host memory.
+    """The accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host memory.
 
     The file states how long its ops and transfers take, so the rates here are never used: 1 op and
     1 byte per nanosecond. A transfer crosses two links, one out of a device and one into another.

@@ -30,7 +30,7 @@ class Topology:
     relation: tuple[tuple[str, ...], ...]
     """[gpu][gpu]: such as ``NV2``, ``PIX`` or ``SYS``."""
     affinity: tuple[str, ...]
-    """Processors near each GPU, as printed; empty where unknown."""
+    """CPUs near each GPU, as printed; empty where unknown."""
 
     def num_nvlinks(self, src: int, dst: int) -> int:
         """NVLinks between two GPUs."""

@@ -1,7 +1,7 @@
 """Claims: what planners state about a plan, typed, for programs to read.
 
 A claim is not a decision: without it the plan runs the same. Whoever relies on one that can be
-checked (a bound, a prediction) checks it; text for people stands in a plan's notes.
+checked (a bound, a prediction) checks it; text for users is in a plan's notes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Claims:
     """Per device: no order of the ops placed there holds fewer bytes at its peak; 0 where nothing
     is known."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """What a step's time consists of."""
+    """Parts of a step's time."""
     estimated_step_s: float | None = None
     """Step time as the planner's own model sees it."""
     max_load_s: float | None = None
@@ -47,7 +47,7 @@ class Claims:
     load_bound_s: float | None = None
     """No plan has a smaller load of the busiest device."""
     proven: bool | None = None
-    """Whether the plan is proven to be the best."""
+    """True if the plan is proven to be the best."""
     gap: float | None = None
     """Share of the step by which another plan could be shorter."""
     made_from: str = ""
@@ -57,7 +57,7 @@ class Claims:
     order: str = ""
     """The order that was best of those tried."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the algorithm counted, by its own words."""
+    """Counters of the algorithm by name."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """Of a collective: rate, bound, and what proves the bound."""
 
@@ -69,7 +69,7 @@ class Claims:
         return replace(self, **claims)
 
     def to_data(self) -> dict[str, Any]:
-        """What is claimed, as plain data."""
+        """The claims as plain data."""
         stated = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -84,16 +84,16 @@ class Claims:
         entry = checked.record(data, "claims", optional=known)
         return cls(**{name: _claim(name, value, f"claims.{name}") for name, value in entry.items()})
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The planner's own claims, counts among them, as ``hocket plan --json`` has them."""
-        told = self.to_data()
+        summary = self.to_data()
         for name in ("step_s", "repeated_step_s", "peak_bytes", "parts_s", "certificate"):
-            told.pop(name, None)
-        told |= told.pop("counts", {})
+            summary.pop(name, None)
+        summary |= summary.pop("counts", {})
         for name in ("step_bound_s", "load_bound_s"):
-            if name in told:
-                told["lower_bound_s"] = told.pop(name)
-        return told
+            if name in summary:
+                summary["lower_bound_s"] = summary.pop(name)
+        return summary
 
 
 def _claim(name: str, value: object, path: str) -> Any:

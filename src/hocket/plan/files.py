@@ -62,7 +62,7 @@ def write_plan(
 def plan_bytes(
     path: str | Path, problem: Problem, plan: Plan, *, graph_file: str | Path | None = None
 ) -> bytes:
-    """What `write_plan` writes to ``path``; equal plans give equal bytes."""
+    """Bytes that `write_plan` writes to ``path``; equal plans give equal bytes."""
     named = None
     if graph_file is not None:
         named = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)

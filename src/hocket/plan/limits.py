@@ -1,4 +1,4 @@
-"""What a config may be: the part of a problem that says which ones are tried at all."""
+"""Limits of the search: which parallel configs are tried at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, Recompute,
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What is tried. A field that is fixed (``fixed``) takes that value alone."""
+    """Configs to try. A field that is fixed (``fixed``) takes that value alone."""
 
     max_tensor: int
     """Largest tensor degree: the devices of one host unless a wider one is asked for."""

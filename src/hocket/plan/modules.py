@@ -1,7 +1,7 @@
 """A placement by modules: which layer is on which device, as few lines as that can be said in.
 
 Modules form a tree by the dots of their paths. A module whose time is spent on one device, all but
-a little, is one line; any other is told by its parts, as deep as the number of lines allows.
+a little, is one line; any other is described by its parts, as deep as the number of lines allows.
 O(ops + modules x depth).
 """
 
@@ -31,7 +31,7 @@ class ModulePlace:
     """Per device, its part of the module's time."""
     num_ops: int
     is_own: bool = False
-    """True if the line tells only what the module does itself, its parts having their own."""
+    """True if the line shows only what the module does itself, its parts having their own."""
 
     @property
     def device(self) -> int:
@@ -62,13 +62,13 @@ def module_places(problem: Problem, device_of: IntArray, max_lines: int) -> tupl
     """
     tree = _tree(problem, device_of)
     deepest = max(path.count(".") + 1 for path in tree.seconds)
-    told = tuple(_joined(_lines(tree, "", 1)))
+    lines = tuple(_joined(_lines(tree, "", 1)))
     for depth in range(2, deepest + 1):
         deeper = tuple(_joined(_lines(tree, "", depth)))
         if len(deeper) > max_lines:
             break
-        told = deeper
-    return told
+        lines = deeper
+    return lines
 
 
 def _tree(problem: Problem, device_of: IntArray) -> _Tree:

@@ -29,9 +29,9 @@ class Plan:
     sections: tuple[Section, ...] = ()
     """At most one of each kind."""
     claims: Claims = field(default_factory=Claims)
-    """What programs may read besides the decisions."""
+    """Numbers for programs besides the decisions."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the planner tells people; no program reads it."""
+    """Text for users; no program reads it."""
 
     def get(self, kind: type[S]) -> S | None:
         """The section of a kind, if it is there."""
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def priority(self) -> FloatArray | None:
-        """What decides between ready ops, where that is planned; the smallest first."""
+        """Priorities between ready ops, where planned; the smallest runs first."""
         order = self.get(Order)
         return None if order is None else order.priority
 

@@ -32,10 +32,10 @@ class Problem:
     op_costs: Costs | None = None
     """Times of a graph's ops and transfers; a training has coefficients instead."""
     transfers: TransferMode = "shared"
-    """How simultaneous transfers affect each other: they share each channel's bandwidth equally,
+    """Model of simultaneous transfers: they share each channel's bandwidth equally,
     they queue one after another at each device, or they do not notice each other."""
     objective: Objective = "latency"
-    """What to make small: the time of one step, or the load of the busiest device, which limits how
+    """Objective: the time of one step, or the load of the busiest device, which limits how
     often steps can follow each other when they are pipelined."""
     contiguous: bool = False
     """True if no path of forward ops may leave a device and come back to it."""

@@ -10,7 +10,7 @@ from hocket.plan.sections import SECTIONS
 
 
 def json_schema() -> dict[str, Any]:
-    """What ``hocket schema plan`` prints."""
+    """Schema that ``hocket schema plan`` prints."""
     text = {"type": "string"}
     sections = {name: {"type": "object", **kind.schema()} for name, kind in SECTIONS.items()}
     properties = {

@@ -26,7 +26,7 @@ _MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerTraining:
-    """What is trained, with which program, and how that program's times are fitted."""
+    """Model, training program, and the fit of that program's times."""
 
     model: Transformer
     global_batch: int

@@ -34,7 +34,7 @@ class TransformerPlan:
 
     @property
     def cluster(self) -> Cluster:
-        """What it is trained on."""
+        """Cluster that it is trained on."""
         return self.problem.cluster
 
     @property
@@ -59,7 +59,7 @@ class TransformerPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """What each pipeline rank does, in order."""
+        """Passes of each pipeline rank, in order."""
         return self.plan[Schedule]
 
     @property

@@ -52,18 +52,18 @@ def contiguity_violations(device_of: IntArray, problem: Problem) -> Iterator[Vio
     is_forward = graph.op_phase == Phase.FORWARD
     inner = is_forward[src] & is_forward[dst]
     pairs = list(zip(src[inner].tolist(), dst[inner].tolist(), strict=True))
-    home = device_of.tolist()
+    device = device_of.tolist()
     # Per op, the devices (as bits) that some path to it has left. Edges come by their reader, so
     # all that is known of a producer is known before it is asked for.
     left = [0] * graph.num_ops
     found: set[int] = set()
     for producer, reader in pairs:
         left[reader] |= left[producer]
-        if home[producer] != home[reader]:
-            left[reader] |= 1 << home[producer]
-        if left[reader] >> home[reader] & 1 and home[reader] not in found:
-            found.add(home[reader])
-            op, name = graph.op_names[reader], problem.cluster.device_names[home[reader]]
+        if device[producer] != device[reader]:
+            left[reader] |= 1 << device[producer]
+        if left[reader] >> device[reader] & 1 and device[reader] not in found:
+            found.add(device[reader])
+            op, name = graph.op_names[reader], problem.cluster.device_names[device[reader]]
             yield Violation("contiguous", f"a path leaves {name!r} and is back at {op!r}", op, name)
 
 
@@ -81,7 +81,7 @@ def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 
 def _undecided(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """What the kind of work asks for and the plan does not say."""
+    """Sections that the kind of work needs and the plan lacks."""
     is_shared = plan.get(Parallel) is not None
     if isinstance(problem.work, Graph) and plan.get(Placement) is None and not is_shared:
         yield Violation("placed", "the plan places no op")

@@ -18,7 +18,7 @@ def in_words(shares: Parallel) -> str:
 
 
 def _eased(shares: Parallel) -> Iterator[str]:
-    """What is done to hold less, and where."""
+    """Techniques that save memory, and where."""
     for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
         yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
     for _, members in _grouped(shares.replicas, lambda r: int(r.update == "host")):
@@ -54,8 +54,8 @@ def _shared(shares: Parallel) -> str:
         return text
     if len({_sizes(r) for r in replicas}) == 1:
         return f"{text}, {_sizes(replicas[0])} each"
-    told = [f"{_sizes(r)} on {_place(r)}" for r in split[:_FEW]]
-    return f"{text}, {_listed(told)}" + (", …" if len(split) > _FEW else "")
+    parts = [f"{_sizes(r)} on {_place(r)}" for r in split[:_FEW]]
+    return f"{text}, {_listed(parts)}" + (", …" if len(split) > _FEW else "")
 
 
 def _divided(shares: Parallel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.cost.roofline import estimate_costs
-from hocket.hardware.detect import detect_processor
+from hocket.hardware.detect import detect_cpu
 from hocket.plan.problem import Problem
 
 _QUICK_FLOPS = 1e12
@@ -19,5 +19,5 @@ def step_on_processor_s(problem: Problem, scale: float) -> float | None:
     """
     if problem.graph.flops.sum() * scale < _QUICK_FLOPS or torch.cuda.device_count():
         return None
-    costs = estimate_costs(problem.graph, detect_processor())
+    costs = estimate_costs(problem.graph, detect_cpu())
     return float(costs.op_s[0].sum()) * scale

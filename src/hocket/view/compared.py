@@ -117,7 +117,7 @@ def _won(comparison: Comparison) -> dict[str, Any]:
         "gap": comparison.gap,
         "peak_bytes": device_peaks(comparison.problem, winner.timeline),
         "plan_seconds": winner.plan_seconds,
-        "notes": {**winner.plan.claims.told(), **winner.plan.notes},
+        "notes": {**winner.plan.claims.summary(), **winner.plan.notes},
     }
     return told | _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
 

@@ -301,7 +301,7 @@ def plan_section(problem: Problem, plan: Plan) -> str:
         ("Transfers", problem.transfers),
         *(
             (f"Note: {inert(key)}", inert(str(value)))
-            for key, value in {**plan.claims.told(), **plan.notes}.items()
+            for key, value in {**plan.claims.summary(), **plan.notes}.items()
         ),
     ]
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)

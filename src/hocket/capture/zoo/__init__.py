@@ -13,7 +13,7 @@ Factory = Callable[[int, int], tuple[Any, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class ZooModel:
-    """How to build a model of the zoo, and the sizes that it is usually run with."""
+    """Factory of a model of the zoo, and the sizes that it is usually run with."""
 
     build: Factory
     """From batch and sequence length to (model, batch)."""

@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """What each pixel takes from the context."""
+        """Attention of each pixel to the context."""
         parts = (self.query(x), self.key(context), self.value(context))
         heads = [part.unflatten(2, (-1, _HEAD)).transpose(1, 2) for part in parts]
         mixed = functional.scaled_dot_product_attention(*heads)

@@ -109,7 +109,7 @@ def _built(found: Any, made: Any, name: str, batch: int, seq: int, where: str) -
 
 def keep_every_layer(model: torch.nn.Module) -> None:
     """Stacks that skip no layer (``layerdrop`` 0) still draw a number for each, which no recording
-    can follow: they are told not to train, which their layers go on doing."""
+    can follow: they are set to evaluation mode, while their layers go on training."""
     for module in model.modules():
         if getattr(module, "layerdrop", None) == 0:
             module.training = False
@@ -148,7 +148,7 @@ def config_of(shape: Transformer) -> dict[str, Any]:
         return common | {"model_type": "llama"}
     if experts.shared_width or experts.dense_layers:
         raise InputFileError(
-            f"{shape.name} has experts that every token visits or dense layers before them",
+            f"{shape.name} has experts for every token or dense layers before them",
             hint="hocket parallel divides it; hocket plan needs its config.json",
         )
     grouped = torch.get_default_dtype() == torch.bfloat16

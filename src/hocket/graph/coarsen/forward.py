@@ -8,8 +8,8 @@ rest of the step holds is said in the graph's own terms, so that planners and si
 - activations that later ops read are held to the end: where they are made (role OUTPUT) and where
   they are copied to, by an alias (role OUTPUT) that the reading node makes of them;
 - gradients that are held are made by the node; one that several nodes add to is passed along them
-  in the order of the forward pass, the mirror of the way that it really takes;
-- gradients on their way through a node, upstream ones and inner ones, are workspace.
+  in the order of the forward pass, the mirror of its real order;
+- gradients that pass through a node, upstream ones and inner ones, are workspace.
 
 What a forward op sends comes back as a gradient, so it crosses the link twice.
 O((ops + reads) log reads) in numpy.
@@ -250,18 +250,18 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
 def _copies(step: _StorageParts) -> tuple[LongArray, LongArray]:
     """Nodes and the parts of others that their later ops read again.
 
-    A parameter is not held as a copy by the node where it is at home, nor is the batch anywhere.
+    A parameter is not held as a copy by the node that owns it, nor is the batch anywhere.
     """
     graph, parts = step.nodes.fine, step.parts
     node, part = step.pairs(step.is_flow & step.by_late_op)
     root = graph.root_of[parts.first]
-    home = np.full(graph.num_tensors, step.nodes.num_nodes)
+    owner = np.full(graph.num_tensors, step.nodes.num_nodes)
     early = step.is_flow & (parts.maker[step.part] < 0)
-    np.minimum.at(home, root[step.part[early]], step.nodes.reader[early])
+    np.minimum.at(owner, root[step.part[early]], step.nodes.reader[early])
     is_before = parts.maker[part] < 0
     is_batch = is_before & (graph.tensor_role[parts.first[part]] == Role.INPUT)
-    is_home = is_before & (home[root[part]] == node)
-    chosen = ~is_batch & ~is_home & (step.num_bytes[part] > 0)
+    is_owned = is_before & (owner[root[part]] == node)
+    chosen = ~is_batch & ~is_owned & (step.num_bytes[part] > 0)
     return node[chosen], part[chosen]
 
 

@@ -29,7 +29,7 @@ _STRENGTH = np.array(
 
 
 class StorageParts:
-    """Fine tensors by part. Parts stand in the order of their makers, those from before first."""
+    """Fine tensors by part. Parts are in the order of their makers, those from before first."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes

@@ -57,7 +57,7 @@ def views(graph: Graph) -> Ties:
     readers = np.append(graph.users, -1)[np.where(is_read, graph.user_ptr[made], -1)]
     partner = np.where(viewed_maker >= 0, viewed_maker, readers)
     known = np.flatnonzero(partner >= 0)
-    # Tensors stand in the order of their producers: the first that tells is the one that counts.
+    # Tensors are in the order of their producers: the first one found counts.
     viewer, first = np.unique(graph.tensor_producer[made[known]], return_index=True)
     return Ties(viewer, partner[known[first]])
 
@@ -102,8 +102,8 @@ def optimizers(graph: Graph) -> Ties:
     is_parameter = (graph.tensor_role[graph.reads] == Role.PARAMETER) & (
         graph.tensor_producer[root] < 0
     )
-    tells = (graph.op_phase[reader] == Phase.OPTIMIZER) & is_parameter & (first < reader)
-    return _largest(graph, np.flatnonzero(tells), reader, first)
+    decides = (graph.op_phase[reader] == Phase.OPTIMIZER) & is_parameter & (first < reader)
+    return _largest(graph, np.flatnonzero(decides), reader, first)
 
 
 def followers(graph: Graph) -> Ties:
@@ -114,8 +114,8 @@ def followers(graph: Graph) -> Ties:
     reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     maker = graph.tensor_producer[graph.reads]
     loose = (graph.op_phase != Phase.FORWARD) & (graph.partner < 0) & (graph.group < 0)
-    tells = np.flatnonzero(loose[reader] & (maker >= 0))
-    return _largest(graph, tells, reader, maker)
+    deciding = np.flatnonzero(loose[reader] & (maker >= 0))
+    return _largest(graph, deciding, reader, maker)
 
 
 def _largest(graph: Graph, entries: LongArray, reader: IntArray, target: IntArray) -> Ties:

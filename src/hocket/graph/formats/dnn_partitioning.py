@@ -1,6 +1,6 @@
 """The JSON graphs of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020).
 
-A node states its time on an accelerator and on a processor, and the bytes it occupies, output
+A node states its time on an accelerator and on a CPU, and the bytes it occupies, output
 included; an edge states the time that the output of its source takes over a link. Times are taken
 as milliseconds. O(nodes + edges).
 """

@@ -21,7 +21,7 @@ def chance(seed: int) -> np.random.RandomState:
 def add_plain_ops(
     builder: BatchBuilder, num_ops: int, source: np.random.RandomState
 ) -> tuple[Numbers, Numbers]:
-    """Add ops that stand in order, each with an output, about half of them with a parameter.
+    """Add ops that are in order, each with an output, about half of them with a parameter.
 
     Returns the numbers of the ops and of their outputs.
     """

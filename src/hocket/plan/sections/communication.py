@@ -1,6 +1,6 @@
 """The communication section: one collective as weighted trees over the links of a cluster.
 
-A tree carries a share of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
+A tree sends a share of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
 sends away from it; an all-reduce has both, a broadcast or an all-gather only the second, a reduce
 or a reduce-scatter only the first, and an all-to-all has one way per pair. Rings, chains, stars and
 packed trees are all of this form. `interpret` carries the sends out one by one without knowing who
@@ -53,11 +53,11 @@ class Tree:
 
 @dataclass(frozen=True)
 class Communication(Section):
-    """How one collective is carried out."""
+    """Trees of sends that execute one collective."""
 
     collective: str
     algorithm: str
-    """What made it, such as ``packed trees`` or ``ring``; shown, never interpreted."""
+    """Algorithm that made it, such as ``packed trees`` or ``ring``; shown, never interpreted."""
     ranks: tuple[str, ...]
     """Names of devices in the order of the ranks."""
     root: str
@@ -67,7 +67,7 @@ class Communication(Section):
     """Pieces in which each tree's share is sent one after the other."""
 
     def loads(self, cluster: Cluster) -> dict[tuple[str, str], Fraction]:
-        """What each channel carries of every byte of the message; shared links have one channel."""
+        """Share of the message on each channel; shared links have one channel."""
         links = {link.name: link for link in cluster.links}
         loads: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
         for tree in self.trees:
@@ -178,7 +178,7 @@ class Communication(Section):
 
 
 def channel(link: Link, src: str) -> tuple[str, str]:
-    """What transfers over a link contend for: its direction, or the whole link where shared."""
+    """Channel that transfers over a link contend for: its direction, or the link where shared."""
     return (link.name, "" if link.is_bus or link.duplex == "half" else src)
 
 
@@ -186,7 +186,7 @@ def channel(link: Link, src: str) -> tuple[str, str]:
 
 
 def interpret(section: Communication) -> None:
-    """Carry out every send on sets of contributions; raise `CheckError` where the end is wrong."""
+    """Run every send on sets of contributions; raise `CheckError` where the end is wrong."""
     total: dict[str, Fraction] = defaultdict(Fraction)
     pairs: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
     for number, tree in enumerate(section.trees):

@@ -9,26 +9,26 @@ says three things.
 - ``kept`` on the device;
 - ``offloaded`` to the host as soon as the forward pass has used them, and fetched back one block
   before the backward pass needs them;
-- ``recomputed``: dropped, and made again out of the block's input (its checkpoint) when the
+- ``recomputed``: dropped, and recomputed from the block's input (its checkpoint) when the
   backward pass comes to it. The checkpoint stays, or goes to the host where ``checkpoint`` is
   ``offloaded``.
 
 ``share`` offloads a part of the bytes, in the order in which they are made.
 
-``parameters``: ``resident`` on the device, or ``streamed``: at home on the host, fetched
+``parameters``: ``resident`` on the device, or ``streamed``: kept on the host, fetched
 ``prefetch`` blocks before the forward and again before the backward pass of the block, dropped
 after each. Gradients of streamed parameters go to the host as soon as they are whole. Where
 ``expert_groups`` is more than 1, streamed parameters that hold the matrices of many experts, which
 are multiplied as a batch, come in so many groups of experts: each comes for its part of a product
-and makes room for the next one, and its gradient leaves before the next one's is made. The host
-updates them.
+and frees its memory for the next one, and its gradient leaves before the next one's is made. The
+host updates them.
 
 ``update``: where the optimizer changes the parameters and keeps its state, ``device`` or ``host``.
 Both follow the block's gradients at once, so that gradients of all blocks never exist together. A
 block with streamed parameters and ``update`` on the device fetches and returns its state as well.
 
 `hocket.planners.memory` decides it, `hocket.simulate.rewriting` turns it into ops of the
-graph, which the simulator times, and the training step carries it out by the names of the blocks.
+graph, which the simulator times, and the training step executes it by the names of the blocks.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class MemoryBlock:
     """Groups in which batched parameters of experts are streamed and differentiated."""
 
     @property
-    def is_at_home(self) -> bool:
-        """True if its parameters, or the state of their optimizer, are at home on the host."""
+    def is_on_host(self) -> bool:
+        """True if its parameters, or the state of their optimizer, are kept on the host."""
         return self.parameters == "streamed" or self.update == "host"
 
 
@@ -106,7 +106,7 @@ class Memory(Section):
     """Chunks of the batch in which logits and loss are made and differentiated one after the
     other, so that all logits never exist together."""
     prefetch: int = 1
-    """How many blocks ahead streamed parameters and offloaded activations are fetched."""
+    """Number of blocks ahead that streamed parameters and offloaded activations are fetched."""
     async_update: bool = False
     """True if updates of host-resident parameters may run into the next forward pass. Else they
     are finished when a step ends, so that whoever reads a parameter between steps sees them."""
@@ -114,11 +114,11 @@ class Memory(Section):
     def replay_hindrance(self, graph: Graph) -> str:
         """Why steps cannot be launched as a whole, as one CUDA graph; empty where they can."""
         for block in self.blocks:
-            if "offloaded" in (block.activations, block.checkpoint) or block.is_at_home:
+            if "offloaded" in (block.activations, block.checkpoint) or block.is_on_host:
                 return "the plan moves bytes between the device and its host"
             of_block = graph.rng_order[block.start : block.stop]
             if block.activations == "recomputed" and (of_block >= 0).any():
-                return f"{block.name} draws random numbers and is computed again"
+                return f"{block.name} draws random numbers and is recomputed"
         return ""
 
     def to_data(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class Memory(Section):
 def _block(data: object, path: str) -> MemoryBlock:
     keys = ("name", "ops", "share", *_CHOICES)
     entry = fields.record(data, path, required=keys, optional=("expert_groups", "tensors"))
-    # Files of earlier versions have an empty list; blocks in part were never carried out.
+    # Files of earlier versions have an empty list; blocks in part were never executed.
     fields.sized(entry.get("tensors", []), f"{path}.tensors", 0, "blocks are not named in part")
     fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
     start, stop = fields.int_column(entry["ops"], f"{path}.ops", 0, _MAX_COUNT).tolist()

@@ -88,12 +88,12 @@ class Parallel(Section):
     expert: int = 1
     """Ranks over which experts are spread; they are ranks of the other dimensions."""
     zero: int = 0
-    """What replicas shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP:
+    """Sharded by replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP:
     they gather the parameters of a block when it runs)."""
     schedule: ScheduleName = "1f1b"
     """In which order stages of a pipeline run forward and backward passes."""
     recompute: Recompute = "none"
-    """What the stages of a transformer's shape recompute."""
+    """Recomputation in the stages of a transformer's shape."""
     sequence_parallel: bool = False
     """True if tensor-parallel ranks split norms and dropout along the sequence."""
     layers: tuple[int, ...] | None = None

@@ -89,8 +89,8 @@ class Placement(Section):
         if not len(grouped):
             return
         groups, first = np.unique(graph.group[grouped], return_index=True)
-        home = dict(zip(groups.tolist(), grouped[first].tolist(), strict=True))
-        leader = np.array([home[group] for group in graph.group[grouped].tolist()])
+        device_of_group = dict(zip(groups.tolist(), grouped[first].tolist(), strict=True))
+        leader = np.array([device_of_group[group] for group in graph.group[grouped].tolist()])
         for op, first_op in zip(grouped, leader, strict=True):
             if device_of[op] != device_of[first_op]:
                 device = problem.cluster.devices[device_of[op]].name

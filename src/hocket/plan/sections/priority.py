@@ -3,7 +3,7 @@
 Backward makes the gradients of the last layers first, and the next step needs those of the first
 ones first. Cut into slices, the one whose layer is needed first always goes next; where they cross
 the end of a step, each layer of the next forward pass waits for its own sums alone (P3, Jayarajan
-et al., MLSys 2019). The section stands beside `Parallel`; the numbers of the training are the same
+et al., MLSys 2019). The section accompanies `Parallel`; the numbers of the training are the same
 with and without it.
 """
 
@@ -28,7 +28,7 @@ _MAX_BYTES = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class Priority(Section):
-    """How gradients are cut, and how far they may travel."""
+    """Gradient slices, and how far into the next step they may be in flight."""
 
     slice_bytes: int
     """Of a gradient that travel as one."""
@@ -67,8 +67,8 @@ class Priority(Section):
         """Replicas that are one device each, with all weights and one microbatch."""
         shares = plan.get(Parallel)
         if shares is None or not takes_priority(shares):
-            told = "gradients have an order where two or more devices take one microbatch each"
-            yield Violation("priority", told)
+            message = "gradients have an order where two or more devices take one microbatch each"
+            yield Violation("priority", message)
 
 
 def takes_priority(shares: Parallel) -> bool:

@@ -30,7 +30,7 @@ MAX_COUNT = 2**31 - 1
 
 
 class StageWork(IntEnum):
-    """What is done with one microbatch on one virtual stage."""
+    """Pass of one microbatch over one virtual stage."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -51,7 +51,7 @@ _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Schedule(Section):
-    """What every device of a pipeline does, in order.
+    """Passes of every device of a pipeline, in order.
 
     Actions of device ``i`` are those from ``start[i]`` to ``start[i + 1]``. Each virtual stage does
     each microbatch forward once, and backward either as one action or as two. Transfers between
@@ -105,13 +105,13 @@ class Schedule(Section):
             starts.append(starts[-1] + len(rows[-1]))
         work, stage, microbatch = np.ascontiguousarray(np.concatenate(rows).T)
         count = fields.integer(entry["num_microbatches"], "schedule.num_microbatches", 1, MAX_COUNT)
-        homes = fields.int_column(
+        devices = fields.int_column(
             entry["device_of_stage"], "schedule.device_of_stage", 0, MAX_COUNT
         )
         return cls(
             name=fields.text(entry["name"], "schedule.name"),
             num_microbatches=count,
-            device_of_stage=homes.astype(np.int32),
+            device_of_stage=devices.astype(np.int32),
             start=np.array(starts, dtype=np.int32),
             work=work,
             stage=stage,

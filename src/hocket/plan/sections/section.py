@@ -1,4 +1,4 @@
-"""What every section of a plan can do: become plain data, be read back, and prove itself legal.
+"""Interface of plan sections: to plain data, back from it, and verification.
 
 A new section is a frozen dataclass in a file of its own and a line in ``SECTIONS``; plan files, the
 JSON Schema and ``hocket verify`` then know it.

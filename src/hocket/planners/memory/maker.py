@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, IntArray
-from hocket.cost.host import AT_HOME, COMPUTED_AGAIN, MOVED
+from hocket.cost.host import CALLS_HOSTED, CALLS_MOVED, CALLS_RECOMPUTED
 from hocket.cost.roofline import work_on
 from hocket.graph.graph import Stream
 from hocket.plan.plan import Plan
@@ -185,9 +185,9 @@ class Asking:
         at_home = sum(
             len(update.roots)
             for update in uses.updates.values()
-            if policies[update.block].is_at_home
+            if policies[update.block].is_on_host
         )
-        others = COMPUTED_AGAIN * again + MOVED * moved + AT_HOME * at_home
+        others = CALLS_RECOMPUTED * again + CALLS_MOVED * moved + CALLS_HOSTED * at_home
         return asked_s + self._work.mean_host_s * others
 
 

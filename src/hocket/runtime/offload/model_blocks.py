@@ -69,7 +69,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
     # Of what the model's own code alone reads, such as a token of a class, all blocks decide.
     policies = policies or list(memory.blocks)
-    is_hosted = bool(policies) and all(policy.is_at_home for policy in policies)
+    is_hosted = bool(policies) and all(policy.is_on_host for policy in policies)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, parameters=rest)]

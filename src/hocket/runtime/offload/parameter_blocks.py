@@ -293,7 +293,7 @@ def settle_parameters(
     names = {id(p): name for name, p in model.named_parameters()}
     types = {number: rounded[name] for number, name in names.items() if name in rounded}
     for block in blocks:
-        if block.parameters and block.policy.is_at_home:
+        if block.parameters and block.policy.is_on_host:
             block.settle_on_host(types, pinned=engines.is_real)
             if block.policy.parameters == "resident":
                 num_bytes = block.copied_layout.num_bytes

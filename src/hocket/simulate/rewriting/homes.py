@@ -122,7 +122,7 @@ def find_homes(
     streamed = {root for root, of in uses.readers.items()
                 if root not in uses.shared and is_streamed[min(of)]}  # fmt: skip
     sharing = uses.sharing or range(len(policies))
-    is_shared_home = bool(sharing) and all(policies[b].is_at_home for b in sharing)
+    is_shared_home = bool(sharing) and all(policies[b].is_on_host for b in sharing)
     is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_on_host[list(streamed)] = True
     sizes = graph.tensor_bytes.astype(np.int64)
