@@ -48,7 +48,7 @@ def main() -> None:
         hocket(folder, threads, "detect", "--processes", "2", "-o", "two.toml")
         for name, *size in (model for model in MODELS if model[0] in wanted):
             hocket(
-                folder, threads, "profile", name, *size, "-o", f"{name}.json", "--budget", "60",
+                folder, threads, "profile", name, *size, "-o", f"{name}.json", "--seconds", "60",
                 "--device", "cpu", "--processes", "2",
             )  # fmt: skip
             for planner in PLANNERS:

@@ -35,7 +35,7 @@ def planned(model: list[str], planner: str, processes: int, folder: Path) -> Sav
     cluster, profile, plan = (str(folder / name) for name in ("c.toml", "p.json", "plan.json"))
     for words in (
         ["detect", "--processes", str(processes), "-o", cluster],
-        ["profile", *model, "--budget", "30", "--device", "cpu", "-o", profile],
+        ["profile", *model, "--seconds", "30", "--device", "cpu", "-o", profile],
         ["plan", *model, "--on", cluster, "--planner", planner, "--profile", profile, "-o", plan],
     ):
         try:

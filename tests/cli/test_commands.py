@@ -116,7 +116,7 @@ def test_plan_tells_what_other_devices_would_bring(tmp_path):
     hocket("generate", "chain", "--ops", 12, "-o", "g.json.gz", cwd=tmp_path)
     asked = ("plan", "g.json.gz", "--on", "2xt4", "--planner", "layer-blocks",
              "--what-if", "2xh200")  # fmt: skip
-    result = json.loads(hocket(*asked, "--goal", "time", "--json", cwd=tmp_path).stdout)
+    result = json.loads(hocket(*asked, "--objective", "step", "--json", cwd=tmp_path).stdout)
     (other,) = result["what_if"]
     assert other["cluster"] == "2xh200"
     assert other["how"] == "layer-blocks"  # a planner that was named is asked about both

@@ -397,3 +397,20 @@ def test_a_damaged_plan_is_refused_with_what_is_wrong(graph_file, tmp_path, comm
     path.write_text(json.dumps(plan))
     with pytest.raises(HocketError, match="places no op"):
         raise run(command, path).exception
+
+
+def test_plan_with_memory_on_one_device_answers_as_fit_does(graph_file):
+    found = [
+        json.loads(
+            run(command, graph_file, "--on", "1xv100-16g", "--memory", "300MiB", "--json").stdout
+        )
+        for command in ("fit", "plan")
+    ]
+    assert found[0].keys() == found[1].keys()
+    assert found[0]["step_s"] == found[1]["step_s"]
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(
+            root, ["plan", str(graph_file), "--on", "2xt4", "--must", "fit 8GiB"],
+            catch_exceptions=False,
+        )  # fmt: skip
+    assert caught.value.hint == "--memory 8GiB"

@@ -159,7 +159,7 @@ def test_calibrate_refuses_another_kind():
 def test_calibrate_refuses_a_profile_without_times(entries):
     with pytest.raises(UsageError, match="no measured times") as caught:
         calibrate(profile_of(entries), TESLA)
-    assert "--budget" in caught.value.hint
+    assert "--seconds" in caught.value.hint
 
 
 def test_calibrate_survives_times_without_work():

@@ -218,8 +218,8 @@ MM = entry_of("mm big", 0.25)
         ({"calibration": Calibration({})}, "calibration is of no kind", "on this hardware"),
         ({"profile": profile_of([entry_of("mm of another batch", 0.1)])},
          "no time for any of the 6 ops of 'ops'", "same model and batch"),
-        ({"profile": profile_of([])}, "profile of 'tesla' has no measured times", "--budget"),
-        ({"profile": profile_of([entry_of("mm big", 0.0)])}, "no measured times", "--budget"),
+        ({"profile": profile_of([])}, "profile of 'tesla' has no measured times", "--seconds"),
+        ({"profile": profile_of([entry_of("mm big", 0.0)])}, "no measured times", "--seconds"),
     ],
 )  # fmt: skip
 def test_costs_refuse_what_says_nothing_about_the_problem(options, message, hint):

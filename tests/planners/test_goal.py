@@ -93,7 +93,7 @@ def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
     # Of two that are tied the first, which is the plainest.
     assert thrifty([*tried, placed(problem, [0], 1.199)], 0) == 1
     told = thrift_told(tried, 0)
-    assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--goal cost)"
+    assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--objective cost)"
     assert not thrift_told(tried, 1)
     # Chosen for its memory although it is longer: nothing is "-20 % longer".
     assert not thrift_told([placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)

@@ -231,7 +231,7 @@ def plan_graph(
     """Compare planners, or by default all ways to share the batch, and return the best plan.
 
     Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
-    with ``planners="auto"``. ``goal`` says what is best, as with ``hocket plan --goal``:
+    with ``planners="auto"``. ``goal`` says what is best, as with ``hocket plan --objective``:
     step (or throughput), cost, or memory. ``must`` are limits that it keeps, such as
     ``("fit 8GiB", "devices 2")``.
     """

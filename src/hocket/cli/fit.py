@@ -1,7 +1,8 @@
-"""``hocket fit``: keep a training step within a number of bytes on one device."""
+"""``hocket fit``: fit a training step into a memory budget on one GPU."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,7 @@ START = {"batch": 8, "seq": 512, "layers": 4}
 @budget_options(
     metavar="DEVICE",
     devices="One device",
-    memory="Bytes on the device that are not exceeded, such as 8GiB. "
-    "[default: what it has beside its headroom]",
+    memory="Memory budget of the device, such as 8GiB. [default: what it has beside its headroom]",
 )
 @click.option(
     "--host-memory",
@@ -44,7 +44,7 @@ START = {"batch": 8, "seq": 512, "layers": 4}
     default=None,
     callback=size_option_value,
     metavar="SIZE",
-    help="Bytes that may wait on the host. [default: no limit]",
+    help="Host memory that offloaded tensors may take. [default: no limit]",
 )
 @click.option(
     "--async-update",
@@ -81,11 +81,49 @@ def command(
     options: ModelOptions,
     as_json: bool,
 ) -> None:
-    """Keep the step of MODEL_OR_GRAPH within a number of bytes on one device.
+    """Fit a training step of MODEL_OR_GRAPH into a memory budget on one GPU.
 
-    Compares the plain step, full recompute, offloading everything and the fastest plan that keeps
-    the budget: which blocks are kept, offloaded or recomputed, which parameters are streamed from
-    the host. Exit code 4 where nothing fits, with the smallest budget that would.
+    Compares the plain step, full recompute, offloading everything and the fastest plan within the
+    budget: which blocks are saved on the device, offloaded or recomputed, and which parameters are
+    streamed from the host. Exit code 4 where nothing fits, with the smallest budget that would.
+    """
+    if output is None and not as_json:
+        output = Path("plan.json")
+    on_host = float("inf") if host_bytes is None else host_bytes
+    request = BudgetRequest(source, on, memory_bytes, profile, calibration, options, on_host)
+    answer_budget(request, output, grows=grows, async_update=async_update, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class BudgetRequest:
+    """A model, a device and the memory that its step may take."""
+
+    source: str
+    on: str
+    memory_bytes: int | None
+    profile: Path | None
+    calibration: Path | None
+    options: ModelOptions
+    host_bytes: float = float("inf")
+
+
+def is_one_device(on: str) -> bool:
+    """True if a cluster is known before the model is captured and has one device."""
+    cluster = named_cluster(on)
+    return cluster is not None and cluster.num_devices == 1
+
+
+def answer_budget(
+    request: BudgetRequest,
+    output: Path | None,
+    *,
+    grows: str | None = None,
+    async_update: bool = False,
+    as_json: bool,
+) -> None:
+    """Find the fastest plan within a budget, print and write it; exit 4 where none fits.
+
+    ``grows`` finds the largest batch, sequence or number of layers first.
     """
     from hocket.api.memory import (
         fit_problem,
@@ -97,8 +135,7 @@ def command(
     from hocket.view import fit as view
     from hocket.view.step_inputs import step_data, step_text
 
-    if output is None and not as_json:
-        output = Path("plan.json")
+    on, memory_bytes = request.on, request.memory_bytes
     if output is not None:
         require_folder(output)
     if cluster := named_cluster(on):
@@ -106,13 +143,10 @@ def command(
         if memory_bytes is not None:
             require_memory(cluster.devices[0], memory_bytes)
     announce_compilation()
-    on_host = float("inf") if host_bytes is None else host_bytes
     found: dict[str, Any] = {}
     graph_file: Path | None = None
     if grows is not None:
-        size, graph, least = _largest(
-            source, on, memory_bytes, on_host, grows, options, profile, calibration
-        )
+        size, graph, least = _largest(request, grows)
         if graph is None:
             raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
         found = {f"max_{grows}": size}
@@ -121,10 +155,14 @@ def command(
         say(f"the largest {grows} that fits is {size}{beyond}")
     else:
         device = _recorded_for(on)
-        graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
-    problem = make_problem(graph, on, "shared", profile, calibration)
+        graph, graph_file = load_graph(
+            request.source, request.options, device=device, at_sizes=False
+        )
+    problem = make_problem(graph, on, "shared", request.profile, request.calibration)
     with working(f"planning {graph.num_ops:,} ops"):
-        fitted = fit_problem(problem, memory_bytes, host_bytes=on_host, async_update=async_update)
+        fitted = fit_problem(
+            problem, memory_bytes, host_bytes=request.host_bytes, async_update=async_update
+        )
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
@@ -154,7 +192,7 @@ def _typed(memory_bytes: int) -> str:
 
 
 def _recorded_for(on: str) -> str:
-    """Whose kernels the step has: a processor computes some attention op by op."""
+    """The device whose kernels are captured: a CPU computes some attention op by op."""
     from hocket.api import ON_FILE, find_cluster
 
     if on == ON_FILE:
@@ -162,10 +200,7 @@ def _recorded_for(on: str) -> str:
     return "cpu" if find_cluster(on).devices[0].kind.is_cpu else "accelerator"
 
 
-def _largest(
-    source: str, on: str, memory_bytes: int | None, host_bytes: float, grows: str,
-    options: ModelOptions, profile: Path | None, calibration: Path | None,
-) -> tuple[int, Graph | None, int]:  # fmt: skip
+def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int]:
     """The largest size that fits and its step, or 0 and None; and the bytes that the least size
     needs of those that were tried."""
     from hocket.api.memory import largest_that_fits
@@ -175,6 +210,7 @@ def _largest(
     from hocket.cost.profile import read_profile
     from hocket.transformer.files import require_depth
 
+    source, options = request.source, request.options
     if is_graph_file(source):
         raise UsageError(
             f"--max {grows} captures the model again for each try, and a graph file is what it is",
@@ -183,7 +219,7 @@ def _largest(
     if grows == "layers" and ":" not in source:
         require_depth(source)
 
-    device = _recorded_for(on)
+    device = _recorded_for(request.on)
 
     def capture(size: int) -> Graph:
         sized = options.having(grows, size)
@@ -196,9 +232,11 @@ def _largest(
         say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")
 
     size, graph = largest_that_fits(
-        capture, on, memory_bytes, start=START[grows], most=MOST[grows], host_bytes=host_bytes,
-        profile=read_profile(profile) if profile else None,
-        calibration=read_calibration(calibration) if calibration else None, tell=tell,
+        capture, request.on, request.memory_bytes, start=START[grows], most=MOST[grows],
+        host_bytes=request.host_bytes,
+        profile=read_profile(request.profile) if request.profile else None,
+        calibration=read_calibration(request.calibration) if request.calibration else None,
+        tell=tell,
     )  # fmt: skip
     return size, graph, needs[min(needs)]
 
@@ -210,7 +248,7 @@ def _none_fits(grows: str, memory_bytes: int | None, least_bytes: int, *, as_jso
 
     budget = "this device" if memory_bytes is None else format_bytes(memory_bytes)
     error = NoFeasiblePlanError(
-        f"not even {grows} 1 fits into {budget}: its leanest plan needs "
+        f"not even {grows} 1 fits into {budget}: its minimum-memory plan needs "
         f"{format_bytes(least_bytes)}",
         hint=f"give it {typed_bytes(least_bytes)}",
     )

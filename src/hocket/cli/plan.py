@@ -1,4 +1,4 @@
-"""``hocket plan``: compare planners on one problem and write the best plan."""
+"""``hocket plan``: compare strategies for a model on a cluster and write the best plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.fit import BudgetRequest, answer_budget, is_one_device
 from hocket.cli.output import console, emit, fail, json_option, say, working
 from hocket.cli.sources import (
     ModelOptions,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
 NUM_KERNELS = 25
-"""That comparing the candidates of a placement takes, about; a fresh installation compiles them.
-Where sharing the batch wins in any case, no placement is searched and few of them are needed."""
+"""Kernels that a fresh installation compiles to compare placements, about. Where splitting the
+batch wins in any case, no placement is searched and few of them are needed."""
 AUTO = "auto"
 """The planner that takes them all."""
 
@@ -58,26 +59,29 @@ AUTO = "auto"
     "planners",
     multiple=True,
     metavar="NAME",
-    help="Place the ops of the unsplit batch by this planner only; may be given several times; "
-    "auto tries a portfolio, A+B runs B on the plan of A, expert:FILE reads a placement. "
-    "[default: all ways to share the batch, where the model's samples can be told apart]",
+    help="Place the ops of the full batch by this planner only; may be given several times; auto "
+    "tries a portfolio, A+B runs B on the plan of A, expert:FILE reads a placement. [default: all "
+    "strategies, where the batch can be split]",
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    callback=size_option_value,
+    metavar="SIZE",
+    help="Memory budget of every device, such as 8GiB; on one device the answer is that of hocket "
+    "fit. [default: what each device has beside its headroom]",
 )
 @click.option(
     "--objective",
-    type=click.Choice(["latency", "throughput"]),
-    default="latency",
-    show_default=True,
-    help="What to make small: the time of one step, or the load of the busiest device.",
-)
-@click.option(
     "--goal",
-    type=click.Choice(["time", "step", "throughput", "cost", "memory"]),
+    "objective",
+    type=click.Choice(["step", "cost", "memory", "throughput", "latency", "time"]),
     default="step",
     show_default=True,
-    metavar="[step|throughput|cost|memory]",
-    help="Which candidate to choose: the shortest step, which also has the most samples per second "
-    "(throughput), the one whose steps cost least money (device time where a price is unknown), or "
-    "the one that leaves most memory free.",
+    metavar="[step|cost|memory|throughput]",
+    help="The shortest step, the least money per step (device time where a price is unknown), the "
+    "most free memory, or throughput: the smallest load of the busiest device, for work that is "
+    "pipelined over many batches.",
 )
 @click.option(
     "--contiguous",
@@ -91,7 +95,7 @@ AUTO = "auto"
     callback=size_option_value,
     metavar="SIZE",
     help="Memory that every device keeps free for context, workspaces and fragmentation, such as "
-    "2GiB or 0B. [default: what its kind states]",
+    "2GiB or 0B. [default: that of the device type]",
 )
 @click.option(
     "-o",
@@ -106,7 +110,7 @@ AUTO = "auto"
     type=click.Choice(["shared", "queued", "parallel"]),
     default="shared",
     show_default=True,
-    help="How simultaneous transfers interact.",
+    help="Contention: simultaneous transfers share links, queue, or do not disturb each other.",
 )
 @cost_options
 @click.option(
@@ -114,29 +118,28 @@ AUTO = "auto"
     "limits",
     multiple=True,
     metavar="LIMIT",
-    help="What the answer must keep: 'fit 8GiB' on every device, 'devices 2', 'step 500ms', "
-    "'cost $3' per million samples, 'data 2' replicas, 'pipeline 4' stages, 'tensor 2' parts of "
-    "each matrix; may be given several times.",
+    help="A constraint: 'devices 2', 'step 500ms', 'cost $3' per million samples, 'data 2' "
+    "replicas, 'pipeline 4' stages, 'tensor 2' shards of each matrix; may be given several times.",
 )
 @click.option(
     "--what-if",
     "changes",
     multiple=True,
     metavar="CHANGE",
-    help="Also tell what another cluster would bring: +1xrtx4090 put in, -titanx taken out, 4xl4 "
-    "instead; may be given several times.",
+    help="Also plan for another cluster: +1xrtx4090 added, -titanx removed, 4xl4 instead; may be "
+    "given several times.",
 )
 @click.option(
     "--budget",
     metavar="MONEY",
-    help="Also tell what so much money per hour, such as $5/h, would bring most for: devices put "
-    "in, or others instead.",
+    help="Also find the devices to add or to rent instead for so much money per hour, such as "
+    "$5/h.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Try at toy size whether parts of a batch train as the whole does; where they do not, the "
-    "batch is not shared out. [default: check]",
+    help="Check on a small copy of the model that a split batch trains as the full one does; where "
+    "it does not, the batch is not split. [default: check]",
 )
 @click.option("--all", "shows_all", is_flag=True,
               help="Show every form of every planner that was tried.")  # fmt: skip
@@ -149,8 +152,8 @@ def command(
     planners: tuple[str, ...],
     output: Path | None,
     transfers: Any,
-    objective: Any,
-    goal: Any,
+    memory_bytes: int | None,
+    objective: str,
     contiguous: bool,
     headroom_bytes: int | None,
     profile: Path | None,
@@ -166,9 +169,8 @@ def command(
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
 
-    MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function. Any model is
-    taken as it is; hocket parallel knows transformers by their shape and divides them over
-    thousands of devices.
+    MODEL_OR_GRAPH is a graph file, a model of hocket list models, or package.module:function. For
+    transformers on thousands of devices hocket parallel answers from their shape alone.
     """
     from hocket.api import best_of
     from hocket.api.collectives import predict_shared_propagation
@@ -186,22 +188,28 @@ def command(
 
     for name in planners:
         find_planner(name)
-    must, money = parse_constraints(limits), _money(budget)
+    must, money = parse_constraints(_with_memory(limits, memory_bytes)), _money(budget)
     if output is None and not as_json:
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
         require_own_kind(output, "placement", overwrite=overwrite)
+    if memory_bytes is not None and is_one_device(on):
+        request = BudgetRequest(source, on, memory_bytes, profile, calibration, options)
+        answer_budget(request, output, as_json=as_json)
+        return
     named_cluster(on)
     graph, graph_file = load_graph(source, options, check=check and not planners)
+    load_only = objective == "throughput"
     problem = make_problem(
-        graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
-    )
+        graph, on, transfers, profile, calibration, "throughput" if load_only else "latency",
+        contiguous, headroom_bytes,
+    )  # fmt: skip
     for change in changes:  # a wrong one is told before anything is planned
         changed_cluster(problem.cluster, change)
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
-        wanted = GOALS[goal]
+        wanted = GOALS["step" if objective == "latency" else objective]
         comparison = compare_ways(problem, planners, wanted, must)
         variants = None
         if changes or money is not None:
@@ -210,7 +218,7 @@ def command(
         say(f"{step_text(graph)}; {answered_by(comparison)}")
         _print(comparison, variants, wanted, is_short=not shows_all and not planners)
     try:
-        planned = best_of(comparison, is_limited=bool(limits))
+        planned = best_of(comparison, is_limited=bool(must))
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     expected = _range_data(problem, planned.plan.claims.step_s)
@@ -223,6 +231,18 @@ def command(
               "step_range": expected})  # fmt: skip
     else:
         _say_what_follows(problem, travel, written)
+
+
+def _with_memory(limits: tuple[str, ...], memory_bytes: int | None) -> tuple[str, ...]:
+    """The constraints with the memory budget among them, which has an option of its own."""
+    from hocket.base.errors import UsageError
+
+    for limit in limits:
+        if limit.split()[:1] == ["fit"]:
+            raise UsageError(
+                f"--must {limit!r} has an option of its own", hint=f"--memory {limit[3:].strip()}"
+            )
+    return limits if memory_bytes is None else (*limits, f"fit {memory_bytes}B")
 
 
 def _range_data(problem: Problem, step_s: float | None) -> dict[str, Any] | None:

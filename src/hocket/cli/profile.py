@@ -32,7 +32,6 @@ MAX_REASONS = 6
 )
 @click.option(
     "--seconds",
-    "--budget",
     "budget_s",
     type=click.FloatRange(1, 3600),
     default=120,
@@ -125,7 +124,7 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
     if len(reasons) > MAX_REASONS:
         yield f"  and {len(reasons) - MAX_REASONS} other reasons, in {output}"
     if OUT_OF_TIME in reasons:
-        yield "  run the command again to go on, or give it more time with --budget"
+        yield "  run the command again to go on, or give it more time with --seconds"
     if OUT_OF_MEMORY in reasons:
         yield "  a smaller --batch needs less memory; its times are other ops'"
 

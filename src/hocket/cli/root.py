@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import click
 
 from hocket import __version__
@@ -12,46 +10,40 @@ from hocket.cli import (
     calibrate,
     capture,
     collective,
-    completion,
-    detect,
     doctor,
-    explain,
     export,
     fit,
     fleet,
-    generate,
     launch,
     listing,
     loop,
     parallel,
     plan,
-    probe,
     profile,
     run,
-    schema,
     serve_classes,
-    show,
-    simulate,
     split,
     tables,
     ui,
     validate,
-    verify,
     waves,
 )
+from hocket.cli.developer import completion, generate, schema
+from hocket.cli.inspect_plan import explain, show, simulate, verify
+from hocket.cli.machine import detect, probe
 
-GROUPS: dict[str, dict[ModuleType, str]] = {
+GROUPS: dict[str, dict[click.Command, str]] = {
     "Plan": {
-        plan: "compare strategies for a model on a cluster, write the best",
-        fit: "fit a training step into a memory budget on one GPU",
-        ui: "a local page: pick a model and GPUs, see how fast it trains",
-        parallel: "choose data x tensor x pipeline degrees",
-        waves: "predict the gain of two interleaved microbatches (Wavelet)",
+        plan.command: "compare strategies for a model on a cluster, write the best",
+        fit.command: "fit a training step into a memory budget on one GPU",
+        ui.command: "a local page: pick a model and GPUs, see how fast it trains",
+        parallel.command: "choose data x tensor x pipeline degrees",
+        waves.command: "predict the gain of two interleaved microbatches (Wavelet)",
     },
     "Run": {
-        run: "train some steps of a plan, compare with the prediction",
-        launch: "run a script once per device of a plan, as torchrun does",
-        export: "write a plan as flags, config or script of another program",
+        run.command: "train some steps of a plan, compare with the prediction",
+        launch.command: "run a script once per device of a plan, as torchrun does",
+        export.command: "write a plan as flags, config or script of another program",
     },
     "Inspect a plan": {
         show: "devices, memory, links and the longest ops",
@@ -62,24 +54,24 @@ GROUPS: dict[str, dict[ModuleType, str]] = {
     "Hardware": {
         detect: "describe this machine as a cluster file",
         probe: "measure the links between ranks",
-        profile: "time the ops of a model on this machine",
-        calibrate: "fit the cost models to measurements",
+        profile.command: "time the ops of a model on this machine",
+        calibrate.command: "fit the cost models to measurements",
     },
     "Clusters, communication, loops, tables, classifiers": {
-        fleet: "schedule jobs on a shared cluster of mixed devices",
-        collective: "plan a collective over the links of a topology",
-        loop: "find out how a serial loop can run in parallel",
-        tables: "serve parameter tables with bounded staleness",
-        split: "split a classifier by class into pruned sub-models",
-        serve_classes: "serve a split classifier over HTTP",
+        fleet.command: "schedule jobs on a shared cluster of mixed devices",
+        collective.command: "plan a collective over the links of a topology",
+        loop.command: "find out how a serial loop can run in parallel",
+        tables.command: "serve parameter tables with bounded staleness",
+        split.command: "split a classifier by class into pruned sub-models",
+        serve_classes.command: "serve a split classifier over HTTP",
     },
     "More": {
-        listing: "list hardware, models, planners, policies",
-        capture: "capture the ops of one training step",
-        doctor: "check the installation, devices and extras",
+        listing.command: "list hardware, models, planners, policies",
+        capture.command: "capture the ops of one training step",
+        doctor.command: "check the installation, devices and extras",
     },
 }
-FOR_DEVELOPERS: tuple[ModuleType, ...] = (generate, schema, validate, completion)
+FOR_DEVELOPERS: tuple[click.Command, ...] = (generate, schema, validate.command, completion)
 """Commands that are not on the first screen."""
 
 
@@ -93,12 +85,9 @@ class _Commands(click.Group):
         for title, summaries in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [
-                        (f"{module.command.name:<{width}}", text)
-                        for module, text in summaries.items()
-                    ]
+                    [(f"{command.name:<{width}}", text) for command, text in summaries.items()]
                 )
-        hidden = ", ".join(str(module.command.name) for module in FOR_DEVELOPERS)
+        hidden = ", ".join(str(command.name) for command in FOR_DEVELOPERS)
         formatter.write_paragraph()
         formatter.write_text(f"For developers: {hidden}.")
 
@@ -130,5 +119,5 @@ def root() -> None:
     """
 
 
-for module in (*(module for group in GROUPS.values() for module in group), *FOR_DEVELOPERS):
-    root.add_command(module.command)
+for command in (*(command for group in GROUPS.values() for command in group), *FOR_DEVELOPERS):
+    root.add_command(command)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from hocket.cli.output import emit, say, working
+from hocket.cli.output import say, working
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
@@ -453,23 +453,6 @@ def announce_compilation(about: int = 1) -> None:
         num_compiled += 1
 
     tell_before_compiling(tell)
-
-
-def give_cluster(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
-    """Write or print a cluster that was found, and say what it is good for."""
-    from hocket.api.clusters import cluster_to_toml
-    from hocket.base.atomic import write_atomically
-    from hocket.view.inputs import cluster_data
-
-    text = cluster_to_toml(cluster)
-    if output is not None:
-        write_atomically(output, text.encode())
-    if as_json:
-        emit(cluster_data(cluster, output))
-    elif output is None:
-        click.echo(text, nl=False)
-    else:
-        click.echo(f"wrote {output} — next: {next_command} --on {output}")
 
 
 def plan_arguments(command: F) -> F:

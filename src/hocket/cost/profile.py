@@ -126,7 +126,7 @@ def require_times(profile: Profile) -> None:
         return
     raise UsageError(
         f"the profile of {profile.device_kind!r} has no measured times",
-        hint="profile again, with a larger --budget if time ran out",
+        hint="profile again, with a larger --seconds if time ran out",
     )
 
 

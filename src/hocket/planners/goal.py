@@ -79,7 +79,7 @@ def thrift_told(tried: Sequence[Candidate], chosen: int) -> str:
     count = num_devices(tried[cheapest])
     return (
         f"{tried[cheapest].planner} takes {longer} longer on {devices_told(count)} instead of "
-        f"{num_devices(tried[chosen])} (--goal cost)"
+        f"{num_devices(tried[chosen])} (--objective cost)"
     )
 
 

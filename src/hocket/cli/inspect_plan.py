@@ -1,0 +1,112 @@
+"""``hocket show``, ``explain``, ``simulate`` and ``verify``: what a plan file does and costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+    from hocket.simulate.timeline import Timeline
+    from hocket.view.plans import PlanView
+
+
+@click.command("show")
+@plan_arguments
+@click.option("--report", type=click.Path(path_type=Path), help="Also write the HTML report here.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Also write the Perfetto trace here."
+)
+@json_option
+def show(
+    plan_file: Path, graph_file: Path | None, report: Path | None, trace: Path | None, as_json: bool
+) -> None:
+    """Show PLAN: devices, memory, links and the ops that take the most time."""
+    from hocket.base.atomic import write_atomically
+    from hocket.view.trace import trace_bytes
+
+    view, parts = _simulated(plan_file, graph_file)
+    if report is not None:
+        write_atomically(report, view.report_html(*parts).encode())
+        say(f"wrote {report}")
+    if trace is not None:
+        write_atomically(trace, trace_bytes(trace, view.trace(*parts)))
+        say(f"wrote {trace}")
+    if as_json:
+        emit(view.shown(*parts))
+    else:
+        console().print(view.summary(*parts))
+
+
+@click.command("explain")
+@plan_arguments
+@json_option
+def explain(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
+    """Explain PLAN: its critical path, why devices wait, and what limits the step."""
+    view, parts = _simulated(plan_file, graph_file)
+    if as_json:
+        emit(view.explained(*parts))
+    else:
+        console().print(view.explanation(*parts))
+
+
+@click.command("simulate")
+@plan_arguments
+@click.option(
+    "--transfers", type=click.Choice(["shared", "queued", "parallel"]),
+    help="Contention between transfers, instead of that of the plan.",
+)  # fmt: skip
+@json_option
+def simulate(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
+    """Simulate PLAN and print its step time, memory and use of devices and links."""
+    view, parts = _simulated(plan_file, graph_file, transfers)
+    if as_json:
+        emit(view.simulated(*parts))
+    else:
+        console().print(view.summary(*parts))
+
+
+@click.command("verify")
+@plan_arguments
+@json_option
+def verify(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
+    """Check PLAN: every section by its rules, precedence, memory. Exit 6 on a violation."""
+    from hocket.base.errors import CheckError
+    from hocket.simulate.verify import violations
+
+    saved = load_plan(plan_file, graph_file)
+    announce_compilation()
+    found = violations(saved.plan, saved.problem)
+    listed = {"violations": [asdict(violation) for violation in found]}
+    if found:
+        message = "; ".join(violation.message for violation in found[:5])
+        error = CheckError(message, where=str(plan_file))
+        raise SystemExit(fail(error, as_json=as_json, extra=listed))
+    if as_json:
+        emit({"ok": True, **listed})
+    else:
+        click.echo(f"{plan_file}: legal")
+
+
+def _simulated(
+    plan_file: Path, graph_file: Path | None, transfers: Any = None
+) -> tuple[PlanView, tuple[Problem, Plan, Timeline]]:
+    """The step that a plan makes, simulated, and the view of it."""
+    from hocket.simulate.engine import simulate as simulate_plan
+    from hocket.simulate.rewriting.step import carried_out
+    from hocket.view.plans import view_of, within_budget
+
+    saved = load_plan(plan_file, graph_file)
+    problem, plan = carried_out(saved.problem, saved.plan)
+    view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
+    problem = replace(problem, transfers=transfers) if transfers else problem
+    announce_compilation()
+    with working("simulating"):
+        return view, (problem, plan, simulate_plan(problem, plan))

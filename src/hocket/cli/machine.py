@@ -1,0 +1,77 @@
+"""``hocket detect`` and ``probe``: this machine, or the links between ranks, as a cluster file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hocket.cli.output import emit, json_option, working
+from hocket.cli.written import require_folder
+
+if TYPE_CHECKING:
+    from hocket.hardware.cluster import Cluster
+
+
+@click.command("detect")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="TOML file to write. [default: print it]",
+)
+@click.option(
+    "--processes", type=click.IntRange(1, 64), default=1, show_default=True,
+    help="Describe the CPU as this many devices: the processes of hocket run --backend gloo.",
+)  # fmt: skip
+@json_option
+def detect(output: Path | None, processes: int, as_json: bool) -> None:
+    """Describe this machine's devices and links as a TOML cluster file."""
+    from hocket.api.clusters import detect as detect_cluster
+
+    if output is not None:
+        require_folder(output)
+    with working("inspecting this machine"):
+        cluster = detect_cluster(processes)
+    _give(cluster, output, as_json, "hocket plan gpt2")
+
+
+@click.command("probe")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path),
+    help="TOML file to write, by the first rank. [default: print it]",
+)  # fmt: skip
+@json_option
+def probe(output: Path | None, as_json: bool) -> None:
+    """Measure the links between ranks, in two seconds, and write them as a cluster file.
+
+    Start it once per rank, as the program that it is for is started: ``torchrun --nnodes 4
+    --nproc-per-node 1 … -m hocket probe -o cluster.toml``. With ``HOCKET_CLUSTER=cluster.toml``
+    that program need not measure again, and ``hocket collective allreduce --on cluster.toml`` shows
+    what the links allow.
+    """
+    from hocket.api.clusters import probe_links
+
+    if output is not None:
+        require_folder(output)
+    rank, cluster = probe_links()
+    if rank == 0:
+        _give(cluster, output, as_json, "hocket collective allreduce")
+
+
+def _give(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
+    """Write or print a cluster that was found, and name a command that takes it."""
+    from hocket.api.clusters import cluster_to_toml
+    from hocket.base.atomic import write_atomically
+    from hocket.view.inputs import cluster_data
+
+    text = cluster_to_toml(cluster)
+    if output is not None:
+        write_atomically(output, text.encode())
+    if as_json:
+        emit(cluster_data(cluster, output))
+    elif output is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"wrote {output} — next: {next_command} --on {output}")
