@@ -24,6 +24,7 @@ gc.disable()
 FOLDER = Path(__file__).parent
 LONG = (
     "runtime/test_divided.py",
+    "runtime/test_killed_ranks.py",
     "fleet/test_simulator.py",
     "service/test_ray.py",
     "runtime/test_run_command.py",

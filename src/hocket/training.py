@@ -44,7 +44,7 @@ from hocket.runtime.offload.patched_forward import taken_over
 from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.prepare import choose_strategy, is_parallel
 from hocket.runtime.strategies.batch_split import Count
-from hocket.runtime.strategy import Timings
+from hocket.runtime.strategy import Timings, innermost
 from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.compiled_model import CompiledModel
@@ -86,7 +86,8 @@ class Training(TrainingLoop):
     @property
     def memory(self) -> KeptBudget | None:
         """The memory plan that is kept, where there is a budget."""
-        return self._strategy.kept if isinstance(self._strategy, Budgeted) else None
+        inner = innermost(self._strategy)
+        return inner.kept if isinstance(inner, Budgeted) else None
 
     def report(self, page: str | Path, trace: str | Path, record: str | Path | None = None) -> None:
         """Write the last timed step as a page, and as a trace with the prediction.
@@ -176,8 +177,9 @@ def prepare(
     are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
     module by module, with a warning that says why and what is lost.
 
-    ``memory`` is a budget ("8GiB") that training does not exceed on its one device: what does not
-    fit is offloaded to the host or recomputed, and ``train.memory`` says how. When a step returns,
+    ``memory`` is a budget ("8GiB") that training does not exceed on its one device, or on each
+    device of a data-parallel plan: what does not fit is offloaded to the host or recomputed, and
+    ``train.memory`` says how. When a step returns,
     all parameters have their updates; with ``async_update`` those on the host run into the next
     step, which is faster.
 
@@ -269,10 +271,10 @@ def _require_sensible(options: LoopOptions) -> None:
 def _require_one_budget(
     memory: int | str | None, saved: SavedPlan | ParallelConfig | None, is_ranked: bool
 ) -> None:
-    if memory is not None and (saved is not None or is_ranked):
+    if memory is not None and (saved is not None or is_ranked) and not is_parallel(saved):
         what = "a plan that is given" if saved is not None else "ranks of a launcher"
         raise UsageError(
             f"memory= makes a plan for one device, which {what} cannot follow",
-            hint="leave memory= out, and give a plan that keeps the limit: hocket fit and hocket "
-            "waves make one with --memory",
+            hint="give a data-parallel plan, such as plan=hocket.ParallelConfig(data=2), each of "
+            "whose devices keeps the budget; or a plan of hocket fit or waves with --memory",
         )

@@ -54,6 +54,7 @@ CASES = {
     "qwen2-sharded": (qwen2, ParallelConfig(data=2, global_batch=8, shares=(5, 3), zero=3)),
     "opt-tensor": (opt, ParallelConfig(tensor=2, global_batch=8)),
     "bert-tensor": (bert, ParallelConfig(tensor=2, global_batch=8)),
+    "budget": (words, ParallelConfig(data=2, global_batch=8, shares=(5, 3))),
     "hollow": (words, ParallelConfig(pipeline=2, global_batch=8, microbatch=4)),
     "placed": (mlp, None),
     "accumulated": (mlp, (((), (3, 2)), ((), (2, 2)))),
@@ -76,6 +77,8 @@ forward pass, and its microbatches."""
 
 PARTS = {"parts": 2, "cut-parts": 2}
 """Into which matrices are divided."""
+MEMORY = {"budget": "130KiB"}
+"""Budgets of each device; the plain step of five samples holds twice as much."""
 HOLDS_LESS = ("accumulated", "uneven", "cut-parts")
 """Shares whose blocks run again and whose updates are on the host."""
 
@@ -165,7 +168,7 @@ def start(name, folder):
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(
             model, optimizer, batches[0], plan=config, forward=forward, accumulate=ACCUMULATE,
-            clip_norm=CLIP, weights=weights,
+            clip_norm=CLIP, weights=weights, memory=MEMORY.get(name),
         )  # fmt: skip
     return train, twin, plain, batches, forward
 
@@ -212,6 +215,7 @@ def compare(name, folder, steps=None):
         and abs(train.evaluate(batches[0]).item() - returned["loss"].item()),
         "predict": _error(found["scores"], returned["scores"]),
         "held": held,
+        "blocks": len(train.memory.section.blocks) if train.memory else 0,
         "total": sum(p.numel() for p in twin.parameters()),
     }
 

@@ -8,7 +8,7 @@ from runtime.divided_ranks import differences, write_plans
 
 SMALL = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
-    "accumulated", "waves", "cut", "parts",
+    "accumulated", "waves", "cut", "parts", "budget",
 )  # fmt: skip
 NAMED = (
     "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
@@ -51,6 +51,11 @@ def test_a_config_trains_as_one_process_does(found, case):
         assert seen["keys"]
         for what in ("loss", "weights", "states", "evaluate", "predict"):
             assert seen[what] < TOLERANCE, (what, seen[what])
+
+
+def test_each_device_of_a_data_parallel_config_keeps_a_memory_budget(found):
+    for seen in found("budget"):
+        assert seen["blocks"], "blocks are offloaded or recomputed"
 
 
 def test_gradients_by_priority_train_as_one_process_does(found):

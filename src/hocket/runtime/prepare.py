@@ -53,15 +53,20 @@ def choose_strategy(
     """Prepare the strategy that executes a plan; all ranks call it together.
 
     Without a plan one is searched: the fastest within ``memory`` on one device where that is given,
-    else a placement on the devices of ``on``.
+    else a placement on the devices of ``on``. With a data-parallel plan, ``memory`` is the budget
+    of each device.
     """
     # Trials while tracing must not change what the loop draws.
     with torch.random.fork_rng():
         if isinstance(given, ParallelConfig):
             named = Plan(planner="parallel config", notes={"how": repr(given)})
-            return Prepared(stated_degrees_strategy(_parallel_task(task, None), given), named, None)
+            return Prepared(
+                stated_degrees_strategy(_parallel_task(task, None, memory), given), named, None
+            )
         if given is not None and given.plan.get(Parallel) is not None:
-            strategy = parallel_strategy(_parallel_task(task, given), given.problem, given.plan)
+            strategy = parallel_strategy(
+                _parallel_task(task, given, memory), given.problem, given.plan
+            )
             step_s = strategy.predicted_s or claimed_step_s(given.problem, given.plan)
             return Prepared(strategy, given.plan, step_s)
         _require_memory(task.model)
@@ -83,12 +88,15 @@ def _require_memory(model: nn.Module) -> None:
         )
 
 
-def _parallel_task(task: TrainingTask, saved: SavedPlan | None) -> ParallelTask:
+def _parallel_task(
+    task: TrainingTask, saved: SavedPlan | None, memory: int | str | None
+) -> ParallelTask:
     """Describe the part of this rank in a parallel training."""
     start = _propagation_of(task, saved)
     has_graph = saved is not None and isinstance(saved.problem.work, Graph)
     return ParallelTask(
-        **vars(task), costs_of=saved.problem if saved is not None and has_graph else None,
+        **vars(task), memory=memory,
+        costs_of=saved.problem if saved is not None and has_graph else None,
         reduce_backend=None if start else _reduce_backend(task, saved), start_propagation=start,
     )  # fmt: skip
 

@@ -145,6 +145,13 @@ def feed(passes: Passes, reducer: GradientReducer) -> None:
         reducer.watch_autograd()
 
 
+def innermost(passes: Any) -> Any:
+    """Return the passes that call the model, inside of those that split a batch."""
+    while hasattr(passes, "inner"):
+        passes = passes.inner
+    return passes
+
+
 @runtime_checkable
 class SyncsGradients(Protocol):
     """A strategy whose ranks sum gradients once per update."""

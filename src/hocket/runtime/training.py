@@ -31,6 +31,7 @@ from hocket.runtime.strategy import (
     SyncsGradients,
     TellsReplay,
     Timings,
+    innermost,
 )
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.broadcast import share_text
@@ -114,7 +115,7 @@ class TrainingLoop:
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
         with self._turn, self._correcting():
-            require_free(self.model, self._strategy)
+            require_free(self.model, innermost(self._strategy))
             # What was returned before is not held beside a step, which may fill its budget.
             self.outputs = None
             if self._wants_cause:
@@ -158,7 +159,7 @@ class TrainingLoop:
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
-        require_free(self.model, self._strategy)
+        require_free(self.model, innermost(self._strategy))
         self._is_updated, self.outputs = False, None
         self._strategy.expect(None)
         if isinstance(self._strategy, SyncsGradients):
@@ -170,14 +171,14 @@ class TrainingLoop:
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch in evaluation mode; nothing is trained."""
         with self._turn:
-            require_free(self.model, self._strategy)
+            require_free(self.model, innermost(self._strategy))
             loss, self.outputs = self._strategy.evaluate(self._padded(batch))
             return loss
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
         with self._turn:
-            require_free(self.model, self._strategy)
+            require_free(self.model, innermost(self._strategy))
             return self._strategy.predict(self._padded(batch))
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────

@@ -63,16 +63,17 @@ class GradientReducer:
         *,
         root_of: Callable[[nn.Parameter], int | None] = lambda parameter: None,
         dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
         overlaps: bool = True,
     ) -> None:
         """All ranks of a group call it together, with the same parameters.
 
         ``root_of`` is the global rank that needs the sum of a gradient, None for all. Gradients are
-        summed in their own ``dtype`` unless one is given. Without ``overlaps`` all collectives are
-        issued by `finish`.
+        summed in their own ``dtype`` and on their own ``device`` unless others are given. Without
+        ``overlaps`` all collectives are issued by `finish`.
         """
         self._partners, self._root_of = tuple(partners), root_of
-        self._dtype, self.overlaps = dtype, overlaps
+        self._dtype, self._device, self.overlaps = dtype, device, overlaps
         self.is_enabled = False
         """True while gradients that come are those of the last microbatch of an update."""
         self._queues: list[list[_Bucket]] = []
@@ -192,7 +193,10 @@ class GradientReducer:
         # After zero_grad(set_to_none=False) autograd adds to the view itself.
         if total.data_ptr() != view.data_ptr() or total.dtype != view.dtype:
             view.copy_(total)
-        parameter.grad = view if view.dtype == parameter.dtype else total
+        if view.device != parameter.device:
+            parameter.grad = None  # held in the bucket alone: a memory budget counts on that
+        else:
+            parameter.grad = view if view.dtype == parameter.dtype else total
 
     def _issue_full(self, group: int, *, with_late: bool = False) -> None:
         """Issue the buckets that are full, each only after all before it."""
@@ -245,14 +249,15 @@ class GradientReducer:
             if position in bucket.unused and not came[position]:
                 parameter.grad = None
             else:
-                parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+                # The view itself where it has the device and type of its parameter.
+                parameter.grad = view.to(parameter.device, parameter.dtype)
 
     def _reordered(self, group: int) -> list[_Bucket]:
         """The buckets of a group in the order in which gradients came to its first rank."""
         process_group, owned = self._partners[group]
         number = {parameter: at for at, parameter in enumerate(owned)}
         came = [number[p] for p in self._order if p in number]
-        device = owned[0].device if owned else torch.device("cpu")
+        device = self._device or (owned[0].device if owned else torch.device("cpu"))
         order = torch.tensor(came + [-1] * (len(owned) - len(came)), device=device)
         dist.broadcast(order, group=process_group, group_src=0)
         first = [owned[at] for at in order.tolist() if at >= 0]
@@ -266,7 +271,10 @@ class GradientReducer:
     ) -> list[_Bucket]:
         buckets = []
         for parameters in (first, late):
-            keys = [(self._root_of(p), self._dtype or p.dtype, p.device) for p in parameters]
+            keys = [
+                (self._root_of(p), self._dtype or p.dtype, self._device or p.device)
+                for p in parameters
+            ]
             sizes = [p.numel() * key[1].itemsize for p, key in zip(parameters, keys, strict=True)]
             for members in fill_buckets(zip(keys, sizes, strict=True)):
                 root, dtype, device = keys[members[0]]

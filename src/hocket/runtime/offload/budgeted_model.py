@@ -28,6 +28,7 @@ from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
 from hocket.runtime.autocast import autocast_state
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.offload.allocator import context_bytes
 from hocket.runtime.offload.budget_graph import ReplayedBudget
 from hocket.runtime.offload.chunked_loss import lazy_logits
@@ -334,6 +335,12 @@ class Budgeted:
         """Blocks are updated as their gradients come."""
         self._steps.settle(optimizer, self.blocks)
         self._optimizer = optimizer if optimizer and updates_in_parts(optimizer) else None
+
+    def feed(self, reducer: GradientReducer) -> None:
+        """Leave gradients in ``parameter.grad``, where the reducer finds them after the pass.
+
+        Autograd's hooks would give it gradients before they have left the device.
+        """
 
     @property
     def replays(self) -> str:

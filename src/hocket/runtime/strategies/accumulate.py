@@ -57,7 +57,7 @@ class Accumulated:
 
         ``waves`` take the microbatches in two waves instead.
         """
-        self._inner, self._sizes, self._count = inner, tuple(sizes), count
+        self.inner, self._sizes, self._count = inner, tuple(sizes), count
         self._waves = waves
         self._device, self._seed = device, seed
         self._reducer: GradientReducer | None = None
@@ -68,13 +68,13 @@ class Accumulated:
     @property
     def replays(self) -> str:
         """How microbatches are launched; see `TellsReplay`."""
-        source = self._inner if self._waves is None else self._waves
+        source = self.inner if self._waves is None else self._waves
         return source.replays if isinstance(source, TellsReplay) else ""
 
     def feed(self, reducer: GradientReducer) -> None:
         """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""
         self._reducer = reducer
-        feed(self._inner, reducer)
+        feed(self.inner, reducer)
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
         """Call with the part of a batch that is done; see `ReportsProgress`."""
@@ -83,8 +83,8 @@ class Accumulated:
     def _report(self, index: int, count: int) -> None:
         """Let a microbatch report its part of the batch."""
         tell = self._on_move
-        if tell is not None and isinstance(self._inner, ReportsProgress):
-            self._inner.report_progress(lambda part: tell((index + part) / count))
+        if tell is not None and isinstance(self.inner, ReportsProgress):
+            self.inner.report_progress(lambda part: tell((index + part) / count))
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[None]:
         if self._reducer is None or is_last:
@@ -99,7 +99,7 @@ class Accumulated:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer, where it was not done wave by wave."""
         if self._waves is None or not self._waves.has_updated:
-            self._inner.update(optimizer)
+            self.inner.update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward of one microbatch after the other, or in two waves."""
@@ -114,7 +114,7 @@ class Accumulated:
                 for index, (each, part) in enumerate(zip(batches, weights, strict=True), 1):
                     self._report(index - 1, len(batches))
                     with self._syncing(is_last=index == len(batches)):
-                        parts.append(self._inner.train(each, step, part))
+                        parts.append(self.inner.train(each, step, part))
         return _whole(parts, loss_parts, [num_rows(each) for each in batches])
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
@@ -125,7 +125,7 @@ class Accumulated:
         with self._draws(step):
             for each, share in zip(batches, loss_parts, strict=True):
                 with self._syncing(is_last=len(parts) + 1 == len(batches)):
-                    found, timings = self._inner.timed(each, step, weight * share)
+                    found, timings = self.inner.timed(each, step, weight * share)
                 parts.append(found)
         return _whole(parts, loss_parts, [num_rows(each) for each in batches]), timings
 
@@ -139,11 +139,11 @@ class Accumulated:
 
     def evaluate(self, batch: Any) -> StepOutput:
         """The loss of all rows at once: without gradients they hold little."""
-        return self._inner.evaluate(batch)
+        return self.inner.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
         """What the model returns for all rows."""
-        return self._inner.predict(batch)
+        return self.inner.predict(batch)
 
     def _draws(self, step: int) -> AbstractContextManager[None]:
         if self._seed is None:

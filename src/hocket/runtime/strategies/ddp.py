@@ -63,7 +63,8 @@ class DataParallel:
 
         ``cuts`` are those of tensor parallelism by the id of a parameter.
         """
-        self._inner, self._model, self._mesh = inner, task.model, part.mesh
+        self.inner, self._model, self._mesh = inner, task.model, part.mesh
+        self._has_budget = task.memory is not None
         self._batch_split, self._count = tuple(part.batch_split), task.count
         self._seed = task.options.seed or 0
         self._cuts, self._pipeline = cuts, pipeline
@@ -92,13 +93,16 @@ class DataParallel:
     def _make_reducer(self, task: ParallelTask) -> GradientReducer:
         mesh = self._mesh
         used = [self._stages[id(p)] for p in self._model.parameters()]
+        # Under a memory budget gradients are reduced on the host, where they do not count.
+        on_host = torch.device("cpu") if task.memory is not None else None
+        backend = "gloo" if on_host is not None else task.reduce_backend
         partners = [
             (group, [p for p in self._held() if self._stages[id(p)] == stages])
-            for stages, group in mesh.partner_groups(used, task.reduce_backend).items()
+            for stages, group in mesh.partner_groups(used, backend).items()
             if stages[mesh.data_rank] == mesh.pipeline_rank
         ]
         return GradientReducer(
-            partners, root_of=self._root_of, dtype=task.reduce_dtype,
+            partners, root_of=self._root_of, dtype=task.reduce_dtype, device=on_host,
             # NCCL may block where ranks issue collectives of several groups in other orders.
             overlaps=task.overlaps and (mesh.device.type == "cpu" or len(partners) < 2),
         )  # fmt: skip
@@ -110,7 +114,7 @@ class DataParallel:
         rows, part = self._own_rows(batch)
         self._start_update()
         with self._own_rng(step), self._reducing():
-            found = self._inner.train(rows, step, weight * part)
+            found = self.inner.train(rows, step, weight * part)
         # The sum of losses may overlap: gradients are waited for before anyone reads it.
         is_async = self._is_last and self._reducer is not None
         return StepOutput(self._mean_loss(found.loss, part, is_async=is_async), found.outputs)
@@ -121,7 +125,7 @@ class DataParallel:
         self._start_update()
         started_s, waited_s = time.perf_counter(), self._waited_s()
         with self._own_rng(step), self._reducing():
-            found, timings = self._inner.timed(rows, step, weight * part)
+            found, timings = self.inner.timed(rows, step, weight * part)
         if self._mesh.device.type == "cuda":
             torch.cuda.synchronize(self._mesh.device)
         self.computed_s = time.perf_counter() - started_s - (self._waited_s() - waited_s)
@@ -129,10 +133,10 @@ class DataParallel:
 
     def forward(self, batch: Any, step: int) -> StepOutput:
         """Return the loss of the whole batch; its ``backward()`` goes through this rank's rows."""
-        if self.owner_of:
+        if self.owner_of or self._has_budget:
             raise UsageError(
-                "ranks that share the optimizer's states (ZeRO 1 and 2) exchange weights after an "
-                "update, which optimizer.step() alone does not do",
+                "ranks that share the optimizer's states (ZeRO 1 and 2) or keep a memory budget do "
+                "more after a backward pass than optimizer.step() does",
                 hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
             )
         rows, part = self._own_rows(batch)
@@ -140,7 +144,7 @@ class DataParallel:
         if self._reducer is not None:
             self._reducer.is_enabled = True
         with self._own_rng(step):
-            found = self._inner.forward(rows, step)
+            found = self.inner.forward(rows, step)
         whole = self._mean_loss(found.loss.detach(), part)
         own: torch.Tensor = _ReducedAfter.apply(found.loss * part, self._reduce)  # type: ignore[no-untyped-call]
         return StepOutput(own + (whole - own.detach()), found.outputs)
@@ -148,21 +152,21 @@ class DataParallel:
     def evaluate(self, batch: Any) -> StepOutput:
         """Return the loss of the whole batch, from the rows of all ranks."""
         if num_rows(batch) < len(self._batch_split):
-            return self._inner.evaluate(batch)
+            return self.inner.evaluate(batch)
         rows, part = self._own_rows(batch)
         self._broadcast_statistics()
-        found = self._inner.evaluate(rows)
+        found = self.inner.evaluate(rows)
         return StepOutput(self._mean_loss(found.loss, part), found.outputs)
 
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs for all rows: every rank computes its own and gathers."""
         total = num_rows(batch)
         if total < len(self._batch_split):
-            return self._inner.predict(batch)
+            return self.inner.predict(batch)
         parts = split_rows(total, self._batch_split)
         own = parts[self._mesh.data_rank]
         self._broadcast_statistics()
-        found = self._inner.predict(settled(take_rows(batch, own)))
+        found = self.inner.predict(settled(take_rows(batch, own)))
 
         def whole(leaf: Any) -> Any:
             is_rows = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == len(own)
@@ -173,7 +177,8 @@ class DataParallel:
     # ── updates ──────────────────────────────────────────────────────────────────────────────
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Do nothing: updates wait for the gradients of all ranks."""
+        """Let updates wait for the gradients of all ranks."""
+        self.inner.expect(None)
 
     def set_requires_gradient_sync(self, is_required: bool) -> None:
         """With False, gradients of the next batch stay on this rank; see `SyncsGradients`."""
@@ -181,8 +186,8 @@ class DataParallel:
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
         """Call with the part of this rank's rows that is done; see `ReportsProgress`."""
-        if isinstance(self._inner, ReportsProgress):
-            self._inner.report_progress(tell)
+        if isinstance(self.inner, ReportsProgress):
+            self.inner.report_progress(tell)
 
     @contextmanager
     def _reducing(self) -> Iterator[None]:
@@ -199,7 +204,7 @@ class DataParallel:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer with the gradients of all ranks; all have the new weights."""
         self._reduce()
-        self._inner.update(optimizer)
+        self.inner.update(optimizer)
         self._broadcast_weights()
         if self._pipeline is not None:
             self._pipeline.refresh()
@@ -246,12 +251,13 @@ class DataParallel:
         for parameter in held:
             if self._counts(parameter):
                 own = _local(parameter.grad)
-                square += torch.linalg.vector_norm(own, dtype=torch.float64).square()
+                norm = torch.linalg.vector_norm(own, dtype=torch.float64)
+                square += norm.square().to(square.device)
         dist.all_reduce(square)
         scale = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
         for parameter in held:
             own = _local(parameter.grad)
-            own.mul_(scale.to(own.dtype))
+            own.mul_(scale.to(own.device, own.dtype))
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: `gathered` returns the state instead of putting it together in place."""

@@ -185,6 +185,10 @@ def _single_device_strategy(task: ParallelTask, sizes: Sequence[int]) -> Strateg
 def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
     """Prepare the part of this rank, and the data parallelism around it."""
     model, mesh = task.model, part.mesh
+    if task.memory is not None:
+        _refuse_budget(task, part)
+        # Batch norms that exchange statistics would do so again where they are recomputed.
+        part = replace(part, joins_norms=False)
     rows = settled(
         take_rows(task.batch, split_rows(num_rows(task.batch), part.batch_split)[mesh.data_rank])
     )
@@ -456,6 +460,18 @@ def refuse_degrees(config: ParallelConfig) -> None:
     broken = next(broken_shares(config), "") if config.shares is not None else ""
     if broken:
         raise UsageError(broken, hint="give one share per replica")
+
+
+def _refuse_budget(task: ParallelTask, part: RankPart) -> None:
+    """Refuse a memory budget for anything but plain data parallelism."""
+    is_plain = part.pipeline is None and part.tensor == 1 and not part.zero
+    if not is_plain or task.options.async_update or task.start_propagation is not None:
+        raise UsageError(
+            "a memory budget per device works with plain data parallelism, whose updates are "
+            "finished when a step returns",
+            hint="plan data parallelism without stages, shards and priorities, or leave memory= "
+            "and async_update= out",
+        )
 
 
 def _warn(text: str) -> None:

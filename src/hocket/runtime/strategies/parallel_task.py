@@ -13,9 +13,11 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
+from hocket.plan.make import ON_THIS_MACHINE
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Schedule
 from hocket.runtime.collectives.priority_sync import Propagation
+from hocket.runtime.strategies.budget import budget_strategy
 from hocket.runtime.strategies.placed import placed_strategy
 from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.strategies.stage_cuts import StageCuts
@@ -32,6 +34,8 @@ class ParallelWarning(UserWarning):
 class ParallelTask(TrainingTask):
     """A training of several ranks; ``batch`` is that of all ranks."""
 
+    memory: int | str | None = None
+    """Memory budget of each device, for data parallelism."""
     costs_of: Problem | None = None
     """The planned problem, whose costs steps of this rank are predicted with."""
     reduce_backend: str | None = None
@@ -48,7 +52,13 @@ class ParallelTask(TrainingTask):
         """Prepare the model on the device of this rank; who splits a batch seeds draws itself."""
         options = replace(self.options, seed=seed)
         alone = replace(self, batch=batch, options=options, is_ranked=False)
-        return placed_strategy(alone, alone=self.device, costs_of=self.costs_of).strategy
+        if self.memory is None:
+            return placed_strategy(alone, alone=self.device, costs_of=self.costs_of).strategy
+        # Dry runs hold gradients until all ranks have them, as with accumulated batches.
+        options = replace(options, accumulate=max(2, options.accumulate))
+        return budget_strategy(
+            replace(alone, options=options), None, ON_THIS_MACHINE, self.memory
+        ).strategy
 
 
 @dataclass(frozen=True, kw_only=True)
