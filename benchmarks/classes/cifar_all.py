@@ -8,7 +8,7 @@ that train in turn on one GPU. Meanwhile `serving.py` has the cores that they do
 end, with nothing else running, parts are timed and served (`cifar_latency.py`). ``--plan`` names
 one of the plans below: what is trained, and for how long. ``results.json``, ``table.md``,
 ``log.txt``, ``outputs.zip`` and ``wholes-resnet56.zip`` (weights of the whole nets, which
-`cifar_gpu.py` and `cifar_probe.py` take by ``--wholes``) in the folder are written anew as things
+`cifar_gpu.py` takes by ``--wholes``) in the folder are written anew as things
 are finished. ``--toy`` tries it all on a processor in a few minutes, with a few images and steps.
 """
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--calm", type=float, default=42.0, help="seconds, for timings at the end")
     parser.add_argument("--plan", choices=tuple(PLANS), default="five")
-    parser.add_argument("--form", nargs="*", choices=("stacked", "compile"), default=[],
+    parser.add_argument("--form", nargs="*", choices=("compile",), default=[],
                         help="of the steps of ResNet-56")  # fmt: skip
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path, required=True)

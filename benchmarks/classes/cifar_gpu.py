@@ -9,8 +9,8 @@ work with which a part is ``--ratio`` times as fast as the net in the same runti
 (or given by ``--work``); the classes are divided among ``--parts`` by a code of ``--redundancy``;
 the parts of all seeds are cut, retrained side by side and calibrated. With ``--alike`` all parts
 have the widths that all classes together want, so that one compiled step serves all of them
-(``--compile``) and the parts of a seed train as one net (``--stacked``). Processes that share a GPU
-train in turn (``GPU_TURN`` names a file to lock): what is not training runs beside it.
+(``--compile``). Processes that share a GPU train in turn (``GPU_TURN`` names a file to lock): what
+is not training runs beside it.
 ``--control-steps N`` makes only the control, of the first seed: one 10-way net cut to ``--work``,
 with as many steps as all parts of a split had together.
 ``FOLDER/NET-SEED.*.json`` has all numbers and ``NET-SEED.outputs.npz`` what every part said to
@@ -143,7 +143,6 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--control-steps", type=int, default=0)
     parser.add_argument("--alike", action="store_true")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--stacked", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--first-share", type=float, default=0.2, help="that the fit tries")
     parser.add_argument("--kernels", type=int, default=3, help="tried for each convolution")
     parser.add_argument("--wholes", type=Path, default=None, help="folder with NET-SEED.npz")
@@ -163,7 +162,6 @@ def recipe_of(asked: argparse.Namespace, seed: int, **changed: Any) -> NetTraini
         steps=asked.retrain, batch=asked.batch, seed=seed,
         learning_rate=asked.rate, weight_decay=asked.decay, optimizer=asked.optimizer,
         soft_weight=asked.soft, temperature=asked.temperature, compiled=asked.compile,
-        stacked=asked.stacked,
     )  # fmt: skip
     return replace(usual, **changed)
 
@@ -293,8 +291,7 @@ def compile_first(asked: argparse.Namespace, seed: Seed) -> None:
     """
     if not asked.compile:
         return
-    count = len(seed.parts) if asked.stacked else 1
-    first = replace(seed, parts=copy.deepcopy(seed.parts[:count]), classes=seed.classes[:count])
+    first = replace(seed, parts=copy.deepcopy(seed.parts[:1]), classes=seed.classes[:1])
     try:
         compile_lesson(lesson_of(asked, first))
         say("compiled")

@@ -119,7 +119,7 @@ def test_the_same_command_goes_on_with_what_is_done(path, capsys):
     lost = ["part-3.safetensors", "part-4.safetensors"]
     for name in lost:
         (path / "work" / name).unlink()
-    hocket_main("split", *ARGUMENTS, "-o", path, "--json", "--jobs", "2")
+    hocket_main("split", *ARGUMENTS, "-o", path, "--json")
     told = json.loads(capsys.readouterr().out)
     after = {file: file.stat().st_mtime_ns for file in (path / "work").glob("*.safetensors")}
     known = {file for file in after if "cut-" not in file.name}

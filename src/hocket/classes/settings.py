@@ -33,8 +33,6 @@ class NetTraining:
     temperature: float = 2.0
     compiled: bool = False
     """By `torch.compile`, once for each shape of a part: worth its time in long trainings."""
-    stacked: bool = False
-    """Parts of one form as one net with their weights side by side, each layer called once."""
     seed: int = 0
 
 

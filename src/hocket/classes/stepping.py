@@ -22,7 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hocket.base.errors import one_line
 from hocket.classes.settings import NetTraining
-from hocket.classes.stacking import StackedNets, shares_of
 
 OnStep = Callable[[int, int], None]
 _RISE = 0.2
@@ -69,7 +68,6 @@ class Learner:
         )
         self._device = next(net.parameters()).device
         self._parameters = [each for each in net.parameters() if each.requires_grad]
-        self._count = net.count if isinstance(net, StackedNets) else 0
         self._optimizer: MomentumDescent | torch.optim.AdamW = (
             MomentumDescent(self._parameters, recipe.weight_decay)
             if recipe.optimizer == "sgd"
@@ -81,19 +79,10 @@ class Learner:
         with mixed_precision(self._device), sdpa_kernel(_ATTENTIONS):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
-        self._clip()
+        nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
         self._optimizer.step()
         # Here and not before: a step that is recorded must begin without memory from elsewhere.
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _clip(self) -> None:
-        if not self._count:
-            nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
-            return
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        for mine in zip(*(shares_of(each, self._count) for each in gradients), strict=True):
-            norm = nn.utils.get_total_norm(mine)
-            torch._foreach_mul_(mine, (_LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0))
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step; a tensor where steps are captured."""
@@ -109,8 +98,6 @@ class Learner:
     def finish(self) -> None:
         """The net as others want it, who know nothing of training."""
         self.net.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        if isinstance(self.net, StackedNets):
-            self.net.hand_back()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

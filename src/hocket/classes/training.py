@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.settings import NetTraining
-from hocket.classes.stacking import stacked
 from hocket.classes.stepping import (
     LabelledBatch,
     Learner,
@@ -108,9 +107,6 @@ def parts_lesson(
         for mine in classes
     ]
     draw = _in_turn(data, recipe)
-    one = stacked(parts, data.inputs[:1]) if recipe.stacked and len(parts) > 1 else None
-    if one is not None:
-        return _lesson([one], [_loss_of_all(losses)], teacher, data, recipe, draw, augment)
     return _lesson(parts, losses, teacher, data, recipe, draw, augment)
 
 
@@ -142,43 +138,19 @@ class PartLoss:
     ) -> None:
         place_of = own_labels(torch.arange(num_classes), classes).to(device)
         weight_of = torch.tensor(weights or [1.0] * (1 + len(classes)), device=device)[place_of]
-        self.tables = (place_of, weight_of, *places(classes, num_classes, device))
+        self._place_of, self._weight_of = place_of, weight_of
+        self._mine, self._rest = places(classes, num_classes, device)
         self._share, self._temperature = recipe.soft_weight, recipe.temperature
 
     def __call__(self, outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
         """The mean over a batch."""
-        return self.by_tables(batch, outputs, *self.tables)
-
-    def by_tables(
-        self,
-        batch: LabelledBatch,
-        outputs: torch.Tensor,
-        place_of: torch.Tensor,
-        weight_of: torch.Tensor,
-        mine: torch.Tensor,
-        rest: torch.Tensor,
-    ) -> torch.Tensor:
-        """The loss of any part whose tables have these shapes."""
-        each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
+        each = functional.cross_entropy(outputs, self._place_of[batch.labels], reduction="none")
         if batch.opinions is not None and self._share:
-            soft = folded(batch.opinions / self._temperature, mine, rest)
+            soft = folded(batch.opinions / self._temperature, self._mine, self._rest)
             student = functional.log_softmax(outputs / self._temperature, dim=1)
             apart = (soft.exp() * (soft - student)).sum(dim=1)
             each = (1 - self._share) * each + self._share * self._temperature**2 * apart
-        return (each * weight_of[batch.labels]).mean()
-
-
-def _loss_of_all(losses: Sequence[PartLoss]) -> LossOf:
-    """The sum of the losses of parts with as many classes each: none touches another's weights."""
-    tables = [torch.stack(each) for each in zip(*(loss.tables for loss in losses), strict=True)]
-
-    def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
-        def one(*given: torch.Tensor) -> torch.Tensor:
-            return losses[0].by_tables(batch, *given)
-
-        return torch.func.vmap(one)(outputs, *tables).sum()
-
-    return loss_of
+        return (each * self._weight_of[batch.labels]).mean()
 
 
 def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:

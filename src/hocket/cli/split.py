@@ -43,7 +43,7 @@ _LOG_S = 10.0
 )  # fmt: skip
 @click.option("--unequal", is_flag=True, help="Groups may differ in size where that evens work.")
 @click.option("--alike", is_flag=True,
-              help="Sub-models have one form, and train as one net where they can.")  # fmt: skip
+              help="Sub-models have the same widths.")  # fmt: skip
 @click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
               help="Train the net first.")  # fmt: skip
 @click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
@@ -62,8 +62,6 @@ _LOG_S = 10.0
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
               help="How often channels may be given back.")  # fmt: skip
-@click.option("--processes", "--jobs", "num_processes", type=click.IntRange(1, 256), default=1,
-              show_default=True, help="That train sub-models at the same time.")  # fmt: skip
 @click.option("--fleet", "on_fleet", is_flag=True,
               help="Sub-models are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
 @service_options
@@ -142,7 +140,6 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         weight_decay=decay,
         soft_weight=asked["soft_targets"],
         compiled=asked["compiled"],
-        stacked=asked["alike"],
         seed=asked["seed"],
     )
     return SplitRequest(
@@ -170,20 +167,12 @@ def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | No
     """Function that trains parts outside of this process, if requested."""
     from hocket.base.errors import UsageError
     from hocket.classes.on_fleet import train_on_fleet
-    from hocket.classes.side_by_side import train_side_by_side
 
-    if asked["on_fleet"] and asked["num_processes"] > 1:
-        raise UsageError(
-            "--processes are of this machine, and --fleet trains elsewhere",
-            hint="leave one of them out",
-        )
     if asked["on_fleet"]:
         return partial(train_on_fleet, connect(asked["state"], asked["url"]))
     if asked["state"] is not None or asked["url"] is not None:
         raise UsageError("--state and --url name a fleet", hint="add --fleet")
-    return (
-        partial(train_side_by_side, asked["num_processes"]) if asked["num_processes"] > 1 else None
-    )
+    return None
 
 
 def _absolute(spec: str) -> str:
