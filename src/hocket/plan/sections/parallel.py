@@ -110,12 +110,14 @@ class Parallel(Section):
         """
         width = config.tensor * config.context
         sizes = config.shares or (config.global_batch // config.data,) * config.data
+        # One tuple for all equal replicas: batches of millions make it long.
+        microbatches = {size: even_parts(size, config.num_microbatches) for size in set(sizes)}
         replicas = tuple(
             Replica(
                 devices=tuple(
                     name for names in rank_devices for name in names[i * width : (i + 1) * width]
                 ),
-                microbatches=even_parts(size, config.num_microbatches),
+                microbatches=microbatches[size],
             )
             for i, size in enumerate(sizes)
         )

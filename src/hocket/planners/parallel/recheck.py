@@ -157,6 +157,8 @@ class RecheckEffort:
     """How much is simulated; counts, so that the answer does not hang on the machine."""
 
     num_simulated: int = 200
+    max_actions: int = 40_000_000
+    """Schedule actions that are simulated in all, about, for batches of millions of samples."""
     num_balanced: int = 24
     """Of the best with one stage per rank, how many have their layers divided anew."""
     num_balanced_chunks: int = 4
@@ -170,13 +172,21 @@ def recheck(
 
     The best ``num_synthesised`` pipelines get a schedule made for them, which takes seconds each.
     """
-    seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
+    num_simulated = _num_affordable(candidates, effort)
+    seen = ranked([simulated(candidate) for candidate in candidates[:num_simulated]])
     chosen = _to_balance(seen, effort)
     better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
     pipelines = [i for i, c in enumerate(better) if c.config.pipeline > 1 and c.feasible]
     for index in pipelines[:num_synthesised]:
         better[index] = synthesised(better[index])
-    return ranked([*better, *candidates[effort.num_simulated :]])
+    return ranked([*better, *candidates[num_simulated:]])
+
+
+def _num_affordable(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> int:
+    """Candidates to simulate: within the effort's count and actions, but ten at least."""
+    configs = [candidate.config for candidate in candidates[: effort.num_simulated]]
+    actions = np.cumsum([3 * config.num_stages * config.num_microbatches for config in configs])
+    return max(int(np.searchsorted(actions, effort.max_actions)), min(10, len(configs)))
 
 
 def _to_balance(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> set[int]:
