@@ -23,7 +23,7 @@ import numpy as np
 
 from hocket.graph import Graph
 from hocket.graph.files import read_graph, write_graph
-from hocket.planners.memory import bounded_order, lifetimes, pack
+from hocket.planners.memory import bounded_order
 from hocket.planners.memory.hoist import peak_bytes
 from hocket.planners.memory.release import release_gradients
 from hocket.planners.memory.storages import storages_of
@@ -54,7 +54,6 @@ class Row(NamedTuple):
     planned_mib: float
     bound_mib: float
     gap: float
-    waste: float
     cpu_s: float
     best_known_mib: float = float("nan")
 
@@ -101,18 +100,17 @@ def graphs(keep: Path | None, only: str) -> Iterator[tuple[str, Graph, float]]:
 
 
 def measured(name: str, graph: Graph, best_known_mib: float) -> Row:
-    """Order, prove, check and pack one graph."""
+    """Order, prove, check one graph."""
     start_s = time.process_time()
-    order, found = bounded_order(graph)
+    _, found = bounded_order(graph)
     cpu_s = time.process_time() - start_s
     storages = storages_of(graph)
     recorded = peak_bytes(storages, np.arange(graph.num_ops))
     planned, bound = (
         (number - found.start_bytes) / MIB for number in (found.peak_bytes, found.bound_bytes)
     )
-    waste = pack(lifetimes(storages, order)).waste
     return Row(
-        name, graph.num_ops, recorded / MIB, planned, bound, found.gap, waste, cpu_s,
+        name, graph.num_ops, recorded / MIB, planned, bound, found.gap, cpu_s,
         best_known_mib,
     )  # fmt: skip
 
@@ -122,12 +120,11 @@ def shown(row: Row, is_markdown: bool) -> str:
     cells = (
         row.name, f"{row.num_ops}", f"{row.recorded_mib:.2f}", f"{row.planned_mib:.2f}",
         f"{row.bound_mib:.2f}", f"{100 * row.gap:.2f} %",
-        f"{100 * (row.planned_mib / row.recorded_mib - 1):+.1f} %", f"{100 * row.waste:.2f} %",
-        f"{row.cpu_s:.2f}",
+        f"{100 * (row.planned_mib / row.recorded_mib - 1):+.1f} %", f"{row.cpu_s:.2f}",
     )  # fmt: skip
     if is_markdown:
         return f"| {' | '.join(cells)} |"
-    return "{:<22} {:>6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8} {:>6}".format(*cells)
+    return "{:<22} {:>6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}".format(*cells)
 
 
 def main() -> None:
