@@ -35,7 +35,7 @@ from hocket.runtime.train.replay import StaticInputs
 from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.traced_step import RecordedStep
 from hocket.simulate.engine import simulate_parallel
-from hocket.simulate.parallel.wave_streams import WaveOp, pass_order
+from hocket.simulate.parallel.wave_streams import WaveOp, pass_order, stream_memory
 
 
 @lru_cache(maxsize=64)
@@ -76,6 +76,8 @@ class WaveOrder(NamedTuple):
     """Those of a wave that are no views, in its order."""
     changes: Changes = "step"
     """When parameters change."""
+    stream_bytes: tuple[int, ...] = (0,) * NUM_STREAMS
+    """Predicted peak of each stream."""
 
 
 def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int = 0) -> WaveOrder:
@@ -83,7 +85,9 @@ def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int 
     step, timeline = simulate_parallel(problem, parallel, None, waves)
     found = wave_sequence(problem.graph, step.passes[replica], timeline)
     ops = tuple(op for op, _ in counted_ops(problem.graph))
-    return WaveOrder(found.ops, found.waits, ops, waves.changes)
+    memory = stream_memory(step, timeline)
+    stream_bytes = tuple(map(memory.peak_bytes, range(NUM_STREAMS)))
+    return WaveOrder(found.ops, found.waits, ops, waves.changes, stream_bytes)
 
 
 class Wave(NamedTuple):
@@ -402,6 +406,11 @@ class CapturedWaveRunner(WaveRunner):
                 torch.cuda.graph(graph),
                 self._forked(torch.cuda.current_stream(self._device)),
             ):
+                for each, size in zip(self._pair, self._order.stream_bytes, strict=True):
+                    # Freed at once: later blocks are cut from one segment, so that rounding of
+                    # segments (20 MiB for blocks of 1 to 10 MiB) is lost once and not each time.
+                    each.make_current()
+                    torch.empty(size, dtype=torch.uint8, device=self._device)
                 outputs = super().run(static, step)
             gradients = {name: t.grad for name, t in tensors.items() if t.grad is not None}
             return _CapturedWaves(graph, inputs, scales, outputs, gradients)
