@@ -1,6 +1,6 @@
-"""Simulate a pipeline's schedule: when each action runs, and what each device holds.
+"""Simulate a pipeline's schedule: times of its actions, peak memory of its devices.
 
-Devices do their actions in order, each as soon as what it needs has arrived; transfers between two
+Devices run their actions in order, each as soon as its inputs have arrived; transfers between two
 devices take their stated time and hinder nothing. So times are longest paths and the peaks of
 memory follow from the order alone: one pass over the actions. The same is expressed for the event
 engine by `hocket.simulate.pipeline_graph`, with equal results. O(actions).
@@ -8,75 +8,119 @@ engine by `hocket.simulate.pipeline_graph`, with equal results. O(actions).
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
-from hocket.base.arrays import FloatArray
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import CheckError, UsageError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels.containers import table
 from hocket.plan.sections.schedule import Schedule, StageWork
-from hocket.simulate.pipeline_tables import ActionTable, PipelineProgress, StageTable, new_progress
 from hocket.simulate.timeline import Timeline
 
 WORK_LETTERS = "FBIW"
 """One letter per `StageWork`, in which actions are named: ``2F0`` is stage 2, microbatch 0."""
 
 
+class ActionTable(NamedTuple):
+    """A schedule: the actions of device i are those from ``start[i]`` to ``start[i + 1]``."""
+
+    start: IntArray
+    work: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    device_of_stage: IntArray
+
+
 def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
-    """What carrying out ``schedule`` would be like: its actions, then what follows on each device.
+    """Timeline of ``schedule``: its actions, then the work that follows on each device.
 
     The instance of an action is its microbatch, and it does work ``work * stages + stage``. Memory
-    is told by the peaks alone.
+    has peaks alone, no curve.
 
     Raises `UsageError` where costs are of other stages, `CheckError` where actions wait for each
     other in a circle.
     """
+    from hocket.simulate.pipeline_kernel import run_actions
+
     check_costs(costs, schedule.num_stages, schedule.num_devices)
-    actions, stages = action_table(schedule), stage_table(costs)
-    progress = new_progress(actions, schedule.num_stages * schedule.num_microbatches)
+    num_actions = len(schedule.work)
+    start_s, end_s = np.zeros((2, num_actions))
+    cursor = schedule.start[:-1].astype(np.int64)
+    columns = (
+        schedule.start, schedule.work, schedule.stage, schedule.microbatch, schedule.device_of_stage
+    )  # fmt: skip
+    actions = ActionTable(*(table(column, np.int32) for column in columns))
+    # Ends of the forward and the backward of each stage and microbatch; not a number until known.
+    cell_end_s = np.full((2, schedule.num_stages, schedule.num_microbatches), np.nan)
+    run_actions(
+        actions,
+        durations_s(costs),
+        table((*costs.send_s, 0.0), np.float64),
+        cell_end_s,
+        cursor,
+        start_s,
+        end_s,
+    )
+    if np.any(cursor < schedule.start[1:]):
+        raise _deadlock(schedule, cursor)
+    return _timeline(schedule, start_s, end_s, costs)
 
-    from hocket.simulate.pipeline_kernel import run
 
-    if run(actions, stages, progress, schedule.num_microbatches) < len(schedule.work):
-        raise deadlock(schedule, progress.cursor)
-    return _timeline(schedule, progress, costs)
+def durations_s(costs: StageCosts) -> FloatArray:
+    """[work, stage]: seconds of one action."""
+    input_s, weight_s = np.array(costs.input_gradient_s), np.array(costs.weight_gradient_s)
+    return table(np.stack([costs.forward_s, input_s + weight_s, input_s, weight_s]), np.float64)
 
 
-def _timeline(schedule: Schedule, progress: PipelineProgress, costs: StageCosts) -> Timeline:
-    num_devices, num_actions = schedule.num_devices, len(schedule.work)
-    after_start_s = progress.free_s
-    end_s = np.concatenate((progress.end_s, after_start_s + np.array(costs.after_s)))
-    num_works = num_actions + num_devices
-    every = np.arange(num_devices)
+def _peak_bytes(schedule: Schedule, costs: StageCosts) -> LongArray:
+    """State and most activations of each device; the order of its actions alone decides."""
+    held = np.array(costs.activation_bytes, dtype=np.int64)
+    late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
+    change = np.stack([held, -held, late - held, -late])[schedule.work, schedule.stage]
+    rows = zip(schedule.start[:-1].tolist(), schedule.start[1:].tolist(), strict=True)
+    most = [int(np.cumsum(change[first:stop]).max(initial=0)) for first, stop in rows]
+    return np.array(most, dtype=np.int64) + np.array(costs.state_bytes, dtype=np.int64)
+
+
+def _timeline(
+    schedule: Schedule, start_s: FloatArray, end_s: FloatArray, costs: StageCosts
+) -> Timeline:
+    num_devices, every = schedule.num_devices, np.arange(schedule.num_devices)
+    num_works = len(schedule.work) + num_devices
+    # The work that follows begins with the end of a device's last action.
+    after_start_s = np.append(end_s, 0.0)[schedule.start[1:] - 1]
+    after_start_s[np.diff(schedule.start) == 0] = 0.0
+    starts_s = np.concatenate((start_s, after_start_s))
+    ends_s = np.concatenate((end_s, after_start_s + np.array(costs.after_s)))
     work = schedule.work.astype(np.int64) * schedule.num_stages + schedule.stage
-    start_s = np.concatenate((progress.start_s, after_start_s))
     return Timeline(
-        makespan_s=float(end_s.max(initial=0.0)),
+        makespan_s=float(ends_s.max(initial=0.0)),
         num_works=num_works,
         device=np.append(np.repeat(every, np.diff(schedule.start)), every).astype(np.int32),
         stream=np.zeros(num_works, dtype=np.int8),
         what=np.append(work, len(StageWork) * schedule.num_stages + every).astype(np.int32),
         instance=np.append(schedule.microbatch, np.zeros(num_devices)).astype(np.int32),
         src=np.full(num_works, -1, dtype=np.int32),
-        ready_s=start_s,
-        start_s=start_s,
-        end_s=end_s,
+        ready_s=starts_s,
+        start_s=starts_s,
+        end_s=ends_s,
         memory_ptr=np.zeros(num_devices + 1, dtype=np.int64),
         memory_time_s=np.zeros(0),
         memory_bytes=np.zeros(0, dtype=np.int64),
-        peak_bytes=progress.peak_bytes + np.array(costs.state_bytes, dtype=np.int64),
+        peak_bytes=_peak_bytes(schedule, costs),
     )
 
 
 def after_s(timeline: Timeline) -> FloatArray:
-    """Per device of a simulated pipeline: how long what follows its last action takes."""
+    """Per device of a simulated pipeline: seconds of the work after its last action."""
     last = slice(timeline.num_works - timeline.num_devices, timeline.num_works)
     return timeline.end_s[last] - timeline.start_s[last]
 
 
 def action_busy_s(timeline: Timeline) -> FloatArray:
-    """Per device of a pipeline: how long its actions take, without what follows them."""
+    """Per device of a pipeline: seconds of its actions, without the work after them."""
     return timeline.busy_s - after_s(timeline)
 
 
@@ -98,38 +142,13 @@ def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:
         raise UsageError("a stage keeps more for the gradient of its weights than it holds at all")
 
 
-def action_table(schedule: Schedule) -> ActionTable:
-    """The schedule for compiled code."""
-    return ActionTable(
-        start=table(schedule.start, np.int32),
-        work=table(schedule.work, np.int32),
-        stage=table(schedule.stage, np.int32),
-        microbatch=table(schedule.microbatch, np.int32),
-        device_of_stage=table(schedule.device_of_stage, np.int32),
-    )
-
-
-def stage_table(costs: StageCosts) -> StageTable:
-    """The costs for compiled code; see `StageTable`."""
-    forward_s = np.array(costs.forward_s, dtype=np.float64)
-    input_s = np.array(costs.input_gradient_s, dtype=np.float64)
-    weight_s = np.array(costs.weight_gradient_s, dtype=np.float64)
-    held = np.array(costs.activation_bytes, dtype=np.int64)
-    late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
-    return StageTable(
-        duration_s=table(np.stack([forward_s, input_s + weight_s, input_s, weight_s]), np.float64),
-        change_bytes=table(np.stack([held, -held, late - held, -late]), np.int64),
-        send_s=table((*costs.send_s, 0.0), np.float64),
-    )
-
-
 def action_name(schedule: Schedule, action: int) -> str:
-    """An action as people write it: ``2F0`` is the forward of stage 2 for microbatch 0."""
+    """An action in short form: ``2F0`` is the forward of stage 2 for microbatch 0."""
     letter = WORK_LETTERS[schedule.work[action]]
     return f"{schedule.stage[action]}{letter}{schedule.microbatch[action]}"
 
 
-def deadlock(schedule: Schedule, cursor: NDArray[np.int64]) -> CheckError:
+def _deadlock(schedule: Schedule, cursor: LongArray) -> CheckError:
     """The error for a schedule that stopped with each device at ``cursor``."""
     stuck = np.flatnonzero(cursor < schedule.start[1:])
     device = int(stuck[0])

@@ -12,7 +12,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels.containers import table
 from hocket.planners.parallel.schedules.rows import stages_of_chunks
-from hocket.simulate.pipeline import stage_table
+from hocket.simulate.pipeline import durations_s
 
 
 class PipelineTable(NamedTuple):
@@ -82,15 +82,15 @@ def pipeline_table(
     costs: StageCosts, num_microbatches: int, memory_bytes: Sequence[int], layout: IntArray
 ) -> PipelineTable:
     """The pipeline of these costs with stages on the devices of ``layout``."""
-    stages, held = stage_table(costs), np.array(costs.activation_bytes, dtype=np.int64)
+    held = np.array(costs.activation_bytes, dtype=np.int64)
     stage_of = stages_of_chunks(layout, len(costs.state_bytes))
     is_near = np.append(layout[1:] == layout[:-1], True)
     return PipelineTable(
         num_microbatches=num_microbatches,
         stage_of=table(stage_of, np.int64),
         device_of_stage=table(layout, np.int64),
-        duration_s=stages.duration_s,
-        send_s=table(np.where(is_near, 0.0, stages.send_s), np.float64),
+        duration_s=durations_s(costs),
+        send_s=table(np.where(is_near, 0.0, (*costs.send_s, 0.0)), np.float64),
         held_bytes=table(held, np.int64),
         whole_bytes=table(held[stage_of].sum(axis=1), np.int64),
         late_bytes=table(costs.weight_gradient_bytes, np.int64),
