@@ -1,4 +1,4 @@
-"""hocket decides where machine-learning work computes, shows the decision and carries it out.
+"""hocket chooses how to train a PyTorch model on given hardware, predicts and runs it.
 
 The names below are the public face. They are imported when first used, so that ``import hocket``
 and ``hocket --help`` stay instant.
@@ -64,7 +64,7 @@ __all__ = [
     "write_plan",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "Cluster": "hocket.hardware.cluster",
     "ParallelConfig": "hocket.transformer.parallel_config",
     "Graph": "hocket.graph.graph",
@@ -96,7 +96,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
     import random
     from importlib import import_module
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     # Importing rich draws from Python's generator, which a script may have seeded already.
     state = random.getstate()
     try:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_MODULE_OF[name]), name)
     finally:
         random.setstate(state)
 

@@ -69,7 +69,7 @@ class Training(TrainingLoop):
     plan: Plan
     """The plan that is executed, given or made by `prepare`."""
     predicted_step_s: float | None = None
-    """Predicted time of a step on the plan's devices, also where others stand in for them; None for
+    """Predicted time of a step on the plan's devices, also where a run uses others; None for
     a bare `ParallelConfig`, ``compiled`` steps and models that cannot be traced for a budget."""
     advice: str = ""
     """A shorter plan of several processes that was found for ``on=``; empty where there is none."""

@@ -215,7 +215,7 @@ def test_a_first_plan_tells_how_many_kernels_are_left_at_most(folder, monkeypatc
         progress.tell_before_compiling(None)
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "compiling up to 7 of this command's kernels for this processor, once",
+        "compiling up to 7 of this command's kernels for this CPU, once",
         "compiled 5 kernels, up to 2 are left",
     ]
 

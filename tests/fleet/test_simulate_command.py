@@ -53,7 +53,7 @@ def test_a_first_simulation_says_that_it_compiles(trace: Path, monkeypatch) -> N
 
     monkeypatch.setattr("hocket.api.fleet.simulate", compiling_first)
     result = CliRunner().invoke(command, [str(trace), "--cluster", "a:1x2,b:2", "--json"])
-    assert "kernels for this processor, once" in result.stderr
+    assert "kernels for this CPU, once" in result.stderr
     assert json.loads(result.stdout)["num_jobs"] == 2
 
 

@@ -60,7 +60,7 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
     for rank, busy_s in zip(result["pipeline_ranks"], predicted_s, strict=True):
         assert rank["busy_s"]["predicted"] == pytest.approx(busy_s)
     assert err.count("loss") == 2
-    assert "run on the processor here" in err
+    assert "run on the CPU here" in err
 
 
 def run_and_hurt(signal_number):

@@ -119,7 +119,7 @@ def test_run_with_processes_prints_a_table_and_the_same_losses(plan_file, capsys
     assert lines[1].startswith(f"step    2  loss {expected[1]:.6g}  ")
     assert lines[2].startswith("step predicted ")
     assert lines[4].split()[:2] == ["gpu0", "cpu"]
-    assert "gpu0, gpu1 run on the processor" in err
+    assert "gpu0, gpu1 run on the CPU" in err
     assert plan_file.with_name("run.trace.json").is_file()
 
 

@@ -55,7 +55,7 @@ def test_serve_says_that_it_compiles(fleet, monkeypatch):
     assert "compiling" not in fleet.said
     monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, on_ready: compiling("play"))
     fleet.type("serve", "--devices", "v100:1")
-    assert "kernels for this processor, once" in fleet.said
+    assert "kernels for this CPU, once" in fleet.said
 
 
 @pytest.mark.parametrize("number", ["abc", "0", "-3", "1.5", "٣", "9" * 30])

@@ -64,7 +64,7 @@ def test_lost_devices_and_trouble_are_told():
     assert [device.state for device in page.devices.rows] == ["in use", "not there"]
     assert "1 not there" in [stat.note for stat in page.stats]
     assert "no node answers" in whole_page(state, trouble="no node answers")
-    assert 'class="lane down"' in page.picture
+    assert 'class="track down"' in page.picture
 
 
 def test_paused_jobs_are_named():

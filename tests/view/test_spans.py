@@ -10,11 +10,11 @@ from hocket.simulate.analysis import crossings
 from hocket.view.spans import (
     device_rows,
     joined,
-    lanes,
     link_rows,
     memory_envelope,
     thinned,
     thinned_to,
+    tracks,
 )
 
 many = settings(max_examples=60, deadline=None, derandomize=True)
@@ -27,15 +27,15 @@ def test_lanes_never_overlap_and_are_as_few_as_possible(spans):
     spans.sort()
     start = np.array([a for a, _ in spans], dtype=np.int64)
     end = np.array([a + n for a, n in spans], dtype=np.int64)
-    lane = lanes(start, end)
+    track = tracks(start, end)
     for i in range(len(spans)):
         for j in range(i):
-            if lane[i] == lane[j]:
+            if track[i] == track[j]:
                 assert end[j] <= start[i]
     lasting = [(a, a + n) for a, n in spans if n]
     depth = max((sum(a <= t < b for a, b in lasting) for t, _ in lasting), default=0)
     if all(n for _, n in spans):
-        assert lane.max(initial=-1) + 1 == depth
+        assert track.max(initial=-1) + 1 == depth
 
 
 def all_rows(made):
@@ -50,7 +50,7 @@ def test_thinned_keeps_time_and_counts_and_bounds_the_marks(num_ops, num_devices
     for row in all_rows(made):
         thin = thinned(row, bin_s)
         num_bins = np.floor(made.timeline.makespan_s / bin_s) + 1
-        assert thin.num_marks <= 2 * num_bins * row.num_lanes
+        assert thin.num_marks <= 2 * num_bins * row.num_tracks
         assert thin.count.sum() == row.num_marks
         assert thin.busy_s.sum() == pytest.approx(row.busy_s.sum())
         assert np.all(np.diff(thin.start_s) >= 0)
@@ -58,8 +58,8 @@ def test_thinned_keeps_time_and_counts_and_bounds_the_marks(num_ops, num_devices
         assert set(thin.span.tolist()) <= set(row.span.tolist())
         long = row.span[row.end_s - row.start_s >= bin_s]
         assert set(long.tolist()) <= set(thin.span[thin.count == 1].tolist())
-        for lane in range(row.num_lanes):
-            mine = thin.lane == lane
+        for track in range(row.num_tracks):
+            mine = thin.track == track
             assert np.all(thin.end_s[mine][:-1] <= thin.start_s[mine][1:] + 1e-15)
 
 

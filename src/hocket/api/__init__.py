@@ -45,7 +45,7 @@ __all__ = [
     "run_plan",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "collective_bound": "collectives",
     "collective_classes": "collectives",
     "plan_collective": "collectives",
@@ -57,4 +57,4 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'planned')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'planned')}"), name)

@@ -41,7 +41,7 @@ def plan_collective(
     max_trees: int | None = None,
     with_blink: bool = False,
 ) -> CollectivePlan:
-    """The best schedule of a collective on these links, its bound and the plain ways beside it.
+    """The best schedule of a collective on these links, its bound and the common schedules.
 
     Every schedule is verified and the certificate checked before it is returned.
     """
@@ -137,7 +137,7 @@ def collective_bound(
     relay: bool = False,
     links: str = "auto",
 ) -> dict[str, Any]:
-    """What a collective can reach at most, with the certificate, checked."""
+    """Upper bound of the rate of a collective, with its checked certificate."""
     import time
 
     from hocket.planners.communication.check import check_certificate
@@ -182,7 +182,7 @@ def predict_propagation(graph: Graph, plan: CollectivePlan) -> PropagationChoice
 
 
 def predict_shared_propagation(problem: Problem, plan: Plan) -> PropagationChoice | None:
-    """What sending gradients by priority would bring replicas that each take one device."""
+    """Gain of priority gradient sync for replicas of one device each."""
     from hocket.planners.communication.priority import choose_for_replicas
 
     return choose_for_replicas(problem, plan)

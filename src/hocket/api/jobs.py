@@ -48,9 +48,9 @@ def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path)
         write_plan(file, planned.comparison.problem, chosen.plan)
         speeds[name], plans[name] = 1 / chosen.step_s, str(file.resolve())
     if not plans:
-        told = " or ".join(map(str, gangs))
+        sizes = " or ".join(map(str, gangs))
         raise NoFeasiblePlanError(
-            f"{graph.name} fits no {told} devices of one kind of this fleet: {why}",
+            f"{graph.name} fits no {sizes} devices of one kind of this fleet: {why}",
             hint="ask for a larger gang, or a smaller batch",
         )
     is_spread = max(gangs) > 1
@@ -61,7 +61,7 @@ def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path)
 
 
 def _on_all(comparison: Comparison, gang: int) -> Candidate | None:
-    """The shortest way that every device of the gang has a part in, a process for each."""
+    """The fastest candidate that uses every device of the gang, a process for each."""
     from hocket.plan.sections import Parallel
 
     if gang == 1:

@@ -66,7 +66,7 @@ def fit(
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> BudgetFit:
-    """How a training step fits into ``memory``, such as ``"8GiB"``, on a cluster of one device.
+    """Fit a training step into ``memory``, such as ``"8GiB"``, on a cluster of one device.
 
     Without ``memory`` it is what the device has beside its headroom. ``host_bytes`` limit what may
     wait on the host; ``async_update`` is that of `hocket.prepare`. The fit's ``chosen`` plan is
@@ -131,7 +131,7 @@ def largest_that_fits(
     seen: set[str] = set()
 
     def missing_bytes(size: int) -> int:
-        """Bytes that are needed beyond the budget, which only a problem tells."""
+        """Bytes that are missing; the budget is known from the problem alone."""
         nonlocal best
         graph = make_graph(size)
         if graph.content_hash in seen:

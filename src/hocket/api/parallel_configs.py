@@ -79,7 +79,7 @@ def make_training(
     coefficients: Coefficients | None = None,
     spare: float | None = None,
 ) -> Problem:
-    """What is trained on what; without ``dtype``, in the first type that all devices have.
+    """The training of a model on a cluster, by default in the first type that all devices have.
 
     ``options`` set the program (``async-tp``, ``hsdp=8``); ``spare`` is the share of memory that
     stays free, a few percent unless it is given.
@@ -99,7 +99,7 @@ def make_training(
 
 
 NUM_SYNTHESISED = 3
-"""How many pipelines get schedules of their own where a person asks for such."""
+"""Number of pipelines that get synthesised schedules on request."""
 
 
 def limited(
@@ -113,7 +113,7 @@ def limited(
 ) -> Problem:
     """The problem with limits on what is tried.
 
-    ``software`` is the program that a person named, if any: schedules that another would lack are
+    ``software`` is the program that the user named, if any: schedules that another would lack are
     then refused. ``fixed`` is text such as ``tensor=8,recompute=full``.
     """
     limits = default_limits(problem)

@@ -48,7 +48,7 @@ class Planned:
 
     @property
     def problem(self) -> Problem:
-        """What was planned."""
+        """The model and its cluster."""
         return self.comparison.problem
 
     @property
@@ -65,7 +65,7 @@ class Planned:
         return dict(zip(names, self.timeline.peak_bytes.tolist(), strict=True))
 
     def explain(self) -> str:
-        """What was chosen, why, and what limits it."""
+        """The chosen plan, the reason and the limit of its step."""
         from hocket.view.shared import how_of
         from hocket.view.wording import count_of
 
@@ -77,7 +77,7 @@ class Planned:
         return "; ".join(part for part in (chosen, self.comparison.why) if part)
 
     def run(self, options: RunOptions | None = None, **changes: Any) -> RunResult:
-        """Carry out the plan for some steps, one by default: ``run(steps=3, backend="single")``.
+        """Run the plan for some steps, one by default: ``run(steps=3, backend="single")``.
 
         A model that was given to `hocket.auto` starts from its own weights and is not changed.
         Else the model is built anew: ``model`` must name it (a model of the zoo or
@@ -161,7 +161,7 @@ def run_plan(
     on_step: OnStep = lambda number, record: None,
     on_progress: OnProgress = lambda what: None,
 ) -> RunResult:
-    """Carry out a plan, placement or config, on this machine; see `hocket.runtime.run`."""
+    """Run a plan on this machine; see `hocket.runtime.run`."""
     from hocket.base.extras import require
 
     require("torch", "running a plan")
@@ -192,10 +192,10 @@ def auto(
     """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
 
     ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
-    whole batch of a step. The best way may take a process per device (`hocket launch`);
-    ``planners="auto"`` places single ops instead, which one process carries out. ``goal`` and
+    whole batch of a step. The best plan may need a process per device (`hocket launch`);
+    ``planners="auto"`` places single ops instead, which one process runs. ``goal`` and
     ``must`` are as `plan_graph` takes them. With ``check`` it is tried at toy size whether parts of
-    a batch train as the whole does; where they do not, the batch is not shared out.
+    a batch train as the whole does; where they do not, the batch is not split.
     """
     from hocket.capture.given import first_batch, supervised, unwrapped
     from hocket.capture.sizes import capture_sizes, trying_samples
@@ -228,7 +228,7 @@ def plan_graph(
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Compare planners, or by default all ways to share the batch, and return the best plan.
+    """Compare planners, or by default all strategies for the batch, and return the best plan.
 
     Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
     with ``planners="auto"``. ``goal`` says what is best, as with ``hocket plan --objective``:

@@ -47,7 +47,7 @@ def compare_ways(
     must: Constraints = NO_CONSTRAINTS,
     num_degrees: int = 0,
 ) -> Comparison:
-    """The named planners compared; without names, all ways that there are to do such work.
+    """The named planners compared; without names, all strategies.
 
     A training is divided. The ops of a graph are placed, or its batch is shared where it can be.
     """
@@ -73,7 +73,7 @@ def compare_changes(
     must: Constraints = NO_CONSTRAINTS,
     planners: Sequence[str] = (),
 ) -> list[ChangedCluster]:
-    """What changes of the cluster would bring, and the best that so much money per hour buys.
+    """Plans for changed clusters, and for the best that so much money per hour buys.
 
     What is best by the goal comes first.
     The same planners are asked as for the cluster that is there: else these would differ, too.

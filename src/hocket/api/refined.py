@@ -1,4 +1,4 @@
-"""A plan again, with times that were measured while it was carried out."""
+"""Planning again with op times that were measured while a plan ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carrying out plans. Light: the command line asks for the names of backends."""
+"""Running plans. Light: the command line needs the names of backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_config(problem: Problem, plan: Plan) -> Agreement:
 
 
 def step_on_processor_s(problem: Problem, scale: float) -> float | None:
-    """Seconds that a step takes on this processor, about; None where that is no question."""
+    """Estimated seconds of a step on this CPU; None where a GPU runs it."""
     from hocket.runtime.pace import step_on_processor_s
 
     return step_on_processor_s(problem, scale)

@@ -34,7 +34,7 @@ class WaveForecast:
 
     by_launches: dict[Launches, WaveFit]
     launches: Launches
-    """How the planned ops are issued."""
+    """Launch mode of the planned ops."""
 
     @property
     def fit(self) -> WaveFit:

@@ -1,6 +1,6 @@
 """The command line: ``hocket COMMAND``.
 
-Every command stands in a file of its own whose top imports only click, so that ``--help`` is
+The top of a command's file imports only click, so that ``--help`` is
 instant; what a command needs is imported when it runs.
 """
 
@@ -78,5 +78,5 @@ def _unexpected(error: Exception) -> Exception:
 
 
 def _lower_first(text: str) -> str:
-    told = " ".join(text.split())  # Click writes choices on lines of their own
-    return told[:1].lower() + told[1:].rstrip(".")
+    line = " ".join(text.split())  # Click writes choices on lines of their own
+    return line[:1].lower() + line[1:].rstrip(".")

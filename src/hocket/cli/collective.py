@@ -105,8 +105,8 @@ def command(
 ) -> None:
     """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather, reducescatter, alltoall.
 
-    Shows the bound of these links with its certificate, the best schedule, and the ways of other
-    programs (ring, chain, trees, one hop) beside it.
+    Shows the bound of these links with its certificate, the best schedule, and those of other
+    programs (ring, chain, trees, one hop).
     """
     from hocket import api
 
@@ -196,7 +196,7 @@ def _export(plan: CollectivePlan, path: Path) -> Path:
         text = dump_json(data)
     else:
         raise UsageError(
-            f"cannot tell the form of {str(path)!r} from its name",
+            f"cannot infer the format of {str(path)!r} from its name",
             hint="end it in .xml (MSCCL), .json (MSCCL++) or .graph.xml (NCCL)",
         )
     write_atomically(path, text)
@@ -209,8 +209,8 @@ def _show(
     from hocket.view.collective import as_dict, limit, offers_table, propagation_as_dict, why
 
     if as_json:
-        told = {} if travel is None else {"gradients": propagation_as_dict(travel)}
-        emit({**as_dict(plan), **told, "written": [str(path) for path in written]})
+        gradients = {} if travel is None else {"gradients": propagation_as_dict(travel)}
+        emit({**as_dict(plan), **gradients, "written": [str(path) for path in written]})
         return
     console().print(offers_table(plan))
     click.echo(f"{why(plan)}; {limit(plan)}")

@@ -36,7 +36,7 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
     """Write PLAN as flags, configuration or script of a training program.
 
     What the program cannot say is refused, never left out; a placement for Accelerate becomes the
-    device_map that is nearest to it, and the difference is told.
+    device_map that is nearest to it, and the difference is printed.
     """
     extra: dict[str, Any] = {}
     if target == "accelerate":
@@ -105,6 +105,6 @@ def _only_run(plan_file: Path) -> UsageError:
 
     return UsageError(
         f"{str(plan_file)!r} shares a captured step over its devices, which no other program says",
-        hint="hocket run carries it out; to export, plan with --planner auto (for accelerate) or "
+        hint="hocket run executes it; to export, plan with --planner auto (for accelerate) or "
         "with hocket parallel (for the others)",
     )

@@ -45,7 +45,7 @@ def command(
 
     In SCRIPT hocket.prepare finds its part of PLAN. A rank that is killed or fails is named, and
     all end with it (exit 5). What ranks print comes out line by line, with the rank before each
-    line where there are several; with --json all of it on standard error. Options of hocket stand
+    line where there are several; with --json all of it on standard error. Options of hocket come
     before PLAN; what follows SCRIPT is the script's. On several machines start it on each, with the
     same PLAN and --address: each runs the devices of one host of PLAN. PLAN may be - for the one
     that HOCKET_PLAN names, as a fleet does for its jobs.

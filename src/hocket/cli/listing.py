@@ -58,13 +58,13 @@ def _billions(count: int) -> str:
 def _planners() -> Names:
     from hocket.api.planners import PLANNERS
 
-    return [(name, _told(planner)) for name, planner in PLANNERS.items()]
+    return [(name, _summary(planner)) for name, planner in PLANNERS.items()]
 
 
 def _policies() -> Names:
     from hocket.api.fleet import POLICIES
 
-    return [(name, _told(policy)) for name, policy in POLICIES.items()]
+    return [(name, _summary(policy)) for name, policy in POLICIES.items()]
 
 
 def _programs() -> Names:
@@ -76,7 +76,7 @@ def _programs() -> Names:
     ]
 
 
-def _told(function: object) -> str:
+def _summary(function: object) -> str:
     first_paragraph = (getattr(function, "__doc__", None) or "").strip().split("\n\n")[0]
     return " ".join(first_paragraph.split())
 
@@ -97,7 +97,7 @@ def command(what: str, as_json: bool) -> None:
     """List the names of hardware, models, planners, policies or training programs."""
     names = LISTS[what]()
     if as_json:
-        emit({what: [{"name": name, "is": told} for name, told in names]})
+        emit({what: [{"name": name, "is": summary} for name, summary in names]})
         return
     from rich.table import Table
     from rich.text import Text
@@ -105,6 +105,6 @@ def command(what: str, as_json: bool) -> None:
     shown = Table.grid(padding=(0, 2), pad_edge=True)
     shown.add_column(no_wrap=True)
     shown.add_column()
-    for name, told in names:
-        shown.add_row(Text(name), Text(told, style="dim"))
+    for name, summary in names:
+        shown.add_row(Text(name), Text(summary, style="dim"))
     console().print(shown)

@@ -1,4 +1,4 @@
-"""What every command shares: results on stdout, all else on stderr, errors in one form."""
+"""Output of all commands: results on stdout, all else on stderr, errors in one form."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def emit(result: Mapping[str, Any]) -> None:
     """Print a result as one JSON object on stdout."""
     # Where not every character can be written, JSON's escapes lose nothing.
     is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
-    told = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False)
+    text = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False)
     # Half a pair of surrogates, which JSON files may hold, can only be written as it was there.
-    click.echo(told.encode(errors="backslashreplace").decode())
+    click.echo(text.encode(errors="backslashreplace").decode())
 
 
 def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:
@@ -72,7 +72,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """Text for the person, on stderr, so that stdout holds results only."""
+    """Text for the user, on stderr, so that stdout holds results only."""
     from hocket.view.names import LONGEST_SENTENCE, inert
 
     # Names come from files that anyone may have written: they must not steer the terminal.

@@ -205,7 +205,7 @@ def command(
         graph, on, transfers, profile, calibration, "throughput" if load_only else "latency",
         contiguous, headroom_bytes,
     )  # fmt: skip
-    for change in changes:  # a wrong one is told before anything is planned
+    for change in changes:  # a wrong one is refused before anything is planned
         changed_cluster(problem.cluster, change)
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
@@ -319,17 +319,17 @@ def _data(
     travel: PropagationChoice | None,
     written: Sequence[Path],
 ) -> dict[str, Any]:
-    """What ``--json`` tells."""
+    """The result as ``--json`` prints it."""
     from hocket.view.collective import propagation_as_dict
     from hocket.view.compared import comparison_data
     from hocket.view.variants import variants_data
 
-    told = comparison_data(comparison)
+    data = comparison_data(comparison)
     if variants is not None:
-        told["what_if"] = variants_data(variants)
+        data["what_if"] = variants_data(variants)
     if travel is not None:
-        told["gradients"] = propagation_as_dict(travel)
-    return {**told, "written": [str(path) for path in written]}
+        data["gradients"] = propagation_as_dict(travel)
+    return {**data, "written": [str(path) for path in written]}
 
 
 def _say_what_follows(

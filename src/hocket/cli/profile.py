@@ -43,7 +43,7 @@ MAX_REASONS = 6
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Processes that share this processor: the others are at work while ops are timed.",
+    help="Processes that share this CPU: the others compute while ops are timed.",
 )
 @click.option(
     "--fresh",
@@ -101,7 +101,7 @@ def command(
 
 
 def _known(output: Path) -> Profile | None:
-    """What an earlier run left in the file, where that is a profile."""
+    """The profile of an earlier run, where the file has one."""
     from hocket.base.errors import InputFileError
     from hocket.cost.profile import read_profile
 

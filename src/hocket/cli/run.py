@@ -1,4 +1,4 @@
-"""``hocket run``: carry out a plan on this machine and compare with the prediction."""
+"""``hocket run``: train some steps of a plan on this machine, compare with the prediction."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _LONG_STEP_S = 20.0
     type=click.Choice(BACKENDS),
     default="auto",
     show_default=True,
-    help="One process, or a process per device on processors (gloo) or GPUs (nccl). auto: one "
+    help="One process, or a process per device on CPUs (gloo) or GPUs (nccl). auto: one "
     "process where there is a GPU for each device, else gloo.",
 )
 @click.option(
     "--model",
     default=None,
     metavar="NAME_OR_FACTORY",
-    help="The plan's model, where its name does not lead to it any more.",
+    help="Model to use if the plan's name cannot be resolved.",
 )
 @click.option(
     "--scale",
@@ -59,13 +59,13 @@ _LONG_STEP_S = 20.0
     type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,
-    help="Of weights, batch and dropout.",
+    help="Seed of weights, batch and dropout.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
     default=None,
-    help="Threads of each process on processors. [default: the cores, shared]",
+    help="Threads of each process on CPUs. [default: the cores, shared]",
 )
 @click.option(
     "--slowdown",
@@ -85,7 +85,7 @@ _LONG_STEP_S = 20.0
 @click.option(
     "--check-only",
     is_flag=True,
-    help="For a parallel plan: only compare its config with one device at toy size.",
+    help="For a parallel plan: only compare gradients of a small copy with one device.",
 )
 @json_option
 def command(
@@ -102,7 +102,7 @@ def command(
     check_only: bool,
     as_json: bool,
 ) -> None:
-    """Carry out PLAN: train for some steps, print losses and times, compare with the prediction.
+    """Run PLAN: train for some steps, print losses and times, compare with the prediction.
 
     The model is built again with random weights, captured again, and refused where it is not the
     one that was planned. A parallel plan is first compared with one device at toy size.
@@ -233,25 +233,25 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 
 
 def _say_how_long(problem: Problem, scale: float) -> None:
-    """Who waits for minutes is told before."""
+    """Say before a long wait how long it takes."""
     from hocket.api.runs import step_on_processor_s
     from hocket.base.units import words_for_seconds
 
     step_s = step_on_processor_s(problem, scale)
     if step_s is not None and step_s > _LONG_STEP_S:
         say(
-            f"note: the processor does the work here: about {words_for_seconds(step_s)} per step, "
-            "and some to begin with; a smaller --scale takes less"
+            f"note: no GPU here: about {words_for_seconds(step_s)} per step on the CPU; a smaller "
+            "--scale takes less"
         )
 
 
 def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
-    """Times on a processor say nothing about the accelerators of the plan."""
+    """Times on a CPU say nothing about the accelerators of the plan."""
     is_cpu = {device.name: device.kind.is_cpu for device in problem.cluster.devices}
     names = [name for name, place in result.runs_on.items() if place == "cpu" and not is_cpu[name]]
     if names:
         say(
-            f"note: {', '.join(names)} run on the processor here, so times are not those of the "
+            f"note: {', '.join(names)} run on the CPU here, so times are not those of the "
             "planned devices"
         )
     elif result.dtype is not None and result.dtype != problem.training.software.dtype:

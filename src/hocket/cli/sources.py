@@ -1,4 +1,4 @@
-"""From what a person names on the command line to values: graphs, clusters, costs, problems."""
+"""Values of what the command line names: graphs, clusters, costs, problems."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Objective, Problem, TransferMode
 
 
-# A person's own function that makes a model, looked at as text.
+# The user's own function that makes a model, checked as text.
 #
-# What is wrong with its name or its parameters is told before the seconds that importing PyTorch
+# A wrong name or parameter is reported before the seconds that importing PyTorch
 # and the file take. Whatever the text does not settle is left to the import.
 
 _PARAMETERS = ("batch", "seq", "dtype", "layers")
@@ -109,7 +109,7 @@ TOY_BATCH, TOY_SEQ = 4, 8
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How to build a model that is captured; None leaves it to the model."""
+    """Options of a model that is captured; None leaves them to the model."""
 
     batch: int | None
     seq: int | None
@@ -219,8 +219,8 @@ def cost_options(command: F) -> F:
         ("--calibration", "Fitted efficiencies from hocket calibrate."),
         ("--profile", "Measured op times from hocket profile."),
     )
-    for name, told in named:
-        command = click.option(name, type=click.Path(path_type=Path), help=told)(command)
+    for name, help_text in named:
+        command = click.option(name, type=click.Path(path_type=Path), help=help_text)(command)
     return command
 
 
@@ -358,9 +358,9 @@ def capture_model(
 
 
 def say_unsplit(graph: Graph) -> None:
-    """Say why the batch of a step is not shared out, where it is not."""
+    """Say why the batch of a step cannot be split, where it cannot."""
     if reason := graph.meta.get("unsplit"):
-        say(f"the batch is not shared out: {reason}")
+        say(f"the batch cannot be split: {reason}")
 
 
 def say_loss(graph: Graph) -> None:
@@ -378,8 +378,8 @@ def say_loss(graph: Graph) -> None:
 
 
 def named_cluster(on: str) -> Cluster | None:
-    """The cluster of a name or file, read before the seconds that a capture takes so that what is
-    wrong with it is told at once; None where it is found later (a graph's own, this machine)."""
+    """The cluster of a name or file, read before the model is captured so that errors come at once;
+    None where it is found later (a graph's own, this machine)."""
     from hocket.api import ON_FILE, ON_THIS_MACHINE
     from hocket.api.clusters import cluster_from_text
 
@@ -447,7 +447,7 @@ def announce_compilation(about: int = 1) -> None:
         if num_compiled == 0:
             # Each command has its own, so that another one says so again.
             some = f"up to {about} of " * (about > 1)
-            say(f"compiling {some}this command's kernels for this processor, once")
+            say(f"compiling {some}this command's kernels for this CPU, once")
         elif num_compiled % 5 == 0 and about > num_compiled:
             say(f"compiled {num_compiled} kernels, up to {about - num_compiled} are left")
         num_compiled += 1

@@ -184,15 +184,15 @@ def _absolute(spec: str) -> str:
 
 def _lines() -> Callable[[str, int, int], None]:
     """Tell a log what is done: when it begins, now and then, and when it ends."""
-    told: dict[str, float] = {}
+    last_s: dict[str, float] = {}
 
     def tell(what: str, done: int, total: int) -> None:
         now_s = time.monotonic()
-        if what in told and done < total and now_s - told[what] < _LOG_S:
+        if what in last_s and done < total and now_s - last_s[what] < _LOG_S:
             return
-        if told.get(what) == math.inf:
+        if last_s.get(what) == math.inf:
             return
-        told[what] = math.inf if done >= total else now_s
+        last_s[what] = math.inf if done >= total else now_s
         say(f"{what}: {done} of {total}")
 
     return tell

@@ -196,12 +196,12 @@ def _answer(query: Query) -> tuple[str, bytes]:
         html = fit_report.summary_html(found)
         name, then = "fit", "hocket.prepare(model, optimizer, batch, memory=…)"
         budgets = sorted((plan.peak_bytes, plan.step_s) for plan in found.frontier.best_of())
-    told = {
+    answer = {
         "html": html, "budgets": budgets, "command": f"hocket {name} {given['model']} {words}",
         "then": then, "fits": isinstance(found, Planned) or found.chosen is not None,
         "files": urlencode(query),
     }  # fmt: skip
-    return "application/json", json.dumps(told).encode()
+    return "application/json", json.dumps(answer).encode()
 
 
 def _plan_file(query: Query) -> tuple[str, bytes]:

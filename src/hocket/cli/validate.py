@@ -177,10 +177,10 @@ def _memory_cells(part: TableScores, limit: float | None) -> list[str]:
         cells = [str(score.rows), _percent(score.mean), _percent(limit), f"{100 * score.bias:+.1f}"]
     if outcome is None:
         return [*cells, "–", "–"]
-    foreseen = (
+    predicted = (
         f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}" if outcome.ran_out else "–"
     )
-    return [*cells, foreseen, f"{outcome.false_alarms} of {outcome.ran}"]
+    return [*cells, predicted, f"{outcome.false_alarms} of {outcome.ran}"]
 
 
 def _empty_table(title: str, headings: tuple[str, ...]) -> Table:

@@ -147,7 +147,7 @@ def _named(written: list[Path], what: str) -> str:
 
 
 def _say_launch(names: str, plan: Path) -> None:
-    """How to run the plan of several devices, which one process cannot."""
+    """Name the command that runs a plan of several devices."""
     say(f"wrote {names} — next: hocket launch {plan} train.py, whose script calls "
         f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Files that commands write: whether they can be written, and what stands beside a plan."""
+"""Files that commands write, and the names of those next to a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 CARRIED_OPS = 20_000
-"""Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
+"""Up to this many ops a plan contains the graph of a file; above, it names the file."""
 
 
 def require_folder(output: Path) -> None:
@@ -103,5 +103,5 @@ def beside(output: Path, name: str) -> Path:
 
 
 def named_graph(graph: Graph, graph_file: Path | None) -> Path | None:
-    """The file of a graph that is too large to be carried inside a plan."""
+    """The file of a graph that is too large to be part of a plan."""
     return graph_file if graph.num_ops > CARRIED_OPS else None

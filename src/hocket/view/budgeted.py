@@ -34,12 +34,12 @@ class WithinBudget:
 
     @cached_property
     def copies(self) -> HostCopies:
-        """What moves between device and host."""
+        """Copies between device and host."""
         return host_copies(self.step)
 
     @property
     def streamed_bytes(self) -> int:
-        """Parameters that are at home on the host and come for each pass."""
+        """Bytes of parameters that are streamed from the host for each pass."""
         # By name: copies of what the host updates are on the device rounded, or in whole pages.
         there = {self.step.tensor_names[tensor] for tensor in _parameters(self.step)}
         whole = self.whole
@@ -71,7 +71,7 @@ def _parameters(graph: Graph) -> IntArray:
 
 
 def decided(within: WithinBudget) -> str:
-    """What becomes of the blocks, in a sentence."""
+    """The policy of the blocks in one sentence."""
     memory, blocks = within.memory, within.memory.blocks
     counts = Counter(block.activations for block in blocks)
     parts = [
@@ -81,9 +81,9 @@ def decided(within: WithinBudget) -> str:
         parts.append(f"{format_bytes(within.streamed_bytes)} of parameters streamed")
     if at_home := sum(block.update == "host" for block in blocks):
         parts.append(f"{at_home} updated on the host")
-    visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
-    if visiting:
-        parts.append(f"{visiting} updated on the device with optimizer state swapped in")
+    swapped = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
+    if swapped:
+        parts.append(f"{swapped} updated on the device with optimizer state swapped in")
     if members := sum(bool(layer_label(block.name, 2)) for block in blocks):
         parts.append(f"{members} of the blocks are members of lists inside others")
     if (groups := expert_groups(memory)) > 1:
@@ -136,7 +136,7 @@ def kept_data(within: WithinBudget) -> dict[str, Any]:
 
 
 def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
-    """What would shorten a step within a budget, as far as its timeline tells."""
+    """Measures that would shorten a step within a budget, as far as its timeline shows."""
     shares = facts.path.shares
     copying, at_home = shares.get(COPIES, 0.0), shares.get(HOST, 0.0)
     lines = []
@@ -146,7 +146,7 @@ def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
         )
     if copying >= NOTABLE:
         lines.append(
-            "a larger budget, or a faster way to the host: the step waits "
+            "a larger budget, or a faster link to the host: the step waits "
             f"{format_percent(copying)} of its time for copies"
         )
     if at_home >= NOTABLE:

@@ -151,7 +151,7 @@ def propagation_table(travel: PropagationChoice) -> FittedTable:
 
 
 def propagation_why(travel: PropagationChoice) -> str:
-    """What a step consists of, and why one order is taken."""
+    """Parts of a step, and the reason for the chosen order of gradients."""
     parts = (
         f"a step computes {format_seconds(travel.computes_s)} and sends "
         f"{format_seconds(travel.travels_s)}; {travel.why}"

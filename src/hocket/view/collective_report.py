@@ -1,7 +1,7 @@
 """The report of a planned collective, one HTML file without scripts, and the trace of its chunks.
 
-The ways to do it, a drawing of each tree over the topology, what bounds the rate, and how full each
-link is. Ranks stand on a circle in their order, places that only forward inside it.
+Schedules, a drawing of each tree over the topology, what bounds the rate, and how full each
+link is. Ranks are on a circle in their order, places that only forward are inside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.view.collective import limit, offers_table, why
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
 from hocket.view.sections import next_steps
-from hocket.view.spans import lanes
+from hocket.view.spans import tracks
 from hocket.view.wording import sentence
 
 MAX_TREES = 24
@@ -186,7 +186,7 @@ def _head(a: Point, b: Point) -> str:
 
 
 def collective_trace(plan: CollectivePlan) -> dict[str, Any]:
-    """The chunks on every channel as a trace that Perfetto opens; few chunks stand for many."""
+    """The chunks on every channel as a trace that Perfetto opens; few chunks represent many."""
     import numpy as np
 
     size = plan.size_bytes or 2**30
@@ -202,21 +202,21 @@ def collective_trace(plan: CollectivePlan) -> dict[str, Any]:
         spans.sort(key=lambda span: (span.start_s, span.tree, span.chunk))
         start = np.rint([span.start_s * 1e9 for span in spans]).astype(np.int64)
         end = np.rint([span.end_s * 1e9 for span in spans]).astype(np.int64)
-        lane = lanes(start, end)
-        for index in range(int(lane.max()) + 1):
+        track = tracks(start, end)
+        for index in range(int(track.max()) + 1):
             label = f"{inert(name)} {inert(src)}" + (f" #{index + 1}" if index else "")
             events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row + index,
                            "args": {"name": label}})  # fmt: skip
-        for span, begin, finish, on in zip(spans, start.tolist(), end.tolist(), lane.tolist(),
+        for span, begin, finish, on in zip(spans, start.tolist(), end.tolist(), track.tolist(),
                                            strict=True):  # fmt: skip
             events.append({
                 "ph": "X", "name": f"tree {span.tree} chunk {span.chunk}", "cat": "transfer",
                 "pid": 1, "tid": row + on, "ts": begin / 1000, "dur": (finish - begin) / 1000,
                 "args": {"from": inert(span.send.src), "to": inert(span.send.dst)},
             })  # fmt: skip
-        row += int(lane.max()) + 1
-    told = {"collective": plan.collective, "algorithm": plan.chosen.name, "size_bytes": size}
-    return {"displayTimeUnit": "ms", "otherData": told, "traceEvents": events}
+        row += int(track.max()) + 1
+    other = {"collective": plan.collective, "algorithm": plan.chosen.name, "size_bytes": size}
+    return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}
 
 
 def collective_trace_bytes(plan: CollectivePlan) -> bytes:

@@ -22,12 +22,12 @@ FEW_DEVICES = 8
 
 
 def comparison_data(comparison: Comparison, most_configs: int = MOST_CONFIGS) -> dict[str, Any]:
-    """What was compared and what won. Of configs, of which there are hundreds, the first few."""
+    """Candidates and the winner; of hundreds of parallel configs the first few."""
     if isinstance(comparison.problem.work, TransformerTraining):
-        told = forecasts_data(comparison, most_configs)
-        return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
-    told = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
-    return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
+        data = forecasts_data(comparison, most_configs)
+        return data | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
+    data = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
+    return data | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
 
 
 def answered_by(comparison: Comparison) -> str:
@@ -39,7 +39,7 @@ def answered_by(comparison: Comparison) -> str:
 
 
 def elsewhere(comparison: Comparison) -> str:
-    """What the other command tries besides, where that could serve better; empty where not."""
+    """Hint at the other command where that could find a better plan; empty where not."""
     problem = comparison.problem
     if isinstance(problem.work, TransformerTraining):
         if len(problem.cluster.kinds) == 1:
@@ -86,7 +86,7 @@ def _compared(comparison: Comparison) -> dict[str, Any]:
 
 def _candidate(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
     timeline = candidate.timeline
-    told = {
+    data = {
         "planner": candidate.planner,
         "feasible": candidate.feasible,
         "step_s": candidate.step_s,
@@ -95,7 +95,7 @@ def _candidate(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
         "reason": candidate.reason,
         "plan_seconds": candidate.plan_seconds,
     }
-    return told | _load(candidate) | sharing(comparison, candidate)
+    return data | _load(candidate) | sharing(comparison, candidate)
 
 
 def _bound(comparison: Comparison) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _won(comparison: Comparison) -> dict[str, Any]:
     winner = comparison.winner
     if winner is None or winner.plan is None or winner.timeline is None:
         return {}
-    told = {
+    data = {
         "planner": winner.planner,
         "step_s": winner.step_s,
         "gap": comparison.gap,
@@ -119,7 +119,7 @@ def _won(comparison: Comparison) -> dict[str, Any]:
         "plan_seconds": winner.plan_seconds,
         "notes": {**winner.plan.claims.summary(), **winner.plan.notes},
     }
-    return told | _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
+    return data | _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
 
 
 def _load(candidate: Candidate) -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""What all pictures over time share: where a time stands, the axis, single marks as SVG, and the
-frame of a curve of memory."""
+"""Parts of all pictures over time: scale, axis, single marks as SVG, frame of a memory curve."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ _LAST_LABEL_PX = 40
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a time stands on the page."""
+    """Position of a time on the page."""
 
     width: float
     makespan_s: float
     label_px: int
-    """Room for the names of rows on the left."""
+    """Width of the names of rows on the left."""
 
     @property
     def left_px(self) -> float:
@@ -80,14 +79,15 @@ def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(content)}</text>'
 
 
-def memory_card(name: str, told: str, curve: str, *, fits: bool = True, under: str = "") -> str:
-    """What something holds over time: its name, what is told of its peak, a curve 400 wide and 100
-    high, and what stands ``under`` it."""
-    peak = f"<span>{told}</span>" if fits else f'<span class="over">{told} ✗</span>'
+def memory_card(
+    name: str, peak_text: str, curve: str, *, fits: bool = True, under: str = ""
+) -> str:
+    """A memory curve, 400 wide and 100 high, with a name and its peak; ``under`` comes below it."""
+    peak = f"<span>{peak_text}</span>" if fits else f'<span class="over">{peak_text} ✗</span>'
     return (
         f"<article><header><h3>{escape(name)}</h3>{peak}</header><figure>"
         f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(f"memory, {name}: peak {told}")}">{curve}</svg>'
+        f'role="img" aria-label="{escape(f"memory, {name}: peak {peak_text}")}">{curve}</svg>'
         f"{under}</figure></article>"
     )
 

@@ -1,4 +1,4 @@
-"""What there is to tell about a plan, worked out once for text, report and notebook."""
+"""Facts of a plan, computed once for text, report and notebook."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LETTERS = {int(Phase.FORWARD): "F", int(Phase.BACKWARD): "B"}
 MAX_MODULES = 24
 """Lines that the table of modules takes, where the outermost modules are not more."""
 COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
-    "compute", "transfers", "sharing links", "exchanges", "copies", "updates on the host",
+    "compute", "transfers", "sharing links", "collectives", "copies", "updates on the host",
     "between",
 )  # fmt: skip
-"""What the critical path spends its time on."""
+"""Causes of time on the critical path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class DeviceFacts:
     busy_share: float
     peak_bytes: int
     capacity_bytes: int
-    """What tensors may fill."""
+    """Bytes that tensors may fill."""
     headroom_bytes: int
-    """What the device has beyond that."""
+    """Bytes of the device beyond that."""
 
     @property
     def fits(self) -> bool:
@@ -96,7 +96,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeFacts:
-    """What one device does together with others: gathers, scatters and sums, on its own stream."""
+    """Collectives of one device: gathers, scatters and sums, on their own stream."""
 
     device: str
     num_exchanges: int
@@ -145,14 +145,14 @@ class PathFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that is told about one plan."""
+    """Everything that views show of one plan."""
 
     title: str
     planner: str
     step_s: float
     num_ops: int
     num_transfers: int
-    """Without those that carry nothing: signals that an exchange may begin."""
+    """Without transfers of 0 bytes, which signal that a collective may begin."""
     moved_bytes: int
     """By transfers and exchanges."""
     copies: HostCopies
@@ -169,7 +169,7 @@ class Facts:
     top_ops: tuple[OpFacts, ...]
     path: PathFacts
     bottleneck: str
-    """What limits the step, as one sentence; may be empty."""
+    """The limit of the step as one sentence; may be empty."""
 
     @property
     def fullest(self) -> DeviceFacts:
@@ -283,11 +283,11 @@ def _exchanges(problem: Problem, timeline: Timeline) -> tuple[ExchangeFacts, ...
     sent_bytes = problem.graph.bytes_touched
     found = (problem.graph.op_stream == Stream.COMMUNICATION) & (sent_bytes > 0)
     length_s = timeline.op_end_s - timeline.op_start_s
-    told = []
+    rows = []
     for device in np.unique(timeline.op_device[found]).tolist():
         own = found & (timeline.op_device == device)
         busy_s = float(length_s[own].sum())
-        told.append(
+        rows.append(
             ExchangeFacts(
                 device=inert(problem.cluster.device_names[device]),
                 num_exchanges=int(own.sum()),
@@ -296,7 +296,7 @@ def _exchanges(problem: Problem, timeline: Timeline) -> tuple[ExchangeFacts, ...
                 busy_share=_share(busy_s, timeline.makespan_s),
             )
         )
-    return tuple(told)
+    return tuple(rows)
 
 
 def _links(problem: Problem, timeline: Timeline, is_carrying: BoolArray) -> tuple[LinkFacts, ...]:
@@ -377,7 +377,7 @@ def passes_of(problem: Problem, timeline: Timeline) -> tuple[tuple[Pass, ...], .
 
 
 def op_facts(problem: Problem, timeline: Timeline, op: int) -> OpFacts:
-    """Everything that is told about one op."""
+    """Facts of one op."""
     graph = problem.graph
     duration_s = float(timeline.op_end_s[op] - timeline.op_start_s[op])
     return OpFacts(
@@ -436,7 +436,7 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
 
 
 def _alone_s(problem: Problem, timeline: Timeline, transfers: IntArray) -> float:
-    """Seconds that transfers would take with no other on their way."""
+    """Seconds that transfers would take without contention."""
     columns = (timeline.transfer_tensor, timeline.transfer_src, timeline.transfer_dst)
     each = zip(*(column[transfers].tolist() for column in columns), strict=True)
     return sum(problem.costs.transfer_s(tensor, src, dst) for tensor, src, dst in each)

@@ -18,23 +18,22 @@ from hocket.view.host_copies import HostCopies
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable, name, number
 
-OURS, LEANEST = "hocket", "minimum memory"
+OURS, MINIMUM_MEMORY = "hocket", "minimum memory"
 NUM_TENSORS = 5
 USUAL = (PLAIN, FULL_RECOMPUTE, FULL_OFFLOAD)
 
 
 def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
-    """The usual plans by their names, then the chosen one, or the leanest where nothing fits; each
-    once."""
+    """The usual plans, then the chosen one, or the minimum-memory one where nothing fits."""
     usual = [(name, plan) for name in USUAL if (plan := fit.frontier.find(name)) is not None]
-    told = _told(fit)
-    if any(plan is told for _, plan in usual):
+    shown = _shown_plan(fit)
+    if any(plan is shown for _, plan in usual):
         return usual
-    return [*usual, (LEANEST if fit.chosen is None else OURS, told)]
+    return [*usual, (MINIMUM_MEMORY if fit.chosen is None else OURS, shown)]
 
 
-def _told(fit: BudgetFit) -> Fitted:
-    """The plan that is told about: the chosen one, or the leanest where nothing fits."""
+def _shown_plan(fit: BudgetFit) -> Fitted:
+    """The chosen plan, or the minimum-memory one where nothing fits."""
     return fit.chosen or fit.frontier.smallest
 
 
@@ -51,9 +50,8 @@ def resident_parameter_bytes(plan: Fitted) -> int:
 
 
 def data(fit: BudgetFit) -> dict[str, Any]:
-    """The result as plain data; the numbers are those of the chosen plan, or of the leanest where
-    nothing fits."""
-    told = _told(fit)
+    """The result as plain data, with the numbers of the chosen or minimum-memory plan."""
+    shown = _shown_plan(fit)
     names = fit.frontier.problem.cluster.device_names
     return {
         "graph": {
@@ -72,9 +70,9 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "lower_bound_bytes": fit.lower_bound_bytes,
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
-        "chosen": None if fit.chosen is None else told.name,
+        "chosen": None if fit.chosen is None else shown.name,
         "leanest": fit.frontier.smallest.name,
-        **numbers(told),
+        **numbers(shown),
         "plan_seconds": fit.frontier.plan_seconds,
         "host_updates": fit.update_orders
         and {
@@ -82,9 +80,9 @@ def data(fit: BudgetFit) -> dict[str, Any]:
             "bound_s": fit.update_orders.bound_s,
             "gain": fit.update_orders.gain,
         },
-        "loss_chunks": 1 if told.memory is None else told.memory.loss_chunks,
-        "blocks": told.blocks.num_blocks,
-        "expert_groups": expert_groups(told.memory),
+        "loss_chunks": 1 if shown.memory is None else shown.memory.loss_chunks,
+        "blocks": shown.blocks.num_blocks,
+        "expert_groups": expert_groups(shown.memory),
         "candidates": [{"name": name, **numbers(plan)} for name, plan in shown_plans(fit)],
         "frontier": [
             {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
@@ -92,13 +90,13 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         ],
         "at_peak": [
             {"tensor": held.name, "bytes": held.num_bytes, "module": held.module}
-            for held in under_peak(told)[:NUM_TENSORS]
+            for held in under_peak(shown)[:NUM_TENSORS]
         ],
     }
 
 
 def numbers(plan: Fitted) -> dict[str, Any]:
-    """What a plan takes, holds, moves and does again."""
+    """Step, peak, moved bytes and recomputed arithmetic of a plan."""
     within = within_of(plan)
     copies = HostCopies(0, 0, 0) if within is None else within.copies
     return {
@@ -112,7 +110,7 @@ def numbers(plan: Fitted) -> dict[str, Any]:
 
 
 def under_peak(plan: Fitted) -> list[HeldStorage]:
-    """What the device holds when it is fullest, the largest first."""
+    """Storages that are on the device at the peak, the largest first."""
     return held_at_peak(plan.step.problem, plan.timeline)
 
 
@@ -149,8 +147,8 @@ def plans_table(fit: BudgetFit) -> FittedTable:
 
 
 def sentences(fit: BudgetFit) -> list[str]:
-    """What was decided, how good it is and what fills the device."""
-    told = _told(fit)
+    """The decision, its distance from the bound, and the largest tensors at the peak."""
+    shown = _shown_plan(fit)
     lines = [_decision(fit)]
     if fit.gap is not None and fit.bound_s is not None:
         lines.append(
@@ -161,21 +159,21 @@ def sentences(fit: BudgetFit) -> list[str]:
     if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
         lines.append(f"CPU optimizer, steps one after another: {times} ({orders.gain:.2f}x).")
-    largest = under_peak(told)[:NUM_TENSORS]
+    largest = under_peak(shown)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)
-        lines.append(f"Largest tensors at the peak of {format_bytes(told.peak_bytes)}: {names}.")
+        lines.append(f"Largest tensors at the peak of {format_bytes(shown.peak_bytes)}: {names}.")
     return lines
 
 
 def _decision(fit: BudgetFit) -> str:
-    """What the chosen plan does, or what the leanest would where nothing fits."""
-    told, within = _told(fit), within_of(_told(fit))
-    label = next(label for label, plan in shown_plans(fit) if plan is told)
+    """Summary of the chosen plan, or of the minimum-memory one where nothing fits."""
+    shown, within = _shown_plan(fit), within_of(_shown_plan(fit))
+    label = next(label for label, plan in shown_plans(fit) if plan is shown)
     does = "nothing is offloaded or recomputed" if within is None else decided(within)
     if fit.chosen is not None:
         return f"{label}: {does}."
-    also = "" if label == LEANEST else f", {label},"
+    also = "" if label == MINIMUM_MEMORY else f", {label},"
     return (
         f"Nothing fits into {fit.limits}. The minimum-memory plan{also} would need "
         f"{format_bytes(fit.smallest_bytes)}: {does}."

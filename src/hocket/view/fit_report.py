@@ -30,18 +30,18 @@ def fit_report_html(fit: BudgetFit) -> str:
     """The report as one HTML text."""
     problem = fit.frontier.problem
     title = f"{inert(problem.graph.name)} within {format_bytes(fit.budget_bytes)}"
-    told = fit.chosen or fit.frontier.smallest
+    shown_plan = fit.chosen or fit.frontier.smallest
     return page_html(
         title=title,
         lead=" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2]),
-        stats=_stats(fit, told),
+        stats=_stats(fit, shown_plan),
         body=(
             section("plans", "Plans", fitted(plans_table(fit))),
             budgets_chart(fit),
             _next(fit),
-            _curves(fit, told),
-            _tensors(told),
-            _blocks(told),
+            _curves(fit, shown_plan),
+            _tensors(shown_plan),
+            _blocks(shown_plan),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
     )
@@ -49,27 +49,29 @@ def fit_report_html(fit: BudgetFit) -> str:
 
 def summary_html(fit: BudgetFit) -> str:
     """Stats, plans, other budgets and memory curves."""
-    told = fit.chosen or fit.frontier.smallest
+    shown_plan = fit.chosen or fit.frontier.smallest
     return (
-        f'<dl class="stats">{_stats(fit, told)}</dl>'
+        f'<dl class="stats">{_stats(fit, shown_plan)}</dl>'
         + section("plans", "Plans", fitted(plans_table(fit)))
         + budgets_chart(fit)
-        + _curves(fit, told)
+        + _curves(fit, shown_plan)
     )
 
 
-def _stats(fit: BudgetFit, told: Fitted) -> str:
+def _stats(fit: BudgetFit, shown_plan: Fitted) -> str:
     plain = fit.frontier.find(PLAIN)
-    slower = [] if plain is None else [f"{told.step_s / plain.step_s:.2f} times the plain step"]
+    slower = (
+        [] if plain is None else [f"{shown_plan.step_s / plain.step_s:.2f} times the plain step"]
+    )
     gap = [] if fit.gap is None else [f"at most {format_percent(fit.gap)} of it could be saved"]
     problem = fit.frontier.problem
     step = step_data(problem.graph)
-    error = [note] if (note := range_note(problem, told.step_s)) else []
+    error = [note] if (note := range_note(problem, shown_plan.step_s)) else []
     hourly = problem.cluster.devices[0].kind.price_per_hour or None
     entries = [
-        *head_stats(step, told.step_s, ", ".join(error + slower + gap), hourly),
-        ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), "of the budget"),
-        ("To the host", format_bytes(numbers(told)["offloaded_bytes"]), "per step"),
+        *head_stats(step, shown_plan.step_s, ", ".join(error + slower + gap), hourly),
+        ("Peak", of_capacity(shown_plan.peak_bytes, fit.budget_bytes), "of the budget"),
+        ("To the host", format_bytes(numbers(shown_plan)["offloaded_bytes"]), "per step"),
         ("Budget", format_bytes(fit.budget_bytes), _of_device(fit)),
         ("Least budget", format_bytes(fit.smallest_bytes),
          f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
@@ -86,10 +88,10 @@ def _of_device(fit: BudgetFit) -> str:
     )
 
 
-def _curves(fit: BudgetFit, told: Fitted) -> str:
+def _curves(fit: BudgetFit, shown_plan: Fitted) -> str:
     plain = fit.frontier.find(PLAIN)
-    shown = [] if plain is None or plain is told else [("before", plain)]
-    shown.append(("after" if shown else "as it is", told))
+    shown = [] if plain is None or plain is shown_plan else [("before", plain)]
+    shown.append(("after" if shown else "as it is", shown_plan))
     most = max(plan.peak_bytes for _, plan in shown)
     cards = "".join(_curve(name, plan, fit.budget_bytes, most) for name, plan in shown)
     note = '<p class="note">Bytes held over the step; the dashed line is the budget.</p>'
@@ -107,7 +109,7 @@ def _curve(name: str, plan: Fitted, budget_bytes: int, most: int) -> str:
     return memory_card(name, of_capacity(plan.peak_bytes, budget_bytes), curve)
 
 
-def _tensors(told: Fitted) -> str:
+def _tensors(shown_plan: Fitted) -> str:
     heads = [
         ColumnHead("Storage", "name code"),
         ColumnHead("Bytes", "number"),
@@ -117,7 +119,7 @@ def _tensors(told: Fitted) -> str:
     lines: list[list[Cell]] = [
         [inert(held.name), format_bytes(held.num_bytes), held.role.name.lower().replace("_", " "),
          inert(held.module)]
-        for held in under_peak(told)[:NUM_TENSORS]
+        for held in under_peak(shown_plan)[:NUM_TENSORS]
     ]  # fmt: skip
     return section("peak", "Largest tensors at the peak", table(heads, lines))
 
@@ -151,10 +153,10 @@ def budgets_chart(fit: BudgetFit) -> str:
     parts.append(f'<path class="memory-line" d="M{line}"/>')
     for plan, (x, y) in zip(plans, points, strict=True):
         chosen = ' class="chosen"' if plan is fit.chosen else ""
-        told = f"{format_bytes(plan.peak_bytes)}: {format_seconds(plan.step_s)}"
+        shown_plan = f"{format_bytes(plan.peak_bytes)}: {format_seconds(plan.step_s)}"
         parts.append(
             f'<circle{chosen} cx="{x:.1f}" cy="{y:.1f}" r="{6 if chosen else 4}">'
-            f"<title>{told}</title></circle>"
+            f"<title>{shown_plan}</title></circle>"
         )
     label = f"step time against memory, from {format_bytes(plans[0].peak_bytes)}"
     picture = (
@@ -180,8 +182,8 @@ def _next(fit: BudgetFit) -> str:
     )
 
 
-def _blocks(told: Fitted) -> str:
-    if told.memory is None:
+def _blocks(shown_plan: Fitted) -> str:
+    if shown_plan.memory is None:
         return ""
     heads = [
         ColumnHead("Blocks", "name code"),
@@ -191,8 +193,8 @@ def _blocks(told: Fitted) -> str:
     ]
 
     def policy_of(number: int) -> tuple[str, str, str]:
-        assert told.memory is not None
-        block = told.memory.blocks[number]
+        assert shown_plan.memory is not None
+        block = shown_plan.memory.blocks[number]
         words: str = block.activations
         if words == "offloaded" and block.share < 1:
             words = f"{format_percent(block.share)} offloaded"
@@ -201,9 +203,9 @@ def _blocks(told: Fitted) -> str:
         return words, block.parameters, f"on the {block.update}"
 
     lines: list[list[Cell]] = []
-    for words, indices in groupby(range(len(told.memory.blocks)), policy_of):
+    for words, indices in groupby(range(len(shown_plan.memory.blocks)), policy_of):
         run = list(indices)
-        first, last = told.memory.blocks[run[0]].name, told.memory.blocks[run[-1]].name
+        first, last = shown_plan.memory.blocks[run[0]].name, shown_plan.memory.blocks[run[-1]].name
         name = inert(first) if len(run) == 1 else f"{inert(first)} … {inert(last)}"
         lines.append([name, *words])
     return section("blocks", "What each block does", table(heads, lines))

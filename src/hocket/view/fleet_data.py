@@ -36,7 +36,7 @@ def allocation_data(
 
 
 def allocation_notes(snapshot: ClusterSnapshot, answer: Allocation) -> dict[str, str]:
-    """What the policy tells, and who can never run, whatever the policy."""
+    """Messages of the policy, and jobs that no policy can run."""
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
     never = [job for job, speed in zip(snapshot.ids, fastest, strict=True) if speed <= 0.0]
     if not never:
@@ -54,7 +54,7 @@ def run_data(run: FleetRun) -> dict[str, Any]:
 
 
 def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
-    """What the predicted throughputs of one model come from."""
+    """Inputs of the predicted throughputs of one model."""
     return {
         "job_type": prediction.throughputs.profiles[0].job_type,
         "gradient_bytes": prediction.gradient_bytes,
@@ -72,7 +72,7 @@ def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
 
 
 def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
-    """The best way of every gang, and what is missing where there is none."""
+    """The best plan of every gang, and what is missing where there is none."""
     return [
         {
             "kind": plan.servers.name,

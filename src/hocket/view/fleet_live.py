@@ -2,7 +2,7 @@
 
 The picture carries no style of its own; colours are classes, one of twelve for each job by its
 number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the newest
-bars stay, and the caller is told how many were left out.
+bars stay, and the result says how many were left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bar:
     end_s: float | None
     """None while it goes on."""
     note: str
-    """What a pointer that rests on it is told."""
+    """Text of the tooltip."""
     is_bad: bool = False
     """True if the attempt failed or was lost."""
 
@@ -124,7 +124,8 @@ def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
         y = _AXIS_PX + at * _ROW_PX
         state = "" if device.is_up else " down"
         yield (
-            f'<rect class="lane{state}" x="{left}" y="{y}" width="{width}" height="{_ROW_PX - 4}"/>'
+            f'<rect class="track{state}" x="{left}" y="{y}" width="{width}" '
+            f'height="{_ROW_PX - 4}"/>'
         )
         name = shorten(inert(device.name), 18)
         kind = f"{inert(device.kind, 40)}{'' if device.is_up else ', not there'}"

@@ -35,7 +35,7 @@ _MAX_DEVICES = 200
 _LABEL_PX = 12.0
 _LETTER_PX = 6.5
 _MIN_LETTERS = 3
-"""A bar with room for fewer has no name, only what appears over it."""
+"""A narrower bar has no name, only a tooltip."""
 
 Curve = tuple[FloatArray, FloatArray]
 Ticks = Sequence[tuple[float, str]]
@@ -160,7 +160,7 @@ def _log_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
 
 
 def _device_names(names: Sequence[str], row_px: float) -> Iterator[str]:
-    """As many names as there is room for."""
+    """As many names as fit."""
     every = int(np.ceil(_LABEL_PX / row_px))
     for device in range(0, len(names), every):
         y = device * row_px + min(row_px, _LABEL_PX) * 0.8
@@ -188,7 +188,7 @@ def _bar(run: FleetRun, spans: HoldSpans, at: int, row_px: float, total_s: float
 
 
 def _left_out(spans: HoldSpans, num_drawn: int, num_devices: int) -> str:
-    """What the picture does not show."""
+    """Note about jobs that the picture leaves out."""
     notes = []
     if num_devices < len(spans.device_names):
         notes.append(f"The first {num_devices:,} of {len(spans.device_names):,} devices are drawn.")

@@ -20,7 +20,7 @@ USE = ("policy", "used", "fair", "of share", "cost", "preemptions")
 
 
 def label(run: FleetRun) -> str:
-    """What a run is called in tables."""
+    """Name of a run in tables."""
     name = run.policy + (" +sharing" if run.shares_devices else "")
     return inert(name + (" (gavel)" if run.mechanism == "gavel" else ""), 60)
 
@@ -74,7 +74,7 @@ def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
 
 
 def remarks(runs: Sequence[FleetRun]) -> list[str]:
-    """What one should know beside the figures."""
+    """Notes that belong to the figures."""
     first = runs[0]
     pools = zip(first.kinds, first.num_devices, strict=True)
     devices = ", ".join(f"{count} {inert(kind, 24)}" for kind, count in pools)

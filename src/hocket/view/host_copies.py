@@ -1,4 +1,4 @@
-"""What ops of a step move between a device and the memory of its host."""
+"""Copies of a step between a device and the memory of its host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HostCopies(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Both ways."""
+        """Bytes in both directions."""
         return self.to_host_bytes + self.from_host_bytes
 
 

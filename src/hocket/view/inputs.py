@@ -1,4 +1,4 @@
-"""What plans start from as ``--json`` prints it: graphs, clusters, profiles, calibrations."""
+"""Inputs of plans as ``--json`` prints them: graphs, clusters, profiles, calibrations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cluster_data(cluster: Cluster, file: Path | None) -> dict[str, Any]:
 
 
 def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
-    """What was timed and what was not."""
+    """Timed ops, and those without a time."""
     return {
         "file": str(file),
         "device_kind": profile.device_kind,
@@ -49,7 +49,7 @@ def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
 
 
 def calibration_data(device_kind: str, errors: Sequence[FamilyError], file: Path) -> dict[str, Any]:
-    """How far the fitted efficiencies are off, for each family of ops."""
+    """Error of the fitted efficiencies for each family of ops."""
     families = {
         row.family: {
             "measured_s": row.measured_s,

@@ -43,8 +43,8 @@ def write_loop_report(path: str | Path, explanation: FunctionExplanation) -> Non
 
 def _loop(loop: LoopExplanation) -> str:
     lines = [escape(inert(line.strip(), LONGEST_SENTENCE)) for line in loop.lines()]
-    told = "".join(f"<p>{line}</p>" for line in lines[1:])
-    parts = [told, _vectors(loop)]
+    paragraphs = "".join(f"<p>{line}</p>" for line in lines[1:])
+    parts = [paragraphs, _vectors(loop)]
     if loop.candidate is not None:
         parts.append(tiles_svg(loop.candidate))
     return section(f"loop-{loop.line}", f"Loop at line {loop.line}", *parts)

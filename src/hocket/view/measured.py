@@ -1,4 +1,4 @@
-"""What a run measured beside what was predicted: tables for the terminal, and ``--json``."""
+"""A run, measured and predicted: tables for the terminal, and ``--json``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def placement_run_table(problem: Problem, _: Plan, result: RunResult) -> Rendera
         [
             Text(inert(row["name"])),
             Text(inert(row["runs_on"])),
-            *(_told(row["busy_s"][by], format_seconds) for by in ("predicted", "measured")),
-            *(_told(row["peak_bytes"][by], format_bytes) for by in ("predicted", "measured")),
+            *(_or_dash(row["busy_s"][by], format_seconds) for by in ("predicted", "measured")),
+            *(_or_dash(row["peak_bytes"][by], format_bytes) for by in ("predicted", "measured")),
         ]
         for row in _devices(problem, result)
     ]
@@ -52,7 +52,7 @@ def placement_run_table(problem: Problem, _: Plan, result: RunResult) -> Rendera
 
 
 def placement_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """What ``hocket run --json`` tells of a placement."""
+    """JSON of ``hocket run --json`` for a placement."""
     return {
         "planner": plan.planner,
         "loss": problem.graph.meta.get("loss"),
@@ -69,7 +69,7 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
             "runs_on": result.runs_on[name],
             "busy_s": {
                 "predicted": float(predicted.busy_s[d]),
-                # Memory plans are carried out by the model itself, whose ops are not timed.
+                # Memory plans are executed by the model itself, whose ops are not timed.
                 "measured": None if measured is None else float(measured.busy_s[d]),
             },
             "peak_bytes": {
@@ -84,8 +84,8 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
     ]
 
 
-def _told(value: Any, told: Callable[[Any], str]) -> Text:
-    return Text("–" if value is None else told(value))
+def _or_dash(value: Any, write: Callable[[Any], str]) -> Text:
+    return Text("–" if value is None else write(value))
 
 
 # ── shares of a batch, by replica ────────────────────────────────────────────────────────────────
@@ -113,7 +113,7 @@ def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rendera
         peaks = {row["name"]: row["peak_bytes"] for row in _devices(problem, result)}
         for cells, replica in zip(rows, plan[Parallel].replicas, strict=True):
             held = peaks[replica.devices[0]]
-            cells += [_told(held[by], format_bytes) for by in ("predicted", "measured")]
+            cells += [_or_dash(held[by], format_bytes) for by in ("predicted", "measured")]
     table = FittedTable(columns=tuple(columns), rows=rows)
     return Group(_title(result), table, *map(Text, _not_reserved(plan, result)))
 
@@ -131,7 +131,7 @@ def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
 
 
 def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """What ``hocket run --json`` tells of shares."""
+    """JSON of ``hocket run --json`` for shares."""
     return {
         "planner": plan.planner,
         "loss": problem.graph.meta.get("loss"),
@@ -169,7 +169,7 @@ def parallel_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rende
 
 
 def parallel_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """What ``hocket run --json`` tells of a config."""
+    """JSON of ``hocket run --json`` for a config."""
     return {
         **_common(result),
         "dtype": result.dtype,
@@ -180,7 +180,7 @@ def parallel_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[s
 
 
 def agreement_data(agreement: Agreement) -> dict[str, Any]:
-    """How far a config is from one device."""
+    """Difference between a config and one device."""
     return {
         "is_right": agreement.is_right,
         "loss_error": agreement.loss_error,

@@ -1,4 +1,4 @@
-"""What fills each device when it is fullest, by kind of memory. O(tensors), numpy.
+"""Memory of each device at its peak, by kind. O(tensors), numpy.
 
 What is there before the step and the gradients that are kept are counted; the rest of the peak is
 activations and workspace.
@@ -22,7 +22,7 @@ _LABELS = {
 }
 REST = "activations"
 KINDS = (*_LABELS.values(), REST)
-"""Every kind of memory that is told apart, in the order of the tables."""
+"""Kinds of memory in the order of the tables."""
 
 
 def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The frame of every report, and the pieces that stand in it.
+"""The frame of every report, and its pieces.
 
 One HTML file that needs nothing else; a content security policy allows exactly its own style and
 script, and no request to anywhere. Every text that comes from outside passes `escape`.
@@ -100,7 +100,7 @@ def stats_html(entries: Iterable[tuple[str, Cell, str]]) -> str:
 
 
 def _data_element(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """JSON that cannot end its element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return f'<script type="application/json" id="data">{text}</script>\n'
@@ -199,7 +199,7 @@ def section(name: str, title: str, *content: str) -> str:
 
 
 def bar(share: float, kind: str = "") -> str:
-    """A small bar filled to a share; the number stands beside it, so readers skip the bar."""
+    """A small bar filled to a share; screen readers skip it and read the number."""
     filled = 100 * min(max(share, 0.0), 1.0)
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

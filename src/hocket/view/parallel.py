@@ -1,4 +1,4 @@
-"""What there is to tell about configs and parallel plans, worked out once for text and report."""
+"""Facts of parallel configs and plans, computed once for text, report and ``--json``."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
         numbers = [getattr(config, name) for config in configs]
         return tuple("" if set(numbers) == {skip} else str(number) for number in numbers)
 
-    def told(text: Any) -> tuple[str, ...]:
+    def texts(text: Any) -> tuple[str, ...]:
         return tuple(text(candidate) for candidate in candidates)
 
-    orders = told(lambda c: schedule_text(c.config, c.schedule_name) + MARK * only_here(c))
+    orders = texts(lambda c: schedule_text(c.config, c.schedule_name) + MARK * only_here(c))
     columns = [
         Field("on", kinds_text(candidates), is_number=False, rank=4),
         Field("tensor", whole("tensor")),
@@ -59,22 +59,22 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
         Field("schedule", orders, is_number=False, rank=1),
         Field("recompute", whole("recompute"), is_number=False),
         Field("ZeRO", whole("zero")),
-        Field("step", told(lambda c: format_seconds(c.step_s))),
-        Field("tokens/s", told(lambda c: f"{c.tokens_per_s:,.0f}"), rank=8),
-        Field("MFU", told(lambda c: format_percent(c.mfu)), rank=6),
-        Field("bubble", told(lambda c: format_percent(c.bubble)), rank=7),
-        Field("exposed", told(lambda c: format_percent(c.exposed_share)), rank=9),
-        Field("per day", told(price_text), rank=10),
+        Field("step", texts(lambda c: format_seconds(c.step_s))),
+        Field("tokens/s", texts(lambda c: f"{c.tokens_per_s:,.0f}"), rank=8),
+        Field("MFU", texts(lambda c: format_percent(c.mfu)), rank=6),
+        Field("bubble", texts(lambda c: format_percent(c.bubble)), rank=7),
+        Field("exposed", texts(lambda c: format_percent(c.exposed_share)), rank=9),
+        Field("per day", texts(price_text), rank=10),
     ]
     return [column for column in columns if not column.says_nothing]
 
 
 MARK = "*"
-"""Beside schedules that ``hocket run`` alone carries out."""
+"""Mark of schedules that only ``hocket run`` executes."""
 
 
 def only_here(candidate: ConfigForecast) -> bool:
-    """True if ``hocket run`` alone carries the candidate's schedule out."""
+    """True if only ``hocket run`` executes the candidate's schedule."""
     from hocket.planners.parallel.abilities import is_hocket_only
 
     program = candidate.problem.training.software.name
@@ -158,7 +158,7 @@ def forecasts_data(comparison: Comparison, top: int) -> dict[str, Any]:
 
 
 def parts_data(candidate: ConfigForecast) -> dict[str, Any]:
-    """What the step's time consists of."""
+    """Parts of the step time."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
 
@@ -171,7 +171,7 @@ def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
 
 
 def winning(comparison: Comparison) -> ConfigForecast | None:
-    """The outlook of the chosen config."""
+    """The forecast of the chosen config."""
     winner = comparison.winner
     return None if winner is None else outlook_of(comparison.problem, winner)
 
@@ -215,8 +215,8 @@ def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
     step_s = timeline.makespan_s or 1.0
     found = []
     for rank, names in enumerate(plan.devices):
-        home = plan.schedule.device_of_stage.tolist()
-        stages = tuple(stage for stage, device in enumerate(home) if device == rank)
+        devices_of = plan.schedule.device_of_stage.tolist()
+        stages = tuple(stage for stage, device in enumerate(devices_of) if device == rank)
         found.append(
             RankFacts(
                 rank=rank,
@@ -236,7 +236,7 @@ def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
 
 
 def plan_numbers(divided: TransformerPlan, timeline: Timeline) -> dict[str, float]:
-    """What was predicted of a plan, in numbers: parts of the step, MFU, tokens."""
+    """Predicted numbers of a plan: parts of the step, MFU, tokens."""
     claims = divided.plan.claims
     numbers = {
         "mfu": divided.mfu,
@@ -249,7 +249,7 @@ def plan_numbers(divided: TransformerPlan, timeline: Timeline) -> dict[str, floa
 
 
 def step_parts(divided: TransformerPlan) -> dict[str, float]:
-    """What the step's time consists of, largest first."""
+    """Parts of the step time, largest first."""
     parts = [pair for pair in divided.plan.claims.parts_s.items() if pair[1] > 0]
     return dict(sorted(parts, key=lambda part: -part[1]))
 

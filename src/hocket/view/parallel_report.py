@@ -106,7 +106,7 @@ def _device(
     schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
 ) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
-    yield svg_rect("lane", left, top, right - left, BAR_PX)
+    yield svg_rect("track", left, top, right - left, BAR_PX)
     yield svg_text(MARGIN_PX, top + 14, f"device {device}", "")
     peak = format_bytes(int(timeline.peak_bytes[device]))
     yield svg_text(left - 10, top + 14, peak, "muted", "end")
@@ -131,10 +131,10 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
     return SpanRow(
         is_link=False,
         index=device,
-        num_lanes=1,
+        num_tracks=1,
         start_s=timeline.start_s[own],
         end_s=timeline.end_s[own],
-        lane=np.zeros(len(own), dtype=np.int32),
+        track=np.zeros(len(own), dtype=np.int32),
         span=own.astype(np.int32),
         count=np.ones(len(own), dtype=np.int32),
         busy_s=timeline.end_s[own] - timeline.start_s[own],
@@ -195,7 +195,7 @@ def _numbers(
 def _after(
     schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
 ) -> Iterator[str]:
-    """What follows a device's last action."""
+    """The work after the last action of a device."""
     length_s = float(after_s(timeline)[device])
     stop = int(schedule.start[device + 1])
     if length_s > 0:
@@ -244,7 +244,7 @@ def pipeline_text(
 def _letters(
     schedule: Schedule, timeline: Timeline, device: int, width: int
 ) -> list[tuple[str, str]]:
-    """What the device does in the middle of each moment."""
+    """A letter for the work of the device at each moment."""
     start, stop = schedule.start[device : device + 2].tolist()
     moments = (np.arange(width) + 0.5) * timeline.makespan_s / max(width, 1)
     at = np.searchsorted(timeline.start_s[start:stop], moments, side="right") - 1 + start

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hocket.planners.parallel.forecast import ConfigForecast
 
 MAX_REASONS = 3
-"""Candidates that lost, and candidates that do not fit, whose reason is told."""
+"""Candidates that lost, and candidates that do not fit, whose reason is printed."""
 MAX_RANKS = 16
 """Pipeline ranks that are listed; the rest is said to be there."""
 
@@ -109,7 +109,7 @@ def range_sentence(candidate: ConfigForecast) -> str:
 
 
 def mfu_sentence(candidate: ConfigForecast) -> str:
-    """Both ways in which published runs count it: long sequences lie far apart in them."""
+    """MFU by both conventions of published runs, which differ for long sequences."""
     whole, causal = map(format_percent, (candidate.mfu, candidate.causal_mfu))
     return f"MFU {whole} counts all pairs of tokens; without those beyond a causal mask {causal}"
 
@@ -119,15 +119,15 @@ def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> 
     others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
     misfits = [pair for pair in others if not pair[1].feasible][:MAX_REASONS]
-    told = [f"{i:>4}  {inert(c.reason, LONGEST_SENTENCE)}" for i, c in (*losers, *misfits)]
-    return Text("\n".join(told), style="dim")
+    notes = [f"{i:>4}  {inert(c.reason, LONGEST_SENTENCE)}" for i, c in (*losers, *misfits)]
+    return Text("\n".join(notes), style="dim")
 
 
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """What ``hocket show`` prints of a parallel plan."""
+    """Output of ``hocket show`` of a parallel plan."""
     hidden = len(plan.devices) - MAX_RANKS
     more = [Text(f"  and {hidden} ranks more", style="dim")] if hidden > 0 else []
     return Group(headline(plan, timeline), Text(), rank_table(plan, timeline, MAX_RANKS), *more)
@@ -179,7 +179,7 @@ def rank_table(plan: TransformerPlan, timeline: Timeline, most: int) -> FittedTa
 
 
 def parts_table(plan: TransformerPlan) -> FittedTable:
-    """What the time of the step goes into, largest first."""
+    """Parts of the step time, largest first."""
     from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
 
     parts = step_parts(plan)
@@ -194,14 +194,14 @@ def parts_table(plan: TransformerPlan) -> FittedTable:
 
 
 def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
+    """Output of ``hocket explain`` of a parallel plan: where the step's time goes."""
     slowest = max(rank_facts(plan, timeline), key=lambda fact: fact.busy_share)
     why = plan.plan.notes.get("why")
-    told = [Text(inert(why, LONGEST_SENTENCE))] if why else []
+    notes = [Text(inert(why, LONGEST_SENTENCE))] if why else []
     busiest = (
         f"pipeline rank {slowest.rank} is busiest ({format_percent(slowest.busy_share)}); devices "
         f"wait {format_percent(timeline.idle_share)} of their time"
     )
     parts = parts_table(plan)
     table: list[RenderableType] = [parts, Text()] if parts.rows else []
-    return Group(headline(plan, timeline), Text(), *table, Text(busiest), *told)
+    return Group(headline(plan, timeline), Text(), *table, Text(busiest), *notes)

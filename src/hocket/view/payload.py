@@ -96,18 +96,18 @@ def _row(
     content: dict[str, Any] = {
         "link": row.is_link,
         "index": row.index,
-        "lanes": row.num_lanes,
+        "tracks": row.num_tracks,
         "start": start.tolist(),
         "length": length.tolist(),
         "span": np.searchsorted(table, row.span).tolist(),
         "critical": {
             "start": marked.tolist(),
             "length": (_ticks(critical.end_s, tick_s) - marked).tolist(),
-            "lane": critical.lane.tolist(),
+            "track": critical.track.tolist(),
         },
     }
-    if row.num_lanes > 1:
-        content["lane"] = row.lane.tolist()
+    if row.num_tracks > 1:
+        content["track"] = row.track.tolist()
     if np.any(row.count > 1):
         content["count"] = row.count.tolist()
         share = row.busy_s / np.maximum(row.end_s - row.start_s, 1e-30)

@@ -165,17 +165,17 @@ def _bar(
     height: int,
 ) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
-    yield svg_rect("lane", left, top, right - left, height)
+    yield svg_rect("track", left, top, right - left, height)
     if not scale.px_per_s or not row.num_marks:
         return
     pixel_s = 1 / scale.px_per_s
     shown = thinned(row, pixel_s)
-    lane_px = height / row.num_lanes
+    track_px = height / row.num_tracks
     is_critical = np.isin(row.span, critical)
     phase = problem.graph.op_phase[shown.span] if not row.is_link else None
     for colour, name in enumerate(PHASES if phase is not None else ("transfer",)):
         coloured = shown if phase is None else part(shown, np.flatnonzero(phase == colour))
-        yield _marks(name, coloured, scale, top, lane_px)
+        yield _marks(name, coloured, scale, top, track_px)
     starts, ends = joined(part(row, np.flatnonzero(is_critical)), 2 * pixel_s)
     wides = np.maximum((ends - starts) * scale.px_per_s, 0.5)
     line = "".join(
@@ -185,7 +185,7 @@ def _bar(
     yield f'<path class="critical" d="{line}"/>'
 
 
-def _marks(name: str, row: SpanRow, scale: Scale, top: float, lane_px: float) -> str:
+def _marks(name: str, row: SpanRow, scale: Scale, top: float, track_px: float) -> str:
     """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
     if not row.num_marks:
         return ""
@@ -195,8 +195,8 @@ def _marks(name: str, row: SpanRow, scale: Scale, top: float, lane_px: float) ->
     # A hairline between neighbours keeps long spans apart without hiding short ones.
     wide = np.where(wide > 4, wide - 0.6, wide)
     fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
-    high = np.where(row.count > 1, fill, 1.0) * max(lane_px - (lane_px > 6), 0.5)
-    bottom = top + (row.lane + 1) * lane_px
+    high = np.where(row.count > 1, fill, 1.0) * max(track_px - (track_px > 6), 0.5)
+    bottom = top + (row.track + 1) * track_px
     path = "".join(
         f"M{a:.1f} {b:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z"
         for a, b, w, h in zip(

@@ -13,7 +13,7 @@ from hocket.simulate.verify import violations
 
 
 def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket show`` tells."""
+    """JSON of ``hocket show``."""
     return {
         "planner": plan.planner,
         "step_s": timeline.makespan_s,
@@ -23,7 +23,7 @@ def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
 
 
 def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket simulate`` tells."""
+    """JSON of ``hocket simulate``."""
     span_s = timeline.makespan_s or 1.0
     names, links = problem.cluster.device_names, problem.costs.routes.channel_names
     link_s = channel_busy_s(timeline, problem)
@@ -42,7 +42,7 @@ def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any
 
 
 def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket explain`` tells."""
+    """JSON of ``hocket explain``."""
     tensors, graph = timeline.transfer_tensor, problem.graph
     return {
         "step_s": timeline.makespan_s,

@@ -1,4 +1,4 @@
-"""How plans are looked at: one view for each section that a plan can be about.
+"""Views of plans: one for each section that a plan can be about.
 
 ``hocket show``, ``explain``, ``simulate`` and ``run`` ask the view of a plan's first section that
 has one.
@@ -47,7 +47,7 @@ class PlanView:
 def view_of(plan: Plan, within: WithinBudget | None = None) -> PlanView:
     """The view of a plan; raises `UsageError` where nothing of it can be shown in time.
 
-    A plan that was carried out ``within`` a budget says how that is kept.
+    A plan ``within`` a budget shows how that is kept.
     """
     sections = plan.named()
     if "placement" in sections or "parallel" in sections:
@@ -96,13 +96,13 @@ def _within(view: PlanView, within: WithinBudget) -> PlanView:
     )
 
 
-def within_budget(problem: Problem, plan: Plan, carried: Problem) -> WithinBudget | None:
-    """The memory plan of a plan and the step ``carried`` out by it; None where it has none."""
+def within_budget(problem: Problem, plan: Plan, executed: Problem) -> WithinBudget | None:
+    """The memory plan of a plan and the step ``executed`` with it; None where it has none."""
     from hocket.plan.sections import Memory
     from hocket.view.budgeted import WithinBudget
 
     memory = plan.get(Memory)
-    return None if memory is None else WithinBudget(problem.graph, memory, carried.graph)
+    return None if memory is None else WithinBudget(problem.graph, memory, executed.graph)
 
 
 def _parallel() -> PlanView:

@@ -156,7 +156,7 @@ def next_steps(*commands: tuple[str, str]) -> str:
 
 
 def candidates(comparison: Comparison | None) -> str:
-    """What was tried, what each would cost, and which one was chosen."""
+    """The candidates with their cost, the chosen one marked."""
     if comparison is None:
         return ""
     if is_whole(comparison):
@@ -278,9 +278,9 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
     if facts.bottleneck:
         sentences.append(sentence(facts.bottleneck))
     sentences += [f"Would help: {measure}." for measure in advice(facts)]
-    told = "".join(f"<p>{escape(text)}</p>" for text in sentences)
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in sentences)
     body = stack(list(shares.values()), classes) + legend(entries) if shares else ""
-    return section("path", "Critical path", told, body, table(heads, rows) if rows else "")
+    return section("path", "Critical path", paragraphs, body, table(heads, rows) if rows else "")
 
 
 def top_ops(facts: Facts) -> str:

@@ -40,21 +40,21 @@ _NORM = "batch_norm"
 
 
 def kept_training(graph: Graph, shares: Parallel) -> list[str]:
-    """What was seen of the model's samples, and what becomes of batch norm and dropout."""
+    """Numerical check of the batch split, and its effect on batch norm and dropout."""
     is_split = len(shares.replicas) > 1 or len(shares.replicas[0].microbatches) > 1
     if not is_split:
         return []
-    told = []
+    notes = []
     samples = graph.meta.get("samples")
     if isinstance(samples, str):
-        told.append(
+        notes.append(
             f"numerics: same as single-GPU training with batch {shares.num_samples}: {samples}"
         )
     if num_norms := _num_norms(graph):
-        told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {_seen(shares)}")
+        notes.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {_seen(shares)}")
     if (graph.rng_order >= 0).any():
-        told.append("dropout masks differ from a single-GPU run")
-    return told
+        notes.append("dropout masks differ from a single-GPU run")
+    return notes
 
 
 def _seen(shares: Parallel) -> str:
@@ -84,7 +84,7 @@ _MOST_LINES = 12
 
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
-    """The larger graph that the plan's shares stand for, and where its ops run."""
+    """The expanded graph of a plan that splits the batch, and where its ops run."""
     found = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
@@ -103,7 +103,7 @@ def unfolding(view: Callable[[Problem, Plan, Timeline], R]) -> Callable[..., R]:
 def summary_by(
     view: Callable[[Problem, Plan, Timeline], RenderableType],
 ) -> Callable[[Problem, Plan, Timeline], RenderableType]:
-    """What the plan does in words, then what a view of placements says of it."""
+    """The plan in words, then the view of its expanded graph."""
 
     def viewed(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
         how = Text(_how(plan), style="bold")
@@ -114,21 +114,21 @@ def summary_by(
 
 def _how(plan: Plan) -> str:
     waves = plan.get(Waves)
-    told = "" if waves is None else f", two waves, the second {waves.lead} ops behind"
+    notes = "" if waves is None else f", two waves, the second {waves.lead} ops behind"
     if plan.get(Priority) is not None:
-        told += ", gradients by priority"
+        notes += ", gradients by priority"
         if plan.claims.step_s is not None:
-            told += f": {format_seconds(plan.claims.step_s)} for a step among many"
+            notes += f": {format_seconds(plan.claims.step_s)} for a step among many"
     elif waves is not None and plan.claims.step_s is not None:
-        told += f": {format_seconds(plan.claims.step_s)} with stream waits"
-    return in_words(plan[Parallel]) + told
+        notes += f": {format_seconds(plan.claims.step_s)} with stream waits"
+    return in_words(plan[Parallel]) + notes
 
 
 # ── as ``--json`` ────────────────────────────────────────────────────────────────────────────────
 
 
 def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket show`` tells."""
+    """JSON of ``hocket show``."""
     shares = plan[Parallel]
     return {
         "planner": plan.planner,
@@ -142,13 +142,13 @@ def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
 
 
 def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket explain`` tells."""
+    """JSON of ``hocket explain``."""
     inner = unfolding(placed.explained)(problem, plan, timeline)
     return {**shown(problem, plan, timeline), **inner}
 
 
 def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """What ``hocket simulate`` tells."""
+    """JSON of ``hocket simulate``."""
     is_legal = not violations(plan, problem, timeline)
     return {**unfolding(placed.simulated)(problem, plan, timeline), "feasible": is_legal}
 
@@ -209,9 +209,9 @@ def layer_lines(graph: Graph, shares: Parallel) -> list[str]:
         for stage, (first, stop) in enumerate(pairwise(bounds)):
             own = replica.devices[stage * shares.tensor : (stage + 1) * shares.tensor]
             again = [block for block in replica.recomputed if first <= block[0] < stop]
-            told = f", {_layers(graph, again[0][0], again[-1][1])} recomputed" if again else ""
-            if replica.cuts or told:
-                lines.append(f"{' + '.join(own)}: {_layers(graph, first, stop)}{told}")
+            notes = f", {_layers(graph, again[0][0], again[-1][1])} recomputed" if again else ""
+            if replica.cuts or notes:
+                lines.append(f"{' + '.join(own)}: {_layers(graph, first, stop)}{notes}")
     return lines
 
 
@@ -225,7 +225,7 @@ def _layers(graph: Graph, first: int, stop: int) -> str:
 
 
 def how_of(candidate: Candidate) -> str:
-    """What a candidate does, in words."""
+    """A candidate in words."""
     notes = {} if candidate.plan is None else candidate.plan.notes
     return notes.get("how", candidate.planner)
 
@@ -234,8 +234,8 @@ def _why(comparison: Comparison) -> list[Text]:
     lines = verdict(comparison)
     if comparison.bound is not None and comparison.gap is not None:
         bound, why = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
-        told = f"lower bound over all strategies: {bound} ({why})"
-        lines.append(Text(told, style="dim"))
+        notes = f"lower bound over all strategies: {bound} ({why})"
+        lines.append(Text(notes, style="dim"))
     winner = comparison.winner
     shares = None if winner is None or winner.plan is None else winner.plan.get(Parallel)
     if shares is not None:
@@ -259,18 +259,18 @@ def _cells(comparison: Comparison, candidate: Candidate) -> list[str]:
 
 
 def money_text(problem: Problem, candidate: Candidate) -> str:
-    """What a million samples cost, as a cell; empty where a price is unknown."""
+    """Price of a million samples as a cell; empty where it is unknown."""
     price = dollars_per_million(problem, candidate)
     return "" if price is None else dollars(price)
 
 
 def is_whole(comparison: Comparison) -> bool:
-    """True if ways to share the batch were compared."""
+    """True if strategies for the batch were compared, not placements alone."""
     return "ways" in comparison.counts
 
 
 def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
-    """What ``hocket plan --json`` tells of a way to share the batch besides."""
+    """Further JSON of a strategy in ``hocket plan``."""
     if not is_whole(comparison):
         return {}
     step_s, problem = candidate.step_s, comparison.problem

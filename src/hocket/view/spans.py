@@ -1,8 +1,8 @@
-"""Rows of spans: what a timeline draws, lane by lane, thinned to what can be seen.
+"""Rows of spans: what a timeline draws, track by track, thinned to what can be seen.
 
-A device is a row of ops; a channel is a row of the transfers that cross it, put on as few lanes as
+A device is a row of ops; a channel is a row of the transfers that cross it, put on as few tracks as
 keep simultaneous ones apart (greedy interval partitioning). Thinning merges the short spans of
-each lane that start in the same bin of time, so a row never has more marks than twice its bins.
+each track that start in the same bin of time, so a row never has more marks than twice its bins.
 O(spans log spans).
 """
 
@@ -23,19 +23,19 @@ from hocket.simulate.timeline import Timeline
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpanRow:
-    """Marks of one device or one channel, in order of (start, lane)."""
+    """Marks of one device or one channel, in order of (start, track)."""
 
     is_link: bool
     index: int
     """The device, or the channel."""
-    num_lanes: int
+    num_tracks: int
     start_s: FloatArray
     end_s: FloatArray
-    lane: IntArray
+    track: IntArray
     span: IntArray
-    """The op or transfer that a mark stands for; the longest one of a merged mark."""
+    """The op or transfer of a mark; the longest one of a merged mark."""
     count: IntArray
-    """How many spans a mark stands for."""
+    """Number of spans that are merged into a mark."""
     busy_s: FloatArray
     """Time inside the mark that its spans fill."""
 
@@ -45,33 +45,33 @@ class SpanRow:
         return len(self.span)
 
 
-def lanes(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
-    """A lane for each span such that spans of a lane do not overlap; ``start`` ascending."""
+def tracks(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
+    """A track for each span such that spans of a track do not overlap; ``start`` ascending."""
     assigned = np.zeros(len(start), dtype=np.int32)
     running: list[tuple[Any, int]] = []
     free: list[int] = []
-    num_lanes = 0
+    num_tracks = 0
     for span, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while running and running[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(running)[1])
         if not free:
-            heapq.heappush(free, num_lanes)
-            num_lanes += 1
-        lane = heapq.heappop(free)
-        assigned[span] = lane
-        heapq.heappush(running, (finish, lane))
+            heapq.heappush(free, num_tracks)
+            num_tracks += 1
+        track = heapq.heappop(free)
+        assigned[span] = track
+        heapq.heappush(running, (finish, track))
     return assigned
 
 
 def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
-    """One row per device, a lane per stream that it uses; what takes no time leaves no mark."""
+    """One row per device, a track per stream that it uses; what takes no time leaves no mark."""
     rows = []
     for device in range(timeline.num_devices):
         lasting = timeline.op_end_s > timeline.op_start_s
         ops = np.flatnonzero((timeline.op_device == device) & lasting)
         ops = ops[np.argsort(timeline.op_start_s[ops], kind="stable")]
-        lane = np.unique(timeline.stream[ops], return_inverse=True)[1].astype(np.int32)
-        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, lane, is_link=False))
+        track = np.unique(timeline.stream[ops], return_inverse=True)[1].astype(np.int32)
+        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, track, is_link=False))
     return tuple(rows)
 
 
@@ -84,8 +84,8 @@ def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple
         start, end = timeline.transfer_start_s, timeline.transfer_end_s
         chosen = chosen[end[chosen] > start[chosen]]
         chosen = chosen[np.argsort(start[chosen], kind="stable")]
-        lane = lanes(start[chosen], end[chosen])
-        rows.append(_row(channel, chosen, start, end, lane, is_link=True))
+        track = tracks(start[chosen], end[chosen])
+        rows.append(_row(channel, chosen, start, end, track, is_link=True))
     return tuple(rows)
 
 
@@ -94,17 +94,17 @@ def _row(
     span: NDArray[Any],
     start: FloatArray,
     end: FloatArray,
-    lane: IntArray,
+    track: IntArray,
     *,
     is_link: bool,
 ) -> SpanRow:
     return SpanRow(
         is_link=is_link,
         index=index,
-        num_lanes=int(lane.max(initial=0)) + 1,
+        num_tracks=int(track.max(initial=0)) + 1,
         start_s=start[span],
         end_s=end[span],
-        lane=lane,
+        track=track,
         span=span.astype(np.int32),
         count=np.ones(len(span), dtype=np.int32),
         busy_s=end[span] - start[span],
@@ -113,7 +113,7 @@ def _row(
 
 def part(row: SpanRow, marks: NDArray[np.intp]) -> SpanRow:
     """The row with only some of its marks."""
-    columns = ("start_s", "end_s", "lane", "span", "count", "busy_s")
+    columns = ("start_s", "end_s", "track", "span", "count", "busy_s")
     return replace(row, **{name: getattr(row, name)[marks] for name in columns})
 
 
@@ -128,23 +128,23 @@ def thinned(row: SpanRow, bin_s: float) -> SpanRow:
     own = np.arange(row.num_marks, dtype=np.int64)
     bins = np.floor(row.start_s / bin_s).astype(np.int64)
     num_bins = int(bins.max()) + 1
-    bucket = row.lane.astype(np.int64) * num_bins + bins
-    key = np.where(is_short, bucket, row.num_lanes * num_bins + own)
+    bucket = row.track.astype(np.int64) * num_bins + bins
+    key = np.where(is_short, bucket, row.num_tracks * num_bins + own)
     order = np.lexsort((row.start_s, key))
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     group = np.cumsum(np.diff(key[order], prepend=-1) != 0) - 1
     by_length = np.lexsort((-row.busy_s[order], group))
     longest = order[by_length[first]]
     start = row.start_s[order][first]
-    lane = row.lane[longest]
-    final = np.lexsort((lane, start))
+    track = row.track[longest]
+    final = np.lexsort((track, start))
     return SpanRow(
         is_link=row.is_link,
         index=row.index,
-        num_lanes=row.num_lanes,
+        num_tracks=row.num_tracks,
         start_s=start[final],
         end_s=np.maximum.reduceat(row.end_s[order], first)[final],
-        lane=lane[final],
+        track=track[final],
         span=row.span[longest][final],
         count=np.add.reduceat(row.count[order], first)[final],
         busy_s=np.add.reduceat(row.busy_s[order], first)[final],
@@ -161,11 +161,11 @@ def joined(row: SpanRow, gap_s: float) -> tuple[FloatArray, FloatArray]:
 
 
 def thinned_to(rows: tuple[SpanRow, ...], horizon_s: float, max_marks: int) -> tuple[SpanRow, ...]:
-    """All rows with at most ``max_marks`` marks together, or one per lane where that is more."""
+    """All rows with at most ``max_marks`` marks together, or one per track where that is more."""
     if sum(row.num_marks for row in rows) <= max_marks:
         return rows
-    num_lanes = sum(row.num_lanes for row in rows)
-    bin_s = horizon_s / max(max_marks // (2 * num_lanes), 1)
+    num_tracks = sum(row.num_tracks for row in rows)
+    bin_s = horizon_s / max(max_marks // (2 * num_tracks), 1)
     return tuple(thinned(row, bin_s) for row in rows)
 
 

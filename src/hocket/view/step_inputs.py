@@ -1,4 +1,4 @@
-"""What a plan is for: model, batch, sequence, precision, optimizer and bytes of its state."""
+"""The training that a plan is for: model, batch, sequence, precision, optimizer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NOTABLE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldStep:
+class ShownStep:
     """A step of the critical path as it is shown."""
 
     number: int
@@ -46,11 +46,11 @@ def lead_sentence(facts: Facts) -> str:
 
 
 def sent_counts(facts: Facts) -> str:
-    """``12 transfers``, ``48 exchanges``, copies or several: how often something is sent."""
+    """``12 transfers``, ``48 collectives``, copies or several: how often something is sent."""
     # An exchange is one, however many devices take part.
     num_exchanges = max((each.num_exchanges for each in facts.exchanges), default=0)
     counts = [count_of(facts.num_transfers, "transfer")] if facts.num_transfers else []
-    counts += [count_of(num_exchanges, "exchange")] if num_exchanges else []
+    counts += [count_of(num_exchanges, "collective")] if num_exchanges else []
     if num_copies := facts.copies.num_copies:
         counts.append(f"{num_copies:,} copies to and from the host")
     return " and ".join(counts) or count_of(0, "transfer")
@@ -66,19 +66,19 @@ def path_sentence(facts: Facts) -> str:
 
 def longest_steps(
     problem: Problem, timeline: Timeline, facts: Facts, max_steps: int
-) -> tuple[ToldStep, ...]:
+) -> tuple[ShownStep, ...]:
     """The longest steps of the critical path, in the order in which they happen."""
-    return tuple(told(problem, timeline, facts, i) for i in facts.path.longest(max_steps))
+    return tuple(shown_step(problem, timeline, facts, i) for i in facts.path.longest(max_steps))
 
 
-def told(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> ToldStep:
+def shown_step(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> ShownStep:
     """One step of the critical path as it is shown."""
     step = facts.path.steps[number]
     duration_s = step.end_s - step.start_s
     place = "link"
     if step.kind == "op":
         place = inert(problem.cluster.device_names[int(timeline.op_device[step.index])])
-    return ToldStep(
+    return ShownStep(
         number=number,
         step=step,
         name=step_name(problem, timeline, step),
@@ -90,7 +90,7 @@ def told(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> Tol
 
 
 def reason_text(step: PathStep) -> str:
-    """What a step started after, and what the wait for it cost."""
+    """Cause of the start of a step, and the time that it waited."""
     if step.reason == "start":
         return "the start"
     if step.wait_s <= 0:
@@ -100,7 +100,7 @@ def reason_text(step: PathStep) -> str:
 
 
 def headroom_sentence(facts: Facts) -> str:
-    """What each kind of device keeps free beside what tensors may fill; empty where nothing."""
+    """Memory that each device type keeps free; empty where none does."""
     kept: dict[tuple[str, int], int] = {}
     for device in facts.devices:
         if device.headroom_bytes > 0:
@@ -113,7 +113,7 @@ def headroom_sentence(facts: Facts) -> str:
 
 
 def advice(facts: Facts) -> tuple[str, ...]:
-    """What would shorten the step, as far as the timeline tells."""
+    """Measures that would shorten the step, as far as the timeline shows."""
     return tuple(line for line in (_compute(facts), _transfers(facts), _memory(facts)) if line)
 
 
@@ -147,8 +147,8 @@ def _transfers(facts: Facts) -> str:
     exchanging = facts.path.shares.get(EXCHANGES, 0.0)
     if exchanging >= NOTABLE:
         return (
-            "faster links between devices, or a plan that exchanges less, such as a pipeline: "
-            f"{percent(exchanging)} of the step is exchanges"
+            "faster links between devices, or a plan that communicates less, such as a pipeline: "
+            f"{percent(exchanging)} of the step is collectives"
         )
     if sharing >= NOTABLE:
         return (

@@ -109,7 +109,7 @@ def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
 
 
 def _bound_line(comparison: Comparison) -> list[Text]:
-    """How far the winner is from what no plan can beat."""
+    """The lower bound and the gap to it."""
     if comparison.gap is None or comparison.bound is None:
         return []
     what = "no plan is shorter" if comparison.problem.objective == "latency" else "no load is less"
@@ -156,7 +156,7 @@ def verdict(comparison: Comparison) -> list[Text]:
 def plan_summary(
     problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
 ) -> RenderableType:
-    """What ``hocket show`` prints: each device, each used link, the longest ops; of a plan
+    """Output of ``hocket show``: each device, each used link, the longest ops; of a plan
     ``within`` a budget, how it is kept."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within), Text()]
@@ -231,7 +231,7 @@ def module_table(facts: Facts, most: int) -> FittedTable:
 
 
 def _memory_table(facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
-    """What fills each device when it is fullest, a column per kind of memory."""
+    """Memory of each device at its peak, a column per kind."""
     columns = (name("at the peak"), *(number(role, rank) for rank, role in enumerate(held)))
     rows = [
         [device.name, *(_or_dash(held[role][index]) for role in held)]
@@ -264,7 +264,7 @@ def link_table(facts: Facts, most: int) -> FittedTable:
 
 
 def exchange_table(facts: Facts) -> FittedTable:
-    """What devices do together; it crosses all links of a ring or of trees, so no link has it."""
+    """Collectives of each device; they cross all links of a ring, so no link has them."""
     columns = (name("collectives of"), share("busy"), number("sent"), number("calls", 1))
     rows = [
         [
@@ -302,7 +302,7 @@ def top_table(facts: Facts, most: int) -> FittedTable:
 def explanation(
     problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
 ) -> RenderableType:
-    """What ``hocket explain`` prints: where the time goes, what limits it, what would help."""
+    """Output of ``hocket explain``: where the time goes, what limits it, what would help."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within)]
     parts += _headroom_line(facts)

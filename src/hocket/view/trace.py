@@ -1,7 +1,7 @@
 """A timeline as a trace that Perfetto and chrome://tracing open.
 
 One process per device with a row for each of its streams and a counter for its memory; one for the
-links with a row per channel and lane, since slices of one row must not overlap; arrows from the op
+links with a row per channel and track, since slices of one row must not overlap; arrows from the op
 that makes a tensor over the channels to the op that first reads it. Times are whole nanoseconds,
 written in µs, so that rounding cannot make neighbours overlap. O(spans log spans).
 """
@@ -24,7 +24,7 @@ from hocket.plan.problem import Problem
 from hocket.simulate.analysis import crossings
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import inert
-from hocket.view.spans import lanes
+from hocket.view.spans import tracks
 
 Event = dict[str, Any]
 Nanoseconds = NDArray[np.int64]
@@ -195,13 +195,13 @@ def _link_slices(problem: Problem, timeline: Timeline) -> tuple[list[Event], lis
     for crossed in np.unique(channel).tolist():
         chosen = transfer[channel == crossed]
         chosen = chosen[np.lexsort((chosen, start[chosen]))]
-        lane = lanes(start[chosen], end[chosen])
+        track = tracks(start[chosen], end[chosen])
         first_row = FIRST_LINK_ROW + len(rows)
         name = inert(problem.costs.routes.channel_names[crossed])
-        rows += [name if n == 0 else f"{name} #{n + 1}" for n in range(int(lane.max()) + 1)]
+        rows += [name if n == 0 else f"{name} #{n + 1}" for n in range(int(track.max()) + 1)]
         slices += [
             described[index] | {"tid": first_row + row}
-            for index, row in zip(chosen.tolist(), lane.tolist(), strict=True)
+            for index, row in zip(chosen.tolist(), track.tolist(), strict=True)
         ]
     return slices, rows
 

@@ -1,4 +1,4 @@
-"""What other clusters would bring: a line for each, beside the one that was asked about."""
+"""The same plan on other clusters: a line for each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HELP: dict[Goal, str] = {
 def variants_table(
     comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal
 ) -> RenderableType:
-    """What each change would bring, in their order, and what helps most."""
+    """Effect of each change, and the one that helps most."""
     steps = [v.step_s for v in variants if v.step_s is not None]
     rows = [_cells(variant, comparison, min(steps, default=None)) for variant in variants]
     columns = (
@@ -39,8 +39,8 @@ def variants_table(
         Column(title="fullest", align="right", rank=3),
         Column(title="by", is_name=True, rank=2),
     )
-    told = Text(_told(comparison, variants, goal))
-    return Group(FittedTable(columns=columns, rows=rows), told)
+    found = Text(_found(comparison, variants, goal))
+    return Group(FittedTable(columns=columns, rows=rows), found)
 
 
 def _cells(variant: ChangedCluster, comparison: Comparison, least_s: float | None) -> list[Text]:
@@ -56,7 +56,7 @@ def _cells(variant: ChangedCluster, comparison: Comparison, least_s: float | Non
     return [Text(inert(cell, LONGEST_SENTENCE)) for cell in cells]
 
 
-def _told(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal) -> str:
+def _found(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal) -> str:
     """Which change helps most towards the goal, and how much."""
     best = next((v for v in variants if v.comparison.winner is not None), None)
     if best is None or best.comparison.winner is None:
@@ -72,18 +72,18 @@ def _told(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal
     if goal == "time":
         return f"{change} helps most: {before / after:.2f} times as fast"
     if goal == "memory":
-        told = f"its fullest device is {format_percent(after)} full"
-        return f"{change} helps most: {told}, not {format_percent(before)}"
+        found = f"its fullest device is {format_percent(after)} full"
+        return f"{change} helps most: {found}, not {format_percent(before)}"
     thing = "money" if is_priced(both) else "device time"
     return f"{change} helps most: steps take {format_percent(1 - after / before)} less {thing}"
 
 
 def variants_data(variants: Sequence[ChangedCluster]) -> list[dict[str, Any]]:
     """The same for ``--json``."""
-    told: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for variant in variants:
         winner = variant.comparison.winner
-        told.append({
+        found.append({
             "change": variant.change,
             "cluster": variant.comparison.problem.cluster.name,
             "step_s": variant.step_s,
@@ -92,4 +92,4 @@ def variants_data(variants: Sequence[ChangedCluster]) -> list[dict[str, Any]]:
             if winner is None
             else dollars_per_million(variant.comparison.problem, winner),
         })  # fmt: skip
-    return told
+    return found

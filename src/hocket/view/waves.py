@@ -145,7 +145,7 @@ def verdict(fit: WaveFit) -> str:
 
 
 def slower_note(fit: WaveFit) -> str:
-    """What is faster than the plan that is written; empty where nothing is."""
+    """The strategy that is faster than the written plan; empty where none is."""
     if fit.pays or fit.best_alone is None or fit.gain is None:
         return ""
     better = next(name for name, each in shown_candidates(fit) if each is fit.best_alone)

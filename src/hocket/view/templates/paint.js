@@ -70,7 +70,7 @@ const hocketPaint = (() => {
         for (let i = 0; i < list.length; i += 4) path += `M${r(list[i])} ${r(list[i + 1])}h${r(list[i + 2])}v${r(list[i + 3])}h${r(-list[i + 2])}z`;
         const dim = frame.onlyPath && CLASSES.includes(name) ? `${name} dimmed` : name;
         if (path) add('path', dim, { d: path });
-        if (name === 'lane') add('path', 'grid', { d: frame.grid.map((x) => `M${r(x)} 18V${frame.height - 4}`).join('') });
+        if (name === 'track') add('path', 'grid', { d: frame.grid.map((x) => `M${r(x)} 18V${frame.height - 4}`).join('') });
       }
       for (const [name, points] of frame.areas) add('path', name, { d: `${trail(points)}Z` });
       for (const [name, points] of frame.lines) add('path', name, { d: trail(points) });
@@ -93,11 +93,11 @@ const hocketPaint = (() => {
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
       for (const name in frame.rects) {
         const list = frame.rects[name];
-        context.fillStyle = colour(name === 'lane' ? 'panel' : name);
+        context.fillStyle = colour(name === 'track' ? 'panel' : name);
         context.globalAlpha = frame.onlyPath && CLASSES.includes(name) ? 0.22 : 1;
         for (let i = 0; i < list.length; i += 4) context.fillRect(list[i], list[i + 1], list[i + 2], list[i + 3]);
         context.globalAlpha = 1;
-        if (name !== 'lane') continue;
+        if (name !== 'track') continue;
         context.fillStyle = colour('rule');
         for (const x of frame.grid) context.fillRect(Math.round(x), 18, 1, frame.height - 22);
       }

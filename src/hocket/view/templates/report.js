@@ -15,7 +15,7 @@
   // ── where things stand ───────────────────────────────────────────────────────────────────
   for (const row of data.rows) {
     row.longest = row.length.reduce((most, length) => Math.max(most, length), 0);
-    row.criticalKeys = new Set(row.critical.start.map((start, i) => `${start}/${row.critical.lane[i]}`));
+    row.criticalKeys = new Set(row.critical.start.map((start, i) => `${start}/${row.critical.track[i]}`));
   }
 
   function layout() {
@@ -26,7 +26,7 @@
     const rows = data.rows.map((row) => {
       const label = top;
       if (narrow) top += 16;
-      const height = row.link ? Math.max(12, Math.min(3 * row.lanes, 30)) : 24;
+      const height = row.link ? Math.max(12, Math.min(3 * row.tracks, 30)) : 24;
       const place = { label, top, height, memoryTop: 0, memoryHeight: 0 };
       top += height;
       if (!row.link) { place.memoryTop = top + 4; place.memoryHeight = 26; top += 30; }
@@ -52,7 +52,7 @@
   // ── a frame: what is to be painted, the same for SVG and canvas ──────────────────────────
 
   function newFrame() {
-    const rects = Object.fromEntries(['lane', ...CLASSES, 'critical'].map((name) => [name, []]));
+    const rects = Object.fromEntries(['track', ...CLASSES, 'critical'].map((name) => [name, []]));
     const { width, height } = geometry;
     return { width, height, onlyPath: view.onlyPath, rects, grid: [], areas: [], lines: [], texts: [] };
   }
@@ -63,40 +63,40 @@
   }
 
   function addMarks(frame, row, place) {
-    const k = scaleX(), laneHeight = place.height / row.lanes;
+    const k = scaleX(), trackHeight = place.height / row.tracks;
     // Marks narrower than a pixel are drawn together, as high as they fill the span that they cover.
     const pending = new Map();
     let named = false;
-    const flush = (lane) => {
-      const run = pending.get(lane);
+    const flush = (track) => {
+      const run = pending.get(track);
       if (!run) return;
-      const fill = Math.max(0.12, Math.min(1, run.busy / (run.x1 - run.x0))) * laneHeight;
-      clampedRect(frame.rects[run.name], run.x0, Math.max(run.x1, run.x0 + 0.35), place.top + (lane + 1) * laneHeight - fill, fill);
-      pending.delete(lane);
+      const fill = Math.max(0.12, Math.min(1, run.busy / (run.x1 - run.x0))) * trackHeight;
+      clampedRect(frame.rects[run.name], run.x0, Math.max(run.x1, run.x0 + 0.35), place.top + (track + 1) * trackHeight - fill, fill);
+      pending.delete(track);
     };
     for (let i = lowerBound(row.start, view.from - row.longest); i < row.start.length && row.start[i] < view.to; i += 1) {
       const x0 = geometry.left + (row.start[i] - view.from) * k;
       const wide = row.length[i] * k;
       if (x0 + wide < geometry.left) continue;
-      const lane = row.lane ? row.lane[i] : 0;
+      const track = row.track ? row.track[i] : 0;
       const name = row.link ? 'transfer' : PHASES[data.ops.phase[row.span[i]]];
       const busy = row.busy ? row.busy[i] : 1;
       if (wide < 1) {
-        if (pending.has(lane) && x0 + wide - pending.get(lane).x0 > 1) flush(lane);
-        const run = pending.get(lane) || { x0, x1: x0, busy: 0, longest: 0, name };
+        if (pending.has(track) && x0 + wide - pending.get(track).x0 > 1) flush(track);
+        const run = pending.get(track) || { x0, x1: x0, busy: 0, longest: 0, name };
         run.x1 = x0 + wide;
         run.busy += wide * busy;
         if (wide > run.longest) { run.longest = wide; run.name = name; }
-        pending.set(lane, run);
+        pending.set(track, run);
         continue;
       }
-      flush(lane);
+      flush(track);
       const shown = wide > 4 ? wide - 0.7 : wide;
-      const high = Math.max(laneHeight - (laneHeight > 6 ? 1 : 0), 0.6) * Math.max(busy, 0.12);
-      clampedRect(frame.rects[name], x0, x0 + shown, place.top + (lane + 1) * laneHeight - high, high);
-      if (wide > 52 && laneHeight > 14 && !row.link) { named = true; addMarkLabel(frame, row, i, x0, x0 + shown, place); }
+      const high = Math.max(trackHeight - (trackHeight > 6 ? 1 : 0), 0.6) * Math.max(busy, 0.12);
+      clampedRect(frame.rects[name], x0, x0 + shown, place.top + (track + 1) * trackHeight - high, high);
+      if (wide > 52 && trackHeight > 14 && !row.link) { named = true; addMarkLabel(frame, row, i, x0, x0 + shown, place); }
     }
-    for (const lane of [...pending.keys()]) flush(lane);
+    for (const track of [...pending.keys()]) flush(track);
     if (!named && !row.link) addPassLabels(frame, data.passes[row.index], place, k);
     addCritical(frame, row, place, k);
   }
@@ -197,7 +197,7 @@
     addAxis(frame);
     data.rows.forEach((row, index) => {
       const place = geometry.rows[index];
-      frame.rects.lane.push(geometry.left, place.top, geometry.right - geometry.left, place.height);
+      frame.rects.track.push(geometry.left, place.top, geometry.right - geometry.left, place.height);
       addMarks(frame, row, place);
       if (!row.link) addMemory(frame, data.devices[row.index], place);
       addLabels(frame, row, place);
@@ -280,10 +280,10 @@
 
   function markAt(row, place, x, y) {
     const time = timeAt(x), slack = 2 / scaleX();
-    const lane = Math.min(row.lanes - 1, Math.floor((y - place.top) / (place.height / row.lanes)));
+    const track = Math.min(row.tracks - 1, Math.floor((y - place.top) / (place.height / row.tracks)));
     let best = -1, distance = slack;
     for (let i = lowerBound(row.start, time - row.longest - slack); i < row.start.length && row.start[i] <= time + slack; i += 1) {
-      if (row.lane && row.lane[i] !== lane) continue;
+      if (row.track && row.track[i] !== track) continue;
       const away = Math.max(row.start[i] - time, time - row.start[i] - row.length[i], 0);
       if (away <= distance) { best = i; distance = away; }
     }
@@ -292,13 +292,13 @@
 
   function describeMark(row, i) {
     const many = row.count && row.count[i] > 1;
-    const index = row.span[i], lane = row.lane ? row.lane[i] : 0;
+    const index = row.span[i], track = row.track ? row.track[i] : 0;
     const when = span(row.start[i], row.length[i]);
     if (many) {
       const longest = row.link ? data.transfers.tensor[index] : data.ops.name[index];
       return [`${row.count[i]} ${row.link ? 'transfers' : 'ops'}`, when, `busy ${percent(row.busy[i])} of it`, `longest: ${longest}`];
     }
-    const critical = row.criticalKeys.has(`${row.start[i]}/${lane}`) ? 'on the critical path' : '';
+    const critical = row.criticalKeys.has(`${row.start[i]}/${track}`) ? 'on the critical path' : '';
     if (row.link) {
       const t = data.transfers;
       return [t.tensor[index], `${bytes(t.bytes[index])}, ${data.devices[t.src[index]].name} → ${data.devices[t.dst[index]].name}`, when, critical];

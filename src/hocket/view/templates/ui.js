@@ -19,9 +19,9 @@
     byId('at-budget').textContent = `${gib(plan[0])}: ${seconds(plan[1])} per step`;
   }
 
-  function show(told) {
-    byId('answer').innerHTML = told.html;
-    budgets = told.budgets;
+  function show(answer) {
+    byId('answer').innerHTML = answer.html;
+    budgets = answer.budgets;
     byId('slider').hidden = budgets.length < 2;
     if (budgets.length > 1) {
       byId('budget').max = budgets.length - 1;
@@ -29,11 +29,11 @@
       slide();
     }
     byId('files').hidden = false;
-    byId('plan-file').hidden = !told.fits;
-    byId('plan-file').href = `/plan.json?${told.files}`;
-    byId('report-file').href = `/report.html?${told.files}`;
-    byId('command').textContent = told.command;
-    byId('then').textContent = told.then;
+    byId('plan-file').hidden = !answer.fits;
+    byId('plan-file').href = `/plan.json?${answer.files}`;
+    byId('report-file').href = `/report.html?${answer.files}`;
+    byId('command').textContent = answer.command;
+    byId('then').textContent = answer.then;
   }
 
   async function ask(keep) {
@@ -41,10 +41,10 @@
     if (keep) history.replaceState(null, '', `?${text}`);
     byId('state').textContent = 'planning…';
     const response = await fetch(`/answer?${text}`);
-    const told = await response.json();
+    const answer = await response.json();
     if (number !== asked) return;
-    byId('state').textContent = response.ok ? (told.fits ? 'It trains.' : 'It does not fit.') : `${told.error}${told.hint ? ` (${told.hint})` : ''}`;
-    if (response.ok) { show(told); return; }
+    byId('state').textContent = response.ok ? (answer.fits ? 'It trains.' : 'It does not fit.') : `${answer.error}${answer.hint ? ` (${answer.hint})` : ''}`;
+    if (response.ok) { show(answer); return; }
     byId('answer').textContent = '';
     byId('slider').hidden = byId('files').hidden = true;
   }
