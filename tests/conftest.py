@@ -70,6 +70,7 @@ WHOLE_PROGRAMS = (
     "pages/test_others_commands.py",
     "pages/test_parallelism_commands.py",
     "pages/test_readme_commands.py",
+    "pages/test_systems_page_slow.py",
     "planners/test_hash_seeds.py",
     "runtime/test_train_examples.py",
     "service/test_agents_storm.py",

@@ -2,8 +2,8 @@
 
 Run: sudo python benchmarks/systems/bosen.py [--repeats 2] [--json results.json]
 
-Measured in five network namespaces with links of 1, 3, 10 and 100 Mbit on two data sets, one step
-size each (benchmarks/tables/managed.py). Ten minutes. `--json` reads results that are there.
+Measured in five network namespaces with links of 1, 3, 10 and 100 Mbit on three data sets, one step
+size each (benchmarks/tables/managed.py). Twenty minutes. `--json` reads results that are there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orion's row: matrix factorisation on two threads, and sixty loops beside bounds-checked numba.
 
-Run: python benchmarks/systems/orion.py [--ratings 100000] [--repeats 5]
+Run: python benchmarks/systems/orion.py [--ratings 100000] [--repeats 5] [--quick]
 
 Measured on this machine. Ratios of two threads to one need two free cores; times over numba are CPU
 times on one core, which bear a busy machine (benchmarks/loops/kernels.py prints every loop).
@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +47,13 @@ def factorisation(num_ratings: int, repeats: int) -> tuple[float, float]:
     return one_s / two_s, plain_s / two_s
 
 
-def ours(num_ratings: int, repeats: int) -> str:
-    """The figures of the row in docs/systems.md."""
+QUICK = ("symm", "doitgen", "correlation")
+
+
+def ours(num_ratings: int, repeats: int, loops: Sequence[str] = tuple(FRESH)) -> str:
+    """Figures of the row in docs/systems.md."""
     over_one, over_plain = factorisation(num_ratings, repeats)
-    rows = [row(name, 1, repeats) for name in FRESH]
+    rows = [row(name, 1, repeats) for name in loops]
     sound = sum(each["sound"] for each in rows)
     slower = sum(each["over_plain"] < 1 for each in rows)
     over_njit = mean([each["over_njit"] for each in rows])
@@ -63,6 +66,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ratings", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few ratings and three loops")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(ours(options.ratings, options.repeats))
+    quick = (20_000, 1, QUICK)
+    print(ours(*quick) if options.quick else ours(options.ratings, options.repeats))

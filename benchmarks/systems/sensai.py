@@ -1,6 +1,7 @@
 """sensAI's headline by the time of an answer, with its control and its model-parallel baseline.
 
-Run: python benchmarks/systems/sensai.py [--device cuda] [--train 600] [--retrain 200] [--quick]
+Run: python benchmarks/systems/sensai.py [--device cuda] [--train 600] [--retrain 200] [--scale 4]
+     python benchmarks/systems/sensai.py --quick
 
 100 classes, as many as CIFAR-100 has: the ten digits in ten colours. One VGG-like net becomes ten
 sub-models with 0.05 of its work each. Beside them:
@@ -74,7 +75,7 @@ def images() -> dict[str, Any]:
 
 
 def net() -> nn.Module:
-    """Four convolutions over images of 32 x 32 (8 x 8 where SENSAI_SCALE is 1)."""
+    """Four convolutions over images of 8 x 8, enlarged SENSAI_SCALE times (4: 32 x 32)."""
     scale = int(os.environ.get("SENSAI_SCALE", "4"))
     layers: list[nn.Module] = [nn.Upsample(scale_factor=scale)] if scale > 1 else []
     widths = (3, 64, 128, 256, 256)
@@ -144,7 +145,7 @@ def measured(
             net=f"{here}:net", data=f"{here}:images", parts=count, work=work, train_steps=train,
             accuracy_loss=100, rounds=0, retraining=NetTraining(steps=steps), device=device,
         )  # fmt: skip
-        return split(request, folder / name, tell=lambda *_: None)
+        return split(request, folder / name, progress=lambda *_: None)
 
     subs = split_to("sub-models", SUB_MODELS, WORK, retrain)
     rows = [("whole net, eager torch", 1.0, subs.validation.test_whole, subs.table.whole.eager_s)]
@@ -199,10 +200,11 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=600)
     parser.add_argument("--retrain", type=int, default=200)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--scale", type=int, default=4, help="images of 8 x 8, enlarged so often")
     parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs")
     options = parser.parse_args()
-    if options.quick:
-        os.environ["SENSAI_SCALE"] = "1"
+    # The net is built by the processes of `split`, which inherit the environment.
+    os.environ["SENSAI_SCALE"] = "1" if options.quick else str(options.scale)
     train, retrain = (20, 5) if options.quick else (options.train, options.retrain)
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(Path(folder), train, retrain, options.device)
