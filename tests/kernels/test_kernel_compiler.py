@@ -1,4 +1,4 @@
-"""What keeps compiling short: one entry per engine, tuples handed over whole, quick options."""
+"""Compiling stays short: one entry per engine, tuples passed as one value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba.core import types
-from numba.core.compiler import Flags, run_frontend
 from numba.core.datamodel import default_manager
 
 from hocket.api import make_problem
@@ -15,8 +14,6 @@ from hocket.graph.generators import generate
 from hocket.kernels import compiler, kernel
 from hocket.kernels.containers import Heaps, new_heaps
 from hocket.kernels.heaps import pop, push
-from hocket.kernels.inner import QuickFlags
-from hocket.kernels.values import values
 from hocket.plan.plan import Plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import lower
@@ -64,32 +61,3 @@ def test_tuples_of_both_kinds_pass_between_kernels() -> None:
     strange = Strange(np.array([3.0, 1.0, 2.0]))
     sort(new_heaps(np.array([0, 3])), strange)
     assert strange.values.tolist() == [1.0, 2.0, 3.0]
-
-
-def test_quick_options_are_equal_where_the_values_are() -> None:
-    plain, quick = cast(Any, Flags)(), QuickFlags()
-    assert quick == plain
-    assert hash(quick) == hash(plain)
-    quick.nrt = False  # stated, and what it is by default
-    assert quick == plain
-    quick.nrt = True
-    assert quick != plain
-    assert quick == quick.copy()
-    assert quick != "nrt"
-
-
-def test_variables_that_are_assigned_once_are_values_and_others_keep_their_place() -> None:
-    def steps(count: int, start: int) -> int:
-        first = start + 1
-        total = 0
-        for number in range(count):
-            twice = 2 * number
-            if twice > first:
-                total += twice
-        return total + first
-
-    found = values(run_frontend(steps).blocks)
-    assert {"count", "start", "first"} <= found
-    assert not found & {"total", "total.1", "total.2"}
-    compiled = kernel(cast(Any, steps))
-    assert [compiled(count, 3) for count in (0, 4, 9)] == [steps(count, 3) for count in (0, 4, 9)]

@@ -1,8 +1,8 @@
 """Hot loops in compiled code: the decorator `kernel`, the cache, containers, the form of tables.
 
 A kernel lives in the file of its algorithm and is called like any function. What it depends on is
-found from its code (`dependencies`), its compiled form is kept on disk (`cache`), and the compiler
-is imported when Python first calls a kernel, so that commands which call none start at once.
+found from its code (`dependencies`) and its compiled form is cached on disk (`numba_internals`).
+The compiler is imported when Python first calls a kernel, so commands without one start at once.
 Kernels allocate nothing: the caller makes every array, in numpy, and passes tuples of them.
 """
 

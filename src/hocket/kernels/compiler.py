@@ -1,4 +1,4 @@
-"""How kernels are compiled. Importing this imports the compiler, which takes half a second."""
+"""Compile kernels. Importing this imports the compiler, which takes half a second."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 import numba
 
-from hocket.kernels.cache import KernelCache
 from hocket.kernels.dependencies import SourceFunction, digest
 from hocket.kernels.flat import flat, unpacking
-from hocket.kernels.inference import remember_hashes
-from hocket.kernels.inner import EntryCompiler, InnerCompiler
-from hocket.kernels.whole import hand_over_whole
+from hocket.kernels.numba_internals import (
+    EntryCompiler,
+    InnerCompiler,
+    KernelCache,
+    pass_tuples_whole,
+)
 
 _njit: Any = numba.njit
 """Takes options that its types do not name."""
-hand_over_whole()
-remember_hashes()
+pass_tuples_whole()
 
 
 def compile_entry(source: SourceFunction) -> tuple[Any, Callable[..., Any]]:

@@ -33,7 +33,7 @@ def compiled(text: str, options: CompileOptions) -> Kernel:
     """The dispatcher of a kernel's source."""
     from numba import njit
 
-    from hocket.kernels.cache import KernelCache
+    from hocket.kernels.numba_internals import KernelCache
 
     digest = hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
     flags: dict[str, Any] = {
