@@ -51,7 +51,9 @@ def test_a_loss_that_looks_across_samples_is_seen(loss, is_apart):
     state = torch.get_rng_state()
     found = samples_apart(model, x, forward=loss)
     assert found.is_apart == is_apart
-    assert "checked on a small copy" in found.told or "away from that of the whole" in found.told
+    assert (
+        "checked on a small copy" in found.message or "away from that of the whole" in found.message
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert len(model.layers) == 6
@@ -91,13 +93,13 @@ def test_roundings_of_16_bits_are_not_taken_for_samples_that_meet(dtype, is_expl
     torch.manual_seed(0)
     words = torch.randint(64, (8, 32))
     found = samples_apart(Rounded(dtype, is_explicit=is_explicit), (words, words))
-    assert found.is_apart, found.told
+    assert found.is_apart, found.message
     for mixes in (over_samples, centred):
         model = Rounded(dtype, mixes, is_explicit=is_explicit)
         found = samples_apart(model, (words, words))
-        assert found.is_apart is False, found.told
+        assert found.is_apart is False, found.message
         # The figure and what is allowed, not both "0%".
-        figures = re.findall(r"([\d.]+) %", found.told)
+        figures = re.findall(r"([\d.]+) %", found.message)
         assert len(figures) == 2
         assert float(figures[0]) > float(figures[1]) > 0
 
@@ -113,7 +115,7 @@ def test_what_autocast_would_round_away_is_still_seen():
     torch.manual_seed(0)
     words = torch.randint(64, (8, 32))
     found = samples_apart(Rounded(torch.bfloat16), (words, words), forward=with_balance)
-    assert found.is_apart is False, found.told
+    assert found.is_apart is False, found.message
 
 
 def test_labels_that_do_not_count_and_models_without_memory_are_tried():
@@ -129,10 +131,14 @@ def test_labels_that_do_not_count_and_models_without_memory_are_tried():
     tokens = torch.randint(0, 50, (4, 6))
     labels = tokens.clone()
     labels[0, 2:] = -100
-    assert "gradients match" in samples_apart(Words(), {"input_ids": tokens, "labels": labels}).told
+    assert (
+        "gradients match" in samples_apart(Words(), {"input_ids": tokens, "labels": labels}).message
+    )
     with torch.device("meta"):
         model, tokens = Words(), torch.zeros(4, 6, dtype=torch.long)
-    assert "gradients match" in samples_apart(model, {"input_ids": tokens, "labels": tokens}).told
+    assert (
+        "gradients match" in samples_apart(model, {"input_ids": tokens, "labels": tokens}).message
+    )
 
 
 class Tables(nn.Module):
@@ -150,7 +156,7 @@ class Tables(nn.Module):
 
 def test_a_model_that_counts_its_layers_is_tried_whole():
     found = samples_apart(Tables(), torch.randint(0, 9, (6, 5)))
-    assert found.is_apart, found.told
+    assert found.is_apart, found.message
 
 
 def test_what_cannot_be_tried_says_why():
@@ -165,11 +171,11 @@ def test_what_cannot_be_tried_says_why():
         return (model(x) * torch.rand(())).mean()
 
     assert "nine samples or nothing" in samples_apart(nn.Linear(4, 4), torch.randn(9, 4),
-                                                      forward=fails).told  # fmt: skip
+                                                      forward=fails).message  # fmt: skip
     assert "not the same twice" in samples_apart(nn.Linear(4, 4), torch.randn(9, 4),
-                                                 forward=draws).told  # fmt: skip
+                                                 forward=draws).message  # fmt: skip
     large = samples_apart(nn.Linear(20_000, 20_000, device="meta"), torch.ones(4, 20_000))
-    assert "400 million weights" in large.told
+    assert "400 million weights" in large.message
 
 
 def test_a_batch_that_cannot_be_taken_apart_is_not_shared_out():

@@ -7,7 +7,7 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.capture import capture
-from hocket.capture.loss import LOSSES, ChosenLoss, told
+from hocket.capture.loss import LOSSES, ChosenLoss, describe_loss
 
 MODELS = """
 import torch
@@ -57,7 +57,7 @@ def test_named_losses_never_fall_below_zero_except_the_mean():
     assert float(ChosenLoss("mean")(logits)) < 0
     expected = nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long))
     assert float(ChosenLoss("cross-entropy")(logits)) == pytest.approx(float(expected))
-    assert "no loss" in told("mean")
+    assert "no loss" in describe_loss("mean")
 
 
 def test_an_unknown_loss_is_refused_with_a_suggestion():

@@ -45,4 +45,4 @@ def test_as_profiled_leaves_the_graph_where_nothing_was_measured():
     assert as_profiled(graph, cluster_of(TESLA), elsewhere) is graph
     # Profiles of CPUs hold no workspaces, which must not wipe out those of the graph.
     cpu = profile_of([entry_of("mm big", 1.0)], kind="xeon")
-    assert as_profiled(graph, cluster_of(TESLA, cpu), cpu) is graph
+    assert as_profiled(graph, cluster_of(TESLA, CPU), cpu) is graph

@@ -15,7 +15,7 @@ from hocket.cost import measure, replay  # noqa: E402
 from hocket.cost.demand import BESIDE, FILL, ON_DEVICE, TIMES_BESIDE, demand_of  # noqa: E402
 from hocket.cost.profile import profile_from_dict, profile_to_dict  # noqa: E402
 from hocket.cost.replay import ReplayedPasses  # noqa: E402
-from hocket.cost.replayed_kernels import BlockRoom, InPlace  # noqa: E402
+from hocket.cost.replayed_kernels import ChipLimits, InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
 from hocket.runtime.offload.memory_tracker import Ledger  # noqa: E402
@@ -154,7 +154,7 @@ def test_a_second_step_beside_the_first_says_how_long_ops_of_two_lanes_take(
     monkeypatch.setattr(replay, "CapturedPasses", Captured)
     monkeypatch.setattr(replay, "rows_s", lambda rows, device: (1.0, two_s)[len(rows) - 1])
     monkeypatch.setattr(replay, "_trace", trace)
-    monkeypatch.setattr(replay, "_room", lambda device: BlockRoom(132, 2048, 65536, 233472))
+    monkeypatch.setattr(replay, "_chip_limits", lambda device: ChipLimits(132, 2048, 65536, 233472))
     found, alone = replay.replayed_in_place(graph, program, torch.device("cpu"))
     assert ("CUDA out of memory" in alone) == (two_s is None)
     passes = graph.op_phase != Phase.OPTIMIZER

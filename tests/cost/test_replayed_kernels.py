@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cost.replayed_kernels import BlockRoom, KernelRun, in_place, kernels_of
+from hocket.cost.replayed_kernels import ChipLimits, KernelRun, in_place, kernels_of
 
-H200 = BlockRoom(132, 2048, 65536, 233472)
+H200 = ChipLimits(132, 2048, 65536, 233472)
 RECORDED = json.loads((Path(__file__).parent / "data" / "resnet56_replay.json").read_text())
 KEYS = [call["signature"] for call in RECORDED["calls"]]
 NODES = [call["nodes"] for call in RECORDED["calls"]]

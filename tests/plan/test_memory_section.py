@@ -7,9 +7,8 @@ from jsonschema import validate
 from hocket.api import make_problem
 from hocket.base.errors import InputFileError
 from hocket.graph.generators import generate
-from hocket.plan.files import read_plan, write_plan
+from hocket.plan.files import json_schema, read_plan, write_plan
 from hocket.plan.plan import Plan
-from hocket.plan.schema import json_schema
 from hocket.plan.sections import Memory, MemoryBlock
 
 

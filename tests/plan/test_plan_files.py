@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -12,9 +13,10 @@ from hocket.cost.profile import Profile, ProfileEntry
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate
-from hocket.plan.files import read_plan, write_plan
+from hocket.plan.files import PLAN_SCHEMA, json_schema, read_plan, write_plan
 from hocket.plan.plan import Plan
-from hocket.plan.schema import json_schema
+from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES
+from hocket.plan.sections import SECTIONS
 from hocket.simulate.engine import simulate
 
 
@@ -157,6 +159,21 @@ def test_json_schema_describes_what_is_written(plan_file):
     assert set(written) <= set(schema["properties"])
     assert set(schema["required"]) <= set(written)
     assert schema["additionalProperties"] is False
+
+
+def test_json_schema_has_the_fields_and_choices_of_every_section():
+    schema = json_schema()
+    assert schema["properties"]["schema"]["const"] == PLAN_SCHEMA
+    problem = schema["properties"]["problem"]["properties"]
+    assert problem["transfers"]["enum"] == list(TRANSFER_MODES)
+    assert problem["objective"]["enum"] == list(OBJECTIVES)
+    described = schema["properties"]["sections"]["properties"]
+    assert list(described) == list(SECTIONS)
+    for name, section in SECTIONS.items():
+        properties = described[name]["properties"]
+        assert set(described[name].get("required", ())) <= set(properties)
+        known = {field.name for field in dataclasses.fields(section)}
+        assert known & set(properties), name
 
 
 @given(problem=problems(has_streams=True))

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hocket.base.errors import HocketError, UsageError
 from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
-from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
 from hocket.capture.given import first_batch, supervised, unwrapped
 from hocket.capture.held import held_note
@@ -35,6 +34,7 @@ from hocket.capture.recording import Recording
 from hocket.capture.step import Forward, record_fake_step, record_real_step
 from hocket.capture.trouble import UntraceableError, own_code, reason, remedy, user_line
 from hocket.graph import Graph
+from hocket.graph.coarsen.module_graph import merge_modules
 
 
 class CaptureWarning(UserWarning):
@@ -166,7 +166,7 @@ def _capture_modules(
         "why": f"{error.where}: {error.message}",
         "mend": error.hint,
     }
-    merged = merge_modules(graph, classes, {})
+    merged = merge_modules(graph, classes)
     warnings.warn(
         f"{error.where}: {error.message}; the graph has one op per module and cannot be run; "
         f"hint: {error.hint}",

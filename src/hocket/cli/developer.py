@@ -38,7 +38,7 @@ def generate(family: str, num_ops: int, seed: int, output: Path, as_json: bool) 
 @json_option
 def schema(what: str, as_json: bool) -> None:
     """Print the JSON Schema of a file format."""
-    from hocket.plan.schema import json_schema
+    from hocket.plan.files import json_schema
 
     emit(json_schema())
 

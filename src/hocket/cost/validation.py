@@ -7,11 +7,13 @@ their configurations alone, never from their times.
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -208,52 +210,13 @@ class Tolerance:
         return found
 
 
-_UNRANKED = Tolerance(mean_regret=None, max_regret=None)
-"""Too few groups of alternatives to judge choices by."""
-_ZERO_SHOT = replace(_UNRANKED, calibrated_mean=None, calibrated_p95=None)
-"""Judged only where nothing was measured."""
-_SHOWN = replace(_ZERO_SHOT, zero_shot_mean=None)
-_FSDP = Tolerance(zero_shot_mean=0.12)
-_FLOAT8 = replace(_UNRANKED, zero_shot_mean=0.20)
-_TOLERANCES = {
-    # Two choices take 22 % longer than the best: t=4 p=12 and t=8 p=6 are predicted within 0.3 %
-    # of each other, and t=8 p=6 with 4 sequences is rated too fast.
-    "bloom": Tolerance(mean_regret=0.04, max_regret=0.23),
-    # Hosts of its jobs differ by a tenth: steps of small models contradict their neighbours. Tensor
-    # parallelism of a width of 2048 is rated too slow: t=4 took a fifth less than t=2 p=2.
-    "vtrain-single": Tolerance(
-        calibrated_mean=0.07, calibrated_p95=0.20, mean_regret=0.03, max_regret=0.27
-    ),
-    # Nine runs took 12 to 35 % longer than anything modelled. The size of its GPUs' memory is not
-    # stated.
-    "vtrain-multi": Tolerance(calibrated_mean=0.07, calibrated_p95=0.18, runs_per_false_alarm=None),
-    "h100-weak-scaling": replace(_UNRANKED, zero_shot_mean=0.12),
-    "dgxc-h100": replace(_UNRANKED, zero_shot_mean=0.12),
-    "h100-strong-scaling": replace(_UNRANKED, zero_shot_mean=0.12),
-    "korthikanti-memory": Tolerance(memory_mean=0.05),
-    # Six runs: one of them is what its program is calibrated with.
-    "sc21-zero3": replace(_ZERO_SHOT, runs_per_false_alarm=None),
-    "mt-nlg": _UNRANKED,
-    "megatron-january-2021": _UNRANKED,
-    "dgx-a100-2020": _UNRANKED,
-    "dgx2-v100-2020": replace(_SHOWN, runs_per_false_alarm=None),
-    "nemo-h100-float8": _FLOAT8,
-    "fsdp-h100": _FSDP,
-    "fsdp-h100-float8": _FLOAT8,
-    "fsdp-a100-80g": _FSDP,
-    "fsdp-a100-40g": _FSDP,
-    # Two runs are left to be scored.
-    "torchtitan": replace(_ZERO_SHOT, zero_shot_mean=0.15, memory_mean=0.12),
-    "torchtitan-float8": replace(_FLOAT8, memory_mean=0.15),
-    "bridge-h100": _FLOAT8,
-    # Releases differ by up to 1.8 times.
-    "bridge-h100-experts": replace(_FLOAT8, calibrated_mean=0.12, calibrated_p95=None),
-    # Nothing was measured on these chips: Hopper's shares of Blackwell's datasheet.
-    "bridge-blackwell": replace(_UNRANKED, zero_shot_mean=0.15),
-    "bridge-blackwell-experts": replace(
-        _UNRANKED, zero_shot_mean=0.20, calibrated_mean=0.15, calibrated_p95=None
-    ),
-}
+def _tolerance(limits: dict[str, Any]) -> Tolerance:
+    unjudged = dict.fromkeys(limits.pop("unjudged", ()))
+    return Tolerance(**limits, **unjudged)
+
+
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_TOLERANCES = {table: _tolerance(limits) for table, limits in _DATA["tolerances"].items()}
 
 
 def tolerance_of(table: str) -> Tolerance:
@@ -278,46 +241,7 @@ class Site:
     """Name, memory and its bandwidth where the site's devices are not those of the preset."""
 
 
-_B300 = ("b300", 268 * 2**30, 8e12)
-"""288 GB of which 268 GiB are left, at 8 TB/s; arithmetic in 16 and 8 bits as in B200."""
-_BLACKWELL = {
-    f"bridge-{name}{part}": site
-    for name, site in {
-        "b200": Site("dgx-b200", 8 * 50e9, "DGX B200: eight adapters of 400 Gbit/s"),
-        "b300": Site("dgx-b200", 8 * 100e9, "DGX B300: eight adapters of 800 Gbit/s", kind=_B300),
-        "gb200": Site("gb200-nvl72", 72 * 50e9, "400 Gbit/s per GPU beside NVLink"),
-        "gb300": Site("gb200-nvl72", 72 * 100e9, "800 Gbit/s per GPU beside NVLink", kind=_B300),
-    }.items()
-    for part in ("", "-experts")
-}
-SITES = MappingProxyType(
-    {
-        "selene": Site("dgx-a100-80g", 8 * 25e9, "eight HDR adapters of 200 Gbit/s per DGX A100"),
-        "jean-zay": Site("dgx-a100-80g", 4 * 12.5e9, "four Omni-Path adapters of 100 Gbit/s"),
-        # Its network is stated as 800 Gbit/s per host; the size of its GPUs' memory is not stated.
-        "vtrain": Site("dgx-a100-80g", 100e9, "800 Gbit/s per host, in the files of vTrain"),
-        # One host alone is calibrated apart from the many: no run of it uses the network.
-        "vtrain-host": Site("dgx-a100-80g", 100e9, "the same machines"),
-        "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
-        "dgxc": Site("dgx-h100", 8 * 50e9, "DGX H100 of the benchmarks of DGX Cloud"),
-        # The same make of machine, apart from Eos: other programs, and years later.
-        "bridge": Site("dgx-h100", 8 * 50e9, "DGX H100 of Megatron-Bridge's tables"),
-        "bridge-experts": Site("dgx-h100", 8 * 50e9, "the same, mixtures of experts"),
-        **_BLACKWELL,
-        "mosaic-h100": Site("dgx-h100", 8 * 50e9, "eight adapters of 400 Gbit/s per host"),
-        "mosaic-a100-80g": Site("dgx-a100-80g", 200e9, "1600 Gbit/s per host, stated"),
-        "mosaic-a100-40g": Site("dgx-a100-40g", 200e9, "1600 Gbit/s per host, stated"),
-        "titan-h100": Site(
-            "dgx-h100",
-            8 * 50e9,
-            "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W, 400 Gbit/s per GPU, stated",
-            kind=("h100-96g-500w", 95 * 2**30, 2.4e12),
-        ),
-        "titan-h200": Site("hgx-h200", 8 * 50e9, "H200, 400 Gbit/s per GPU"),
-        "dgx2": Site("dgx2", 8 * 12.5e9, "eight adapters of 100 Gbit/s per DGX-2"),
-        "dgx-a100-2020": Site("dgx-a100-40g", 8 * 25e9, "the first DGX A100, 40 GB per GPU"),
-    }
-)
+SITES = {name: Site(**site) for name, site in _DATA["sites"].items()}
 """Sites by the name that the tables use."""
 
 

@@ -6,6 +6,7 @@ were made from), every section by its name, the claims and the notes.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,12 @@ class SavedPlan:
     def predicted_step_s(self) -> float | None:
         """Step time that was predicted when the plan was written."""
         return self.plan.claims.step_s
+
+
+def json_schema() -> dict[str, Any]:
+    """Schema that ``hocket schema plan`` prints."""
+    schema: dict[str, Any] = json.loads(Path(__file__).with_name("plan_schema.json").read_text())
+    return schema
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,12 @@ def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
     ``op_s`` are seconds per op; they only decide which op gives a node its name.
     """
     nodes = _fused(graph, unit_of)
-    parts = StorageParts(nodes)
+    return graph_of_nodes(nodes, op_s, unit_groups(nodes, unit_of))
+
+
+def graph_of_nodes(nodes: Nodes, op_s: FloatArray, group: IntArray) -> Coarse:
+    """The graph with one op per node; nodes must be in a topological order."""
+    graph, parts = nodes.fine, StorageParts(nodes)
     keep = parts.kept()
     number = np.where(keep, np.cumsum(keep) - 1, -1)
     tensor_of = parts.sent_as(number)
@@ -39,7 +44,7 @@ def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
         **nodes.op_columns(op_s),
         workspace_bytes=nodes.most(live, np.ones(graph.num_ops, dtype=np.bool_)),
         partner=_partners(nodes),
-        group=unit_groups(nodes, unit_of),
+        group=group,
         tensor_names=tuple(graph.tensor_names[t] for t in chief.tolist()),
         tensor_bytes=num_bytes,
         tensor_role=legal_roles(graph.tensor_role[chief], maker >= 0, base, num_bytes),

@@ -153,29 +153,6 @@ class Communication(Section):
             trees=tuple(_tree(item, f"trees[{n}]", ways) for n, item in enumerate(trees)),
         )
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
-        positions = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-        way = {"from": text, "to": text, "hops": {"type": "array", "items": texts}}
-        tree = {"root": text, "share": text, "reduce": positions, "broadcast": positions}
-        return {
-            "description": "One collective as weighted trees over the links of the cluster.",
-            "properties": {
-                "collective": {"enum": list(COLLECTIVES)},
-                "algorithm": text,
-                "ranks": texts,
-                "root": text,
-                "num_chunks": {"type": "integer", "minimum": 1},
-                "ways": {"type": "array", "items": {"type": "object", "properties": way}},
-                "trees": {"type": "array", "items": {"type": "object", "properties": tree}},
-            },
-            "required": [
-                "collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees",
-            ],
-        }  # fmt: skip
-
 
 def channel(link: Link, src: str) -> tuple[str, str]:
     """Channel that transfers over a link contend for: its direction, or the link where shared."""

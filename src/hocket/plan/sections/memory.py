@@ -166,49 +166,6 @@ class Memory(Section):
             async_update=fields.flag(entry.get("async_update", False), "memory.async_update"),
         )
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        count, text = {"type": "integer", "minimum": 0}, {"type": "string"}
-        block: dict[str, Any] = {
-            "name": {**text, "description": "Path of its module."},
-            "ops": {
-                "type": "array",
-                "items": count,
-                "minItems": 2,
-                "maxItems": 2,
-                "description": "First of its forward ops and the one after its last.",
-            },
-            **{name: {"enum": list(known)} for name, known in _CHOICES.items()},
-            "share": {"type": "number", "minimum": 0, "maximum": 1},
-        }
-        groups = {"type": "integer", "minimum": 1, "description": "1 where it is left out."}
-        properties = {
-            "budget_bytes": {
-                "type": "array",
-                "items": count,
-                "description": "Per device, bytes that are not exceeded.",
-            },
-            "loss_chunks": {"type": "integer", "minimum": 1, "maximum": _MAX_CHUNKS},
-            "prefetch": {**count, "maximum": _MAX_PREFETCH},
-            "blocks": {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "properties": {**block, "expert_groups": groups},
-                    "required": list(block),
-                },
-                "description": "Pieces of the step in the order of the forward pass.",
-            },
-        }
-        optional = {"async_update": {"type": "boolean", "description": "False if left out."}}
-        return {
-            "description": "How the step is kept within a memory budget on each device.",
-            "properties": {**properties, **optional},
-            "required": list(properties),
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """A budget per device, blocks with names of their own, in order, of ops that exist."""
         if len(self.budget_bytes) != problem.cluster.num_devices:

@@ -58,28 +58,6 @@ class Order(Section):
         )
         return cls(by_device=tuple(column.astype(np.int32) for column in columns))
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        ops = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-        return {
-            "description": "In which order each device runs its ops; one of the two forms.",
-            "properties": {
-                "by_device": {
-                    "type": "array",
-                    "items": ops,
-                    "description": "Per device, its ops in the order in which they run.",
-                },
-                "priority": {
-                    "type": "array",
-                    "items": {"type": "number"},
-                    "description": "Per op; of the ready ops the smallest value runs first.",
-                },
-            },
-            "minProperties": 1,
-            "maxProperties": 1,
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Each device's ops once, and no contradiction of a dependency. O(ops + reads)."""
         placement = plan.get(Placement)

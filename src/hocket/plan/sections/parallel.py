@@ -264,50 +264,6 @@ class Parallel(Section):
             raise InputFileError(wrong.message, hint="make the plan again with hocket plan")
         return parallel
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        numbers = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-        count = {"type": "integer", "minimum": 1}
-        replica = {
-            "type": "object",
-            "required": ["devices", "microbatches", "cuts", "recomputed", "update"],
-            "additionalProperties": False,
-            "properties": {
-                "devices": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "minItems": 1,
-                    "description": "Stage by stage; tensor-parallel ranks fastest, then context.",
-                },
-                "microbatches": {**numbers, "description": "Samples, one after the other."},
-                "cuts": {**numbers, "description": "First forward op of each further stage."},
-                "recomputed": {
-                    "type": "array",
-                    "items": {**numbers, "minItems": 2, "maxItems": 2},
-                    "description": "Blocks of forward ops that run again for the backward pass.",
-                },
-                "update": {"enum": list(UPDATES)},
-            },
-        }
-        return {
-            "description": "Replicas with their devices and local batches, degrees, sharding.",
-            "required": list(_KEYS),
-            "properties": {
-                **dict.fromkeys(_DEGREES, count),
-                "zero": {"enum": [0, 1, 2, 3]},
-                "schedule": {"enum": list(SCHEDULES)},
-                "recompute": {"enum": list(RECOMPUTES)},
-                "sequence_parallel": {"type": "boolean"},
-                "layers": {
-                    "type": ["array", "null"],
-                    "items": {"type": "integer", "minimum": 0},
-                    "description": "Of each virtual stage of a transformer's shape.",
-                },
-                "replicas": {"type": "array", "items": replica, "minItems": 1},
-            },
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Devices that exist, each once; stages of the model; all samples of the batch."""
         if plan.get(Placement) is not None:

@@ -41,20 +41,6 @@ class Placement(Section):
         last = problem.cluster.num_devices - 1
         return cls(fields.int_column(entry["device_of"], path, 0, last).astype(np.int32))
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        positions = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-        about = "For each op of the graph, the position of its device in the cluster."
-        return {
-            "description": "Which op runs on which device.",
-            "properties": {
-                "device_of": {**positions, "description": about},
-                "devices": {"type": "array", "items": {"type": "string"}},
-            },
-            "required": ["device_of"],
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Every op is on one device, which can run it, and groups stay together. O(ops)."""
         wrong = list(self._misplaced(problem))

@@ -48,21 +48,6 @@ class Priority(Section):
         )
         return cls(slice_bytes=size, crosses=fields.flag(entry["crosses"], "priority.crosses"))
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        return {
-            "description": "Gradients travel in the order of the next forward pass.",
-            "required": ["slice_bytes", "crosses"],
-            "properties": {
-                "slice_bytes": {"type": "integer", "minimum": _LEAST_BYTES},
-                "crosses": {
-                    "type": "boolean",
-                    "description": "Whether layers wait for their own sums alone.",
-                },
-            },
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Replicas that are one device each, with all weights and one microbatch."""
         shares = plan.get(Parallel)

@@ -118,29 +118,6 @@ class Schedule(Section):
             microbatch=microbatch,
         )
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        return {
-            "description": "What each rank of a pipeline does, in order.",
-            "properties": {
-                "name": {"type": "string"},
-                "num_microbatches": {"type": "integer", "minimum": 1},
-                "device_of_stage": {
-                    "type": "array",
-                    "items": {"type": "integer", "minimum": 0},
-                    "description": "The pipeline rank of each virtual stage.",
-                },
-                "actions": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Per rank its actions in order: F0.3 is stage 0 forward with "
-                    "microbatch 3, B its backward, I and W the gradients of inputs and weights.",
-                },
-            },
-            "required": ["name", "num_microbatches", "device_of_stage", "actions"],
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Each stage's forward and backward once per microbatch, on its device. O(actions)."""
         placed = plan.get(Parallel)

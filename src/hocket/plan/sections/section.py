@@ -1,7 +1,7 @@
 """Interface of plan sections: to plain data, back from it, and verification.
 
-A new section is a frozen dataclass in a file of its own and a line in ``SECTIONS``; plan files, the
-JSON Schema and ``hocket verify`` then know it.
+A new section is a frozen dataclass in a file of its own, a line in ``SECTIONS`` and an entry in
+``plan_schema.json``; plan files and ``hocket verify`` then know it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ class Section(ABC):
     @abstractmethod
     def from_data(cls, data: object, problem: Problem) -> Self:
         """The section of such data, read strictly; raises `InputFileError` that names the key."""
-
-    @classmethod
-    @abstractmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
 
     @abstractmethod
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:

@@ -70,29 +70,6 @@ class Waves(Section):
             ),
         )
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON Schema of the data."""
-        count = {"type": "integer", "minimum": 0}
-        return {
-            "description": "Microbatches in turns on two streams of one device.",
-            "required": ["lead"],
-            "properties": {
-                "lead": {
-                    **count,
-                    "description": "Ops of the first stream before the second begins.",
-                },
-                "changes": {
-                    "enum": list(CHANGES),
-                    "description": "When parameters change; after a step where it is left out.",
-                },
-                "separate_bytes": {
-                    **count,
-                    "description": "Memory that two streams hold beyond their joint peak.",
-                },
-            },
-        }
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Two microbatches or more on single devices."""
         parallel = plan.get(Parallel)
