@@ -51,7 +51,7 @@ from hocket.plan.words import in_words
 from hocket.planners.parallel.compare import compare_parallel
 from hocket.runtime.strategies.pipeline import Pipeline, SegmentRun
 from hocket.runtime.strategies.stage_program import StageProgram
-from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.traced_model import TracedModel
 from hocket.simulate import simulate
 
 BATCH, ROWS, WIDTH, LAYERS = 24, 16, 640, 6
@@ -158,7 +158,7 @@ def slow_down(times: float) -> threading.Event:
     """Let all that computes in this process be slow, once the event is set."""
     is_slow = threading.Event()
     for owner, name, key_of in (
-        (Programs, "train", lambda own, rows, *_: (id(own), len(rows))),
+        (TracedModel, "train", lambda own, rows, *_: (id(own), len(rows))),
         (StageProgram, "run", lambda own, segment, *_: (id(own), segment)),
         # Gradients of a stage's microbatches are added up here.
         (
@@ -166,7 +166,7 @@ def slow_down(times: float) -> threading.Event:
             "_take_results",
             lambda run, traced, segment, number: (segment, number > 0),
         ),
-        (Programs, "update", lambda *_: None),
+        (TracedModel, "update", lambda *_: None),
         (Pipeline, "update", lambda *_: None),
     ):
         setattr(owner, name, slowed(getattr(owner, name), times, is_slow, key_of))

@@ -4,7 +4,7 @@
     python benchmarks/fleet/gpu_train.py --folder FOLDER --device cpu --steps 20 --plain [--resume]
 
 Started by ``gpu.py``. Data and dropout are functions of the step, so two runs have the same
-losses however often one of them was stopped. What happened when is appended to ``ledger`` in
+losses however often one of them was stopped. What happened when is appended to ``tracker`` in
 FOLDER; ``HOCKET_ATTEMPT`` is read for that alone. A lock shows whether two ever ran at once.
 """
 
@@ -33,11 +33,11 @@ SETTLED_STEPS = 3
 """After so many steps everything has been allocated."""
 
 
-class Ledger:
+class MemoryTracker:
     """One line per thing that happened, written at once: a kill must not take it along."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._file = os.open(folder / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.open(folder / "tracker", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._who = {"job": name, "attempt": int(os.environ.get("HOCKET_ATTEMPT", "0"))}
 
     def note(self, what: str, **facts: Any) -> None:
@@ -48,17 +48,17 @@ class Ledger:
 class Trainer:
     """A model, its optimizer and how far it is."""
 
-    def __init__(self, device: str, *, is_deterministic: bool, ledger: Ledger) -> None:
+    def __init__(self, device: str, *, is_deterministic: bool, tracker: MemoryTracker) -> None:
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        ledger.note("imported")
-        self._torch, self._device, self._ledger = torch, device, ledger
+        tracker.note("imported")
+        self._torch, self._device, self._ledger = torch, device, tracker
         self._shape = SHAPES[device]
         if is_deterministic:
             _make_deterministic(torch)
         name = torch.cuda.get_device_name() if device == "cuda" else "no GPU"
-        ledger.note("device", used_bytes=self.used_bytes(), name=name, torch=torch.__version__)
+        tracker.note("device", used_bytes=self.used_bytes(), name=name, torch=torch.__version__)
         config = GPT2Config(use_cache=False, attn_implementation="sdpa", **self._shape["sizes"])
         self._vocabulary = config.vocab_size
         torch.manual_seed(0)
@@ -69,7 +69,7 @@ class Trainer:
         self._model.train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=3e-4, fused=True)
         self.step = self._num_trained = 0
-        ledger.note("model")
+        tracker.note("model")
 
     def used_bytes(self) -> int | None:
         """Memory of the GPU that is taken, by whomever."""
@@ -122,7 +122,7 @@ def _make_deterministic(torch: Any) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def train_in_fleet(trainer: Trainer, ledger: Ledger, arguments: argparse.Namespace) -> None:
+def train_in_fleet(trainer: Trainer, tracker: MemoryTracker, arguments: argparse.Namespace) -> None:
     """The loop with a lease."""
     import hocket
 
@@ -132,16 +132,16 @@ def train_in_fleet(trainer: Trainer, ledger: Ledger, arguments: argparse.Namespa
         began_s = time.time()
         path = hocket.write_checkpoint(folder, step, lambda into: trainer.save(into / "state.pt"))
         _remove_old(folder)
-        _note_save(ledger, path / "state.pt", step, began_s)
+        _note_save(tracker, path / "state.pt", step, began_s)
         return path
 
     lease = hocket.lease(save=save, save_every_s=arguments.save_every_s, report_every_s=1.0)
     if lease.checkpoint is not None:
         trainer.load(Path(lease.checkpoint) / "state.pt")
-    ledger.note("loaded", step=trainer.step)
+    tracker.note("loaded", step=trainer.step)
     for _ in lease.steps(trainer.step, arguments.steps):
         trainer.train()
-    ledger.note("finished", step=trainer.step)
+    tracker.note("finished", step=trainer.step)
 
 
 def _remove_old(folder: Path) -> None:
@@ -152,7 +152,7 @@ def _remove_old(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def train_alone(trainer: Trainer, ledger: Ledger, arguments: argparse.Namespace) -> None:
+def train_alone(trainer: Trainer, tracker: MemoryTracker, arguments: argparse.Namespace) -> None:
     """The loop of a script that saves when it is told to end, and at its own end."""
     must_end = False
 
@@ -164,35 +164,35 @@ def train_alone(trainer: Trainer, ledger: Ledger, arguments: argparse.Namespace)
     path = Path("state.pt")
     if arguments.resume and path.exists():
         trainer.load(path)
-    ledger.note("loaded", step=trainer.step)
+    tracker.note("loaded", step=trainer.step)
     while not must_end and (arguments.steps is None or trainer.step < arguments.steps):
         trainer.train()
     began_s = time.time()
     temporary = path.with_suffix(".new")
     trainer.save(temporary)
     os.replace(temporary, path)
-    _note_save(ledger, path, trainer.step, began_s)
+    _note_save(tracker, path, trainer.step, began_s)
 
 
-def _note_save(ledger: Ledger, path: Path, step: int, began_s: float) -> None:
+def _note_save(tracker: MemoryTracker, path: Path, step: int, began_s: float) -> None:
     seconds = time.time() - began_s
-    ledger.note("saved", step=step, seconds=seconds, size_bytes=path.stat().st_size)
+    tracker.note("saved", step=step, seconds=seconds, size_bytes=path.stat().st_size)
 
 
-def hold(path: Path, ledger: Ledger) -> int:
+def hold(path: Path, tracker: MemoryTracker) -> int:
     """The lock of the device, until this process ends; exits where another holds it."""
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        ledger.note("double")
+        tracker.note("double")
         sys.exit("another training has the device")
     return held
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="of ledger and lock")
+    parser.add_argument("--folder", type=Path, required=True, help="of tracker and lock")
     parser.add_argument("--name", default="job")
     parser.add_argument("--device", choices=sorted(SHAPES), default="cuda")
     parser.add_argument("--steps", type=int, help="without end where left out")
@@ -201,12 +201,12 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="with --plain: from its last save")
     parser.add_argument("--deterministic", action="store_true")
     arguments = parser.parse_args()
-    ledger = Ledger(arguments.folder, arguments.name)
-    ledger.note("process", pid=os.getpid())
-    hold(arguments.folder / "device.lock", ledger)
-    trainer = Trainer(arguments.device, is_deterministic=arguments.deterministic, ledger=ledger)
+    tracker = MemoryTracker(arguments.folder, arguments.name)
+    tracker.note("process", pid=os.getpid())
+    hold(arguments.folder / "device.lock", tracker)
+    trainer = Trainer(arguments.device, is_deterministic=arguments.deterministic, tracker=tracker)
     loop = train_alone if arguments.plain else train_in_fleet
-    loop(trainer, ledger, arguments)
+    loop(trainer, tracker, arguments)
 
 
 if __name__ == "__main__":

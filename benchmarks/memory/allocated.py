@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_choice import BudgetPlan
 
 TINY = Sizes(sequence=32, vocabulary=2048, tokens=128)
 """Words enough that the sum of the embedding's two gradients is a peak."""
@@ -58,7 +58,7 @@ def gpu_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
 def noted(case: Case, section: Memory) -> Allocations:
     """What three steps of a model under a plan allocate."""
     model = copy.deepcopy(case.model)
-    train = case.loop(model, KeptBudget(section, 0))
+    train = case.loop(model, BudgetPlan(section, 0))
     batch = dict(case.batch) if hasattr(case.batch, "keys") else case.batch
     held = [*train._strategy.lasting, *tree_leaves(batch)]
 
@@ -80,7 +80,7 @@ def row(name: str, case: Case) -> int:
     for told, section in plans.items():
         if section is None:
             continue
-        rehearsed = case.rehearse(section)
+        rehearsed = case.dry_run(section)
         found = noted(case, section)
         seen, most = (found.peak(with_temporaries=each) for each in (False, True))
         is_off = not -SLACK * rehearsed <= seen.held_bytes - rehearsed <= counters

@@ -23,14 +23,14 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
 from hocket.planners.placement.baselines import on_one_device
-from hocket.runtime.offload.chunked_loss import can_be_in_chunks
-from hocket.runtime.offload.dry_run import rehearsals_of
+from hocket.runtime.offload.chunked_loss import supports_chunked_loss
+from hocket.runtime.offload.dry_run import dry_runs_of
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
-from hocket.runtime.offload.memory_tracker import Ledger
-from hocket.runtime.offload.plan_choice import KeptBudget
-from hocket.runtime.task import LoopOptions
+from hocket.runtime.offload.memory_tracker import MemoryTracker
+from hocket.runtime.offload.plan_choice import BudgetPlan
+from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 
@@ -51,13 +51,14 @@ class Case:
 
     def __post_init__(self) -> None:
         update = planned_update(adamw(self.model), self.model)
-        self.recipe = Recipe(update=update, device=str(self.device), forward=self.forward)
-        self.rehearsals = rehearsals_of(
-            self.model, adamw(self.model), self.batch, self.recipe, self.device,
-            LoopOptions(replay=False),
+        self.recipe = TraceOptions(update=update, device=str(self.device), forward=self.forward)
+        task = TrainingTask(
+            model=self.model, optimizer=adamw(self.model), batch=self.batch, recipe=self.recipe,
+            device=self.device, options=LoopOptions(replay=False),
         )  # fmt: skip
-        self.graph = self.rehearsals.graph
-        self.in_chunks = can_be_in_chunks(self.model, self.graph)
+        self.dry_runs = dry_runs_of(task)
+        self.graph = self.dry_runs.graph
+        self.in_chunks = supports_chunked_loss(self.model, self.graph)
         self.plan(self.on)
         self.step_s = 0.0
         """Of the plan that was counted last: the median of six steps, on a CPU of three."""
@@ -72,13 +73,13 @@ class Case:
             problem, alone, in_chunks=self.in_chunks, async_update=True
         )
 
-    def rehearse(self, section: Memory) -> int:
+    def dry_run(self, section: Memory) -> int:
         """The predicted peak of a plan."""
-        return self.rehearsals.peak_bytes(section)
+        return self.dry_runs.peak_bytes(section)
 
-    def chosen(self, budget_bytes: int) -> KeptBudget:
+    def chosen(self, budget_bytes: int) -> BudgetPlan:
         """The plan of a budget."""
-        return self.rehearsals.fastest_that_keeps(budget_bytes, self.frontier)
+        return self.dry_runs.fastest_within_budget(budget_bytes, self.frontier)
 
     def budgets(self, count: int) -> list[int]:
         """Evenly from the leanest plan's peak up to the plain step's."""
@@ -87,17 +88,17 @@ class Case:
         planned = [each for each in self.frontier.plans if each.memory is not None]
         lean = min(planned, key=lambda each: each.peak_bytes).memory
         assert lean is not None
-        leanest = min(plain, self.rehearse(lean))
+        leanest = min(plain, self.dry_run(lean))
         return np.linspace(leanest, plain, count).astype(int).tolist()
 
     def loop(
-        self, model: Any, kept: KeptBudget, optimizer: Any = None, **options: Any
+        self, model: Any, kept: BudgetPlan, optimizer: Any = None, **options: Any
     ) -> TrainingLoop:
         """A model in training under a plan."""
-        strategy = self.rehearsals.strategy(kept, model)
+        strategy = self.dry_runs.strategy(kept, model)
         return TrainingLoop(model, optimizer or adamw(model), strategy, LoopOptions(**options))
 
-    def counted(self, kept: KeptBudget) -> int:
+    def counted(self, kept: BudgetPlan) -> int:
         """The most that three steps held; on a GPU six are made, for the sake of ``step_s``."""
         model, self.losses = copy.deepcopy(self.model), []
         if self.device.type == "cuda":
@@ -108,16 +109,16 @@ class Case:
             # Updates that are under way would hold the training when the next one is counted.
             train.state_dict()
             return int(torch.cuda.max_memory_allocated())
-        ledger = Ledger()
-        with ledger:
-            ledger.hold(train._strategy.lasting)
+        tracker = MemoryTracker()
+        with tracker:
+            tracker.track(train._strategy.lasting)
             batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
-            ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+            tracker.track(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
             self.step_s = min(self._timed(train) for _ in range(3))
             train.state_dict()
-        return ledger.peak_bytes
+        return tracker.peak_bytes
 
-    def explained(self, kept: KeptBudget) -> dict[str, Any]:
+    def explained(self, kept: BudgetPlan) -> dict[str, Any]:
         """Where the predicted peak lies, and where that of a third step by the allocator's events:
         by phase, and what of it lives and dies inside one op."""
         model = copy.deepcopy(self.model)
@@ -134,7 +135,7 @@ class Case:
         train.state_dict()
         most, seen = noted.peak(with_temporaries=True), noted.peak(with_temporaries=False)
         found = {
-            "predicted_at": self.rehearsals.peak(kept.section).at,
+            "predicted_at": self.dry_runs.peak(kept.section).at,
             "allocated_at": f"{most.phase}: {most.op}", "allocated": most.held_bytes,
             "without_temporaries": seen.held_bytes, "phases": noted.peaks(),
         }  # fmt: skip
@@ -154,4 +155,4 @@ class Case:
         full = self.frontier.find(FULL_RECOMPUTE)
         assert full is not None
         assert full.memory is not None
-        return self.rehearse(full.memory), full.step_s
+        return self.dry_run(full.memory), full.step_s

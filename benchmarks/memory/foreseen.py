@@ -32,7 +32,7 @@ NEAR, LEAST = 0.02, 0.95
 def row(name: str, case: Case, started: float) -> tuple[int, int, float]:
     """All plans of a model; returns their number, how many are near, and the lowest ratio."""
     told = sorted(
-        (plan.peak_bytes / case.rehearse(plan.memory), plan.name)
+        (plan.peak_bytes / case.dry_run(plan.memory), plan.name)
         for plan in case.frontier.plans
         if plan.memory is not None
     )

@@ -22,7 +22,7 @@ from gpu_run import Run
 from gpu_systems import adamw
 
 from hocket.planners.memory.maker import FULL_RECOMPUTE
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_choice import BudgetPlan
 
 
 def exact_losses(run: Run) -> None:
@@ -62,8 +62,8 @@ def _compare(run: Run, name: str, dtype: torch.dtype, loss_of: Any, width: int, 
     assert full is not None
     assert full.memory is not None
     plans = {
-        "recomputed": KeptBudget(full.memory, 0),
-        "in_chunks": KeptBudget(replace(full.memory, loss_chunks=8), 0),
+        "recomputed": BudgetPlan(full.memory, 0),
+        "in_chunks": BudgetPlan(replace(full.memory, loss_chunks=8), 0),
         "within_half": case.chosen(max(peak // 2, case.budgets(2)[0])),
     }
     for key, kept in plans.items():

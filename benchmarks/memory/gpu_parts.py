@@ -52,8 +52,8 @@ from hocket.graph.graph import Stream
 from hocket.hardware.host_route import host_route
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier
-from hocket.runtime.offload.host_adam import has_same_bits
-from hocket.runtime.offload.host_bandwidth import measure_host_rates, rated_here
+from hocket.runtime.offload.host_adam import matches_torch
+from hocket.runtime.offload.host_bandwidth import measure_host_bandwidth, with_measured_host
 from hocket.simulate.rewriting.step import moved_bytes
 
 RESERVES = (0.3 / 8, 1 / 8)
@@ -92,7 +92,7 @@ def rates(run: Run) -> None:
     size = 2**28 if DEVICE == "cuda" else 2**20
     found = {**copy_rates(size), **update_rates(size // 4, size)}
     names = ("all_at_once_in_gbps", "all_at_once_out_gbps", "all_at_once_updates_gbps")
-    at_once = measure_host_rates(torch.device(DEVICE))
+    at_once = measure_host_bandwidth(torch.device(DEVICE))
     found |= {name: rate / 1e9 for name, rate in zip(names, at_once, strict=True)}
     if DEVICE == "cuda":
         found["bf16_tflops"] = product_rate()
@@ -127,7 +127,7 @@ def _large_case(run: Run) -> Case:
     laps, device = Laps(), torch.device(DEVICE)
     model = run.gpt("cpu")()
     laps.end("drawn")
-    cluster = rated_here(find_cluster("auto"), device)
+    cluster = with_measured_host(find_cluster("auto"), device)
     laps.end("rated")
     case = Case(model, word_batch(run.sizes), forward, on=cluster, device=device)
     laps.end("planned")
@@ -173,7 +173,7 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
             train.state_dict()
         laps.end("trained")
         row |= {**more, **{name: row[name] + more[name] for name in ("losses", "times")}}
-        row |= {**clock.told(STEPS), "one_pass": has_same_bits()}
+        row |= {**clock.told(STEPS), "one_pass": matches_torch()}
         row["where"] = spent(lambda: train.step(case.batch))
         laps.end("profiled")
     except Exception as error:

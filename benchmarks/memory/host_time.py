@@ -20,11 +20,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.budgeted_model import BudgetedModel
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 NUM_TURNS = 15
@@ -75,10 +75,10 @@ def ours(kind: str, policy: Any) -> Step:
     model, batch, paths = made(kind)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     update = planned_update(optimizer, model)
-    recipe = Recipe(update=update, device="cpu", forward=plain_forward)
+    recipe = TraceOptions(update=update, device="cpu", forward=plain_forward)
     blocks = tuple(MemoryBlock(name=path, **policy) for path in paths)
-    kept = KeptBudget(Memory(budget_bytes=(2**40,), blocks=blocks), None)
-    strategy = Budgeted(model, batch, recipe, kept, torch.device("cpu"))
+    kept = BudgetPlan(Memory(budget_bytes=(2**40,), blocks=blocks), None)
+    strategy = BudgetedModel(model, batch, recipe, kept, torch.device("cpu"))
     loop = TrainingLoop(model, optimizer, strategy, LoopOptions())
     return lambda: loop.step(batch)
 

@@ -327,9 +327,9 @@ def ours(case: Case, mode: str) -> dict[str, Any]:
 
 def how(train: Any) -> str:
     name = type(train._strategy).__name__
-    return {"Programs": "ops", "MovedModules": "modules", "Budgeted": "budget"}.get(name, name) + (
-        "*" if train.lost else ""
-    )
+    return {"Programs": "ops", "PlacedModules": "modules", "BudgetedModel": "budget"}.get(
+        name, name
+    ) + ("*" if train.lost else "")
 
 
 class Row(NamedTuple):

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 import hocket
 from hocket.base.errors import HocketError, NoFeasiblePlanError
 from hocket.base.units import parse_bytes
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 
 NUM_STEPS = 3
 BATCH, LENGTH = 2, 16
@@ -332,10 +332,10 @@ def plain_steps(subject: Subject, prepare: Callable[[nn.Module], None] | None = 
 
 
 def plain_peak(subject: Subject, prepare: Callable[[nn.Module], None] | None = None) -> int:
-    ledger = Ledger()
-    with ledger:
+    tracker = MemoryTracker()
+    with tracker:
         plain_steps(subject, prepare)
-    return ledger.peak_bytes
+    return tracker.peak_bytes
 
 
 def our_steps(subject: Subject, **options: Any) -> tuple[list[torch.Tensor], Any, Any, float]:
@@ -378,7 +378,7 @@ def run(name: str, make: Callable[[], Subject], *, budgets: bool = True) -> Row:
         try:
             *found, train, took = our_steps(subject)
             worst = distance(wanted, tuple(found))
-            how = {"Programs": "ops", "MovedModules": "modules"}.get(
+            how = {"Programs": "ops", "PlacedModules": "modules"}.get(
                 type(train._strategy).__name__, "eager"
             )
             row = row._replace(

@@ -29,7 +29,7 @@ from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train.planned_optimizer import torch_optimizer
@@ -69,16 +69,16 @@ def waved(
     train = SyntheticTraining(
         SavedPlan(fit.problem, plan), model, lambda step: batch, torch.device("cpu")
     ).loop
-    ledger, losses = Ledger(), []
-    with ledger:
-        ledger.hold((*model.parameters(), *model.buffers()))
+    tracker, losses = MemoryTracker(), []
+    with tracker:
+        tracker.track((*model.parameters(), *model.buffers()))
         for step in range(1, min(steps, 2) + 1):
             torch.manual_seed(draw_seed(0, step, 0))
             losses.append(train.step(batch).item())
     for step in range(3, steps + 1):
         torch.manual_seed(draw_seed(0, step, 0))
         losses.append(train.step(batch).item())
-    return losses, ledger.peak_bytes
+    return losses, tracker.peak_bytes
 
 
 def main() -> int:

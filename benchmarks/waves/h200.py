@@ -36,7 +36,7 @@ from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.training import prepare
 
@@ -55,7 +55,7 @@ class Case:
         self.batch = {name: rows.to(device) for name, rows in batch.items()}
         update = planned_update(adamw(self.model), self.model)
         graph = capture_sizes(self.model, batch, optimizer=update, device=device.type)
-        recipe = Recipe(loss=None, update=update, device=device.type, name="waves")
+        recipe = TraceOptions(loss=None, update=update, device=device.type, name="waves")
         (kind,) = find_cluster(self.on).kinds
         found: list[Any] = []
         for size in (samples, samples // 2):

@@ -39,9 +39,9 @@ from hocket.capture.swap import generators_kept
 from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
 from hocket.runtime.launch import used_devices
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.patched_forward import taken_over
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.budgeted_model import BudgetedModel
+from hocket.runtime.offload.patched_forward import released_model
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.prepare import choose_strategy, is_parallel
 from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Timings, innermost
@@ -50,7 +50,7 @@ from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.compiled_model import CompiledModel
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.ranked import join_ranks, rank_device
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop, is_first_rank
 
 __all__ = ["PadTo", "Training", "prepare"]
@@ -84,10 +84,10 @@ class Training(TrainingLoop):
         return loss
 
     @property
-    def memory(self) -> KeptBudget | None:
+    def memory(self) -> BudgetPlan | None:
         """The memory plan that is kept, where there is a budget."""
         inner = innermost(self._strategy)
-        return inner.kept if isinstance(inner, Budgeted) else None
+        return inner.budget_plan if isinstance(inner, BudgetedModel) else None
 
     def report(self, page: str | Path, trace: str | Path, record: str | Path | None = None) -> None:
         """Write the last timed step as a page, and as a trace with the prediction.
@@ -204,8 +204,8 @@ def prepare(
     given = read_plan(plan) if isinstance(plan, str | Path) else plan
     saved = SavedPlan(given.problem, given.plan) if isinstance(given, Planned) else given
     # Tracing needs the model's own forwards, also where no plan keeps its limits.
-    with taken_over(model), generators_kept():
-        recipe = Recipe(
+    with released_model(model), generators_kept():
+        recipe = TraceOptions(
             loss=loss, forward=forward, update=planned_update(optimizer, model),
             device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
         )  # fmt: skip

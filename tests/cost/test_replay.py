@@ -18,7 +18,7 @@ from hocket.cost.replay import ReplayedPasses  # noqa: E402
 from hocket.cost.replayed_kernels import ChipLimits, InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
-from hocket.runtime.offload.memory_tracker import Ledger  # noqa: E402
+from hocket.runtime.offload.memory_tracker import MemoryTracker  # noqa: E402
 
 MODELS = {
     "gpt2": lambda: language.gpt2(2, 16, n_embd=32, n_layer=2, n_head=2, vocab_size=101,
@@ -55,10 +55,10 @@ def test_passes_hold_what_a_step_holds():
 
     rows = torch.zeros(64, 1024)
     _, program = capture_program(Shifted(), rows, optimizer=None, device="cpu")
-    passes, ledger = ReplayedPasses(program, torch.device("cpu")), Ledger()
-    with ledger:
+    passes, tracker = ReplayedPasses(program, torch.device("cpu")), MemoryTracker()
+    with tracker:
         passes.run()
-    assert 2 * rows.nbytes <= ledger.peak_bytes <= 4 * rows.nbytes
+    assert 2 * rows.nbytes <= tracker.peak_bytes <= 4 * rows.nbytes
 
 
 class Chosen(torch.nn.Module):

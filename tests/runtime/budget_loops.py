@@ -3,12 +3,12 @@
 import torch
 
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.model_blocks import block_names
-from hocket.runtime.offload.plan_choice import KeptBudget
-from hocket.runtime.task import LoopOptions
+from hocket.runtime.offload.plan_choice import BudgetPlan
+from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 CPU = torch.device("cpu")
@@ -31,8 +31,17 @@ def mixed(model, seed, **options):
     return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
 
 
+def task_of(model, optimizer, batch, recipe, device=CPU, **options):
+    """A training as `hocket.prepare` hands it to strategies."""
+    return TrainingTask(
+        model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
+        options=LoopOptions(**options),
+    )  # fmt: skip
+
+
 def loop_of(model, optimizer, section, batch, forward=None, rounded=None, device=CPU, **options):
     update = planned_update(optimizer, model)
-    recipe = Recipe(update=update, device=device.type, forward=forward)
-    strategy = Budgeted(model, batch, recipe, KeptBudget(section, 0), device, rounded=rounded)
+    recipe = TraceOptions(update=update, device=device.type, forward=forward)
+    setup = BudgetSetup(low_precision=rounded or {})
+    strategy = BudgetedModel(model, batch, recipe, BudgetPlan(section, 0), device, setup)
     return TrainingLoop(model, optimizer, strategy, LoopOptions(**options))

@@ -23,7 +23,7 @@ from hocket.capture.storage import look_at, storage_bytes
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
-from hocket.runtime.offload.memory_tracker import Ledger, on_host
+from hocket.runtime.offload.memory_tracker import MemoryTracker, on_host
 from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.timeline import Timeline
@@ -107,15 +107,15 @@ class RewrittenSteps:
             if root in self._changed_at_home:
                 # What the host has changed and the device keeps comes before its block begins.
                 data[: len(self._home[root])] = self._home[root]
-        ledger = Ledger()
-        with ledger, torch.enable_grad():
-            ledger.hold(self._here.values())
+        tracker = MemoryTracker()
+        with tracker, torch.enable_grad():
+            tracker.track(self._here.values())
             for op, begins in self._events:
                 if begins:
                     self._begin(op)
                     continue
                 losses += self._end(op)
-        return DoneStep(losses[0], ledger.peak_bytes)
+        return DoneStep(losses[0], tracker.peak_bytes)
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

@@ -4,18 +4,18 @@ import copy
 
 import pytest
 import torch
-from runtime.budget_loops import CPU, loop_of
+from runtime.budget_loops import CPU, loop_of, task_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw
 from torch import nn
 from torch.nn import functional
 
 from hocket.plan.sections import Memory
-from hocket.runtime.offload.dry_run import rehearsed_peak
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 NUM_BYTES = 40_000
 WAYS = {
@@ -102,11 +102,11 @@ def _cell(x):
 
 def counted(loss_of):
     x = torch.zeros(NUM_BYTES // 4, requires_grad=True)
-    ledger = Ledger()
-    with ledger:
-        ledger.hold([x])
+    tracker = MemoryTracker()
+    with tracker:
+        tracker.track([x])
         loss_of(x).backward()
-    return ledger.peak_bytes
+    return tracker.peak_bytes
 
 
 def really(allocations, loss_of):
@@ -152,8 +152,8 @@ def rehearsed_and_allocated(allocations, build, section_of):
     model, batches, forward = build()
     section, batch = section_of(model), batches[0]
     optimizer = adamw(model)
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = rehearsed_peak(model, optimizer, batch, recipe, section, CPU).num_bytes
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    rehearsed = dry_run_peak(task_of(model, optimizer, batch, recipe), section).num_bytes
     model = copy.deepcopy(model)
     train = loop_of(model, adamw(model), section, batch, forward)
 

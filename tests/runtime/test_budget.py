@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.budget_loops import CPU, loop_of, mixed
+from runtime.budget_loops import CPU, loop_of, mixed, task_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
 from torch import nn
@@ -17,16 +17,16 @@ import hocket
 from hocket.capture import CaptureWarning
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.chunked_loss import summed_cross_entropy
-from hocket.runtime.offload.dry_run import rehearsed_peak
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.offload.plan_choice import KeptBudget
-from hocket.runtime.offload.saved_tensors import SavedStorages
+from hocket.runtime.offload.plan_choice import BudgetPlan
+from hocket.runtime.offload.saved_tensors import OffloadedStorages
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 
@@ -180,7 +180,7 @@ def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
     model = Choosing()
     twin = copy.deepcopy(model)
     batches = [sign * torch.rand(rows, 6) for sign, rows in ((1, 4), (-1, 4), (1, 6))]
-    with pytest.warns(CaptureWarning, match="cannot be rehearsed"):
+    with pytest.warns(CaptureWarning, match="cannot be traced"):
         train = hocket.prepare(model, adamw(model), batches[0], memory="1MiB")
     ours = [train.step(batch).item() for batch in batches]
     assert ours == plain_steps(twin, adamw(twin), batches)
@@ -190,7 +190,7 @@ def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
     assert not loop.lost
     with pytest.warns(CaptureWarning, match="other shapes"):
         loop.step(batches[2])
-    assert "may hold more than was foreseen" in loop.lost
+    assert "may need more memory than predicted" in loop.lost
 
 
 def test_training_goes_on_from_a_checkpoint_under_another_plan():
@@ -210,14 +210,14 @@ def test_training_goes_on_from_a_checkpoint_under_another_plan():
 
 def held(model, optimizer, section, batch, forward, steps=3):
     """The most that steps hold, counted."""
-    ledger = Ledger()
-    with ledger:
+    tracker = MemoryTracker()
+    with tracker:
         train = loop_of(model, optimizer, section, batch, forward)
-        ledger.hold(train._strategy.lasting)
-        ledger.hold(t for t in batch if isinstance(t, torch.Tensor))
+        tracker.track(train._strategy.lasting)
+        tracker.track(t for t in batch if isinstance(t, torch.Tensor))
         for _ in range(steps):
             train.step(batch)
-    return ledger.peak_bytes
+    return tracker.peak_bytes
 
 
 @pytest.mark.parametrize("name", [*MODELS, "picture in shares"])
@@ -230,8 +230,8 @@ def test_rehearsed_peak_is_what_steps_hold(name):
         blocks = (replace(b, **ways[n % 2]) for n, b in enumerate(section.blocks))
         section = replace(section, blocks=tuple(blocks))
     optimizer = adamw(model)
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = rehearsed_peak(model, optimizer, batches[0], recipe, section, CPU).num_bytes
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    rehearsed = dry_run_peak(task_of(model, optimizer, batches[0], recipe), section).num_bytes
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
 
 
@@ -250,7 +250,9 @@ class Shortcuts(nn.Module):
 
 def test_what_is_made_outside_of_blocks_stays_whatever_lay_in_its_place_before(monkeypatch):
     sent = []
-    monkeypatch.setattr(SavedStorages, "_send", lambda self, tensor: sent.append(tensor.shape))
+    monkeypatch.setattr(
+        OffloadedStorages, "_offload", lambda self, tensor: sent.append(tensor.shape)
+    )
     model, batch = Shortcuts(), (torch.randn(64, 32),)
     way = {"activations": "recomputed", "checkpoint": "offloaded"}
     train = loop_of(model, adamw(model), uniform(model, 0, **way), batch)
@@ -289,7 +291,7 @@ class AtHome(TorchDispatchMode):
 
     def __init__(self, blocks):
         super().__init__()
-        self.homes = {b.home.untyped_storage()._cdata for b in blocks if b.home is not None}
+        self.homes = {b.master.untyped_storage()._cdata for b in blocks if b.master is not None}
         self.wrong = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -305,13 +307,15 @@ def test_a_list_of_layers_in_one_block_is_brought_layer_by_layer(update):
     torch.manual_seed(0)
     model, batches, forward = MODELS["tied"]()
     optimizer = adamw(model)
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
     graph, _ = recipe.trace(model, batches[0], "train")
     num_forward = int((graph.op_phase == Phase.FORWARD).sum())
     policy = {"activations": "recomputed", "parameters": "streamed", "update": update}
     block = MemoryBlock(name="embed", start=0, stop=num_forward - 8, **policy)
     section = Memory(budget_bytes=(0,), blocks=(block,))
-    strategy = Budgeted(model, batches[0], recipe, KeptBudget(section, 0), CPU, graph=graph)
+    strategy = BudgetedModel(
+        model, batches[0], recipe, BudgetPlan(section, 0), CPU, BudgetSetup(graph=graph)
+    )
     assert "layers" not in strategy.blocks[0].modules
     assert set(strategy.blocks[0].modules) > {"layers.0", "layers.3"}
     train = TrainingLoop(model, optimizer, strategy, LoopOptions())
@@ -327,9 +331,11 @@ def test_offloading_does_not_ask_which_number_a_device_has():
     for device in (CPU, torch.device("cpu", 0)):
         model, batches, forward = MODELS["blocks"]()
         optimizer = adamw(model)
-        recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+        recipe = TraceOptions(
+            update=planned_update(optimizer, model), device="cpu", forward=forward
+        )
         section = uniform(model, 0, activations="offloaded")
         peaks.append(
-            rehearsed_peak(model, optimizer, batches[0], recipe, section, device).num_bytes
+            dry_run_peak(task_of(model, optimizer, batches[0], recipe, device), section).num_bytes
         )
     assert peaks[0] == peaks[1]

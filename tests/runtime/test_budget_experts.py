@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from runtime.budget_loops import task_of
 from runtime.expert_models import EXPERTS, HIDDEN, MODELS, WIDTH, Batched, Mixture, words
 from runtime.train_loops import adamw, assert_same_state, plain_steps
 from torch import nn
@@ -15,13 +16,13 @@ from hocket.base.units import parse_bytes
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.dry_run import rehearsed_peak
-from hocket.runtime.offload.memory_tracker import Ledger
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
+from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.memory_tracker import MemoryTracker
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 CPU = torch.device("cpu")
@@ -30,7 +31,7 @@ AWAY = {"parameters": "streamed", "update": "host"}
 
 
 def recorded(model, optimizer, batch):
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu")
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu")
     return recipe, recipe.trace(model, batch, "train")[0]
 
 
@@ -53,8 +54,9 @@ def carried(model, groups, batch, **policy):
     optimizer = adamw(model)
     recipe, graph = recorded(model, optimizer, batch)
     section = section_of(graph, groups, **policy)
-    peak = rehearsed_peak(model, optimizer, batch, recipe, section, CPU, graph=graph).num_bytes
-    strategy = Budgeted(model, batch, recipe, KeptBudget(section, peak), CPU, graph=graph)
+    setup = BudgetSetup(graph=graph)
+    peak = dry_run_peak(task_of(model, optimizer, batch, recipe), section, setup).num_bytes
+    strategy = BudgetedModel(model, batch, recipe, BudgetPlan(section, peak), CPU, setup)
     return strategy, optimizer, peak
 
 
@@ -72,7 +74,7 @@ def test_experts_in_groups_train_as_plain_pytorch_does(name, policy):
     model, batches = drawn(name)
     twin = copy.deepcopy(model)
     strategy, optimizer, _ = carried(model, 3, batches[0], **policy)
-    assert [len(block.grouped) for block in strategy.blocks] == [0, 2, 2, 2, 0, 0]
+    assert [len(block.expert_groups) for block in strategy.blocks] == [0, 2, 2, 2, 0, 0]
     train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     ours = [train.step(batch).item() for batch in batches]
     theirs = plain_steps(twin, adamw(twin), batches)
@@ -105,18 +107,18 @@ def test_a_kernel_that_does_not_ask_how_many_gives_the_same_bits():
 )
 def test_rehearsed_peak_is_what_steps_of_groups_hold(groups, name, policy):
     model, batches = drawn(name)
-    ledger = Ledger()
-    with ledger:
+    tracker = MemoryTracker()
+    with tracker:
         strategy, optimizer, peak = carried(model, groups, batches[0], **policy)
-        ledger.held_bytes = ledger.peak_bytes = 0
-        ledger._refs.clear()
-        ledger.hold(strategy.lasting)
-        ledger.hold(batches[0])
+        tracker.held_bytes = tracker.peak_bytes = 0
+        tracker._refs.clear()
+        tracker.track(strategy.lasting)
+        tracker.track(batches[0])
         train = TrainingLoop(model, optimizer, strategy, LoopOptions())
         for _ in range(3):
             train.step(batches[0])
     # The loss of the step before is foreseen in 32 bits.
-    assert ledger.peak_bytes == peak - (2 if name == "sorted" else 0)
+    assert tracker.peak_bytes == peak - (2 if name == "sorted" else 0)
 
 
 def test_more_groups_hold_less():
@@ -132,7 +134,7 @@ def test_more_groups_hold_less():
 def test_prepare_keeps_a_budget_below_one_layer_of_experts(name):
     model, batches = drawn(name)
     twin = copy.deepcopy(model)
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds") as caught:
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs") as caught:
         hocket.prepare(model, adamw(model), batches[0], memory=1000)
     least = parse_bytes(re.search(r'memory="([^"]+)"', caught.value.hint).group(1))
     assert least < LAYER_BYTES
@@ -165,7 +167,7 @@ def test_frozen_experts_and_those_that_are_read_whole_train_the_same():
     twin = copy.deepcopy(model)
     strategy, optimizer, _ = carried(model, 3, batches[0])
     # What else reads them is no product: the plan does not have them in groups.
-    assert [len(block.grouped) for block in strategy.blocks] == [0, 1, 1, 1, 0, 0]
+    assert [len(block.expert_groups) for block in strategy.blocks] == [0, 1, 1, 1, 0, 0]
     train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     ours = [train.step(batch).item() for batch in batches]
     assert ours == pytest.approx(plain_steps(twin, adamw(twin), batches), rel=1e-6)
@@ -207,10 +209,10 @@ def test_experts_under_autocast_travel_rounded():
     train = hocket.prepare(
         model, adamw(model), batches[0], forward=forward, memory=int(0.8 * LAYER_BYTES)
     )
-    blocks = [block for block in train._strategy.blocks if block.grouped]
+    blocks = [block for block in train._strategy.blocks if block.expert_groups]
     assert len(blocks) == 3
     assert {
-        p.dtype for b in blocks for p in b.copied_layout.places if p.parameter in b.grouped
+        p.dtype for b in blocks for p in b.upload_layout.places if p.parameter in b.expert_groups
     } == {torch.bfloat16}
     ours = [train.step(batch).item() for batch in batches]
     theirs = plain_steps(twin, adamw(twin), batches, forward=forward)
@@ -243,12 +245,12 @@ def test_experts_that_data_choose_are_fetched_when_they_are_chosen():
     torch.manual_seed(1)
     model, batches = Mixture(Routed), words(6)
     twin = copy.deepcopy(model)
-    with pytest.warns(CaptureWarning, match="cannot be rehearsed"):
+    with pytest.warns(CaptureWarning, match="cannot be traced"):
         train = hocket.prepare(model, adamw(model), batches[0], memory="1MiB")
     blocks = {block.name for block in train.memory.section.blocks}
     assert {"layers.0.norm", "layers.0.experts.0", f"layers.2.experts.{EXPERTS - 1}"} <= blocks
     assert "layers.0" not in blocks
-    largest = max(buffer.numel() for buffer in train._strategy._slots.buffers)
+    largest = max(buffer.numel() for buffer in train._strategy._staging.buffers)
     assert largest < LAYER_BYTES / EXPERTS * 1.2
     ours = [train.step(batch).item() for batch in batches]
     assert ours == plain_steps(twin, adamw(twin), batches)

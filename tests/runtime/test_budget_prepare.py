@@ -23,7 +23,7 @@ from hocket.capture import capture
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.train.batches import settled
@@ -137,19 +137,19 @@ def test_prepare_keeps_a_budget_or_refuses():
         model, batches, forward = build()
         budget = int(plain.peak_bytes * share)
         optimizer = adamw(model)
-        ledger = Ledger()
-        with ledger:
+        tracker = MemoryTracker()
+        with tracker:
             train = hocket.prepare(model, optimizer, batches[0], forward=forward, memory=budget)
-            ledger.held_bytes = ledger.peak_bytes = 0
-            ledger.hold(train._strategy.lasting)
-            ledger.hold(batches[0])
+            tracker.held_bytes = tracker.peak_bytes = 0
+            tracker.track(train._strategy.lasting)
+            tracker.track(batches[0])
             for _ in range(3):
                 train.step(batches[0])
-        assert ledger.peak_bytes <= budget
+        assert tracker.peak_bytes <= budget
         kept.append(train.memory.peak_bytes)
     assert max(kept) < plain.peak_bytes
     model, batches, forward = build()
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
     with pytest.raises(UsageError, match="has 2 devices; a memory plan is for one"):
         hocket.prepare(
@@ -244,10 +244,10 @@ def test_a_model_is_carried_by_the_last_that_prepared_it():
     assert ours == plain_steps(twin, adamw(twin), plain, forward=forward)
     train.state_dict()
     assert_same_state(model, twin)
-    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+    with pytest.raises(UsageError, match=r"was given to a later hocket\.prepare"):
         first.step(batches[0])
     before = model.enter.weight.detach().clone()
-    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+    with pytest.raises(UsageError, match=r"was given to a later hocket\.prepare"):
         first.state_dict()  # which would have the weights be those that it knew
     assert torch.equal(model.enter.weight, before)
 
@@ -265,11 +265,11 @@ def test_a_training_without_a_plan_is_told_that_a_later_one_has_its_model():
     second = prepare(memory=70_000)
     second.step(batches[0])
     for call in (first, first.step, first.evaluate, first.predict):
-        with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+        with pytest.raises(UsageError, match=r"was given to a later hocket\.prepare"):
             call(batches[0])
     third = prepare()
     third.step(batches[0])
-    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+    with pytest.raises(UsageError, match=r"was given to a later hocket\.prepare"):
         second.step(batches[0])
 
 
@@ -283,7 +283,7 @@ def test_a_training_goes_on_after_another_budget_for_its_model_was_refused(share
     train = prepare(memory=int(share * plain), accumulate=2)
     torch.manual_seed(5)
     ours = [train.step(batch).item() for batch in batches]
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs"):
         prepare(memory=1000)
     with pytest.raises(UsageError, match="not the model's"):
         hocket.prepare(model, adamw(twin), batches[0], forward=forward, memory="1GiB")

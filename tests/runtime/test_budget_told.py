@@ -14,7 +14,7 @@ import hocket
 from hocket.base.errors import UsageError
 from hocket.capture.model import CaptureWarning
 from hocket.runtime.offload.budgeted_model import BudgetExceededWarning
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 
 BATCH = (torch.randn(16, 8), torch.randint(4, (16,)))
 
@@ -58,7 +58,7 @@ def test_a_batch_that_the_model_does_not_take_is_refused_at_once():
 
 @pytest.mark.parametrize(("memory", "is_told"), [("1KiB", True), ("1MiB", False)])
 def test_steps_that_could_not_be_rehearsed_are_counted(memory, is_told):
-    with pytest.warns(CaptureWarning, match="cannot be rehearsed"):
+    with pytest.warns(CaptureWarning, match="cannot be traced"):
         train = prepared(LooksAtNumbers(), BATCH[0], memory)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -78,12 +78,12 @@ def test_what_an_evaluation_returned_is_not_held_beside_the_next_step():
     train.step(BATCH)
     peaks = []
     for _ in range(2):
-        ledger = Ledger()
-        with ledger:
-            ledger.hold([*train._strategy.lasting, *BATCH])
-            ledger.hold(leaf for leaf in tree_leaves(train.outputs) if torch.is_tensor(leaf))
+        tracker = MemoryTracker()
+        with tracker:
+            tracker.track([*train._strategy.lasting, *BATCH])
+            tracker.track(leaf for leaf in tree_leaves(train.outputs) if torch.is_tensor(leaf))
             train.step(BATCH)
-        peaks.append(ledger.peak_bytes)
+        peaks.append(tracker.peak_bytes)
         many = tuple(torch.cat([part] * 64) for part in BATCH)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CaptureWarning)

@@ -4,16 +4,16 @@ import gc
 
 import pytest
 import torch
-from runtime.budget_loops import CPU, loop_of
+from runtime.budget_loops import loop_of, task_of
 from runtime.train_loops import adamw
 from torch import nn
 
 import hocket
-from hocket.runtime.offload.dry_run import rehearsed_peak
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 
 class Noting(nn.Linear):
@@ -83,12 +83,12 @@ def test_what_a_model_leaves_in_cycles_is_rehearsed_and_gone_with_the_step(activ
         return net(x).square().mean()
 
     optimizer, section = adamw(model), uniform(model, 0, activations=activations)
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = rehearsed_peak(model, optimizer, batch, recipe, section, CPU).num_bytes
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    rehearsed = dry_run_peak(task_of(model, optimizer, batch, recipe), section).num_bytes
     gc.collect()
-    with Ledger() as ledger:
+    with MemoryTracker() as tracker:
         train = loop_of(model, optimizer, section, batch, forward)
-        ledger.hold([*train._strategy.lasting, batch])
+        tracker.track([*train._strategy.lasting, batch])
         for _ in range(3):
             train.step(batch)
-    assert ledger.peak_bytes == rehearsed
+    assert tracker.peak_bytes == rehearsed

@@ -10,7 +10,7 @@ from hocket.base.units import parse_bytes
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import PLAIN
 from hocket.runtime.offload import plan_choice as fitting
-from hocket.runtime.offload.plan_choice import fastest_that_keeps
+from hocket.runtime.offload.plan_choice import fastest_within_budget
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 
@@ -21,7 +21,7 @@ def frontier():
     return find_frontier(problem, plan)
 
 
-class Rehearsals:
+class DryRuns:
     """Find a part more or less than the simulator."""
 
     def __init__(self, frontier, ratio):
@@ -51,7 +51,7 @@ def test_what_is_taken_keeps_the_budget_when_it_is_rehearsed(
     monkeypatch.setattr(fitting, "MANY_OPS", most_ops)
     times = []
     for budget in budgets(frontier):
-        kept = fastest_that_keeps(budget, frontier, Rehearsals(frontier, ratio))
+        kept = fastest_within_budget(budget, frontier, DryRuns(frontier, ratio))
         assert kept.peak_bytes <= budget
         times.append(kept.step_s)
     assert times == sorted(times, reverse=True)
@@ -62,9 +62,9 @@ def test_of_a_deep_model_no_plan_is_rehearsed_that_is_too_large_as_others_were(
 ):
     monkeypatch.setattr(fitting, "MANY_OPS", 0)
     for budget in budgets(frontier):
-        rehearsals = Rehearsals(frontier, 1.05)
-        fastest_that_keeps(budget, frontier, rehearsals)
-        assert all(1.05 * peak <= budget for peak in rehearsals.simulated[1:])
+        dry_runs = DryRuns(frontier, 1.05)
+        fastest_within_budget(budget, frontier, dry_runs)
+        assert all(1.05 * peak <= budget for peak in dry_runs.simulated[1:])
 
 
 def test_of_a_deep_model_plans_that_hold_ever_more_beside_what_was_simulated_are_found(
@@ -77,13 +77,13 @@ def test_of_a_deep_model_plans_that_hold_ever_more_beside_what_was_simulated_are
         found = []
         for most_ops in (10**6, 0):
             monkeypatch.setattr(fitting, "MANY_OPS", most_ops)
-            rehearsals = Rehearsals(frontier, 1.0)
+            dry_runs = DryRuns(frontier, 1.0)
 
-            def rehearse(section, rehearsals=rehearsals):
-                peak = rehearsals(section)
+            def dry_run(section, dry_runs=dry_runs):
+                peak = dry_runs(section)
                 return int(peak + 2 * (peak - least) ** 2 / least)
 
-            found.append(fastest_that_keeps(budget, frontier, rehearse))
+            found.append(fastest_within_budget(budget, frontier, dry_run))
         thorough, deep = found
         assert deep.peak_bytes <= budget
         assert deep.step_s == thorough.step_s
@@ -93,8 +93,8 @@ def test_of_a_deep_model_plans_that_hold_ever_more_beside_what_was_simulated_are
 
 def test_plans_that_hold_less_than_simulated_may_be_faster(frontier):
     for budget in budgets(frontier)[:2]:
-        exact = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 1.0))
-        lucky = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 0.85))
+        exact = fastest_within_budget(budget, frontier, DryRuns(frontier, 1.0))
+        lucky = fastest_within_budget(budget, frontier, DryRuns(frontier, 0.85))
         assert lucky.step_s <= exact.step_s
 
 
@@ -102,36 +102,36 @@ def test_a_plain_step_that_holds_more_than_simulated_hides_no_other_plan(frontie
     plain = frontier.find(PLAIN)
     lean = replace(plain, timeline=frontier.smallest.timeline)
     others = tuple(plan for plan in frontier.plans if plan.memory is not None)
-    rehearsals, budget = Rehearsals(frontier, 1.0), frontier.smallest.peak_bytes
-    kept = fastest_that_keeps(budget, replace(frontier, plans=(lean, *others)), rehearsals)
-    assert rehearsals.simulated[0] == plain.peak_bytes > budget
+    dry_runs, budget = DryRuns(frontier, 1.0), frontier.smallest.peak_bytes
+    kept = fastest_within_budget(budget, replace(frontier, plans=(lean, *others)), dry_runs)
+    assert dry_runs.simulated[0] == plain.peak_bytes > budget
     assert kept.section.blocks
     assert kept.peak_bytes <= budget
 
 
 def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):
-    rehearsals = Rehearsals(frontier, 3.0)
+    dry_runs = DryRuns(frontier, 3.0)
     budget = frontier.smallest.peak_bytes
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
-        fastest_that_keeps(budget, frontier, rehearsals)
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs"):
+        fastest_within_budget(budget, frontier, dry_runs)
 
 
 def test_plans_far_beyond_a_budget_are_rehearsed_where_lean_ones_hold_more(frontier):
     """As those do that move or make again what the model makes again by itself."""
     plain = frontier.find(PLAIN).peak_bytes
-    exact = Rehearsals(frontier, 1.0)
+    exact = DryRuns(frontier, 1.0)
 
-    def rehearse(section):
+    def dry_run(section):
         is_kept = all(block.activations == "kept" for block in section.blocks)
         return exact(section) if is_kept else 3 * plain
 
     with pytest.raises(NoFeasiblePlanError) as refused:
-        fastest_that_keeps(frontier.smallest.peak_bytes // 3, frontier, rehearse)
+        fastest_within_budget(frontier.smallest.peak_bytes // 3, frontier, dry_run)
     assert parse_bytes(refused.value.hint.split('"')[1]) <= 1.01 * plain
 
 
 def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier):
-    exact = Rehearsals(frontier, 1.0)
+    exact = DryRuns(frontier, 1.0)
 
     def without_recompute(section):
         if any(block.activations == "recomputed" for block in section.blocks):
@@ -139,23 +139,23 @@ def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier)
         return exact(section)
 
     budget = budgets(frontier)[1]
-    kept = fastest_that_keeps(budget, frontier, without_recompute)
+    kept = fastest_within_budget(budget, frontier, without_recompute)
     assert kept.peak_bytes <= budget
     assert all(block.activations != "recomputed" for block in kept.section.blocks)
     # What no plan keeps is refused by what others hold, not for what could not be tried.
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
-        fastest_that_keeps(frontier.smallest.peak_bytes // 2, frontier, without_recompute)
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs"):
+        fastest_within_budget(frontier.smallest.peak_bytes // 2, frontier, without_recompute)
 
 
 def test_where_nothing_can_be_updated_on_the_device_the_host_updates(frontier):
-    exact = Rehearsals(frontier, 1.0)
+    exact = DryRuns(frontier, 1.0)
 
     def without_device(section):
         if not section.blocks or any(block.update == "device" for block in section.blocks):
             raise RunError("its update cannot be rehearsed")
         return exact(section)
 
-    kept = fastest_that_keeps(frontier.find(PLAIN).peak_bytes, frontier, without_device)
+    kept = fastest_within_budget(frontier.find(PLAIN).peak_bytes, frontier, without_device)
     assert kept.section.blocks
     assert all(block.update == "host" for block in kept.section.blocks)
 
@@ -163,17 +163,17 @@ def test_where_nothing_can_be_updated_on_the_device_the_host_updates(frontier):
         raise RunError("it cannot be carried out")
 
     with pytest.raises(RunError, match="carried out"):
-        fastest_that_keeps(frontier.smallest.peak_bytes, frontier, never)
+        fastest_within_budget(frontier.smallest.peak_bytes, frontier, never)
 
 
 def test_the_leanest_plan_is_rehearsed_before_a_budget_is_refused(frontier):
-    """Also where the recorded plain step seems to be near, as rehearsals may find much less."""
+    """Also where the recorded plain step seems to be near, as dry_runs may find much less."""
     budget = frontier.smallest.peak_bytes
     lean = replace(frontier.find(PLAIN), timeline=frontier.smallest.timeline)
     large = tuple(p for p in frontier.plans if p.memory is not None and p.peak_bytes > 2 * budget)
     assert large
     seeming = replace(frontier, plans=(lean, *large), keeping=())
-    kept = fastest_that_keeps(
+    kept = fastest_within_budget(
         budget, seeming, lambda section: budget if section.blocks else 2 * budget
     )
     assert kept.section.blocks

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from runtime.budget_loops import CPU
+from runtime.budget_loops import CPU, task_of
 from runtime.foreseen_models import FORESEEN
 from torch import nn
 
@@ -20,15 +20,15 @@ from hocket.planners.memory.maker import (
     RECOMPUTED_FROM_HOST,
 )
 from hocket.planners.placement.baselines import on_one_device
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.chunked_loss import can_be_in_chunks
-from hocket.runtime.offload.dry_run import rehearsed_peak, rounded_parameters
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
+from hocket.runtime.offload.chunked_loss import supports_chunked_loss
+from hocket.runtime.offload.dry_run import dry_run_peak, low_precision_parameters
 from hocket.runtime.offload.model_blocks import model_blocks
 from hocket.runtime.offload.parameter_blocks import blocks_by_module
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
@@ -48,7 +48,7 @@ USUAL = (FULL_RECOMPUTE, OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST)
 
 
 class Planned(NamedTuple):
-    recipe: Recipe
+    recipe: TraceOptions
     graph: Graph
     frontier: Frontier
     rounded: dict[str, torch.dtype]
@@ -59,13 +59,15 @@ def adamw(model):
 
 
 def _planned(model, batch, forward):
-    recipe = Recipe(update=planned_update(adamw(model), model), device="cpu", forward=forward)
+    recipe = TraceOptions(update=planned_update(adamw(model), model), device="cpu", forward=forward)
     graph, program = recipe.trace(model, batch, "train")
     # A measured processor gives other plans on a busy machine.
     problem = make_problem(graph, "1xcpu-core")
     alone = on_one_device(problem)
-    frontier = find_frontier(problem, alone, num_levels=6, in_chunks=can_be_in_chunks(model, graph))
-    return Planned(recipe, graph, frontier, rounded_parameters(program))
+    frontier = find_frontier(
+        problem, alone, num_levels=6, in_chunks=supports_chunked_loss(model, graph)
+    )
+    return Planned(recipe, graph, frontier, low_precision_parameters(program))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,8 +82,10 @@ def test_peaks_of_plans_are_foreseen(name):
     chosen = {p.name: p for p in planned if p.name in USUAL} | {p.name: p for p in planned[::step]}
     kinds = set()
     for foreseen_bytes, memory in ((p.peak_bytes, p.memory) for p in chosen.values()):
-        held_bytes = rehearsed_peak(
-            model, adamw(model), batch, recipe, memory, CPU, graph=graph, rounded=rounded
+        held_bytes = dry_run_peak(
+            task_of(model, adamw(model), batch, recipe),
+            memory,
+            BudgetSetup(graph=graph, low_precision=rounded),
         ).num_bytes
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
@@ -108,8 +112,10 @@ def test_a_parameter_of_no_block_has_its_state_where_all_blocks_have_theirs():
     full = frontier.find(FULL_RECOMPUTE).memory
     for update in ("device", "host"):
         memory = replace(full, blocks=tuple(replace(b, update=update) for b in full.blocks))
-        peaks[update] = rehearsed_peak(
-            model, adamw(model), batch, planned.recipe, memory, CPU, graph=planned.graph
+        peaks[update] = dry_run_peak(
+            task_of(model, adamw(model), batch, planned.recipe),
+            memory,
+            BudgetSetup(graph=planned.graph),
         ).num_bytes
         step = budgeted(frontier.problem, frontier.plan, memory)
         foreseen_bytes = int(simulate(step.problem, step.plan).peak_bytes.max())
@@ -259,8 +265,10 @@ def test_layers_that_are_called_again_or_write_in_place_train_to_the_same_bits(n
 
 
 def _losses_within(memory, planned, model, batch, optimizer):
-    kept = KeptBudget(memory, 0)
-    strategy = Budgeted(model, batch, planned.recipe, kept, CPU, graph=planned.graph)
+    kept = BudgetPlan(memory, 0)
+    strategy = BudgetedModel(
+        model, batch, planned.recipe, kept, CPU, BudgetSetup(graph=planned.graph)
+    )
     train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     return [train.step(batch).item() for _ in range(4)]
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import MemoryBlock
-from hocket.runtime.offload.copy_streams import CopyEngines
+from hocket.runtime.offload.copy_streams import CopyStreams
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.offload.parameter_blocks import Block
-from hocket.runtime.offload.prefetch import Slots
+from hocket.runtime.offload.prefetch import StagingBuffers
 
 STREAMED = {"activations": "offloaded", "parameters": "streamed", "update": "host"}
 
@@ -26,8 +26,8 @@ def test_gradients_land_where_earlier_ones_have_landed(options):
         train.step(batches[0])
     train.state_dict()
     # Those that are there and those that come on top of them.
-    home_bytes = sum(b.home.numel() for b in train._strategy.blocks if b.home is not None)
-    assert 0 < train._strategy._pool.num_bytes <= 2 * home_bytes
+    master_bytes = sum(b.master.numel() for b in train._strategy.blocks if b.master is not None)
+    assert 0 < train._strategy._pool.num_bytes <= 2 * master_bytes
 
 
 def test_a_block_comes_to_the_buffer_that_was_used_longest_ago():
@@ -36,18 +36,18 @@ def test_a_block_comes_to_the_buffer_that_was_used_longest_ago():
     first, second, third = (Block(policy, at, {}) for at in range(3))
     for block in (first, second, third):
         block.parameters = [nn.Parameter(torch.full((4,), float(block.index)))]
-        block.settle_on_host({}, pinned=False)
-    slots = Slots(CopyEngines(CPU, is_real=False, is_idle=False), first.brought_bytes, 2)
-    slots.fetch(first, set())
-    slots.fetch(second, set())
-    slots.fetch(first, set())
-    slots.fetch(third, set())
-    assert slots.find(second) is None
-    slots.fetch(second, {first})
-    assert slots.find(third) is None
+        block.move_to_host({}, pinned=False)
+    buffers = StagingBuffers(CopyStreams(CPU, is_real=False), first.fetched_bytes, 2)
+    buffers.fetch(first, set())
+    buffers.fetch(second, set())
+    buffers.fetch(first, set())
+    buffers.fetch(third, set())
+    assert buffers.find(second) is None
+    buffers.fetch(second, {first})
+    assert buffers.find(third) is None
     for block in (first, second):
-        slot = slots.find(block)
-        assert slot.buffer[:16].view(torch.float32).tolist() == 4 * [block.index]
+        staging = buffers.find(block)
+        assert staging.buffer[:16].view(torch.float32).tolist() == 4 * [block.index]
 
 
 class _Turning(nn.Module):

@@ -8,7 +8,11 @@ from hocket.api import find_cluster
 from hocket.base.errors import RunError
 from hocket.hardware.host_route import host_route
 from hocket.runtime.offload import host_bandwidth as host_rates
-from hocket.runtime.offload.host_bandwidth import HostRates, measure_host_rates, rated_here
+from hocket.runtime.offload.host_bandwidth import (
+    HostBandwidth,
+    measure_host_bandwidth,
+    with_measured_host,
+)
 
 
 def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
@@ -29,9 +33,9 @@ def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
 
     monkeypatch.setattr(host_rates, "_update_of", lambda num_numbers: update)
     before = torch.get_num_threads()
-    measure_host_rates.cache_clear()
-    found = measure_host_rates(CPU)
-    measure_host_rates.cache_clear()
+    measure_host_bandwidth.cache_clear()
+    found = measure_host_bandwidth(CPU)
+    measure_host_bandwidth.cache_clear()
     assert took == (8 + 16) * [max(1, before - 1)]
     assert torch.get_num_threads() == before
     # Six copies each way in nine seconds, then a hundred in as many; three slower updates in six,
@@ -47,11 +51,11 @@ def test_an_update_is_made_as_blocks_at_home_are_updated():
 
 def test_plans_for_this_machine_go_by_them(monkeypatch):
     monkeypatch.setattr(
-        host_rates, "measure_host_rates", lambda device: HostRates(40e9, 50e9, 70e9)
+        host_rates, "measure_host_bandwidth", lambda device: HostBandwidth(40e9, 50e9, 70e9)
     )
     cluster = find_cluster("1xh200")
-    assert rated_here(cluster, CPU) is cluster
-    found = rated_here(cluster, torch.device("cuda"))
+    assert with_measured_host(cluster, CPU) is cluster
+    found = with_measured_host(cluster, torch.device("cuda"))
     route = host_route(found, found.devices[0])
     assert (route.in_bps, route.out_bps, found.host_update_bps) == (40e9, 50e9, 70e9)
     assert route.latency_s == pytest.approx(host_route(cluster, cluster.devices[0]).latency_s)
@@ -61,6 +65,6 @@ def test_a_host_that_locks_no_memory_is_rated_as_it_was_detected(monkeypatch):
     def measure(device):
         raise RunError("the host does not lock 1 GiB in place")
 
-    monkeypatch.setattr(host_rates, "measure_host_rates", measure)
+    monkeypatch.setattr(host_rates, "measure_host_bandwidth", measure)
     cluster = find_cluster("1xh200")
-    assert rated_here(cluster, torch.device("cuda")) is cluster
+    assert with_measured_host(cluster, torch.device("cuda")) is cluster

@@ -4,12 +4,12 @@ import threading
 
 import torch
 
-from hocket.runtime.offload.memory_tracker import Ledger, is_product
+from hocket.runtime.offload.memory_tracker import MemoryTracker, is_product
 
 
 def test_what_other_threads_let_go_is_counted_once():
-    ledger = Ledger()
-    with ledger:
+    tracker = MemoryTracker()
+    with tracker:
         kept = [torch.ones(1) for _ in range(20_000)]
 
         def let_go():
@@ -21,17 +21,17 @@ def test_what_other_threads_let_go_is_counted_once():
         for _ in range(20_000):
             torch.ones(1)
         thread.join()
-    assert ledger.held_bytes == 0
+    assert tracker.held_bytes == 0
 
 
 def test_products_of_matrices_are_noted_and_convolutions_are_none():
-    ledger = Ledger()
+    tracker = MemoryTracker()
     rows = torch.ones(2, 3, 4)
-    with ledger:
+    with tracker:
         torch.conv1d(rows, torch.ones(5, 3, 3)).relu().sum()
-    assert not ledger.has_products
-    with ledger:
+    assert not tracker.has_products
+    with tracker:
         torch.nn.functional.linear(rows, torch.ones(6, 4))
-    assert ledger.has_products
+    assert tracker.has_products
     assert is_product("aten.addmm_.default")
     assert not is_product("aten.add.Tensor")

@@ -15,9 +15,9 @@ from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.offload.chunked_loss import LazyLogits, can_be_in_chunks
+from hocket.runtime.offload.chunked_loss import LazyLogits, supports_chunked_loss
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.simulate.verify import violations
 
 WORDS, WIDTH = 400, 16
@@ -55,9 +55,9 @@ def batches(count=3):
 
 
 def frontier_of(model, batch):
-    recipe = Recipe(update=planned_update(adamw(model), model), device="cpu")
+    recipe = TraceOptions(update=planned_update(adamw(model), model), device="cpu")
     graph, _ = recipe.trace(model, batch, "train")
-    return find_frontier(*placed(graph), in_chunks=can_be_in_chunks(model, graph))
+    return find_frontier(*placed(graph), in_chunks=supports_chunked_loss(model, graph))
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
@@ -68,7 +68,7 @@ def test_a_shallow_model_has_its_loss_in_chunks(monkeypatch, is_inside):
     least = frontier_of(model, given[0]).smallest.memory
     assert least.loss_chunks > 1
     made = []
-    monkeypatch.setattr(LazyLogits, "whole", lambda logits: made.append(logits))
+    monkeypatch.setattr(LazyLogits, "materialize", lambda logits: made.append(logits))
     saved = frontier_of(model, given[0])
     ample = saved.plan.having(replace(least, budget_bytes=(2**30,)))
     train = hocket.prepare(model, adamw(model), given[0], plan=SavedPlan(saved.problem, ample))

@@ -17,12 +17,12 @@ from torch import nn
 
 import hocket
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.offload import host_optimizer as home_step
-from hocket.runtime.offload.host_adam import has_same_bits, is_one_pass, update_rounded
+from hocket.runtime.offload import host_optimizer
+from hocket.runtime.offload.host_adam import fused_adam_step, is_fused_adam, matches_torch
 from hocket.runtime.offload.host_adam_kernel import adam_loop
 from hocket.runtime.offload.model_blocks import uniform
 
-exactly = pytest.mark.skipif(not has_same_bits(), reason="this processor gives other bits")
+exactly = pytest.mark.skipif(not matches_torch(), reason="this processor gives other bits")
 
 
 @exactly
@@ -40,14 +40,14 @@ def test_steps_have_the_bits_of_the_fused_kernel(num_vectors, seed, lr, decay, b
     decay = decay if kind is torch.optim.AdamW else 0.0
     theirs = nn.Parameter(torch.randn(size, generator=draws))
     optimizer = kind([theirs], lr, betas=betas, weight_decay=decay, fused=True)
-    assert is_one_pass(optimizer)
+    assert is_fused_adam(optimizer)
     group, state, ours = optimizer.param_groups[0], {}, theirs.detach().clone()
     twin = torch.zeros(size, dtype=torch.bfloat16)
     for step in range(4):
         gradient = torch.randn(size, generator=draws).mul_(10.0 ** (step - 2)).bfloat16()
         theirs.grad = gradient.float()
         group["lr"] = lr / (1 + step)
-        is_done = update_rounded(group, state, ours, gradient, twin)
+        is_done = fused_adam_step(group, state, ours, gradient, twin)
         optimizer.step()
         # There is no state before the first step.
         assert is_done == (step > 0)
@@ -67,7 +67,7 @@ def test_threads_with_fewer_cores_compile_after_it(monkeypatch):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         return numba.njit(lambda number: number + 1)(1)
 
-    has_same_bits()
+    matches_torch()
     # Any setting of numba's that is another one makes it look at all of them again.
     monkeypatch.setenv("NUMBA_DEBUG_CACHE", "0")
     with ThreadPoolExecutor(1) as pool:
@@ -76,18 +76,18 @@ def test_threads_with_fewer_cores_compile_after_it(monkeypatch):
 
 def test_other_updates_are_not_done_in_one_pass():
     parameters = [nn.Parameter(torch.zeros(3))]
-    assert not is_one_pass(torch.optim.SGD(parameters, 0.1, fused=True))
-    assert not is_one_pass(torch.optim.Adam(parameters, weight_decay=0.1, fused=True))
-    assert not is_one_pass(torch.optim.AdamW(parameters))
-    assert not is_one_pass(torch.optim.AdamW(parameters, fused=True, amsgrad=True))
-    assert not is_one_pass(torch.optim.AdamW(parameters, fused=True, maximize=True))
-    assert not is_one_pass(torch.optim.AdamW(parameters, fused=True, betas=(0.4, 0.9)))
+    assert not is_fused_adam(torch.optim.SGD(parameters, 0.1, fused=True))
+    assert not is_fused_adam(torch.optim.Adam(parameters, weight_decay=0.1, fused=True))
+    assert not is_fused_adam(torch.optim.AdamW(parameters))
+    assert not is_fused_adam(torch.optim.AdamW(parameters, fused=True, amsgrad=True))
+    assert not is_fused_adam(torch.optim.AdamW(parameters, fused=True, maximize=True))
+    assert not is_fused_adam(torch.optim.AdamW(parameters, fused=True, betas=(0.4, 0.9)))
     zeros = [torch.zeros(17) for _ in range(3)]
     state = {"step": torch.tensor(1.0), "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
     group = torch.optim.AdamW(parameters, fused=True).param_groups[0]
     twin = torch.zeros(17, dtype=torch.bfloat16)
     # PyTorch rounds what is left over of its vectors in another way.
-    assert not update_rounded(group, state, zeros[2], twin, twin.clone())
+    assert not fused_adam_step(group, state, zeros[2], twin, twin.clone())
     assert state["step"] == 1
 
 
@@ -100,8 +100,8 @@ def forward(model, rows):
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_training_under_autocast_with_updates_at_home_is_plain_training(monkeypatch, kind, clip):
     """Whatever is done in one pass: gradients come home rounded, in parts, and stay exact."""
-    monkeypatch.setattr(home_step, "_SMALL", 64)
-    monkeypatch.setattr(home_step, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(host_optimizer, "_MIN_FUSED_ELEMENTS", 64)
+    monkeypatch.setattr(host_optimizer, "PIECE_BYTES", 1 << 12)
     done = _noted(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(40, 40), nn.Tanh()) for _ in range(3)))
@@ -116,12 +116,12 @@ def test_training_under_autocast_with_updates_at_home_is_plain_training(monkeypa
     assert losses == plain_steps(twin, plain, batches, forward=forward, clip_norm=clip)
     train.state_dict()
     assert_same_state(model, twin)
-    if has_same_bits():
+    if matches_torch():
         assert any(done) == (kind == "AdamW" and clip is None)
 
 
 def test_nothing_is_compiled_or_tried_once_a_training_begins(monkeypatch):
-    monkeypatch.setattr(home_step, "_SMALL", 64)
+    monkeypatch.setattr(host_optimizer, "_MIN_FUSED_ELEMENTS", 64)
     done = _noted(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
@@ -130,17 +130,17 @@ def test_nothing_is_compiled_or_tried_once_a_training_begins(monkeypatch):
     with pytest.raises(NoFeasiblePlanError) as refused:
         prepare(memory=1)
     least = re.search(r'memory="([^"]+)"', refused.value.hint)
-    has_same_bits.cache_clear()
+    matches_torch.cache_clear()
     train = prepare(memory=least.group(1))
     assert any(block.update == "host" for block in train.memory.section.blocks)
-    tried, kinds = has_same_bits.cache_info(), list(adam_loop.signatures)
+    tried, kinds = matches_torch.cache_info(), list(adam_loop.signatures)
     assert tried.misses == tried.currsize == len(kinds) == 1
     for _ in range(3):
         train.step(batch)
     train.state_dict()
-    assert has_same_bits.cache_info().misses == 1
+    assert matches_torch.cache_info().misses == 1
     assert adam_loop.signatures == kinds
-    assert any(done) == has_same_bits()
+    assert any(done) == matches_torch()
 
 
 def _noted(monkeypatch):
@@ -148,8 +148,8 @@ def _noted(monkeypatch):
     done = []
 
     def noted(*arguments):
-        done.append(update_rounded(*arguments))
+        done.append(fused_adam_step(*arguments))
         return done[-1]
 
-    monkeypatch.setattr(home_step, "update_rounded", noted)
+    monkeypatch.setattr(host_optimizer, "fused_adam_step", noted)
     return done

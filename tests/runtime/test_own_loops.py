@@ -319,7 +319,7 @@ def test_gradients_of_a_clipped_update_that_failed_are_in_no_later_one(monkeypat
         assert loss == expected.item()
 
 
-@pytest.mark.filterwarnings("ignore:.*do not visit the same modules")
+@pytest.mark.filterwarnings("ignore:.*do not call the same modules")
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}])
 def test_parameters_that_came_after_the_model_was_prepared_are_refused(options):
     model, batches, forward = MODELS["blocks"]()

@@ -7,7 +7,7 @@ from runtime.train_loops import adamw
 
 import hocket
 from hocket.capture.packed import rows_are_whole
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 
 PACKED = torch.tensor(4 * [16 * [0, 1, 2, 3]])
 
@@ -19,14 +19,14 @@ def test_steps_hold_what_was_rehearsed_whatever_the_rows_are(more):
     model, batch, _ = hf_models.llama()
     batch = {**batch, **more}
     train = hocket.prepare(model, adamw(model), batch, memory="3MiB")
-    ledger = Ledger()
-    with ledger:
-        ledger.hold(train._strategy.lasting)
-        ledger.hold(batch.values())
+    tracker = MemoryTracker()
+    with tracker:
+        tracker.track(train._strategy.lasting)
+        tracker.track(batch.values())
         for _ in range(2):
             train.step(batch)
         train.state_dict()
-    assert ledger.peak_bytes == train.memory.peak_bytes
+    assert tracker.peak_bytes == train.memory.peak_bytes
 
 
 def test_what_models_look_for_is_as_it_was_afterwards():

@@ -5,14 +5,15 @@ import copy
 import pytest
 import torch
 from planners.memory.steps import placed
+from runtime.budget_loops import task_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, plain_steps
 
 from hocket.capture import capture
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.offload.dry_run import rehearsals_of
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.dry_run import dry_runs_of
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.plan_correction import (
     NUM_TIMED,
     NUM_WARM_UP,
@@ -21,7 +22,7 @@ from hocket.runtime.offload.plan_correction import (
 )
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.training import TrainingLoop
 
 NUM_TRIED = NUM_WARM_UP + NUM_TIMED
@@ -49,11 +50,11 @@ def training():
     update = planned_update(optimizer, model)
     graph = capture(model, batches[0], optimizer=update, device="cpu", forward=forward)
     frontier = find_frontier(*placed(graph), num_levels=4)
-    recipe = Recipe(update=update, device="cpu", forward=forward)
-    found = rehearsals_of(model, optimizer, batches[0], recipe, torch.device("cpu"), LoopOptions())
+    recipe = TraceOptions(update=update, device="cpu", forward=forward)
+    found = dry_runs_of(task_of(model, optimizer, batches[0], recipe))
     lean = frontier.smallest
     section = Memory(budget_bytes=(BUDGET,), blocks=lean.memory.blocks)
-    strategy = found.strategy(KeptBudget(section, lean.peak_bytes, lean.step_s))
+    strategy = found.strategy(BudgetPlan(section, lean.peak_bytes, lean.step_s))
     train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     return train, PlanCorrection(found, lambda: frontier, strategy), batches, forward
 
@@ -80,13 +81,13 @@ def test_a_plan_as_fast_as_predicted_stays(training):
 def test_a_faster_plan_goes_on_and_says_so(training):
     train, train.correction, batches, forward = training
     late_s = 10 * train._strategy.predicted_s
-    with pytest.warns(PlanChangeWarning, match="another memory plan goes on"):
+    with pytest.warns(PlanChangeWarning, match="continues with another memory plan"):
         is_first = trained(
             train, batches, forward,
             lambda c: late_s if c._second is None else 0.5 * late_s, 2 * NUM_TRIED + 2,
         )  # fmt: skip
     assert not is_first
-    section = train._strategy.kept.section
+    section = train._strategy.budget_plan.section
     assert all(not block.is_on_host for block in section.blocks)
 
 

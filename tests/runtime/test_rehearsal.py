@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from patience import PATIENCE_S
-from runtime.budget_loops import loop_of
+from runtime.budget_loops import loop_of, task_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, plain_steps
 
@@ -18,11 +18,18 @@ import hocket
 from hocket.api import find_cluster
 from hocket.api.memory import BudgetWarning
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.offload.dry_run import _beside_bytes, _small_bytes
+from hocket.runtime.offload.dry_run import _overhead_bytes, _small_bytes
 from hocket.runtime.offload.model_blocks import uniform
 
 GPU = torch.device("cuda:0")
 WORKSPACE, LT_WORKSPACE = 32 * 2**20, 2**20
+
+
+def _empty_task():
+    """A training on a GPU that holds nothing itself."""
+    model = torch.nn.Sequential()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    return task_of(model, optimizer, (), None, GPU)
 
 
 @pytest.mark.parametrize("made", [(), (WORKSPACE,), 2 * (WORKSPACE, LT_WORKSPACE)])
@@ -41,9 +48,9 @@ def test_what_others_hold_is_counted_before_and_after_workspaces_are_made(monkey
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: others + sum(made))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     step = 2 * (WORKSPACE + LT_WORKSPACE)
-    assert _beside_bytes(GPU, [], has_products=True) == step + others
+    assert _overhead_bytes(_empty_task(), has_products=True) == step + others
     # A step that multiplies nothing makes none; those of others stay.
-    assert _beside_bytes(GPU, [], has_products=False) == others + sum(made)
+    assert _overhead_bytes(_empty_task(), has_products=False) == others + sum(made)
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ def test_a_training_that_nobody_has_any_more_is_no_other(allocator):
     dropped.state_dict()
     del dropped, lasting
     assert (
-        _beside_bytes(GPU, [], has_products=False)
+        _overhead_bytes(_empty_task(), has_products=False)
         == sum(t.nbytes for t in kept._strategy.lasting)
         > 0
     )
@@ -102,7 +109,7 @@ def test_one_whose_updates_are_under_way_is_none_either(allocator):
     gc.collect()
     assert allocator, "the update under way holds its training"
     threading.Timer(0.05, gate.set).start()
-    assert _beside_bytes(GPU, [], has_products=False) == 0
+    assert _overhead_bytes(_empty_task(), has_products=False) == 0
 
 
 def test_a_step_that_no_device_has_room_for_is_planned_within_a_budget():
@@ -134,7 +141,7 @@ def test_a_training_that_left_its_model_gives_its_room_back_until_it_returns(upd
     torch.manual_seed(5)
     ours = [train.step(batch).item() for batch in batches]
     strategy = train._strategy
-    rooms = [*strategy._rooms, *strategy._visitors.buffers]
+    rooms = [*strategy._buffers, *strategy._state_swap.buffers]
     sizes = [room.untyped_storage().nbytes() for room in rooms]
     assert sum(sizes) > 0
     strategy.leave()

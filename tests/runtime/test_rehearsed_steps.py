@@ -1,46 +1,46 @@
-"""What steps hold by the ledger is what they were rehearsed to hold, whatever else is there."""
+"""What steps hold by the tracker is what they were rehearsed to hold, whatever else is there."""
 
 import pytest
 import torch
-from runtime.budget_loops import CPU, loop_of
+from runtime.budget_loops import loop_of, task_of
 from runtime.budget_models import WIDTH, Chain, Layer, classified
 from torch import nn
 from torch.nn.utils import spectral_norm
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.dry_run import rehearsed_peak
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import block_names, uniform
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 BATCH = torch.randn(32, 8), torch.randint(3, (32,))
 OFFLOADED = {"activations": "offloaded", "parameters": "streamed", "update": "host"}
 
 
 def rehearsed(model, optimizer, section, *, clip_norm=None, accumulate=1):
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=classified)
-    return rehearsed_peak(
-        model, optimizer, BATCH, recipe, section, CPU, clips=clip_norm is not None,
-        accumulate=accumulate,
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=classified)
+    return dry_run_peak(
+        task_of(model, optimizer, BATCH, recipe, clip_norm=clip_norm, accumulate=accumulate),
+        section,
     ).num_bytes  # fmt: skip
 
 
 def counted(train, optimizer, held=(), num_steps=6):
     """The most that steps of a loop hold that keeps its last loss."""
     blocks = train._strategy.blocks
-    here = [p for block in blocks if block.home is None for p in block.parameters]
+    here = [p for block in blocks if block.master is None for p in block.parameters]
     states = [value for p in here for value in optimizer.state.get(p, {}).values()]
-    ledger = Ledger()
-    with ledger:
-        ledger.hold([*train._strategy.lasting, *BATCH, *held, *(s for s in states if s.dim())])
+    tracker = MemoryTracker()
+    with tracker:
+        tracker.track([*train._strategy.lasting, *BATCH, *held, *(s for s in states if s.dim())])
         loss = None
         for _ in range(num_steps):
             loss = train.step(BATCH)
         train.state_dict()
     assert loss is not None
-    return ledger.peak_bytes
+    return tracker.peak_bytes
 
 
 def both(model, policy, *, held=(), **options):

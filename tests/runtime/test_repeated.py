@@ -17,7 +17,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.planners.parallel.closed_form import block_edges
 from hocket.runtime.offload.optimizer_parts import HostUpdate
-from hocket.runtime.train.traced_recompute import run_again
+from hocket.runtime.train.traced_recompute import with_recompute
 from hocket.simulate import simulate
 from hocket.simulate.parallel.recompute_and_host import blocks_of
 from hocket.training import prepare
@@ -64,7 +64,7 @@ def blocks(graph):
 
 def test_a_step_whose_blocks_run_again_has_the_same_bits(net, recorded):
     graph, program = recorded
-    _, again = run_again(graph, program, blocks_of(graph, blocks(graph)))
+    _, again = with_recompute(graph, program, blocks_of(graph, blocks(graph)))
     given = dict(named_tensors(*net))
     for tensor, name in program.names.items():
         given.setdefault(name, torch.zeros(program.tensors[tensor].layout.shape))
@@ -79,7 +79,7 @@ def test_a_step_whose_blocks_run_again_has_the_same_bits(net, recorded):
 
 def test_blocks_that_run_again_hold_less(recorded):
     graph, program = recorded
-    rewritten, _ = run_again(graph, program, blocks_of(graph, blocks(graph)))
+    rewritten, _ = with_recompute(graph, program, blocks_of(graph, blocks(graph)))
     peaks = []
     for each in (graph, rewritten):
         where = Placement(device_of=np.zeros(each.num_ops, dtype=np.int32))
@@ -110,7 +110,7 @@ def test_what_cannot_run_again_is_kept():
         forward=lambda model, x: model(x.clone()),
     )  # fmt: skip
     every = np.where(graph.op_phase == 0, np.arange(graph.num_ops) // 6, -1).astype(np.int32)
-    _, again = run_again(graph, program, every)
+    _, again = with_recompute(graph, program, every)
     found, expected = (execute(p, dict(named_tensors(model, x))) for p in (again, program))
     assert again.repeats
     for name, tensor in expected.gradients.items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.budget_loops import CPU, loop_of
+from runtime.budget_loops import CPU, loop_of, task_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state
 from torch import nn
@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.budget_graph import FEWEST_REPLAYS, ReplayedBudget
-from hocket.runtime.offload.dry_run import BudgetLaunches, budget_launches
+from hocket.runtime.offload.budget_graph import MIN_REPLAYS, BudgetGraph
+from hocket.runtime.offload.dry_run import DryRuns
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 NUM_CALLED = NUM_WARM + 1
 """The first step makes the optimizer's state; those after it are alike."""
@@ -50,7 +50,7 @@ def _loops(name, **policy):
     for each in (model, copy.deepcopy(model)):
         section = uniform(each, 0, **policy)
         loops.append(loop_of(each, adamw(each), section, batches[0], forward))
-    loops[1]._strategy._replayed = ReplayedBudget(loops[1].model, CPU, "", graphs)
+    loops[1]._strategy._graph = BudgetGraph(loops[1].model, CPU, "", graphs)
     return loops, batches, graphs
 
 
@@ -88,10 +88,10 @@ def test_what_a_graph_has_as_numbers_begins_anew_when_it_changes():
 
 def test_a_graph_makes_room_for_an_evaluation_and_comes_back():
     loops, batches, graphs = _loops("picture")
-    for _ in range(NUM_CALLED + FEWEST_REPLAYS):
+    for _ in range(NUM_CALLED + MIN_REPLAYS):
         [loop.step(batches[0]) for loop in loops]
     assert torch.equal(*(loop.evaluate(batches[1]) for loop in loops))
-    assert loops[1]._strategy._replayed.repeats.captured is None
+    assert loops[1]._strategy._graph.replay.captured is None
     [loop.step(batches[2]) for loop in loops]
     assert graphs.num_made == 2
     [loop.predict(batches[1]) for loop in loops]  # after one step: it was not worth it
@@ -113,11 +113,11 @@ def test_a_graph_makes_room_for_steps_that_are_called():
     """Both at once would hold more than was rehearsed; and a graph of a step that adds to gradients
     which are there would add to their memory each time."""
     loops, batches, graphs = _loops("picture")
-    for _ in range(NUM_CALLED + FEWEST_REPLAYS):
+    for _ in range(NUM_CALLED + MIN_REPLAYS):
         [loop.step(batches[0]) for loop in loops]
-    assert loops[1]._strategy._replayed.repeats.captured is not None
+    assert loops[1]._strategy._graph.replay.captured is not None
     [loop.step(batches[0], accumulate=True) for loop in loops]
-    assert loops[1]._strategy._replayed.repeats.captured is None
+    assert loops[1]._strategy._graph.replay.captured is None
     for number in range(4):
         [loop.step(batches[number % 3]) for loop in loops]
         assert graphs.num_made == 1 + (number > 0)
@@ -130,9 +130,9 @@ def test_a_capture_that_fails_leaves_steps_as_they_are():
     def broken(run):
         raise RuntimeError("a kernel cannot be captured")
 
-    loops[1]._strategy._replayed = ReplayedBudget(loops[1].model, CPU, "", broken)
+    loops[1]._strategy._graph = BudgetGraph(loops[1].model, CPU, "", broken)
     [loop.step(batches[0]) for loop in loops for _ in range(NUM_CALLED + 2)]
-    assert loops[1].replays == "call by call: RuntimeError: a kernel cannot be captured"
+    assert loops[1].replays == "eager: RuntimeError: a kernel cannot be captured"
     _assert_alike(loops)
 
 
@@ -149,7 +149,7 @@ class Dropped(nn.Module):
 
 def _traced(model, rows):
     update = planned_update(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    return Recipe(update=update, device="cpu").trace(model, rows, "train", is_run=False)
+    return TraceOptions(update=update, device="cpu").trace(model, rows, "train", is_run=False)
 
 
 def test_plans_that_move_something_or_draw_again_are_not_replayed():
@@ -157,46 +157,43 @@ def test_plans_that_move_something_or_draw_again_are_not_replayed():
     graph, _ = _traced(model, rows)
     draws = [op for op in range(graph.num_ops) if graph.rng_order[op] >= 0]
     kept = MemoryBlock(name="layers.1", start=draws[0], stop=draws[0] + 1)
-    launches = BudgetLaunches(graph, "", 100)
+    dry_runs = _dry_runs(model, rows)
 
     def refusal(**policy):
-        return launches.refusal_of(Memory(budget_bytes=(0,), blocks=(replace(kept, **policy),)))
+        section = Memory(budget_bytes=(0,), blocks=(replace(kept, **policy),))
+        return dry_runs.no_replay(section, 2**30)
 
     assert refusal() == ""
     assert "draws random numbers" in refusal(activations="recomputed")
-    assert launches.beside_bytes(Memory(budget_bytes=(0,), blocks=(kept,))) == 100
     for policy in (
         {"activations": "offloaded"}, {"activations": "recomputed", "checkpoint": "offloaded"},
         {"parameters": "streamed"}, {"update": "host"},
     ):  # fmt: skip
         assert "moves bytes" in refusal(**policy)
-        section = Memory(budget_bytes=(0,), blocks=(replace(kept, **policy),))
-        assert launches.beside_bytes(section) == 0
+
+
+def _dry_runs(model, batch, device="cuda", **options):
+    """Dry runs of a model that is traced on a CPU batch, on whatever device."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu")
+    task = task_of(model, optimizer, batch, recipe, torch.device(device), **options)
+    return DryRuns(task, *_traced(model, torch.randn(4, 8)))
 
 
 def test_a_batch_on_the_device_is_there_twice_where_steps_are_replayed():
     model, rows = Dropped().train(), torch.randn(4, 8)
-    graph, program = _traced(model, rows)
     with FakeTensorMode():
-        there = torch.empty(4, 2**10, device="cuda")
-
-    def launches(batch, budget_bytes, *, replay=True):
-        return budget_launches(
-            graph, program, batch, torch.device("cuda"), budget_bytes, replay=replay
-        )
-
-    ample = launches((there, there), 2**30)
-    assert ample.refusal == ""
-    assert ample.replayed_bytes == there.nbytes + launches(rows, 2**30).replayed_bytes
-    assert "a copy of the batch would take 16.0 KiB" in launches(there, 2**19).refusal
-    assert launches(rows, 2**19).refusal == ""
-    assert launches(rows, 2**30, replay=False).refusal == AS_ASKED
+        on_device = torch.empty(4, 2**10, device="cuda")
+    ample = _dry_runs(model, (on_device, on_device))
+    assert ample.no_replay(None, 2**30) == ""
+    assert "a copy of the batch would take 16.0 KiB" in ample.no_replay(None, 2**19)
+    assert _dry_runs(model, rows).no_replay(None, 2**19) == ""
+    assert _dry_runs(model, rows, replay=False).no_replay(None, 2**30) == AS_ASKED
 
 
-def test_steps_on_a_processor_are_called():
+def test_steps_on_a_processor_are_eager():
     model, rows = Dropped().train(), torch.randn(4, 8)
-    graph, program = _traced(model, rows)
-    assert budget_launches(graph, program, rows, CPU, 2**30, replay=True).refusal == NOT_CUDA
+    assert _dry_runs(model, rows, "cpu").no_replay(None, 2**30) == NOT_CUDA
     train = hocket.prepare(model, torch.optim.SGD(model.parameters()), rows, memory="1GiB")
     train.step(rows)
-    assert train.replays == f"call by call: {NOT_CUDA}"
+    assert train.replays == f"eager: {NOT_CUDA}"

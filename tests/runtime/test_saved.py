@@ -3,25 +3,25 @@
 import pytest
 import torch
 
-from hocket.runtime.offload.copy_streams import CopyEngines, HostPool
-from hocket.runtime.offload.memory_tracker import Ledger
-from hocket.runtime.offload.saved_tensors import KnownStorages, SavedStorages
+from hocket.runtime.offload.copy_streams import CopyStreams, HostPool
+from hocket.runtime.offload.memory_tracker import MemoryTracker
+from hocket.runtime.offload.saved_tensors import OffloadedStorages, StepStorages
 
 CPU = torch.device("cpu")
 SIZE = 1024
 """Numbers of a storage, 4 KiB."""
 
 
-class Counted(CopyEngines):
+class Counted(CopyStreams):
     """Copies, and notes what was sent and fetched, in bytes."""
 
     def __init__(self):
         super().__init__(CPU, is_real=False)
         self.sent, self.fetched = [], []
 
-    def send(self, pairs):
+    def offload(self, pairs):
         self.sent += [source.nbytes for _, source in pairs]
-        return super().send(pairs)
+        return super().offload(pairs)
 
     def fetch(self, pairs, *after):
         self.fetched += [source.flatten()[0].item() for _, source in pairs]
@@ -31,12 +31,12 @@ class Counted(CopyEngines):
 @pytest.fixture
 def step():
     """What makes the visits of one step, with what they have in common."""
-    engines, pool, known = Counted(), HostPool(pinned=False), KnownStorages()
+    streams, pool, known = Counted(), HostPool(pinned=False), StepStorages()
 
     def visit(most_bytes=float("inf")):
-        return SavedStorages(engines, pool, frozenset(), known, most_bytes)
+        return OffloadedStorages(streams, pool, frozenset(), known, most_bytes)
 
-    visit.engines, visit.pool, visit.known = engines, pool, known
+    visit.streams, visit.pool, visit.known = streams, pool, known
     return visit
 
 
@@ -44,15 +44,15 @@ def test_views_of_one_storage_are_sent_once_for_all_visits(step):
     tensor = torch.arange(SIZE).float()
     first, second = step(), step()
     packed = [first.pack(tensor), first.pack(tensor[3:]), second.pack(tensor.view(32, 32).t())]
-    assert step.engines.sent == [tensor.nbytes]
+    assert step.streams.sent == [tensor.nbytes]
     assert second.num_offered_bytes == tensor.nbytes
-    first.let_go()
+    first.release()
     # The other visit is still at work with it.
-    assert packed[0].saved.there is not None
-    second.let_go()
-    assert packed[0].saved.there is None
+    assert packed[0].storage.on_device is not None
+    second.release()
+    assert packed[0].storage.on_device is None
     found = [first.unpack(packed[0]), first.unpack(packed[1]), second.unpack(packed[2])]
-    assert step.engines.fetched == [0]
+    assert step.streams.fetched == [0]
     assert torch.equal(found[0], tensor)
     assert torch.equal(found[1], tensor[3:])
     assert torch.equal(found[2], tensor.view(32, 32).t())
@@ -60,15 +60,15 @@ def test_views_of_one_storage_are_sent_once_for_all_visits(step):
 
 def test_what_has_left_takes_nothing_of_the_device_and_comes_back_last_first(step):
     visit = step()
-    with Ledger() as ledger:
+    with MemoryTracker() as tracker:
         tensors = [torch.full((SIZE,), float(number)) for number in range(3)]
         packed = [visit.pack(tensor) for tensor in tensors]
         del tensors
-        assert ledger.held_bytes == 3 * 4 * SIZE
-        visit.let_go()
-        assert ledger.held_bytes == 0
+        assert tracker.held_bytes == 3 * 4 * SIZE
+        visit.release()
+        assert tracker.held_bytes == 0
         visit.fetch()
-    assert step.engines.fetched == [2, 1, 0]
+    assert step.streams.fetched == [2, 1, 0]
     assert [visit.unpack(each)[-1].item() for each in packed] == [0, 1, 2]
 
 
@@ -76,7 +76,7 @@ def test_what_is_beyond_the_share_of_a_visit_stays(step):
     visit = step(most_bytes=2 * 4 * SIZE)
     tensors = [torch.full((SIZE,), float(number)) for number in range(3)]
     packed = [visit.pack(each) for tensor in tensors for each in (tensor, tensor[1:])]
-    assert step.engines.sent == 2 * [4 * SIZE]
+    assert step.streams.sent == 2 * [4 * SIZE]
     assert packed[4] is tensors[2]
     # All of it is counted, each storage once: the next step shares that out.
     assert visit.num_offered_bytes == 3 * 4 * SIZE
@@ -86,13 +86,13 @@ def test_what_something_else_keeps_stays_where_it_is(step):
     visit, tensor = step(), torch.arange(SIZE).float()
     packed = visit.pack(tensor)
     step.known.keep(tensor[1:])
-    visit.let_go()
+    visit.release()
     assert visit.unpack(packed).data_ptr() == tensor.data_ptr()
     tensor.add_(1)
     # As it stays, nothing has to come back as it was.
     assert visit.pack(tensor) is tensor
-    assert step.engines.sent == [tensor.nbytes]
-    assert not step.engines.fetched
+    assert step.streams.sent == [tensor.nbytes]
+    assert not step.streams.fetched
 
 
 def test_buffers_of_the_host_are_used_again(step):
@@ -109,5 +109,5 @@ def test_a_storage_of_bytes_that_make_no_whole_number_comes_back(step):
     numbers = raw[: 4 * SIZE].view(torch.float32)
     visit = step()
     packed = visit.pack(numbers)
-    visit.let_go()
+    visit.release()
     assert torch.equal(visit.unpack(packed).view(torch.uint8), raw[: 4 * SIZE])

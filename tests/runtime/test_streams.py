@@ -15,11 +15,11 @@ def test_a_tensor_that_is_dropped_before_it_has_left_arrives_whole(columns):
     src, dst = (new_stream(torch.device("cuda", 0)) for _ in range(2))
     channel = Channel(src, dst)
     src.make_current()
-    for is_rehearsal in (True, False):  # The first use of a kernel may wait for the whole device.
+    for is_dry_run in (True, False):  # The first use of a kernel may wait for the whole device.
         value = torch.ones(512, 1024, device="cuda")
         part, produced, address = value[:, columns], src.event(), value.data_ptr()
         with torch.cuda.stream(channel._send):
-            torch.cuda._sleep(1 if is_rehearsal else LONG)
+            torch.cuda._sleep(1 if is_dry_run else LONG)
         arrival = channel.copy(part, lambda tensor: tensor.contiguous(), produced)
         del value, part
         others = [torch.zeros(512, 1024, device="cuda") for _ in range(4)]

@@ -17,8 +17,8 @@ from runtime.train_loops import adamw
 
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload import host_optimizer as host
-from hocket.runtime.offload.copy_streams import Ticket
-from hocket.runtime.offload.host_optimizer import HostUpdates, end_all
+from hocket.runtime.offload.copy_streams import CopyEvent
+from hocket.runtime.offload.host_optimizer import HostOptimizerThread, end_all
 from hocket.runtime.offload.model_blocks import block_names, model_blocks
 from hocket.runtime.offload.parameter_blocks import Block
 
@@ -26,17 +26,17 @@ from hocket.runtime.offload.parameter_blocks import Block
 def test_what_is_under_way_is_ended_before_python_ends(monkeypatch):
     # Threads of other tests go on.
     monkeypatch.setattr(host, "_running", weakref.WeakKeyDictionary())
-    updates, done = HostUpdates(is_idle=False), []
+    updates, done = HostOptimizerThread(is_dry_run=False), []
     begun, gate = threading.Event(), threading.Event()
-    block = SimpleNamespace(updated=threading.Event(), index=0)
-    block.updated.set()
+    block = SimpleNamespace(update_done=threading.Event(), index=0)
+    block.update_done.set()
 
     def job():
         begun.set()
         gate.wait(PATIENCE_S)
         done.append(block)
 
-    updates.ask(block, job)
+    updates.submit(block, job)
     assert begun.wait(PATIENCE_S)
     ending = threading.Thread(target=end_all)
     ending.start()
@@ -49,17 +49,17 @@ def test_what_is_under_way_is_ended_before_python_ends(monkeypatch):
 
 def test_a_failure_is_told_where_its_own_block_is_waited_for():
     """Else it is a matter of chance whether the step that asked for it goes on."""
-    updates = HostUpdates(is_idle=False)
-    failing, other = (SimpleNamespace(updated=threading.Event(), index=at) for at in range(2))
+    updates = HostOptimizerThread(is_dry_run=False)
+    failing, other = (SimpleNamespace(update_done=threading.Event(), index=at) for at in range(2))
     for block in (failing, other):
-        block.updated.set()
+        block.update_done.set()
 
     def job():
         raise OSError("the disk is full")
 
-    updates.ask(failing, job)
-    assert failing.updated.wait(PATIENCE_S)
-    updates.ask(other, lambda: None)
+    updates.submit(failing, job)
+    assert failing.update_done.wait(PATIENCE_S)
+    updates.submit(other, lambda: None)
     updates.wait(other)
     with pytest.raises(OSError, match="is full"):
         updates.wait(failing)
@@ -93,7 +93,7 @@ def test_what_all_blocks_share_is_updated_before_them():
     assert all(shared.index < block.index for block in blocks)
 
 
-class Coming(Ticket):
+class Coming(CopyEvent):
     """A copy that comes when it is told to."""
 
     def __init__(self):
@@ -110,11 +110,16 @@ class Coming(Ticket):
 def test_host_updates_the_lowest_block_that_has_come_and_waits_for_none_that_has_not():
     policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
     blocks = [Block(policy, index, {}) for index in range(5)]
-    updates, done, gate, late = HostUpdates(is_idle=False), [], threading.Event(), Coming()
-    updates.ask(blocks[4], gate.wait)
+    updates, done, gate, late = (
+        HostOptimizerThread(is_dry_run=False),
+        [],
+        threading.Event(),
+        Coming(),
+    )
+    updates.submit(blocks[4], gate.wait)
     for index in (3, 2):
-        updates.ask(blocks[index], partial(done.append, index))
-    updates.ask(blocks[0], partial(done.append, 0), late)
+        updates.submit(blocks[index], partial(done.append, index))
+    updates.submit(blocks[0], partial(done.append, 0), late)
     gate.set()
     for block in blocks[1:]:
         updates.wait(block)
@@ -127,7 +132,12 @@ def test_host_updates_the_lowest_block_that_has_come_and_waits_for_none_that_has
 def test_host_updates_a_large_block_in_parts_between_which_lower_ones_go_first():
     policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
     blocks = [Block(policy, index, {}) for index in range(3)]
-    updates, done, begun, gate = HostUpdates(is_idle=False), [], threading.Event(), Coming()
+    updates, done, begun, gate = (
+        HostOptimizerThread(is_dry_run=False),
+        [],
+        threading.Event(),
+        Coming(),
+    )
 
     def parts(index):
         for part in range(3):
@@ -142,21 +152,21 @@ def test_host_updates_a_large_block_in_parts_between_which_lower_ones_go_first()
         yield
         raise ValueError("of the second part")
 
-    updates.ask(blocks[2], partial(parts, 2))
+    updates.submit(blocks[2], partial(parts, 2))
     assert begun.wait(60)
-    updates.ask(blocks[0], partial(parts, 0))
+    updates.submit(blocks[0], partial(parts, 0))
     gate.come.set()
     for block in blocks:
         updates.wait(block)
     assert done == [(2, 0), (0, 0), (0, 1), (0, 2), (2, 1), (2, 2)]
-    updates.ask(blocks[1], fails)
+    updates.submit(blocks[1], fails)
     with pytest.raises(ValueError, match="second part"):
         updates.wait(blocks[1])
 
 
 def test_where_no_thread_can_be_started_nobody_waits_for_one(monkeypatch):
     policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
-    block, updates, done = Block(policy, 0, {}), HostUpdates(is_idle=False), []
+    block, updates, done = Block(policy, 0, {}), HostOptimizerThread(is_dry_run=False), []
 
     def start(thread):
         raise RuntimeError("can't start new thread")
@@ -164,9 +174,9 @@ def test_where_no_thread_can_be_started_nobody_waits_for_one(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="new thread"):
-            updates.ask(block, partial(done.append, 1))
-    assert block.updated.is_set()
-    updates.ask(block, partial(done.append, 2))
+            updates.submit(block, partial(done.append, 1))
+    assert block.update_done.is_set()
+    updates.submit(block, partial(done.append, 2))
     updates.wait(block)
     assert done == [2]
 
@@ -192,18 +202,22 @@ def told_in_a_fork(what):
 @pytest.mark.filterwarnings("ignore:.*use of fork")
 def test_a_forked_process_updates_by_a_thread_of_its_own_and_waits_for_none_that_is_gone():
     policy = MemoryBlock(name="layers.1", parameters="streamed", update="host")
-    block, updates, gate = Block(policy, 0, {}), HostUpdates(is_idle=False), threading.Event()
-    updates.ask(block, lambda: None)
+    block, updates, gate = (
+        Block(policy, 0, {}),
+        HostOptimizerThread(is_dry_run=False),
+        threading.Event(),
+    )
+    updates.submit(block, lambda: None)
     updates.wait(block)
 
     def update():
         done = []
-        updates.ask(block, partial(done.append, "updated"))
+        updates.submit(block, partial(done.append, "updated"))
         updates.wait(block)
         return done[0]
 
     assert told_in_a_fork(update) == "updated"
-    updates.ask(block, gate.wait)
+    updates.submit(block, gate.wait)
     told = told_in_a_fork(partial(updates.wait, block))
     gate.set()
     updates.wait(block)

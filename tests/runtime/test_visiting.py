@@ -9,10 +9,10 @@ from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_steps
 
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload import state_swap as travel
-from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
+from hocket.runtime.offload import state_swap
+from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.simulate.rewriting.homes import NUM_BERTHS
+from hocket.runtime.offload.state_swap import NUM_BUFFERS
 
 
 class Replacing(torch.optim.Optimizer):
@@ -60,7 +60,7 @@ def test_visiting_state_is_that_of_the_optimizer_whatever_it_does_with_it(accumu
 
 
 def test_state_of_large_parameters_visits_in_parts(monkeypatch):
-    monkeypatch.setattr(travel, "PIECE_BYTES", 1 << 11)
+    monkeypatch.setattr(state_swap, "CHUNK_BYTES", 1 << 11)
     torch.manual_seed(0)
     model, batches, forward = MODELS["blocks"]()
     twin, optimizer = copy.deepcopy(model), adamw(model)
@@ -71,8 +71,8 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
     ours = [train.step(batch).item() for batch in batches * 2]
     torch.manual_seed(1)
     assert ours == plain_steps(twin, plain, batches * 2, forward=forward)
-    pieces = [piece for each in train._strategy._visitors._pieces.values() for piece in each]
-    assert any(part.elements is not None for piece in pieces for part in piece.parts)
+    chunks = [chunk for each in train._strategy._state_swap._chunks.values() for chunk in each]
+    assert any(part.elements is not None for chunk in chunks for part in chunk.parts)
     train.state_dict()
     assert_same_state(model, twin)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
@@ -81,22 +81,22 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
 
 
 def visiting():
-    """A loop whose state all visits, and its batch."""
+    """A loop whose state all hooks, and its batch."""
     torch.manual_seed(0)
     model, batches, forward = MODELS["blocks"]()
     section = uniform(model, 0, parameters="streamed", update="device")
     return loop_of(model, adamw(model), section, batches[0], forward), batches[0]
 
 
-class Noting(CopyEngines):
+class Noting(CopyStreams):
     """Tells each mark from the others, and what copies to the device waited for."""
 
     def __init__(self):
         super().__init__(CPU, is_real=False)
         self.waited = []
 
-    def mark(self):
-        return Ticket(None)
+    def record_event(self):
+        return CopyEvent(None)
 
     def fetch(self, pairs, *after):
         self.waited.append(after)
@@ -106,63 +106,63 @@ class Noting(CopyEngines):
 def test_state_is_fetched_only_after_the_last_update_has_come_home():
     train, batch = visiting()
     train.step(batch)
-    engines = train._strategy._visitors._engines = Noting()
+    streams = train._strategy._state_swap._streams = Noting()
     train.step(batch)
-    returned = {block.returned for block in train._strategy.blocks}
-    engines.waited.clear()
+    written_back = {block.written_back for block in train._strategy.blocks}
+    streams.waited.clear()
     train.step(batch)
-    assert engines.waited
-    assert all(returned.intersection(after) for after in engines.waited)
+    assert streams.waited
+    assert all(written_back.intersection(after) for after in streams.waited)
 
 
 def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
     # Its memory is what the computation gave back and may still be at work in.
     train, batch = visiting()
     train.step(batch)
-    visitors, marks = train._strategy._visitors, []
+    swap, marks = train._strategy._state_swap, []
 
     class Marking(Noting):
-        def mark(self):
-            marks.append(Ticket(None))
+        def record_event(self):
+            marks.append(CopyEvent(None))
             return marks[-1]
 
-    engines = visitors._engines = Marking()
-    visitors._berths = []
+    streams = swap._streams = Marking()
+    swap._staging = []
     train.step(batch)
-    assert all(set(marks).intersection(after) for after in engines.waited)
-    assert len(engines.waited) >= NUM_BERTHS
+    assert all(set(marks).intersection(after) for after in streams.waited)
+    assert len(streams.waited) >= NUM_BUFFERS
 
 
 def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monkeypatch):
     train, batch = visiting()
     for _ in range(2):
         train.step(batch)
-    visitors, log = train._strategy._visitors, []
+    swap, log = train._strategy._state_swap, []
 
     class Logging(Noting):
         def fetch(self, pairs, *after):
             log.append((pairs[0][0].untyped_storage().data_ptr(), after))
             return super().fetch(pairs, *after)
 
-    visitors._engines = Logging()
-    send = visitors._send
+    swap._streams = Logging()
+    write_back = swap._write_back
 
-    def noted(piece, berth):
-        send(piece, berth)
-        log.append((berth.buffer.data_ptr(), berth.left))
+    def noted(chunk, staging):
+        write_back(chunk, staging)
+        log.append((staging.buffer.data_ptr(), staging.last_use))
 
-    monkeypatch.setattr(visitors, "_send", noted)
+    monkeypatch.setattr(swap, "_write_back", noted)
     for _ in range(3):
         train.step(batch)
     left, came = {}, []
     for place, what in log:
-        if isinstance(what, Ticket):
+        if isinstance(what, CopyEvent):
             left[place] = what
             continue
         came.append(place)
         assert left.get(place) is None or left[place] in what
-    assert len(left) == NUM_BERTHS < len(came)
-    assert came == [came[number % NUM_BERTHS] for number in range(len(came))]
+    assert len(left) == NUM_BUFFERS < len(came)
+    assert came == [came[number % NUM_BUFFERS] for number in range(len(came))]
 
 
 def test_what_the_host_has_changed_comes_a_block_ahead_and_after_the_last_use():
@@ -170,27 +170,27 @@ def test_what_the_host_has_changed_comes_a_block_ahead_and_after_the_last_use():
     model, batches, forward = MODELS["blocks"]()
     section = uniform(model, 0, update="host")
     train = loop_of(model, adamw(model), section, batches[0], forward)
-    visits, log = train._strategy._visits, []
+    hooks, log = train._strategy._hooks, []
 
     class Logging(Noting):
         def fetch(self, pairs, *after):
             log.append(("fetched", by_place[pairs[0][0].data_ptr()], after))
             return super().fetch(pairs, *after)
 
-    bring = visits._bring
+    fetch_parameters = hooks._fetch_parameters
 
     def brought(block):
         log.append(("brought", block, ()))
-        bring(block)
+        fetch_parameters(block)
 
     # What no block has alone comes when the step begins.
     own = [block for block in train._strategy.blocks[:-1] if block.resident is not None]
     assert len(own) > 2
     by_place = {block.resident.data_ptr(): block for block in own}
-    visits.engines, visits._bring = Logging(), brought
+    hooks.streams, hooks._fetch_parameters = Logging(), brought
     for _ in range(2):
         train.step(batches[0])
-    last_used = {block: block.left for block in own}
+    last_used = {block: block.last_use for block in own}
     log.clear()
     train.step(batches[0])
     events = [(what, block) for what, block, _ in log]

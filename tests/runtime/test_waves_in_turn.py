@@ -9,7 +9,7 @@ from runtime.waved_models import fitted
 from hocket.api import make_problem
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.waves.round_robin import fit_partitions
-from hocket.runtime.offload.copy_streams import CopyEngines
+from hocket.runtime.offload.copy_streams import CopyStreams
 from hocket.runtime.strategies.round_robin import PartitionPrefetch, round_robin_slots
 from hocket.simulate.verify import verify
 
@@ -30,7 +30,7 @@ def test_partitions_in_turn_keep_every_rank_busy_with_another_wave(count):
 
 def test_two_partitions_at_a_time_are_where_they_are_computed_with():
     home = {name: torch.full((3,), float(number)) for number, name in enumerate("abc")}
-    partitions = PartitionPrefetch(CopyEngines(torch.device("cpu"), is_real=False), home)
+    partitions = PartitionPrefetch(CopyStreams(torch.device("cpu"), is_real=False), home)
     for stage in (0, 1):
         partitions.fetch(stage, [*home][stage : stage + 1])
     assert partitions.use(1)["b"].tolist() == [1.0] * 3

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.runtime.offload import kernel_workspaces as workspaces
 from hocket.runtime.offload.kernel_workspaces import Workspaces
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 
 ATEN = torch.ops.aten
 
@@ -30,11 +30,11 @@ def test_each_kind_of_call_is_made_once_whatever_its_numbers_are(calls):
     found, made = calls
     for shape in ((4, 8), (4, 8), (5, 8)):
         left, right = torch.randn(shape), torch.randn(8, 3)
-        assert found.beside(ATEN.mm.default, (left, right), None) == 1000
+        assert found.workspace_bytes(ATEN.mm.default, (left, right), None) == 1000
     assert [tuple(each.shape) for each in made] == [(4, 3), (5, 3)]
     assert not any(each.any() for each in made), "it is made on zeros"
     turned = torch.randn(8, 4).t()
-    found.beside(ATEN.mm.default, (turned, torch.randn(8, 3)), {})
+    found.workspace_bytes(ATEN.mm.default, (turned, torch.randn(8, 3)), {})
     assert len(made) == 3, "another layout may have another kernel"
 
 
@@ -46,15 +46,15 @@ def test_calls_that_change_draw_or_look_up_something_are_not_made(calls):
         (ATEN.multinomial.default, (x, 1)), (ATEN.bernoulli.default, (x,)),
         (ATEN.index_select.default, (x, 0, rows)), (ATEN._assert_async.default, (x,)),
     ):  # fmt: skip
-        assert found.beside(func, args, None) == 0
+        assert found.workspace_bytes(func, args, None) == 0
     assert not made
     given = (torch.randn(4, 2), rows, 9, -1, False)
-    assert found.beside(ATEN.embedding_dense_backward.default, given, None) == 1000
+    assert found.workspace_bytes(ATEN.embedding_dense_backward.default, given, None) == 1000
 
 
 def test_small_calls_are_not_made():
     found = Workspaces(CPU, lambda call: pytest.fail("made"))
-    assert found.beside(ATEN.mm.default, (torch.ones(4, 4), torch.ones(4, 4)), None) == 0
+    assert found.workspace_bytes(ATEN.mm.default, (torch.ones(4, 4), torch.ones(4, 4)), None) == 0
 
 
 def test_a_call_that_fails_takes_nothing_and_is_noted(monkeypatch):
@@ -64,14 +64,14 @@ def test_a_call_that_fails_takes_nothing_and_is_noted(monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     found = Workspaces(CPU, measure)
-    assert found.beside(ATEN.mm.default, (torch.ones(4, 4), torch.ones(4, 4)), None) == 0
+    assert found.workspace_bytes(ATEN.mm.default, (torch.ones(4, 4), torch.ones(4, 4)), None) == 0
     assert found.unknown == {"mm": "no room"}
 
 
 def test_the_call_of_an_expanded_tensor_is_made_on_one_like_it(calls):
     found, made = calls
     rows = torch.ones(4, 1).expand(4, 8)
-    assert found.beside(ATEN.sum.dim_IntList, (rows, [0]), None) == 1000
+    assert found.workspace_bytes(ATEN.sum.dim_IntList, (rows, [0]), None) == 1000
     assert tuple(made[0].shape) == (8,)
 
 
@@ -100,12 +100,15 @@ def test_a_step_with_what_kernels_take_holds_what_the_allocator_gave(allocations
         return noted.peak(with_temporaries=True).held_bytes - noted.end_bytes
 
     real = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    ledger, mode = Ledger(beside=Workspaces(CPU, measure).beside), FakeTensorMode()
-    with mode, ledger:
+    tracker, mode = (
+        MemoryTracker(workspace=Workspaces(CPU, measure).workspace_bytes),
+        FakeTensorMode(),
+    )
+    with mode, tracker:
         fake = {name: mode.from_tensor(tensor) for name, tensor in real.items()}
         given = mode.from_tensor(images)
-        ledger.hold([given, *fake.values()])
+        tracker.track([given, *fake.values()])
         torch.func.functional_call(model, fake, (given,)).backward()
     noted = allocations(lambda: model(images).backward(), CPU, [images, *real.values()])
-    assert ledger.peak_bytes == noted.peak(with_temporaries=True).held_bytes
-    assert ledger.peak_bytes > noted.peak(with_temporaries=False).held_bytes
+    assert tracker.peak_bytes == noted.peak(with_temporaries=True).held_bytes
+    assert tracker.peak_bytes > noted.peak(with_temporaries=False).held_bytes

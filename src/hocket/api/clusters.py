@@ -41,10 +41,10 @@ def detect(processes: int = 1) -> Cluster:
     if not torch.cuda.is_available():
         return cluster
     from hocket.cost.dispatch import measure_dispatch_s
-    from hocket.runtime.offload.host_bandwidth import rated_here
+    from hocket.runtime.offload.host_bandwidth import with_measured_host
 
     device = torch.device("cuda", 0)
-    return with_dispatch(rated_here(cluster, device), measure_dispatch_s(device))
+    return with_dispatch(with_measured_host(cluster, device), measure_dispatch_s(device))
 
 
 def with_dispatch(cluster: Cluster, dispatch_s: float) -> Cluster:

@@ -28,7 +28,7 @@ from hocket.plan.verify import raise_violations, require_structure, structure_vi
 from hocket.processes.heartbeat import Position, how_far
 from hocket.runtime.check import Agreement, check_parallel
 from hocket.runtime.launch import used_devices
-from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.options import BACKENDS, OnProgress, OnStart, OnStep, RunCallbacks, RunOptions
 from hocket.runtime.rebuild import BuiltModel, ModelSource, build
 from hocket.runtime.record import StepRecord, measured_timeline
@@ -495,11 +495,11 @@ _NUM_COUNTED = 3
 is swapped in has its room there from the backward pass of the second step on."""
 
 
-def _counting(stack: ExitStack, lasting: Iterable[torch.Tensor]) -> Ledger:
+def _counting(stack: ExitStack, lasting: Iterable[torch.Tensor]) -> MemoryTracker:
     """Count what is there before the first step and what steps make."""
-    tracker = Ledger()
+    tracker = MemoryTracker()
     stack.enter_context(tracker)
-    tracker.hold(lasting)
+    tracker.track(lasting)
     return tracker
 
 

@@ -39,16 +39,16 @@ def train(parent: Parent) -> None:
 
 def _train(parent: Parent, header: dict[str, Any]) -> None:
     from hocket.runtime.connect import join_group, own_device
-    from hocket.runtime.train.traced_model import Programs
+    from hocket.runtime.train.traced_model import TracedModel
 
     device = own_device(header)
     training = _training(header, device, lambda: join_group(header, device))
-    if isinstance(training.strategy, Programs):
+    if isinstance(training.strategy, TracedModel):
         training.strategy.slow_down(header["slowdown"])
     for number in range(1, header["steps"] + 1):
         plain, arrays = training.step(number, parent.move).to_arrays()
         told: dict[str, Any] = {"what": "step", "number": number, "record": plain}
-        if number == 1 and isinstance(training.strategy, Programs):
+        if number == 1 and isinstance(training.strategy, TracedModel):
             told["transfers"] = [
                 list(each) for each in training.strategy.first.setup.split.transfers
             ]

@@ -19,15 +19,15 @@ from hocket.capture.precision import amp_forward
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, Waves
 from hocket.plan.training import TransformerTraining
-from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.budgeted_model import BudgetedModel
 from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.record import StepRecord
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.runtime.strategy import ReportsProgress
 from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
-from hocket.runtime.train.trace_options import Recipe
-from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.train.traced_model import TracedModel
 from hocket.runtime.training import TrainingLoop
 from hocket.runtime.transformer_model import built_in_model, token_batch
 
@@ -70,7 +70,7 @@ class SyntheticTraining:
         self._seed, self._make_batch = seed, make_batch
         task = TrainingTask(
             model=model, optimizer=self.optimizer, batch=make_batch(1), device=device,
-            recipe=Recipe(
+            recipe=TraceOptions(
                 loss=loss, update=self._update, device=kernels,
                 name=name or saved.problem.work_name, forward=amp_forward(meta.get("amp"), kernels),
             ),
@@ -100,7 +100,7 @@ class SyntheticTraining:
         loss = self.loop.step(batch, timed=timed)
         value = None if self._update is None else float(loss)
         ended_s = time.perf_counter()
-        ranked = self.strategy.record if isinstance(self.strategy, Programs) else None
+        ranked = self.strategy.record if isinstance(self.strategy, TracedModel) else None
         record = ranked or StepRecord()
         record.start_s, record.end_s, record.loss = started_s, ended_s, value
         for device, num_bytes in self.state_bytes().items():
@@ -114,7 +114,7 @@ class SyntheticTraining:
         They belong to the user's optimizer, so that no traced step counts them.
         """
         programs = self.strategy
-        if not isinstance(programs, Programs) or programs.devices[0].type != "cpu":
+        if not isinstance(programs, TracedModel) or programs.devices[0].type != "cpu":
             return {}
         setup, found = programs.first.setup, {}
         for device, present in enumerate(setup.split.present):
@@ -129,7 +129,7 @@ class SyntheticTraining:
 
     def lasting(self) -> Iterable[torch.Tensor]:
         """Return the tensors on the device that stay between steps."""
-        if isinstance(self.strategy, Budgeted):
+        if isinstance(self.strategy, BudgetedModel):
             rows = [tensor for _, tensor in batch_tensors(self._make_batch(1))]
             return (*self.strategy.lasting, *rows)
         return (*self.loop.model.parameters(), *self.loop.model.buffers())

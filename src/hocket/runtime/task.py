@@ -14,7 +14,7 @@ from hocket.plan.plan import Plan
 from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Correction, Strategy
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class TrainingTask:
     optimizer: torch.optim.Optimizer
     batch: Any
     """A whole batch of all ranks."""
-    recipe: Recipe
+    recipe: TraceOptions
     options: LoopOptions
     device: torch.device
     """Of this process."""

@@ -22,7 +22,7 @@ from hocket.base.checkpoint_folder import write_checkpoint
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError, system_reason
 from hocket.base.warn import warn_user
-from hocket.runtime.offload.patched_forward import require_free
+from hocket.runtime.offload.patched_forward import require_unclaimed
 from hocket.runtime.strategy import (
     Correction,
     HasWaveState,
@@ -34,7 +34,7 @@ from hocket.runtime.strategy import (
     innermost,
 )
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.broadcast import share_text
+from hocket.runtime.train.broadcast import broadcast_text
 from hocket.runtime.train.checkpoint import (
     State,
     newest_checkpoint,
@@ -46,7 +46,7 @@ from hocket.runtime.train.checkpoint import (
     write_state,
 )
 from hocket.runtime.train.cuda_graphs import REPLAYED
-from hocket.runtime.train.deferred_gc import unsearched
+from hocket.runtime.train.deferred_gc import deferred_gc
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.step_monitor import UNTIMED, Watch, likely_cause
 
@@ -115,7 +115,7 @@ class TrainingLoop:
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
         with self._turn, self._correcting():
-            require_free(self.model, innermost(self._strategy))
+            require_unclaimed(self.model, innermost(self._strategy))
             # What was returned before is not held beside a step, which may fill its budget.
             self.outputs = None
             if self._wants_cause:
@@ -134,7 +134,7 @@ class TrainingLoop:
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
                 carried, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
             else:
-                with unsearched():
+                with deferred_gc():
                     carried = self._strategy.train(batch, self.num_steps + 1, share)
             loss, self.outputs = carried
             self.num_steps += 1
@@ -159,7 +159,7 @@ class TrainingLoop:
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
-        require_free(self.model, innermost(self._strategy))
+        require_unclaimed(self.model, innermost(self._strategy))
         self._is_updated, self.outputs = False, None
         self._strategy.expect(None)
         if isinstance(self._strategy, SyncsGradients):
@@ -171,14 +171,14 @@ class TrainingLoop:
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch in evaluation mode; nothing is trained."""
         with self._turn:
-            require_free(self.model, innermost(self._strategy))
+            require_unclaimed(self.model, innermost(self._strategy))
             loss, self.outputs = self._strategy.evaluate(self._padded(batch))
             return loss
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
         with self._turn:
-            require_free(self.model, innermost(self._strategy))
+            require_unclaimed(self.model, innermost(self._strategy))
             return self._strategy.predict(self._padded(batch))
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────
@@ -266,7 +266,7 @@ class TrainingLoop:
             path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
         if not torch.distributed.is_initialized():
             return path
-        return Path(share_text(str(path), 0, rank_device(rank_variables())))
+        return Path(broadcast_text(str(path), 0, rank_device(rank_variables())))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
         """Go on from a checkpoint, of this plan or another; returns its ``extra``.
@@ -353,17 +353,17 @@ def save_parts(
 
     def write(place: Path) -> None:
         said = write_part(place, parts, rank)
-        listed = [share_text(said, each, device) for each in range(num_ranks)]
+        listed = [broadcast_text(said, each, device) for each in range(num_ranks)]
         if not rank:
             write_manifest(place, listed, extra)
 
     if rank:
-        write(Path(share_text("", 0, device)))
-        return Path(share_text("", 0, device))
+        write(Path(broadcast_text("", 0, device)))
+        return Path(broadcast_text("", 0, device))
     path = write_checkpoint(
-        folder, step, lambda place: write(Path(share_text(str(place), 0, device)))
+        folder, step, lambda place: write(Path(broadcast_text(str(place), 0, device)))
     )
-    return Path(share_text(str(path), 0, device))
+    return Path(broadcast_text(str(path), 0, device))
 
 
 def _now_s() -> float:

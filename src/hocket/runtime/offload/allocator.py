@@ -1,9 +1,9 @@
-"""Bytes of a card beyond the tensors of a step: PyTorch's caching allocator and the CUDA context.
+"""Memory of a card beyond the tensors of a step: PyTorch's caching allocator and the CUDA context.
 
 A budget is what a card must have: `torch.cuda.max_memory_reserved()` and the CUDA context. By
-default the allocator cuts memory into segments that it never joins, so that it reserved up to 39 %
-more than was allocated. Expandable segments grow and shrink by pages, and pages that nobody uses go
-back before an allocation fails; so they are switched on for a training within a budget.
+default the allocator never joins its segments, so that it reserved up to 39 % more than was
+allocated. Expandable segments grow and shrink by pages, and unused pages are returned before an
+allocation fails; so they are switched on for training within a budget.
 
 The setter is a private function of PyTorch (checked with 2.11 and 2.13): there is no public one,
 and the environment variable is read before a program can set it.
@@ -19,22 +19,22 @@ import torch
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTING = "expandable_segments"
 _PAGE_BYTES = 20 * 2**20
-"""By which segments of large tensors grow; those of small ones grow by a tenth."""
+"""Growth of segments of large tensors; those of small ones grow by a tenth of it."""
 _NUM_PARTIAL_PAGES = 2
-"""Pages that are not full: one of large and one of small tensors."""
+"""Pages that are partly used: one of large and one of small tensors."""
 _FRAGMENTED = 0.04
-"""Of allocated bytes, what lies in gaps between tensors: 1.5 to 5.5 % of three models on an H200;
-the allocator gives back what it has to."""
+"""Share of allocated bytes that is lost in gaps: 1.5 to 5.5 % for three models on an H200, of which
+the allocator returns a part when it has to."""
 _FRAGMENTED_IN_GRAPH = 0.02
-"""What a CUDA graph adds to that: nothing of its pool is given back."""
+"""Added by a CUDA graph, whose pool returns nothing."""
 _CONTEXT_GROWTH_BYTES = 160 * 2**20
-"""Kernels that are loaded by the first steps: the context grew from 0.67 to 0.83 GiB there."""
-_MOST_CONTEXT_BYTES = 2**30
-"""More than this is not our context: other processes have the rest."""
+"""Kernels that the first steps load: the context grew from 0.67 to 0.83 GiB there."""
+_MAX_CONTEXT_BYTES = 2**30
+"""Larger values include memory of other processes."""
 
 
 def expand_segments(device: torch.device) -> str:
-    """Switch the allocator to expandable segments; the reason where that is not possible."""
+    """Switch the allocator to expandable segments; returns the reason where that is impossible."""
     if device.type != "cuda":
         return ""
     if (backend := torch.cuda.get_allocator_backend()) != "native":
@@ -44,14 +44,14 @@ def expand_segments(device: torch.device) -> str:
     if settings.get(_SETTING, "True") != "True":
         return f"{name} switches them off"
     if _SETTING not in settings:
-        # What is not named goes back to its default: name what was given, too.
+        # Settings that are not named return to their defaults, so the given ones are named again.
         _set(",".join(filter(None, (given, f"{_SETTING}:True"))))
     torch.cuda.empty_cache()
     return "" if _are_expandable(device) else "this driver or platform has none"
 
 
 def _given() -> tuple[str, str]:
-    """The environment variable of the allocator's settings, and what it says."""
+    """Return the environment variable of the allocator's settings, and its value."""
     return next(((name, os.environ[name]) for name in _VARIABLES if os.environ.get(name)), ("", ""))
 
 
@@ -71,7 +71,7 @@ def _are_expandable(device: torch.device) -> bool:
 
 
 def card_bytes(device: torch.device, allocated_bytes: int, *, is_replayed: bool = False) -> int:
-    """What a card must have for a step that allocates so much at most."""
+    """Return the memory that a card must have for a step that allocates so much."""
     if device.type != "cuda":
         return allocated_bytes
     part = _FRAGMENTED + (_FRAGMENTED_IN_GRAPH if is_replayed else 0.0)
@@ -80,9 +80,9 @@ def card_bytes(device: torch.device, allocated_bytes: int, *, is_replayed: bool 
 
 
 def context_bytes(device: torch.device) -> int:
-    """What the process has on a card beside the allocator: context, kernels, libraries."""
+    """Return the memory of the process beside the allocator: context, kernels, libraries."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)
     used = total - free - torch.cuda.memory_reserved(device)
-    return min(max(used, 0), _MOST_CONTEXT_BYTES)
+    return min(max(used, 0), _MAX_CONTEXT_BYTES)

@@ -1,10 +1,13 @@
-"""Logits that are never whole: a language model's last layer and its cross-entropy, in chunks.
+"""A language model's last layer and its cross-entropy in chunks, without all logits at once.
 
-The last layer returns a stand-in that knows its input. What people do to logits before the loss
-(rounding, reshaping, leaving out the last position) is done to the stand-in; ``cross_entropy`` of
-it goes through the rows in chunks, each made again in the backward pass (`chunked_loss`, and for
-layers that do more than multiply PyTorch's checkpoints). Anything else makes the logits whole, so
-that a model which does something else with them gets what it expects.
+The last layer returns lazy logits, which know its input. Common operations before the loss (a cast,
+a reshape, a slice without the last position) are applied to them; ``cross_entropy`` goes through
+the rows in chunks, each of which is recomputed in the backward pass. Everything else computes all
+logits, so that any model gets what it expects.
+
+The idea is that of fused linear cross-entropies such as Liger's, with PyTorch's own kernels.
+Gradients of the weights are added up in place, in 32 bits where they come in 16: as many roundings
+as the plain layer has, and no third copy of the largest gradient of a language model.
 """
 
 from __future__ import annotations
@@ -20,15 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
 from hocket.runtime.autocast import autocast_dtype
-from hocket.runtime.offload.lazy_tensor import StandInTensor
-
-# The sum of cross-entropies of a linear layer's results, made and differentiated chunk by chunk.
-#
-# Chunks of the rows go through the layer one after the other, in the forward pass and again in the
-# backward pass, so that all logits never exist together (the idea of fused linear cross-entropies,
-# such as Liger's, with PyTorch's own kernels). Gradients of the weights are added up in place, in
-# 32 bits where they come in 16: as many roundings as the plain layer has, and no third copy of the
-# largest gradient of a language model.
+from hocket.runtime.offload.lazy_tensor import LazyTensor
 
 _SHORT = (torch.bfloat16, torch.float16)
 
@@ -43,7 +38,7 @@ def summed_cross_entropy(
     dtype: torch.dtype,
     ignore_index: int,
 ) -> torch.Tensor:
-    """The sum over rows of the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype``."""
+    """Sum the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype`` over the rows."""
     how = (target, num_chunks, dtype, ignore_index, autocast_dtype(rows.device.type))
     total: torch.Tensor
     total = _ChunkedLoss.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
@@ -99,7 +94,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _layer(weight: torch.Tensor, bias: torch.Tensor | None, cast: torch.dtype | None) -> list[Any]:
-    """Weight and bias as the layer computes with them, once for all chunks."""
+    """Cast weight and bias once for all chunks."""
     return [
         None if tensor is None else tensor.detach().to(cast or tensor.dtype)
         for tensor in (weight, bias)
@@ -125,17 +120,17 @@ def _autocast(kind: str, cast: torch.dtype | None) -> torch.autocast:
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
-"""Calls a function while the parameters of the last layer are there."""
+"""Calls a function while the parameters of the last layer are on the device."""
 
 
-class LazyLogits(StandInTensor):
-    """What stands for the result of a last layer."""
+class LazyLogits(LazyTensor):
+    """The result of a last layer that was not computed yet."""
 
     rows: torch.Tensor
     """Input of the layer."""
     head: Head
     layer: nn.Linear | None
-    """The layer itself, where it is nothing but linear."""
+    """The layer itself, where its forward is that of `nn.Linear`."""
     within: Within
     num_chunks: int
 
@@ -159,31 +154,31 @@ class LazyLogits(StandInTensor):
         return made
 
     def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
-        """The same for other rows, or in another type."""
+        """Return lazy logits of other rows, or in another type."""
         return LazyLogits(
             rows, self.head, self.layer, self.within, self.num_chunks, self.shape[-1],
             dtype or self.dtype,
         )  # fmt: skip
 
-    def whole(self) -> torch.Tensor:
-        """The logits themselves."""
+    def materialize(self) -> torch.Tensor:
+        """Compute all logits."""
         return self.within(lambda: self.head(self.rows).to(self.dtype))
 
     @classmethod
-    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is done to logits before the loss, and the loss."""
+    def apply_rule(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply what models do to logits before the loss, and the loss."""
         if func not in _RULES:
             return NotImplemented
         others = dict(kwargs)
         logits, *more = args or (others.pop("input", None),)
-        is_meant = isinstance(logits, LazyLogits)
-        return _RULES[func](logits, *more, **others) if is_meant else NotImplemented
+        is_lazy = isinstance(logits, LazyLogits)
+        return _RULES[func](logits, *more, **others) if is_lazy else NotImplemented
 
 
 def lazy_logits(
     rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
 ) -> LazyLogits:
-    """What stands for the result of a layer that is called now, by its ``forward``."""
+    """Return the lazy result of a layer with this ``forward``."""
     dtype = autocast_dtype(rows.device.type) or rows.dtype
     is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
     layer = head if is_plain else None
@@ -251,7 +246,7 @@ def _cross_entropy(
         chunks = zip(
             logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
         )
-        # Nothing is drawn, and generators cannot be looked at while a CUDA graph is captured.
+        # Nothing is drawn, and generators cannot be read while a CUDA graph is captured.
         return torch.stack([
             checkpoint(loss_of, *each, use_reentrant=False, preserve_rng_state=False)
             for each in chunks
@@ -284,8 +279,8 @@ def _last_linear(model: nn.Module) -> nn.Module | None:
     return found if found is not None else linear[-1] if linear else None
 
 
-def can_be_in_chunks(model: nn.Module, graph: Graph) -> bool:
-    """True if there is a last layer, called once in the step, so that one block has all of it."""
+def supports_chunked_loss(model: nn.Module, graph: Graph) -> bool:
+    """True if there is a last layer that a step calls once, so that one block has all of it."""
     head = _last_linear(model)
     if not isinstance(head, nn.Linear):
         return False
@@ -296,19 +291,19 @@ def can_be_in_chunks(model: nn.Module, graph: Graph) -> bool:
 
 
 def path_of(model: nn.Module, layer: nn.Module) -> str:
-    """Where a layer is in a model."""
+    """Return the path of a layer."""
     paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
     return paths[layer]
 
 
 def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
-    """The last layer of a model: at ``path`` where that is known, or the one that it names or has
-    last."""
+    """Return the last layer of a model: at ``path`` where that is known, else its output
+    embeddings, else its last linear layer."""
     known = dict(model.named_modules()).get(path) if path else None
     found = known if isinstance(known, nn.Linear) else _last_linear(model)
     if not isinstance(found, nn.Linear):
         raise UsageError(
-            f"{type(model).__name__} has no last nn.Linear to make logits of in chunks",
+            f"{type(model).__name__} has no last nn.Linear that could compute logits in chunks",
             hint="plan with one chunk (loss_chunks 1)",
         )
     return found

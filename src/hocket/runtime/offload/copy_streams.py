@@ -1,9 +1,9 @@
-"""Memory of the host beside a device, and copies between both that run beside the computation.
+"""Asynchronous copies between a device and the host, with pinned host memory.
 
-On CUDA each direction has a stream of its own and the host's side is page-locked, so that both
-directions and the computation overlap. A copy gives a `Ticket`: the computation waits for it on the
-device, a thread of the host waits for it on the host. On a processor the "device" is other memory
-of the same kind, copies are done when they are asked for, and everything else is the same.
+On CUDA each direction has its own stream and the host side is page-locked, so that both directions
+overlap with computation. A copy returns a `CopyEvent`: computation waits for it on the device, a
+host thread waits for it on the host. On a CPU the "device" is other memory of the same kind and
+copies are synchronous; everything else is the same.
 """
 
 from __future__ import annotations
@@ -18,168 +18,168 @@ from hocket.base.errors import RunError
 from hocket.base.units import format_bytes
 from hocket.runtime.offload.memory_tracker import on_host
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Where a copy goes, and where it comes from."""
+CopyPair = tuple[torch.Tensor, torch.Tensor]
+"""Target and source of a copy."""
 
 
-def looking(
+def typed_view(
     buffer: torch.Tensor,
     dtype: torch.dtype,
     shape: Sequence[int],
     stride: Sequence[int],
     offset: int,
 ) -> torch.Tensor:
-    """A tensor that looks at a buffer of bytes; the offset is in elements."""
-    return whole_numbers(buffer, dtype).as_strided(shape, stride, offset)
+    """Return a strided view of a byte buffer; the offset is in elements."""
+    return as_dtype(buffer, dtype).as_strided(shape, stride, offset)
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Elements of memory from the tensor's first to its last, gaps of its layout included."""
+    """Count the elements from the tensor's first to its last, gaps of its layout included."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
 
 
-def whole_numbers(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A buffer of bytes as numbers, as many as there are whole ones."""
+def as_dtype(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a byte buffer as elements of a type; bytes that make no full element are left out."""
     num_bytes = buffer.numel() // dtype.itemsize * dtype.itemsize
     return (buffer if num_bytes == buffer.numel() else buffer[:num_bytes]).view(dtype)
 
 
 def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """Bytes of the host; ``pinned`` ones can be copied from and to a GPU beside everything else.
+    """Allocate host memory; ``pinned`` memory can be copied from and to a GPU asynchronously.
 
-    They are locked in place after all cores have touched them: the allocator of PyTorch would round
-    their size up to a power of two, and touch them with one core.
+    PyTorch's pinned allocator would round sizes up to a power of two and touch pages with one core,
+    so the buffer is touched by all cores first and registered afterwards.
     """
     with on_host():
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
         if pinned and num_bytes:
             buffer.zero_()
-            _lock(buffer)
+            _pin(buffer)
     return buffer
 
 
-def _lock(buffer: torch.Tensor) -> None:
+def _pin(buffer: torch.Tensor) -> None:
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = buffer.data_ptr()
     code = int(runtime.cudaHostRegister(address, buffer.numel(), 0))
     if code:
         raise RunError(
-            f"the host does not lock {format_bytes(buffer.numel())} in place (CUDA error {code})",
+            f"the host cannot pin {format_bytes(buffer.numel())} of memory (CUDA error {code})",
             hint="give the process more lockable memory (ulimit -l), or train a smaller model",
         )
     weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, address)
 
 
 class HostPool:
-    """Buffers of the host by size, used again: locking one takes milliseconds."""
+    """Host buffers by size, reused because pinning one takes milliseconds."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
         self._free: dict[int, list[torch.Tensor]] = {}
         self.num_bytes = 0
-        """Of all buffers that were ever made."""
+        """Size of all buffers that were ever allocated."""
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """A buffer of this size."""
+        """Return a buffer of this size."""
         if free := self._free.get(num_bytes):
             return free.pop()
         self.num_bytes += num_bytes
         return host_buffer(num_bytes, pinned=self._pinned)
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Nobody reads or writes it any more."""
+        """Reuse a buffer that nobody reads or writes any more."""
         self._free.setdefault(buffer.numel(), []).append(buffer)
 
 
-class Ticket:
-    """A copy under way."""
+class CopyEvent:
+    """Completion of a copy, or of what a stream was given so far."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
 
     def wait(self) -> None:
-        """Have the computation wait for it; this thread goes on."""
+        """Make the current stream wait; the calling thread continues."""
         if self._event is not None:
             self._event.wait()
 
     @property
     def is_done(self) -> bool:
-        """True if all bytes are there by now."""
+        """True if it has completed."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Have this thread wait for it."""
+        """Block the calling thread until it has completed."""
         if self._event is not None:
             self._event.synchronize()
 
 
-DONE = Ticket(None)
+DONE = CopyEvent(None)
 
 
-class Lent:
-    """Tensors that something beside the computation reads: they are dropped when it has ended."""
+class HeldUntil:
+    """Tensors that another stream reads: references to them are held until it has finished."""
 
     def __init__(self) -> None:
-        self._ticket, self._tensors = DONE, list[torch.Tensor]()
+        self._event, self._tensors = DONE, list[torch.Tensor]()
 
-    def take_back(self) -> None:
-        """Have the computation wait for the end before it takes their place."""
-        self._ticket.wait()
-        self._ticket, self._tensors = DONE, []
+    def release(self) -> None:
+        """Make computation wait for the reader, then drop the tensors."""
+        self._event.wait()
+        self._event, self._tensors = DONE, []
 
-    def lend(self, tensors: Sequence[torch.Tensor], ticket: Ticket) -> None:
-        """Others in place of those before."""
-        self.take_back()
-        self._ticket, self._tensors = ticket, list(tensors)
+    def hold(self, tensors: Sequence[torch.Tensor], event: CopyEvent) -> None:
+        """Release what was held before and hold these."""
+        self.release()
+        self._event, self._tensors = event, list(tensors)
 
 
-class CopyEngines:
-    """Both directions between a device and the host."""
+class CopyStreams:
+    """One copy stream per direction between a device and the host."""
 
-    def __init__(self, device: torch.device, *, is_real: bool, is_idle: bool = False) -> None:
-        """``is_real`` says whether there is a device beside the host, with streams; an idle one
-        copies nothing: for rehearsals."""
-        self.device, self.is_real, self._is_idle = device, is_real, is_idle
+    def __init__(self, device: torch.device, *, is_real: bool, is_dry_run: bool = False) -> None:
+        """``is_real`` tells that the device has memory and streams of its own; a dry run copies
+        nothing."""
+        self.device, self.is_real, self._is_dry_run = device, is_real, is_dry_run
         self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
 
-    def mark(self) -> Ticket:
-        """What the computation was told so far."""
+    def record_event(self) -> CopyEvent:
+        """Record an event on the current stream."""
         if not self.is_real:
             return DONE
-        return Ticket(torch.cuda.current_stream(self.device).record_event())
+        return CopyEvent(torch.cuda.current_stream(self.device).record_event())
 
     def synchronize(self) -> None:
-        """Have this thread wait for all that the device was told, in whatever order."""
+        """Block the calling thread until the device is idle."""
         if self.is_real:
             torch.cuda.synchronize(self.device)
 
-    def send(self, pairs: Sequence[Pair]) -> Ticket:
-        """Copy to the host what the computation was told to make."""
-        return self._copy(pairs, self._out, self.mark())
+    def offload(self, pairs: Sequence[CopyPair]) -> CopyEvent:
+        """Copy to the host, after what the current stream was given so far."""
+        return self._copy(pairs, self._out, self.record_event())
 
-    def fetch(self, pairs: Sequence[Pair], *after: Ticket) -> Ticket:
-        """Copy to the device, after what is told; else when the computation has come to here."""
-        return self._copy(pairs, self._in, *(after or (self.mark(),)))
+    def fetch(self, pairs: Sequence[CopyPair], *after: CopyEvent) -> CopyEvent:
+        """Copy to the device after some events; without any, after the current stream so far."""
+        return self._copy(pairs, self._in, *(after or (self.record_event(),)))
 
     @contextmanager
-    def leaving(self) -> Iterator[None]:
-        """What is asked here the device does beside the computation, in turn with what is sent."""
+    def offload_stream(self) -> Iterator[None]:
+        """Launch kernels on the stream of copies to the host, in order with these."""
         with nullcontext() if self._out is None else torch.cuda.stream(self._out):
             yield
 
     @torch.no_grad()
     def _copy(
-        self, pairs: Sequence[Pair], stream: torch.cuda.Stream | None, *after: Ticket
-    ) -> Ticket:
+        self, pairs: Sequence[CopyPair], stream: torch.cuda.Stream | None, *after: CopyEvent
+    ) -> CopyEvent:
         if stream is None:
-            for target, source in () if self._is_idle else pairs:
+            for target, source in () if self._is_dry_run else pairs:
                 target.copy_(source)
             return DONE
         with torch.cuda.stream(stream):
-            for ticket in after:
-                ticket.wait()
+            for event in after:
+                event.wait()
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            return Ticket(stream.record_event())
+            return CopyEvent(stream.record_event())

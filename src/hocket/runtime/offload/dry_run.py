@@ -1,4 +1,12 @@
-"""Memory plans of one training: rehearsed, chosen by that, and carried out."""
+"""Dry runs of training steps on fake tensors: the peak memory of a step before it runs.
+
+The code that will train runs the step of a memory plan on fake tensors, under a memory tracker, so
+that what is predicted is what happens, op by op. Optimizer state on the device is made before, as a
+first step would. Host updates are left out, because they need no device memory; their kernel is
+compiled meanwhile. On CUDA storages take whole units of the allocator and kernels the workspaces
+that they were measured to take. On top come the workspaces of cuBLAS and cuBLASLt (one each for the
+threads of the forward and the backward pass), small tensors, and what else the process holds.
+"""
 
 from __future__ import annotations
 
@@ -35,28 +43,138 @@ from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.offload.allocator import card_bytes
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.host_adam import is_one_pass, tried_beside
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
+from hocket.runtime.offload.host_adam import compiled_in_background, is_fused_adam
 from hocket.runtime.offload.host_optimizer import wait_for_all
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
-from hocket.runtime.offload.memory_tracker import Ledger, WideStatistics, is_product
+from hocket.runtime.offload.memory_tracker import MemoryTracker, WideStatistics, is_product
 from hocket.runtime.offload.optimizer_parts import part_of, updates_in_parts, without_parameters
-from hocket.runtime.offload.patched_forward import carry
-from hocket.runtime.offload.plan_choice import KeptBudget, fastest_that_keeps
-from hocket.runtime.task import LoopOptions
+from hocket.runtime.offload.patched_forward import claim_model
+from hocket.runtime.offload.plan_choice import BudgetPlan, fastest_within_budget
+from hocket.runtime.task import TrainingTask
 from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA
-from hocket.runtime.train.deferred_gc import unsearched
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.deferred_gc import deferred_gc
 from hocket.simulate.rewriting.casts import CAST
 
-# Parameters that a step only reads rounded: autocast turns them into 16-bit floats before use.
-#
-# The recorded step shows it: every op that reads the parameter, in forward or backward, is a cast
-# to one and the same type. Copying the rounded values instead gives the same numbers.
+_CUBLAS_BYTES = {9: 32 * 2**20}
+"""Workspace of cuBLAS under PyTorch, by major compute capability."""
+_OTHER_CUBLAS_BYTES = 8_519_680
+_CUBLASLT_BYTES = 2**20
+_MAX_BATCH_COPY = 0.02
+"""Share of a budget that the static copy of a batch may take which a CUDA graph reads."""
+_REPLAY_MARGIN = 0.005
+"""Share of a budget that is left to replayed steps: on an H200 two deep ResNets held 0.42 and
+0.47 % more than in their dry runs."""
 
 
-def rounded_parameters(program: Program) -> dict[str, torch.dtype]:
-    """The type that each such parameter is read in, by name."""
+class DryRunPeak(NamedTuple):
+    """Peak memory of a step."""
+
+    num_bytes: int
+    at: str
+    """Op of the peak, and before it the autograd node that ran it."""
+
+
+@dataclass(frozen=True, eq=False)
+class DryRuns:
+    """Dry runs of the memory plans of one traced training."""
+
+    task: TrainingTask
+    graph: Graph
+    program: Program
+    _peaks: dict[Memory, DryRunPeak] = field(default_factory=dict)
+
+    @cached_property
+    def low_precision(self) -> dict[str, torch.dtype]:
+        """Parameters that every op casts to another type first, by name."""
+        return low_precision_parameters(self.program)
+
+    @cached_property
+    def overhead_bytes(self) -> int:
+        """Bytes on the device beside the step's tensors: workspaces and what others hold."""
+        has_products = any(is_product(self.graph.kind_of(op)) for op in range(self.graph.num_ops))
+        return _overhead_bytes(self.task, has_products=has_products)
+
+    @property
+    def updates_early(self) -> bool:
+        """True if blocks are updated as their gradients arrive, before all are there."""
+        return _updates_early(self.task)
+
+    def card_bytes(self, section: Memory) -> int:
+        """Return what a card must have for steps under a plan: see `allocator`."""
+        is_replayed = not self.no_replay(section, section.budget_bytes[0])
+        return card_bytes(self.task.device, self.peak_bytes(section), is_replayed=is_replayed)
+
+    def peak_bytes(self, section: Memory) -> int:
+        """Return the most that steps under a plan allocate."""
+        budget_bytes = section.budget_bytes[0]
+        replay_bytes = 0
+        if not self.no_replay(section, budget_bytes):
+            replay_bytes = self._batch_bytes + int(_REPLAY_MARGIN * budget_bytes)
+        return replay_bytes + self.peak(section).num_bytes
+
+    def peak(self, section: Memory) -> DryRunPeak:
+        """Return the peak of eager steps, which does not depend on the budget; run once."""
+        key = replace(section, budget_bytes=())
+        if key not in self._peaks:
+            self._peaks[key] = dry_run_peak(self.task, section, self._setup)
+        return self._peaks[key]
+
+    @property
+    def _setup(self) -> BudgetSetup:
+        return BudgetSetup(
+            graph=self.graph, low_precision=self.low_precision, outputs=self.task.options.outputs
+        )
+
+    @cached_property
+    def _batch_bytes(self) -> int:
+        """Bytes of the batch that are on the device, of which a CUDA graph needs a copy."""
+        tensors = {id(t): t for _, t in batch_tensors(plain_batch(self.task.batch))}
+        return sum(aligned(t.nbytes) for t in tensors.values() if t.device.type == "cuda")
+
+    def no_replay(self, section: Memory | None, budget_bytes: int) -> str:
+        """Return why steps of a plan, or of any plan, are not replayed as CUDA graphs."""
+        options = self.task.options
+        if not options.replay:
+            return AS_ASKED
+        if self.task.device.type != "cuda":
+            return NOT_CUDA
+        if options.outputs:
+            return "outputs=True holds what a replay would overwrite"
+        if self.program.unseen:
+            return f"a traced step does not show all: {self.program.unseen}"
+        if self._batch_bytes > _MAX_BATCH_COPY * budget_bytes:
+            return (
+                f"a copy of the batch would take {format_bytes(self._batch_bytes)} of the budget; "
+                "give batches that are on the host"
+            )
+        return "" if section is None else section.replay_hindrance(self.graph)
+
+    def fastest_within_budget(self, budget_bytes: int, frontier: Frontier) -> BudgetPlan:
+        """Choose the plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
+        overhead_bytes = card_bytes(self.task.device, self.overhead_bytes)
+        plan = fastest_within_budget(budget_bytes, frontier, self.card_bytes, overhead_bytes)
+        return plan._replace(allocated_bytes=self.peak_bytes(plan.section))
+
+    def strategy(self, plan: BudgetPlan, model: nn.Module | None = None) -> BudgetedModel:
+        """Return the strategy of a plan, for this model or for a ``model`` like it."""
+        task, budget_bytes = self.task, plan.section.budget_bytes[0]
+        setup = replace(self._setup, no_replay=self.no_replay(plan.section, budget_bytes))
+        model = task.model if model is None else model
+        return BudgetedModel(model, task.batch, task.recipe, plan, task.device, setup)
+
+
+def dry_runs_of(task: TrainingTask) -> DryRuns:
+    """Trace the step of a training; raises `UntraceableError`."""
+    graph, program = task.recipe.trace(task.model, task.batch, "train", is_run=False)
+    return DryRuns(task, graph, program)
+
+
+def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
+    """Return parameters that every op of forward and backward casts to one type first, by name.
+
+    Autocast does so. Uploading the cast values instead gives the same numbers.
+    """
     found: dict[int, set[torch.dtype | None]] = {t: set() for t in program.parameters.values()}
     for call in program.calls:
         if call.phase == Phase.OPTIMIZER:
@@ -72,262 +190,146 @@ def rounded_parameters(program: Program) -> dict[str, torch.dtype]:
     }
 
 
-# A training step rehearsed on tensors without memory: the most bytes that it will hold.
-#
-# The step that a memory plan asks for is carried out by the very code that will do it, on fake
-# tensors, under the byte-counting allocator; so what is predicted is what happens, op by op. The
-# optimizer's state on the device is made before, as a first step would. Host updates are left out:
-# they take nothing of the device; what they will run is compiled meanwhile. On CUDA storages take
-# whole units of its allocator, kernels what they are measured to take beside their results
-# (`workspaces`), and on top come the workspaces of cuBLAS and cuBLASLt, one each for the thread of
-# the forward pass and for that of the backward pass, where matrices are multiplied, small tensors,
-# and what the process holds on the device beside the training.
+# ── one dry run ──────────────────────────────────────────────────────────────────────────────────
 
 
-_WORKSPACE_BYTES = {9: 32 * 2**20}
-"""Of cuBLAS under PyTorch, by major compute capability."""
-_OTHER_WORKSPACE_BYTES = 8_519_680
-_LT_WORKSPACE_BYTES = 2**20
-"""Of cuBLASLt beside it."""
-
-
-class RehearsedPeak(NamedTuple):
-    """The most that a step will hold, and when."""
-
-    num_bytes: int
-    at: str
-    """The op, and before it the node of the backward pass that wants it."""
-
-
-def rehearsed_peak(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    recipe: Recipe,
-    memory: Memory,
-    device: torch.device,
-    *,
-    graph: Graph | None = None,
-    rounded: Mapping[str, torch.dtype] | None = None,
-    clips: bool = False,
-    accumulate: int = 1,
-    outputs: bool = False,
-) -> RehearsedPeak:
-    """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
-    named = all_tensors(model, batch)
+def dry_run_peak(
+    task: TrainingTask, memory: Memory, setup: BudgetSetup | None = None
+) -> DryRunPeak:
+    """Run steps of a training dry under a memory plan; neither model nor optimizer changes."""
+    model, optimizer, device = task.model, task.optimizer, task.device
+    setup = replace(setup or BudgetSetup(), is_dry_run=True)
+    named = all_tensors(model, task.batch)
     mode = fake_mode(model)
     with mode:
-        twins = fake_twins([tensor for _, _, tensor in named], str(device))
-        fakes = _fake_states(optimizer, str(device))
-    fake_batch = map_batch(batch, twins)
-    first, own = (_fake_optimizer(optimizer, twins, fakes) for _ in range(2))
-    ledger = _ledger(device)
-    is_compiled = bool(rounded) and _may_be_one_pass(optimizer, memory, device)
+        fakes = fake_twins([tensor for _, _, tensor in named], str(device))
+        fake_states = _fake_states(optimizer, str(device))
+    batch = map_batch(task.batch, fakes)
+    first, own = (_fake_optimizer(optimizer, fakes, fake_states) for _ in range(2))
+    tracker = _tracker(device)
+    is_compiled = bool(setup.low_precision) and _may_use_host_adam(task, memory)
     with (
-        _uncarried(model),
-        swapped_tensors(model, twins, recipe.forward, recipe.loss),
-        tried_beside() if is_compiled else nullcontext(),
-        nullcontext() if recipe.forward else rows_are_whole(batch),
+        _unclaimed(model),
+        swapped_tensors(model, fakes, task.recipe.forward, task.recipe.loss),
+        compiled_in_background() if is_compiled else nullcontext(),
+        nullcontext() if task.recipe.forward else rows_are_whole(task.batch),
         torch.random.fork_rng(),
         torch.autograd.set_multithreading_enabled(False),
         mode,
         WideStatistics(),  # type: ignore[no-untyped-call]
-        ledger,
+        tracker,
     ):
-        strategy = Budgeted(
-            model,
-            fake_batch,
-            recipe,
-            KeptBudget(memory, 0),
-            device,
-            graph=graph,
-            rounded=rounded,
-            is_rehearsal=True,
-            outputs=outputs,
-        )
-        ledger.hold(strategy.lasting)
-        ledger.hold(twins[id(tensor)] for tensor in _there_besides(named, device))
-        ledger.hold(_states_here(strategy, own))
-        # What a step puts in the place of an attribute is there instead of it.
-        del twins
+        plan = BudgetPlan(memory, 0)
+        strategy = BudgetedModel(model, batch, task.recipe, plan, device, setup)
+        tracker.track(strategy.lasting)
+        tracker.track(fakes[id(tensor)] for tensor in _other_tensors(named, device))
+        tracker.track(_resident_states(strategy, own))
+        # A step may replace attributes: the tracker must not hold the old ones through this.
+        del fakes
         last_loss = torch.zeros((), device=device)
-        step = partial(_step, strategy, fake_batch, clips=clips, num_parts=min(accumulate, 2))
-        ledger.peak_bytes = ledger.held_bytes
+        step = partial(_step, strategy, batch, task)
+        tracker.peak_bytes = tracker.held_bytes
         with _readable(optimizer):
             if any(block.share < 1 for block in memory.blocks):
-                # Shares are of what an earlier step saved: the first one sends everything.
+                # Shares are of what an earlier step saved: the first one offloads everything.
                 step(first)
             del first
-            peak_bytes, peak_at = ledger.peak_bytes, ledger.peak_at
+            peak_bytes, peak_at = tracker.peak_bytes, tracker.peak_at
             strategy.make_states(own)
-            before_bytes = ledger.held_bytes
-            ledger.peak_bytes, ledger.peak_at = max(peak_bytes, before_bytes), peak_at
+            before_bytes = tracker.held_bytes
+            tracker.peak_bytes, tracker.peak_at = max(peak_bytes, before_bytes), peak_at
             step(own)
-            if ledger.held_bytes > before_bytes:
+            if tracker.held_bytes > before_bytes:
                 # What the model itself keeps of a step is there in the next one.
                 step(own)
         del last_loss
-    own_tensors = _own_tensors(model, optimizer, batch)
     if device.type == "cuda":
-        # Tensors that kernels were measured with are gone, their room goes, too.
+        workspaces_on(device).keep()
+        # Give back the memory of tensors that kernels were measured with.
         torch.cuda.empty_cache()
-    beside = _beside_bytes(device, own_tensors, has_products=ledger.has_products)
-    beside += _small_bytes(device, model)
-    return RehearsedPeak(ledger.peak_bytes + beside, ledger.peak_at)
+    overhead_bytes = _overhead_bytes(task, has_products=tracker.has_products)
+    overhead_bytes += _small_bytes(device, model)
+    return DryRunPeak(tracker.peak_bytes + overhead_bytes, tracker.peak_at)
+
+
+def _updates_early(task: TrainingTask) -> bool:
+    return task.options.clip_norm is None and updates_in_parts(task.optimizer)
 
 
 def _step(
-    strategy: Budgeted, batch: Any, optimizer: torch.optim.Optimizer, *, clips: bool, num_parts: int
+    strategy: BudgetedModel, batch: Any, task: TrainingTask, optimizer: torch.optim.Optimizer
 ) -> None:
-    """An update as the loop makes it, of gradients that come in so many parts: those of earlier
-    parts are there in the later ones."""
-    for part in range(num_parts):
-        strategy.expect(None if clips or num_parts > 1 else optimizer)
-        with unsearched():
-            carried = strategy.train(batch, part + 1, 1.0)
+    """Run an update as the loop does."""
+    # Gradients of earlier batches are there in later ones; more than two make no difference.
+    num_batches, clips = min(task.options.accumulate, 2), not _updates_early(task)
+    for number in range(num_batches):
+        strategy.expect(None if clips or num_batches > 1 else optimizer)
+        with deferred_gc():
+            output = strategy.train(batch, number + 1, 1.0)
     if clips:
         strategy.clip(1.0)
     strategy.update(optimizer)
-    # The loss is there beside the update; gradients are dropped before the next step.
-    del carried
+    # The loss lives through the update; gradients are dropped before the next step.
+    del output
     strategy.expect(None)
     for block in strategy.blocks:
         for parameter in block.parameters:
             parameter.grad = None
 
 
-def _there_besides(named: Iterable[NamedTensor], device: torch.device) -> Iterator[torch.Tensor]:
-    """The batch, and tensors that the model has as plain attributes: where they are they stay."""
+def _other_tensors(named: Iterable[NamedTensor], device: torch.device) -> Iterator[torch.Tensor]:
+    """Yield the batch, and tensors that are plain attributes of the model, which are not moved."""
     for _, role, tensor in named:
         if role == Role.INPUT or (role == Role.BUFFER and tensor.device.type == device.type):
             yield tensor
 
 
-def _states_here(strategy: Budgeted, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What an optimizer that has made steps before keeps on the device."""
-    for parameter in (
-        p for block in strategy.blocks if block.home is None for p in block.parameters
-    ):
+def _resident_states(strategy: BudgetedModel, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield states on the device of an optimizer that has made steps before."""
+    resident = [block for block in strategy.blocks if block.master is None]
+    for parameter in (p for block in resident for p in block.parameters):
         for value in own.state.get(parameter, {}).values():
-            # Counters of steps are the host's.
+            # Step counters are on the host.
             if isinstance(value, torch.Tensor) and value.dim():
                 yield value
 
 
 @contextmanager
-def _uncarried(model: nn.Module) -> Iterator[None]:
-    """Around a dry run: what it puts into the model is gone afterwards, so it has nothing to say
-    about who trains the model."""
+def _unclaimed(model: nn.Module) -> Iterator[None]:
+    """Undo the claim of a dry run on the model."""
     try:
         yield
     finally:
-        carry(model, None)
+        claim_model(model, None)
 
 
 @contextmanager
 def _readable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Around updates, which may want numbers of tensors that have none."""
+    """Refuse optimizers that read values of fake tensors."""
     try:
         yield
     except DataDependentOutputException:
         raise RunError(
-            f"{type(optimizer).__name__} takes numbers out of tensors, so that its update on the "
-            "device cannot be rehearsed",
+            f"{type(optimizer).__name__} reads values of tensors, so its update on the device has "
+            "no dry run",
             hint="give it less memory, so that the host updates, or use another optimizer",
         ) from None
 
 
-def least_beside_bytes(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    device: torch.device,
-    graph: Graph,
-) -> int:
-    """What every rehearsal adds to the bytes of tensors, whatever the plan."""
-    has_products = any(is_product(graph.kind_of(op)) for op in range(graph.num_ops))
-    return _beside_bytes(device, _own_tensors(model, optimizer, batch), has_products=has_products)
+def _may_use_host_adam(task: TrainingTask, memory: Memory) -> bool:
+    """True if the host may update and cast blocks in one pass over memory."""
+    settings = part_of(task.optimizer, {}, fused=task.device.type == "cuda")
+    return is_fused_adam(settings) and any(block.update == "host" for block in memory.blocks)
 
 
-def _own_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any
-) -> list[torch.Tensor]:
-    """What there is of a training before its next step."""
-    states = (leaf for states in optimizer.state.values() for leaf in tree_leaves(states))
-    return [tensor for _, _, tensor in all_tensors(model, batch)] + [
-        leaf for leaf in states if isinstance(leaf, torch.Tensor)]  # fmt: skip
-
-
-def _beside_bytes(device: torch.device, own: Iterable[torch.Tensor], *, has_products: bool) -> int:
-    workspaces = _workspaces(device) if has_products else []
-    return sum(workspaces) + _others_bytes(device, own, workspaces)
-
-
-def _may_be_one_pass(
-    optimizer: torch.optim.Optimizer, memory: Memory, device: torch.device
-) -> bool:
-    """True if the host may update and round blocks in one pass over memory."""
-    settings = part_of(optimizer, {}, fused=device.type == "cuda")
-    return is_one_pass(settings) and any(block.update == "host" for block in memory.blocks)
-
-
-def _ledger(device: torch.device) -> Ledger:
+def _tracker(device: torch.device) -> MemoryTracker:
     if device.type != "cuda":
-        return Ledger()
-    return Ledger(ALIGNMENT_BYTES, workspaces_on(device).beside)
-
-
-def _workspaces(device: torch.device) -> list[int]:
-    """The workspaces of a step, in bytes."""
-    if device.type != "cuda":
-        return []
-    major, _ = torch.cuda.get_device_capability(device)
-    return 2 * [_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES), _LT_WORKSPACE_BYTES]
-
-
-def _small_bytes(device: torch.device, model: nn.Module) -> int:
-    """Small tensors beside what is rehearsed, at most one for each that the model has: fused
-    kernels count steps on the device, and statistics of norms were seen to stay longer there (11
-    KiB of a net that held 137 MB)."""
-    if device.type != "cuda":
-        return 0
-    return ALIGNMENT_BYTES * sum(1 for _ in model_tensors(model))
-
-
-def _others_bytes(
-    device: torch.device, own: Iterable[torch.Tensor], workspaces: Sequence[int]
-) -> int:
-    """What PyTorch's allocator has given to others than the training, its workspaces apart.
-
-    A training that nobody has any more is no other: what it holds may go at any moment, and goes.
-    """
-    if device.type != "cuda":
-        return 0
-    storages = {t.untyped_storage()._cdata: t for t in own if t.device.type == "cuda"}
-    held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
-    held += _made_bytes(device, workspaces)
-    if torch.cuda.memory_allocated(device) > held:
-        wait_for_all()
-        gc.collect()
-    return max(0, torch.cuda.memory_allocated(device) - held)
-
-
-def _made_bytes(device: torch.device, workspaces: Sequence[int]) -> int:
-    """Of the workspaces of a step those that are there: the first product makes them."""
-    index: int | None = device.index
-    index = torch.cuda.current_device() if index is None else index
-    missing = Counter(workspaces)
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    found = 0
-    for block in (b for s in segments if s["device"] == index for b in s["blocks"]):
-        if block["state"] == "active_allocated" and missing[block["requested_size"]]:
-            missing[block["requested_size"]] -= 1
-            found += int(block["size"])
-    return found
+        return MemoryTracker()
+    return MemoryTracker(ALIGNMENT_BYTES, workspaces_on(device).workspace_bytes)
 
 
 def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any]:
-    """Fake twins of the states that are of a parameter's size."""
+    """Make fake tensors of states that are of a parameter's size."""
     tensors = [
         value
         for states in optimizer.state.values()
@@ -338,160 +340,68 @@ def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any
 
 
 def _fake_optimizer(
-    optimizer: torch.optim.Optimizer, twins: Mapping[int, Any], fakes: Mapping[int, Any]
+    optimizer: torch.optim.Optimizer, fakes: Mapping[int, Any], states: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
     own = without_parameters(optimizer)
     own.param_groups = [
-        {**group, "params": [twins[id(p)] for p in group["params"]]}
+        {**group, "params": [fakes[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    for parameter, states in optimizer.state.items():
-        own.state[twins[id(parameter)]] = {
-            key: fakes[id(value)] if id(value) in fakes
+    for parameter, of_parameter in optimizer.state.items():
+        own.state[fakes[id(parameter)]] = {
+            key: states[id(value)] if id(value) in states
             else value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in states.items()
+            for key, value in of_parameter.items()
         }  # fmt: skip
     return own
 
 
-# Memory plans of one training: rehearsed, chosen by that, and carried out.
-
-# Whether steps within a budget are launched as a whole, and what that takes of the budget.
-
-MOST_OF_BUDGET = 0.02
-"""That the copy of a batch may take which a graph reads, where the batch is on the device."""
-BEYOND_REHEARSED = 0.005
-"""Of a budget, left to replayed steps: on an H200 two deep ResNets held 0.42 and 0.47 % more than
-rehearsed."""
+# ── memory of the device beside the step's tensors ───────────────────────────────────────────────
 
 
-@dataclass(frozen=True, eq=False)
-class BudgetLaunches:
-    """How steps of one model and batch are launched, by the memory plan that they keep."""
-
-    graph: Graph
-    refusal: str
-    """Why no plan's steps are replayed; empty where some may be."""
-    replayed_bytes: int
-    """What a replayed step holds that a called one does not."""
-
-    def refusal_of(self, section: Memory) -> str:
-        """Why a plan's steps are not replayed; empty where they are."""
-        return self.refusal or section.replay_hindrance(self.graph)
-
-    def beside_bytes(self, section: Memory) -> int:
-        """What steps of a plan hold beside what is rehearsed."""
-        return 0 if self.refusal_of(section) else self.replayed_bytes
+def _overhead_bytes(task: TrainingTask, *, has_products: bool) -> int:
+    """Return the bytes of library workspaces and of what others hold on the device."""
+    if task.device.type != "cuda":
+        return 0
+    major, _ = torch.cuda.get_device_capability(task.device)
+    cublas = [_CUBLAS_BYTES.get(major, _OTHER_CUBLAS_BYTES), _CUBLASLT_BYTES]
+    workspaces = 2 * cublas if has_products else []
+    return sum(workspaces) + _others_bytes(task, workspaces)
 
 
-def budget_launches(
-    graph: Graph, program: Program, batch: Any, device: torch.device, budget_bytes: int, *,
-    replay: bool, outputs: bool = False,
-) -> BudgetLaunches:  # fmt: skip
-    """How steps may be launched within a budget; ``replay`` says whether as a whole."""
-    there = {id(t): t for _, t in batch_tensors(plain_batch(batch)) if t.device.type == "cuda"}
-    copied_bytes = sum(aligned(tensor.nbytes) for tensor in there.values())
-    if not replay:
-        refusal = AS_ASKED
-    elif device.type != "cuda":
-        refusal = NOT_CUDA
-    elif outputs:
-        refusal = "outputs=True holds what a replay would overwrite"
-    elif program.unseen:
-        refusal = f"a recorded step does not show all: {program.unseen}"
-    elif copied_bytes > MOST_OF_BUDGET * budget_bytes:
-        refusal = (
-            f"a copy of the batch would take {format_bytes(copied_bytes)} of the budget; give "
-            "batches that are on the host"
-        )
-    else:
-        refusal = ""
-    return BudgetLaunches(graph, refusal, copied_bytes + int(BEYOND_REHEARSED * budget_bytes))
+def _small_bytes(device: torch.device, model: nn.Module) -> int:
+    """Return a margin of one allocation for each tensor of the model: fused kernels count steps on
+    the device, and statistics of norms were seen to live longer there (11 KiB of 137 MB)."""
+    if device.type != "cuda":
+        return 0
+    return ALIGNMENT_BYTES * sum(1 for _ in model_tensors(model))
 
 
-@dataclass(frozen=True, eq=False)
-class Rehearsals:
-    """A model in training, whose memory plans are rehearsed; see `rehearsals_of`."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batch: Any
-    recipe: Recipe
-    device: torch.device
-    options: LoopOptions
-    graph: Graph
-    program: Program
-    _peaks: dict[Memory, RehearsedPeak] = field(default_factory=dict)
-
-    @cached_property
-    def rounded(self) -> dict[str, torch.dtype]:
-        """Parameters that every op reads in another type only, by name."""
-        return rounded_parameters(self.program)
-
-    @cached_property
-    def beside_bytes(self) -> int:
-        """Bytes on the device beside the step's tensors: workspaces and what others hold."""
-        return least_beside_bytes(self.model, self.optimizer, self.batch, self.device, self.graph)
-
-    def card_bytes(self, section: Memory) -> int:
-        """What a card must have for steps under a plan: see `hocket.runtime.offload.allocator`."""
-        launches = self.launches(section.budget_bytes[0])
-        is_replayed = not launches.refusal_of(section)
-        return card_bytes(self.device, self.peak_bytes(section), is_replayed=is_replayed)
-
-    def peak_bytes(self, section: Memory) -> int:
-        """The most that steps under a plan allocate, as they are launched within its budget."""
-        launches = self.launches(section.budget_bytes[0])
-        return launches.beside_bytes(section) + self.peak(section).num_bytes
-
-    def peak(self, section: Memory) -> RehearsedPeak:
-        """The most that steps hold which are called; whatever the budget, it is rehearsed once."""
-        key = replace(section, budget_bytes=())
-        if key not in self._peaks:
-            self._peaks[key] = rehearsed_peak(
-                self.model, self.optimizer, self.batch, self.recipe, section, self.device,
-                graph=self.graph, rounded=self.rounded,
-                clips=not self.updates_early, accumulate=self.options.accumulate,
-                outputs=self.options.outputs,
-            )  # fmt: skip
-        return self._peaks[key]
-
-    @property
-    def updates_early(self) -> bool:
-        """True if blocks are updated as their gradients come, before all are there."""
-        return self.options.clip_norm is None and updates_in_parts(self.optimizer)
-
-    def launches(self, budget_bytes: int) -> BudgetLaunches:
-        """How steps within a budget are launched."""
-        return budget_launches(
-            self.graph, self.program, self.batch, self.device, budget_bytes,
-            replay=self.options.replay, outputs=self.options.outputs,
-        )  # fmt: skip
-
-    def fastest_that_keeps(self, budget_bytes: int, frontier: Frontier) -> KeptBudget:
-        """The plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
-        beside_bytes = card_bytes(self.device, self.beside_bytes)
-        kept = fastest_that_keeps(budget_bytes, frontier, self.card_bytes, beside_bytes)
-        return kept._replace(allocated_bytes=self.peak_bytes(kept.section))
-
-    def strategy(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
-        """What carries a plan out; a ``model`` that is like this one may be given."""
-        launches = self.launches(kept.section.budget_bytes[0])
-        return Budgeted(
-            self.model if model is None else model, self.batch, self.recipe, kept, self.device,
-            graph=self.graph, rounded=self.rounded, outputs=self.options.outputs,
-            called=launches.refusal_of(kept.section),
-        )  # fmt: skip
+def _others_bytes(task: TrainingTask, workspaces: Sequence[int]) -> int:
+    """Return what PyTorch's allocator has given to others than this training."""
+    device = task.device
+    states = (leaf for states in task.optimizer.state.values() for leaf in tree_leaves(states))
+    own = [tensor for _, _, tensor in all_tensors(task.model, task.batch)]
+    own += [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
+    storages = {t.untyped_storage()._cdata: t for t in own if t.device.type == "cuda"}
+    held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
+    held += _present_bytes(device, workspaces)
+    if torch.cuda.memory_allocated(device) > held:
+        # A training that nobody refers to any more may still be held by its jobs and cycles.
+        wait_for_all()
+        gc.collect()
+    return max(0, torch.cuda.memory_allocated(device) - held)
 
 
-def rehearsals_of(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    recipe: Recipe,
-    device: torch.device,
-    options: LoopOptions,
-) -> Rehearsals:
-    """The rehearsals of a step, which is recorded; raises `UntraceableError`."""
-    graph, program = recipe.trace(model, batch, "train", is_run=False)
-    return Rehearsals(model, optimizer, batch, recipe, device, options, graph, program)
+def _present_bytes(device: torch.device, workspaces: Sequence[int]) -> int:
+    """Return the bytes of those workspaces that exist: the first product allocates them."""
+    index: int | None = device.index
+    index = torch.cuda.current_device() if index is None else index
+    missing = Counter(workspaces)
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    found = 0
+    for block in (b for s in segments if s["device"] == index for b in s["blocks"]):
+        if block["state"] == "active_allocated" and missing[block["requested_size"]]:
+            missing[block["requested_size"]] -= 1
+            found += int(block["size"])
+    return found

@@ -1,11 +1,14 @@
-"""Parameters of experts that are never whole on the device: their products, group by group.
+"""Parameters of experts that are fetched in groups, so that they are never whole on the device.
 
-The matrices of all experts are one parameter, which is at home on the host and multiplied as a
-batch. While a block computes, a stand-in takes the parameter's place: what people do to it before
-the product (turning it, rounding it) is done to the stand-in; a batched product of it goes through
-groups of experts, each of which is copied to the device, multiplied, and makes room for the next
-one but one (`expert_products`). Every expert's numbers come from the same kernels as in one batch.
-Anything else that is done to the parameter brings all of it, so that it gets what it expects.
+The matrices of all experts are one parameter with a master copy on the host. While a block
+computes, a lazy tensor takes the parameter's place. Transposes and casts are applied to it; a
+batched product fetches one group of experts after the other into a ring of staging buffers, while
+the last one is multiplied. Every expert's numbers come from the same kernels as in one batch. Every
+other function gets the whole parameter.
+
+In the backward pass the groups are fetched again, the last one first, and the gradient of each goes
+to the host at once. Rows that are sorted by expert (``grouped_mm``) are rotated so that those of a
+group come first: shapes never depend on the data, and the host waits for no counts of rows.
 """
 
 from __future__ import annotations
@@ -21,129 +24,122 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.runtime.autocast import autocast_dtype
-from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
-from hocket.runtime.offload.lazy_tensor import StandInTensor
-from hocket.runtime.offload.parameter_blocks import Block, Place
+from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
+from hocket.runtime.offload.lazy_tensor import LazyTensor
+from hocket.runtime.offload.parameter_blocks import Block, ParameterView
 from hocket.simulate.rewriting.homes import NUM_TURNS
 
-# Groups of experts on their way: parameters whose first dimension is that of experts come from the
-# host a few matrices at a time, and take turns in a ring of the device.
-
-Deliver = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
-"""Sends the gradient of some experts to the host."""
+CopyGradient = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
+"""Copies the gradient of some experts to the host."""
 
 
 class GroupRing:
-    """Room on the device that groups take turns in."""
+    """Staging buffers of the device that groups take turns in."""
 
-    def __init__(self, engines: CopyEngines, num_bytes: int) -> None:
-        self._engines, self._turn = engines, 0
+    def __init__(self, streams: CopyStreams, num_bytes: int) -> None:
+        self._streams, self._next = streams, 0
         self.buffers = [
-            torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
+            torch.empty(num_bytes, dtype=torch.uint8, device=streams.device)
             for _ in range(NUM_TURNS if num_bytes else 0)
         ]
-        # The computation may still be at work in memory that it has given back.
-        self._left: list[Ticket] = [engines.mark()] * len(self.buffers)
+        # Computation may still use memory that it has freed.
+        self._last_use: list[CopyEvent] = [streams.record_event()] * len(self.buffers)
 
-    def bring(self, sources: Sequence[torch.Tensor], after: Ticket) -> Iterator[torch.Tensor]:
-        """Bytes of the host one after the other; each is there until the next one is asked for,
-        which comes meanwhile."""
+    def fetch(self, sources: Sequence[torch.Tensor], after: CopyEvent) -> Iterator[torch.Tensor]:
+        """Fetch parts of host memory one after the other; each is valid until the next one is
+        requested, which is fetched meanwhile."""
         coming = self._fetch(sources[0], after)
         for number, source in enumerate(sources):
-            turn, ticket = coming
+            index, event = coming
             if number + 1 < len(sources):
                 coming = self._fetch(sources[number + 1], after)
-            ticket.wait()
-            yield self.buffers[turn][: source.numel()]
-            self._left[turn] = self._engines.mark()
+            event.wait()
+            yield self.buffers[index][: source.numel()]
+            self._last_use[index] = self._streams.record_event()
 
-    def _fetch(self, source: torch.Tensor, after: Ticket) -> tuple[int, Ticket]:
-        turn = self._turn
-        self._turn = (turn + 1) % len(self.buffers)
-        pairs = [(self.buffers[turn][: source.numel()], source)]
-        return turn, self._engines.fetch(pairs, self._left[turn], after)
+    def _fetch(self, source: torch.Tensor, after: CopyEvent) -> tuple[int, CopyEvent]:
+        index = self._next
+        self._next = (index + 1) % len(self.buffers)
+        pairs = [(self.buffers[index][: source.numel()], source)]
+        return index, self._streams.fetch(pairs, self._last_use[index], after)
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedParameter:
-    """A parameter whose first dimension is that of experts, and how its groups come and go."""
+    """A parameter whose first dimension is that of experts."""
 
     block: Block
-    place: Place
-    """Where it lies in what is copied of the block."""
+    place: ParameterView
+    """Its view of the block's upload buffer."""
     num_groups: int
     ring: GroupRing
-    deliver: Deliver
+    copy_gradient: CopyGradient
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The person's own."""
+        """The user's parameter."""
         return self.place.parameter
 
     @property
     def groups(self) -> list[slice]:
-        """The experts of each group."""
+        """Slices of the experts of each group."""
         count, size = self.place.shape[0], _group_size(self.place, self.num_groups)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
-    def send(self, group: slice, gradient: torch.Tensor) -> None:
-        """The gradient of a group, home."""
-        self.deliver(self.block, self.parameter, group, gradient)
+    def offload(self, group: slice, gradient: torch.Tensor) -> None:
+        """Copy the gradient of a group to the host."""
+        self.copy_gradient(self.block, self.parameter, group, gradient)
 
-    def bring(self, groups: Sequence[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Matrices of groups on the device, each until the next one is asked for."""
-        assert self.block.copied is not None
+    def fetch(self, groups: Sequence[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Fetch matrices of groups; each is valid until the next one is requested."""
+        assert self.block.upload is not None
         each = self.place.num_bytes // self.place.shape[0]
-        start, home = self.place.start, self.block.copied
-        sources = [home[start + g.start * each : start + g.stop * each] for g in groups]
-        here = self.ring.bring(sources, self.block.returned)
+        start, upload = self.place.start, self.block.upload
+        sources = [upload[start + g.start * each : start + g.stop * each] for g in groups]
+        here = self.ring.fetch(sources, self.block.written_back)
         for group, buffer in zip(groups, here, strict=True):
             shape = (group.stop - group.start, *self.place.shape[1:])
             yield group, buffer.view(self.place.dtype).view(shape)
 
 
 def sources_of(
-    block: Block, ring: GroupRing, deliver: Deliver
+    block: Block, ring: GroupRing, copy_gradient: CopyGradient
 ) -> dict[nn.Parameter, GroupedParameter]:
-    """The parameters of a block that come in groups."""
+    """Return the parameters of a block that are fetched in groups."""
     return {
         place.parameter: GroupedParameter(
-            block, place, block.grouped[place.parameter], ring, deliver
+            block, place, block.expert_groups[place.parameter], ring, copy_gradient
         )
-        for place in block.copied_layout.places
-        if place.parameter in block.grouped
+        for place in block.upload_layout.places
+        if place.parameter in block.expert_groups
     }
 
 
-def ring_of(blocks: Sequence[Block], engines: CopyEngines) -> GroupRing:
-    """Room for the largest group of all blocks."""
+def ring_of(blocks: Sequence[Block], streams: CopyStreams) -> GroupRing:
+    """Make staging buffers for the largest group of all blocks."""
     sizes = [
-        group_bytes(place, block.grouped[place.parameter])
+        group_bytes(place, block.expert_groups[place.parameter])
         for block in blocks
-        for place in block.copied_layout.places
-        if place.parameter in block.grouped
+        for place in block.upload_layout.places
+        if place.parameter in block.expert_groups
     ]
-    return GroupRing(engines, max(sizes, default=0))
+    return GroupRing(streams, max(sizes, default=0))
 
 
-def group_bytes(place: Place, num_groups: int) -> int:
-    """What the largest group takes."""
+def group_bytes(place: ParameterView, num_groups: int) -> int:
+    """Return the bytes of the largest group."""
     return place.num_bytes // place.shape[0] * _group_size(place, num_groups)
 
 
-def _group_size(place: Place, num_groups: int) -> int:
+def _group_size(place: ParameterView, num_groups: int) -> int:
     return -(-place.shape[0] // num_groups)
 
 
 def can_be_grouped(parameter: nn.Parameter) -> bool:
-    """True if experts lie one behind the other, matrix by matrix."""
+    """True if the matrices of experts are contiguous, one after the other."""
     return parameter.dim() == 3 and parameter.is_contiguous()
 
 
-# Parameters of experts that are never whole on the device: their products, group by group.
-#
-# The matrices of all experts are one parameter, which is at home on the host and multiplied as a
-# batch. While a block computes, a stand-in takes the parameter's place: what people do to it
 # before the product (turning it, rounding it) is done to the stand-in; a batched product of it
 # goes through groups of experts, each of which is copied to the device, multiplied, and makes room
 # for the next one but one (`expert_products`). Every expert's numbers come from the same kernels
@@ -151,190 +147,186 @@ def can_be_grouped(parameter: nn.Parameter) -> bool:
 # what it expects.
 
 
-# Products with the matrices of experts, group by group, and their gradients.
-#
-# In the backward pass the groups come again, the last one first, and the gradient of each goes to
-# the host as soon as it is there. Rows of a batched product belong to an expert by their place;
-# rows that are sorted by expert, of which each has as many as chose it, are turned so that those of
-# a group come first: so shapes never depend on the data, and nobody waits for the numbers of rows.
-
-
 class BatchedProduct(torch.autograd.Function):
-    """Rows of each expert with its matrix."""
+    """Batched product of each expert's rows with its matrix."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: torch.Tensor, parameter: nn.Parameter, source: GroupedParameter,
-        is_turned: bool, dtype: torch.dtype,
+        is_transposed: bool, dtype: torch.dtype,
     ) -> torch.Tensor:  # fmt: skip
-        """The products."""
+        """Compute the products."""
         ctx.save_for_backward(rows)
-        ctx.how = source, is_turned, dtype
-        width = source.place.shape[1 if is_turned else 2]
+        ctx.how = source, is_transposed, dtype
+        width = source.place.shape[1 if is_transposed else 2]
         made = rows.new_empty((*rows.shape[:2], width))
-        for group, matrices in source.bring(source.groups):
-            torch.bmm(rows[group], _as_used(matrices, is_turned, dtype), out=made[group])
+        for group, matrices in source.fetch(source.groups):
+            torch.bmm(rows[group], _as_used(matrices, is_transposed, dtype), out=made[group])
         return made
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:
-        """Of the rows; gradients of the matrices go to the host."""
+        """Compute gradients of the rows; those of the matrices go to the host."""
         (rows,) = ctx.saved_tensors
-        source, is_turned, dtype = ctx.how
+        source, is_transposed, dtype = ctx.how
         wants_rows, wants_matrices = ctx.needs_input_grad[:2]
         of_rows = torch.empty_like(rows) if wants_rows else None
         groups = source.groups[::-1]
-        # Nobody asks for the matrices where nobody asks for the gradient of the rows.
-        brought = source.bring(groups) if wants_rows else None
+        # Matrices are needed for the gradient of the rows alone.
+        fetched = source.fetch(groups) if wants_rows else None
         for group in groups:
-            if brought is not None and of_rows is not None:
-                used = _as_used(next(brought)[1], is_turned, dtype)
+            if fetched is not None and of_rows is not None:
+                used = _as_used(next(fetched)[1], is_transposed, dtype)
                 torch.bmm(given[group], used.transpose(1, 2), out=of_rows[group])
             if wants_matrices:
                 found = torch.bmm(rows[group].transpose(1, 2), given[group])
-                source.send(group, found.transpose(1, 2) if is_turned else found)
+                source.offload(group, found.transpose(1, 2) if is_transposed else found)
                 del found
         return of_rows, None, None, None, None
 
 
-class WholeExperts(torch.autograd.Function):
-    """All matrices on the device."""
+class AllExperts(torch.autograd.Function):
+    """Fetches all matrices."""
 
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, source: GroupedParameter) -> torch.Tensor:
-        """The parameter itself."""
+        """Return the whole parameter on the device."""
         ctx.source = source
         shape, device = source.place.shape, source.ring.buffers[0].device
         made = torch.empty(shape, dtype=source.place.dtype, device=device)
-        for group, matrices in source.bring(source.groups):
+        for group, matrices in source.fetch(source.groups):
             made[group].copy_(matrices)
         return made
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:
-        """Gradients go to the host."""
+        """Copy gradients to the host."""
         for group in ctx.source.groups:
-            ctx.source.send(group, given[group])
+            ctx.source.offload(group, given[group])
         return None, None
 
 
-def _as_used(matrices: torch.Tensor, is_turned: bool, dtype: torch.dtype) -> torch.Tensor:
+def _as_used(matrices: torch.Tensor, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
     used = matrices.to(dtype)
-    return used.transpose(1, 2) if is_turned else used
+    return used.transpose(1, 2) if is_transposed else used
 
 
 # ── rows that are sorted by expert ───────────────────────────────────────────────────────────────
 
 
-class _Turn(NamedTuple):
-    """Sorted rows, turned so that those of a group come first."""
+class _Rotation(NamedTuple):
+    """Rotation of sorted rows that puts those of a group first."""
 
     order: torch.Tensor
-    """The row that comes to each place."""
+    """Source row of each position."""
     back: torch.Tensor
-    """The place that each row has come to."""
+    """Position of each source row."""
     is_own: torch.Tensor
-    """Whether a row is one of the group, as a column."""
+    """True for rows of the group, as a column."""
     offsets: torch.Tensor
-    """Where the rows of each expert of the group end."""
+    """End of the rows of each expert of the group."""
 
 
-def _turn(offsets: torch.Tensor, group: slice, num_rows: int) -> _Turn:
+def _rotation(offsets: torch.Tensor, group: slice, num_rows: int) -> _Rotation:
     places = torch.arange(num_rows, device=offsets.device)
     start = offsets[group.start - 1] if group.start else torch.zeros_like(offsets[0])
     own = (places >= start) & (places < offsets[group.stop - 1])
-    return _Turn(
+    return _Rotation(
         (places + start) % num_rows, (places - start) % num_rows, own[:, None],
         offsets[group] - start,
     )  # fmt: skip
 
 
 class SortedProduct(torch.autograd.Function):
-    """Rows that are sorted by expert, each with the matrix of its expert (``grouped_mm``)."""
+    """Product of rows that are sorted by expert, each with its expert's matrix (``grouped_mm``)."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: torch.Tensor, offsets: torch.Tensor, parameter: nn.Parameter,
-        source: GroupedParameter, is_turned: bool, dtype: torch.dtype,
+        source: GroupedParameter, is_transposed: bool, dtype: torch.dtype,
     ) -> torch.Tensor:  # fmt: skip
-        """The products."""
+        """Compute the products."""
         ctx.save_for_backward(rows, offsets)
-        ctx.how = source, is_turned, dtype
-        made = rows.new_zeros((len(rows), source.place.shape[1 if is_turned else 2]))
-        for group, matrices in source.bring(source.groups):
-            turn = _turn(offsets, group, len(rows))
-            used = _as_used(matrices, is_turned, dtype)
-            part = functional.grouped_mm(rows[turn.order], used, offs=turn.offsets)
-            torch.where(turn.is_own, part[turn.back], made, out=made)
+        ctx.how = source, is_transposed, dtype
+        made = rows.new_zeros((len(rows), source.place.shape[1 if is_transposed else 2]))
+        for group, matrices in source.fetch(source.groups):
+            rotation = _rotation(offsets, group, len(rows))
+            used = _as_used(matrices, is_transposed, dtype)
+            part = functional.grouped_mm(rows[rotation.order], used, offs=rotation.offsets)
+            torch.where(rotation.is_own, part[rotation.back], made, out=made)
         return made
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:
-        """Of the rows; gradients of the matrices go to the host."""
+        """Compute gradients of the rows; those of the matrices go to the host."""
         rows, offsets = ctx.saved_tensors
-        source, is_turned, dtype = ctx.how
+        source, is_transposed, dtype = ctx.how
         wants_rows, wants_matrices = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         of_rows = torch.zeros_like(rows) if wants_rows else None
         groups = source.groups[::-1]
-        brought = source.bring(groups) if wants_rows else None
+        fetched = source.fetch(groups) if wants_rows else None
         for group in groups:
-            turn = _turn(offsets, group, len(rows))
-            there = given[turn.order]
-            if brought is not None and of_rows is not None:
-                used = _as_used(next(brought)[1], is_turned, dtype).transpose(1, 2)
-                part = functional.grouped_mm(there, used, offs=turn.offsets)
-                torch.where(turn.is_own, part[turn.back], of_rows, out=of_rows)
+            rotation = _rotation(offsets, group, len(rows))
+            there = given[rotation.order]
+            if fetched is not None and of_rows is not None:
+                used = _as_used(next(fetched)[1], is_transposed, dtype).transpose(1, 2)
+                part = functional.grouped_mm(there, used, offs=rotation.offsets)
+                torch.where(rotation.is_own, part[rotation.back], of_rows, out=of_rows)
                 del part
             if wants_matrices:
-                sides = (there, rows[turn.order]) if is_turned else (rows[turn.order], there)
-                found = functional.grouped_mm(sides[0].t(), sides[1], offs=turn.offsets)
-                source.send(group, found)
+                sides = (
+                    (there, rows[rotation.order])
+                    if is_transposed
+                    else (rows[rotation.order], there)
+                )
+                found = functional.grouped_mm(sides[0].t(), sides[1], offs=rotation.offsets)
+                source.offload(group, found)
                 del found, sides
         return of_rows, None, None, None, None, None
 
 
-class ExpertsStandIn(StandInTensor):
-    """What stands for a parameter while its block computes."""
+class LazyExperts(LazyTensor):
+    """A parameter of experts while its block computes."""
 
     source: GroupedParameter
-    is_turned: bool
+    is_transposed: bool
     """True if the matrices are transposed."""
 
     @staticmethod
     def __new__(  # noqa: D102
-        cls: Any, source: GroupedParameter, *, is_turned: bool, dtype: torch.dtype
-    ) -> ExpertsStandIn:
+        cls: Any, source: GroupedParameter, *, is_transposed: bool, dtype: torch.dtype
+    ) -> LazyExperts:
         count, *sides = source.place.shape
-        shape = (count, *(reversed(sides) if is_turned else sides))
+        shape = (count, *(reversed(sides) if is_transposed else sides))
         device = source.ring.buffers[0].device
-        made: ExpertsStandIn = torch.Tensor._make_wrapper_subclass(
+        made: LazyExperts = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=device
         )
-        made.source, made.is_turned = source, is_turned
+        made.source, made.is_transposed = source, is_transposed
         return made
 
-    def turned(self) -> ExpertsStandIn:
-        """With its matrices transposed."""
-        return ExpertsStandIn(self.source, is_turned=not self.is_turned, dtype=self.dtype)
+    def transposed(self) -> LazyExperts:
+        """Return the transposed matrices."""
+        return LazyExperts(self.source, is_transposed=not self.is_transposed, dtype=self.dtype)
 
-    def rounded(self, dtype: torch.dtype) -> ExpertsStandIn:
-        """In another type."""
-        return ExpertsStandIn(self.source, is_turned=self.is_turned, dtype=dtype)
+    def cast(self, dtype: torch.dtype) -> LazyExperts:
+        """Return the matrices in another type."""
+        return LazyExperts(self.source, is_transposed=self.is_transposed, dtype=dtype)
 
-    def whole(self) -> torch.Tensor:
-        """All of it on the device."""
-        made: torch.Tensor = WholeExperts.apply(self.source.parameter, self.source)  # type: ignore[no-untyped-call]
+    def materialize(self) -> torch.Tensor:
+        """Fetch the whole parameter."""
+        made: torch.Tensor = AllExperts.apply(self.source.parameter, self.source)  # type: ignore[no-untyped-call]
         made = made.to(self.dtype)
-        return made.transpose(1, 2) if self.is_turned else made
+        return made.transpose(1, 2) if self.is_transposed else made
 
     @classmethod
-    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Products in groups, and what is done to experts before them."""
+    def apply_rule(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply products in groups, and transposes and casts before them."""
         return _RULES[func](*args, **kwargs) if func in _RULES else NotImplemented
 
 
 class InGroups(TorchFunctionMode):
-    """Has stand-ins in the place of parameters whatever is done to them."""
+    """Replaces parameters by lazy tensors in all functions."""
 
     def __init__(self, sources: Mapping[nn.Parameter, GroupedParameter]) -> None:
         super().__init__()
@@ -343,21 +335,23 @@ class InGroups(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function, with stand-ins where it is given such parameters."""
+        """Call a function with lazy tensors in place of such parameters."""
         given = (args, dict(kwargs or {}))
         if any(id(leaf) in self._sources for leaf in tree_leaves(given)):
-            given = tree_map(self._stand_in, given)
+            given = tree_map(self._lazy, given)
         return func(*given[0], **given[1])
 
-    def _stand_in(self, leaf: Any) -> Any:
+    def _lazy(self, leaf: Any) -> Any:
         source = self._sources.get(id(leaf))
-        return leaf if source is None else ExpertsStandIn(source, is_turned=False, dtype=leaf.dtype)
+        return (
+            leaf if source is None else LazyExperts(source, is_transposed=False, dtype=leaf.dtype)
+        )
 
 
 def called_in_groups(
     sources: Mapping[nn.Parameter, GroupedParameter], function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The function, to which such parameters are stand-ins."""
+    """Wrap a function so that such parameters are lazy tensors in it."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         with InGroups(sources):
@@ -370,20 +364,20 @@ def called_in_groups(
 
 
 def _product(left: Any, right: Any) -> Any:
-    """A batched product in which one side is a stand-in; others are none of ours."""
-    if isinstance(right, ExpertsStandIn):
+    """Multiply in groups if one side is a lazy tensor; `NotImplemented` for others."""
+    if isinstance(right, LazyExperts):
         rows, experts, is_left = left, right, False
     else:
         # (W x)' = x' W'
         rows, experts, is_left = right.transpose(1, 2) if right.dim() == 3 else right, left, True
-    if isinstance(rows, ExpertsStandIn) or rows.dim() != 3 or rows.shape[0] != experts.shape[0]:
+    if isinstance(rows, LazyExperts) or rows.dim() != 3 or rows.shape[0] != experts.shape[0]:
         return NotImplemented
-    experts = experts.turned() if is_left else experts
+    experts = experts.transposed() if is_left else experts
     kind, source = rows.device.type, experts.source
     dtype = autocast_dtype(kind) or experts.dtype
     with torch.autocast(kind, enabled=False):
         made: torch.Tensor = BatchedProduct.apply(  # type: ignore[no-untyped-call]
-            rows.to(dtype), source.parameter, source, experts.is_turned, dtype
+            rows.to(dtype), source.parameter, source, experts.is_transposed, dtype
         )
     return made.transpose(1, 2) if is_left else made
 
@@ -391,46 +385,52 @@ def _product(left: Any, right: Any) -> Any:
 def _sorted_product(
     rows: Any, experts: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """``grouped_mm`` of rows that are sorted by expert."""
-    is_usual = isinstance(experts, ExpertsStandIn) and not isinstance(rows, ExpertsStandIn)
-    if not is_usual or rows.dim() != 2 or offs is None or bias is not None or out_dtype is not None:
+    """Compute ``grouped_mm`` of rows that are sorted by expert."""
+    is_supported = isinstance(experts, LazyExperts) and not isinstance(rows, LazyExperts)
+    if (
+        not is_supported
+        or rows.dim() != 2
+        or offs is None
+        or bias is not None
+        or out_dtype is not None
+    ):
         return NotImplemented
     source = experts.source
     return SortedProduct.apply(  # type: ignore[no-untyped-call]
-        rows, offs, source.parameter, source, experts.is_turned, experts.dtype
+        rows, offs, source.parameter, source, experts.is_transposed, experts.dtype
     )
 
 
-def _turned(experts: Any, *dims: Any) -> Any:
-    if not isinstance(experts, ExpertsStandIn) or len(dims) != 2:
+def _transpose(experts: Any, *dims: Any) -> Any:
+    if not isinstance(experts, LazyExperts) or len(dims) != 2:
         return NotImplemented
-    return experts.turned() if {dim % 3 for dim in dims} == {1, 2} else NotImplemented
+    return experts.transposed() if {dim % 3 for dim in dims} == {1, 2} else NotImplemented
 
 
 def _permuted(experts: Any, *dims: Any) -> Any:
     order = tuple(dims[0]) if len(dims) == 1 else dims
-    if not isinstance(experts, ExpertsStandIn) or len(order) != 3:
+    if not isinstance(experts, LazyExperts) or len(order) != 3:
         return NotImplemented
-    return experts.turned() if tuple(d % 3 for d in order) == (0, 2, 1) else NotImplemented
+    return experts.transposed() if tuple(d % 3 for d in order) == (0, 2, 1) else NotImplemented
 
 
-def _rounded(experts: Any, *args: Any, **kwargs: Any) -> Any:
+def _cast(experts: Any, *args: Any, **kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
-        return experts.rounded(args[0])
+        return experts.cast(args[0])
     return NotImplemented
 
 
 def _einsum(equation: Any, *operands: Any) -> Any:
-    """``einsum`` where it is a batched product: experts in all three, one sum, matrices last."""
+    """Compute an ``einsum`` that is a batched product: experts in all terms, one sum."""
     terms = str(equation).replace(" ", "").replace("->", ",").split(",")
-    is_usual = len(terms) == 3 and len(operands) == 2 and "->" in str(equation)
-    if not is_usual or any(len(set(term)) != len(term) or "." in term for term in terms):
+    is_supported = len(terms) == 3 and len(operands) == 2 and "->" in str(equation)
+    if not is_supported or any(len(set(term)) != len(term) or "." in term for term in terms):
         return NotImplemented
-    if isinstance(operands[0], ExpertsStandIn):
+    if isinstance(operands[0], LazyExperts):
         (of_experts, of_rows, result), (experts, rows) = terms, operands
     else:
         (of_rows, of_experts, result), (rows, experts) = terms, operands
-    if isinstance(rows, ExpertsStandIn):
+    if isinstance(rows, LazyExperts):
         return NotImplemented
     expert, sides = of_experts[0], list(of_experts[1:])
     summed = [side for side in sides if side in of_rows and side not in result]
@@ -441,7 +441,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
         return NotImplemented
     order = [of_rows.index(letter) for letter in (expert, *free, *summed)]
     laid = rows.permute(order)
-    used = experts if sides == [*summed, *kept] else experts.turned()
+    used = experts if sides == [*summed, *kept] else experts.transposed()
     made = _product(laid.flatten(1, -2) if free else laid.unsqueeze(1), used)
     made = made.view(*laid.shape[:-1], made.shape[-1])
     letters = [expert, *free, *kept]
@@ -457,13 +457,13 @@ _RULES: Mapping[Any, Callable[..., Any]] = {
     torch.einsum: _einsum,
     functional.grouped_mm: _sorted_product,
     torch._grouped_mm: _sorted_product,
-    torch.transpose: _turned,
-    torch.Tensor.transpose: _turned,
+    torch.transpose: _transpose,
+    torch.Tensor.transpose: _transpose,
     torch.permute: _permuted,
     torch.Tensor.permute: _permuted,
-    torch.Tensor.mT.__get__: lambda experts: experts.turned(),  # type: ignore[attr-defined]
-    torch.Tensor.to: _rounded,
-    torch.Tensor.float: lambda experts: experts.rounded(torch.float32),
-    torch.Tensor.bfloat16: lambda experts: experts.rounded(torch.bfloat16),
-    torch.Tensor.half: lambda experts: experts.rounded(torch.float16),
+    torch.Tensor.mT.__get__: lambda experts: experts.transposed(),  # type: ignore[attr-defined]
+    torch.Tensor.to: _cast,
+    torch.Tensor.float: lambda experts: experts.cast(torch.float32),
+    torch.Tensor.bfloat16: lambda experts: experts.cast(torch.bfloat16),
+    torch.Tensor.half: lambda experts: experts.cast(torch.float16),
 }

@@ -1,115 +1,116 @@
-"""Where gradients land on the host: a buffer for each block, and sums where they come in turns."""
+"""Pinned gradient buffers of the host, one per block, in which gradients are accumulated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import nn
 
-from hocket.runtime.offload.copy_streams import CopyEngines, HostPool, Lent
-from hocket.runtime.offload.host_optimizer import HostUpdates
+from hocket.runtime.offload.copy_streams import CopyStreams, HeldUntil, HostPool
+from hocket.runtime.offload.host_optimizer import HostOptimizerThread
 from hocket.runtime.offload.memory_tracker import on_host
 from hocket.runtime.offload.parameter_blocks import Block, BufferLayout
 
 Gradients = dict[nn.Parameter, torch.Tensor]
 
 
-class Landings:
-    """Buffers of the host that gradients are sent to."""
+class GradientBuffers:
+    """Copies gradients to the host and adds them up there."""
 
-    def __init__(self, engines: CopyEngines, pool: HostPool, updates: HostUpdates) -> None:
-        self._engines, self._pool, self._updates = engines, pool, updates
-        self.sent = Lent()
-        """Gradients on their way."""
+    def __init__(
+        self, streams: CopyStreams, pool: HostPool, host_optimizer: HostOptimizerThread
+    ) -> None:
+        self._streams, self._pool, self._host_optimizer = streams, pool, host_optimizer
+        self.in_flight = HeldUntil()
+        """Gradients that are being copied."""
 
-    def send(
+    def offload(
         self, block: Block, found: Gradients, *, is_used: bool
     ) -> tuple[torch.Tensor, Gradients]:
-        """Send the gradients of a block, on top of those of its groups of experts; returns the
-        buffer that they land in, and what lies there when all that was sent has come. What
-        ``is_used`` at once lands in the type that it was made in, other gradients in the
-        parameters' own, as autograd would have them after rounding."""
-        types = {place.parameter: place.dtype for place in block.made_layout.places}
-        is_used = is_used and all(gradient.dtype == types[p] for p, gradient in found.items())
-        layout = block.made_layout if is_used else block.home_layout
-        landing = self._buffer(block, layout)
-        arrived = {parameter for parameter, _ in block.arrived}
-        block.arriving, block.arrived = None, set()
-        with on_host():
-            places = {p.parameter: p.of(landing) for p in layout.places}
-        sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
-        ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
-        self.sent.lend(sources, ticket)
-        block.sent = ticket
-        return landing, {p: places[p] for p in (*found, *arrived)}
+        """Copy the gradients of a block to the host, beside those of its expert groups.
 
-    def send_group(
+        Returns the pinned buffer and the gradients in it, valid once the copy is complete. What
+        ``is_used`` at once stays in the type in which it was computed; other gradients get the
+        type of their parameters, as autograd would cast them.
+        """
+        types = {place.parameter: place.dtype for place in block.gradient_layout.places}
+        is_used = is_used and all(gradient.dtype == types[p] for p, gradient in found.items())
+        layout = block.gradient_layout if is_used else block.master_layout
+        buffer = self._buffer(block, layout)
+        in_groups = {parameter for parameter, _ in block.groups_sent}
+        block.group_buffer, block.groups_sent = None, set()
+        with on_host():
+            places = {p.parameter: p.of(buffer) for p in layout.places}
+        sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
+        event = self._streams.offload(list(zip([places[p] for p in found], sources, strict=True)))
+        self.in_flight.hold(sources, event)
+        block.gradients_sent = event
+        return buffer, {p: places[p] for p in (*found, *in_groups)}
+
+    def offload_group(
         self, block: Block, parameter: nn.Parameter, group: slice, gradient: torch.Tensor
     ) -> None:
-        """Send the gradient of a group of experts, and add it to another that came before."""
-        landing = block.arriving = self._buffer(block, block.home_layout)
+        """Copy the gradient of an expert group to the host, and add it to an earlier one."""
+        buffer = block.group_buffer = self._buffer(block, block.master_layout)
         with on_host():
-            whole = next(p for p in block.home_layout.places if p.parameter is parameter)
-            place = whole.of(landing)[group]
-            is_first = (parameter, group.start) not in block.arrived
+            view = next(p for p in block.master_layout.places if p.parameter is parameter)
+            place = view.of(buffer)[group]
+            is_first = (parameter, group.start) not in block.groups_sent
             target = place if is_first else torch.empty_like(place)
-        block.arrived.add((parameter, group.start))
-        leaving = gradient.to(place.dtype).contiguous()
-        ticket = self._engines.send([(target, leaving)])
-        self.sent.lend([leaving], ticket)
+        block.groups_sent.add((parameter, group.start))
+        source = gradient.to(place.dtype).contiguous()
+        event = self._streams.offload([(target, source)])
+        self.in_flight.hold([source], event)
         if not is_first:
-            self._updates.ask(block, partial(_add, place, target), ticket)
+            self._host_optimizer.submit(block, lambda: _add(place, target), event)
 
-    def add(self, block: Block, landing: torch.Tensor, gradients: Gradients) -> None:
-        """On the host: add what has come to what is there."""
-        if not block.pending:
-            block.landing, block.pending = landing, gradients
+    def accumulate(self, block: Block, buffer: torch.Tensor, gradients: Gradients) -> None:
+        """Add gradients that have arrived to those that are there; runs on the host thread."""
+        if not block.host_gradients:
+            block.gradient_buffer, block.host_gradients = buffer, gradients
             return
         for parameter, gradient in gradients.items():
-            if parameter in block.pending:
-                block.pending[parameter].add_(gradient)
+            if parameter in block.host_gradients:
+                block.host_gradients[parameter].add_(gradient)
             else:
-                block.pending[parameter] = gradient.clone()
-        self._pool.give_back(landing)
+                block.host_gradients[parameter] = gradient.clone()
+        self._pool.give_back(buffer)
 
     def drop(self, blocks: Iterable[Block]) -> None:
-        """Of a backward pass that did not end no gradient is whole: none is left."""
+        """Drop all gradients of a backward pass that failed."""
         for block in blocks:
-            self._updates.wait(block)
-            if block.arriving is not None and block.arriving is not block.landing:
-                self._pool.give_back(block.arriving)
-            block.arriving, block.arrived = None, set()
-            self.leave(block)
+            self._host_optimizer.wait(block)
+            if block.group_buffer is not None and block.group_buffer is not block.gradient_buffer:
+                self._pool.give_back(block.group_buffer)
+            block.group_buffer, block.groups_sent = None, set()
+            self._release(block)
             for parameter in block.parameters:
                 parameter.grad = None
 
     @contextmanager
     def used(self, block: Block) -> Iterator[None]:
-        """On the host: what has come is used here, also where that fails: it is in no later
-        update."""
+        """Release a block's gradients after an update, also where it fails."""
         try:
             yield
         finally:
-            self.leave(block)
+            self._release(block)
 
-    def leave(self, block: Block) -> None:
-        """On the host: what has come was used."""
-        block.pending = {}
-        if block.landing is not None:
-            self._pool.give_back(block.landing)
-            block.landing = None
+    def _release(self, block: Block) -> None:
+        block.host_gradients = {}
+        if block.gradient_buffer is not None:
+            self._pool.give_back(block.gradient_buffer)
+            block.gradient_buffer = None
 
     def _buffer(self, block: Block, layout: BufferLayout) -> torch.Tensor:
-        if block.arriving is not None:
-            return block.arriving
-        if block.landing is not None and not block.pending:
-            if block.landing.numel() == layout.num_bytes:
-                return block.landing
-            self._pool.give_back(block.landing)
-            block.landing = None
+        if block.group_buffer is not None:
+            return block.group_buffer
+        if block.gradient_buffer is not None and not block.host_gradients:
+            if block.gradient_buffer.numel() == layout.num_bytes:
+                return block.gradient_buffer
+            self._pool.give_back(block.gradient_buffer)
+            block.gradient_buffer = None
         return self._pool.take(layout.num_bytes)
 
 
@@ -117,11 +118,11 @@ def _add(place: torch.Tensor, gradient: torch.Tensor) -> None:
     place.add_(gradient)
 
 
-def put_aside_gradients(blocks: Iterable[Block]) -> None:
-    """Gradients at home cannot be added to by a computation on the device. Until a backward pass
-    begins a person may drop them."""
+def set_aside_host_gradients(blocks: Iterable[Block]) -> None:
+    """Take gradients of host-resident parameters off ``parameter.grad`` for a backward pass, which
+    computes on the device and cannot add to them."""
     for block in blocks:
-        for parameter in block.parameters if block.home is not None else ():
+        for parameter in block.parameters if block.master is not None else ():
             if parameter.grad is not None:
-                block.pending[parameter] = parameter.grad
+                block.host_gradients[parameter] = parameter.grad
                 parameter.grad = None

@@ -1,10 +1,10 @@
-"""AdamW on the host in one pass over memory: gradients come rounded, parameters leave rounded.
+"""AdamW on the host in one pass over memory, with bfloat16 gradients and low-precision copies.
 
-The host updates as fast as its memory lets it. PyTorch's fused kernel wants gradients in full, and
-leaves the rounded twin of the parameters, which is what is copied to the device, to a second pass.
-One pass reads and writes 28 bytes for each parameter where these take 34 and gradients twice the
-way (`adam_loop`). It is taken where it gives the bits of PyTorch's kernel: that is tried once,
-which also compiles it; `tried_beside` does so before a training begins.
+The host updates as fast as its memory allows. PyTorch's fused kernel needs gradients in full
+precision, and leaves the low-precision copy of the parameters, which is uploaded, to a second pass.
+One pass reads and writes 28 bytes per parameter instead of 34, and gradients are half as large on
+the bus. It is used where it gives the bits of PyTorch's kernel. That is checked once, which also
+compiles it; `compiled_in_background` does so before training begins.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 import torch
 
 _VECTOR = 16
-"""PyTorch updates so many numbers at once, and rounds what is left over in another way."""
+"""Vector length of PyTorch's kernel, which rounds the remaining elements differently."""
 _SAMPLE = 256 * _VECTOR
-"""Numbers that PyTorch's kernel is compared on."""
+"""Elements on which both kernels are compared."""
 _STRIPES = 4
-"""For each thread."""
+"""Stripes per thread."""
 _LOCK = threading.Lock()
-"""Some of the compiler's ways to share out a loop are for one thread at a time."""
+"""Some of numba's threading layers allow one parallel loop at a time."""
 
 
-class AdamNumbers(NamedTuple):
-    """What a step does to each number."""
+class AdamCoefficients(NamedTuple):
+    """Coefficients of one step."""
 
     keep: float
-    """Of a parameter before its step: 1 without decay."""
+    """Factor of the parameter: 1 without weight decay."""
     new: float
-    """Of the mean, what is the gradient's."""
+    """1 - beta1."""
     old_square: float
     new_square: float
     step_size: float
@@ -44,9 +44,11 @@ class AdamNumbers(NamedTuple):
     epsilon: float
 
 
-def is_one_pass(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an optimizer's parameters may be updated here: by fused kernels, as AdamW does, or
-    Adam without decay; means of mostly new gradients are rounded in another way."""
+def is_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """True if an optimizer is a fused AdamW, or Adam without weight decay.
+
+    PyTorch rounds differently where beta1 is below one half.
+    """
     is_decoupled = type(optimizer) is torch.optim.AdamW
     return (is_decoupled or type(optimizer) is torch.optim.Adam) and all(
         bool(group.get("fused"))
@@ -58,46 +60,48 @@ def is_one_pass(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def update_rounded(
+def fused_adam_step(
     group: dict[str, Any],
     state: dict[str, Any],
     parameter: torch.Tensor,
     gradient: torch.Tensor,
-    twin: torch.Tensor,
+    low_precision: torch.Tensor,
 ) -> bool:
-    """A step of a parameter that also writes its rounded twin; False where nothing was done,
-    because it has no state yet, its tensors are other ones, or bits would be others."""
-    whole: tuple[Any, ...] = (parameter, state.get("exp_avg"), state.get("exp_avg_sq"))
-    if any(t is None or t.dtype != torch.float32 or t.device.type != "cpu" for t in whole):
+    """Update a parameter and write its low-precision copy; False where nothing was done, because it
+    has no state yet, other types or layouts, or bits would differ."""
+    states: tuple[Any, ...] = (parameter, state.get("exp_avg"), state.get("exp_avg_sq"))
+    if any(t is None or t.dtype != torch.float32 or t.device.type != "cpu" for t in states):
         return False
-    if gradient.dtype != torch.bfloat16 or twin.dtype != torch.bfloat16:
+    if gradient.dtype != torch.bfloat16 or low_precision.dtype != torch.bfloat16:
         return False
-    tensors = (*whole, gradient, twin)
-    is_alike = all(t.stride() == parameter.stride() for t in tensors)
-    if not is_alike or parameter.numel() % _VECTOR or not has_same_bits():
+    tensors = (*states, gradient, low_precision)
+    have_same_layout = all(t.stride() == parameter.stride() for t in tensors)
+    if not have_same_layout or parameter.numel() % _VECTOR or not matches_torch():
         return False
-    numbers = _numbers(group, float(state["step"]) + 1)
+    coefficients = _coefficients(group, float(state["step"]) + 1)
     state["step"] += 1
-    _run([_line(tensor) for tensor in tensors], numbers, torch.get_num_threads())
+    _run([_flat(tensor) for tensor in tensors], coefficients, torch.get_num_threads())
     return True
 
 
-def _numbers(group: dict[str, Any], step: float) -> AdamNumbers:
-    """Those of a group's step with this number."""
+def _coefficients(group: dict[str, Any], step: float) -> AdamCoefficients:
+    """Return the coefficients of a group's step with this number."""
     lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], map(float, group["betas"])
-    return AdamNumbers(
+    return AdamCoefficients(
         1 - float(lr) * decay, 1 - beta1, beta2, 1 - beta2, -(float(lr) / (1 - beta1**step)),
         (1 - beta2**step) ** 0.5, group["eps"],
     )  # fmt: skip
 
 
-def _line(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The numbers of a dense tensor in the order of memory; of rounded ones the bits."""
+def _flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the elements of a dense tensor in the order of memory; of bfloat16 the bits."""
     line = tensor.detach().as_strided((tensor.numel(),), (1,))
     return line.view(torch.int16).numpy() if line.dtype == torch.bfloat16 else line.numpy()
 
 
-def _run(lines: list[np.ndarray[Any, Any]], numbers: AdamNumbers, num_threads: int) -> None:
+def _run(
+    arrays: list[np.ndarray[Any, Any]], coefficients: AdamCoefficients, num_threads: int
+) -> None:
     import numba
 
     from hocket.runtime.offload.host_adam_kernel import adam_loop
@@ -105,19 +109,19 @@ def _run(lines: list[np.ndarray[Any, Any]], numbers: AdamNumbers, num_threads: i
     with _LOCK:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         count = max(1, min(num_threads, most))
-        # Once its threads run, numba refuses to compile on a thread that has fewer cores, unless
-        # this says how many there are.
+        # Once its threads run, numba refuses to compile on a thread with fewer cores unless this
+        # variable is set.
         os.environ.setdefault("NUMBA_NUM_THREADS", str(most))
         numba.set_num_threads(count)
-        arguments: Any = (*lines, *map(np.float32, numbers), _STRIPES * count)
+        arguments: Any = (*arrays, *map(np.float32, coefficients), _STRIPES * count)
         adam_loop(*arguments)
 
 
 @contextmanager
-def tried_beside() -> Iterator[None]:
-    """Have `has_same_bits` tell without taking time after this: it finds out meanwhile."""
-    # By itself: modes of PyTorch, as of tensors without memory, are each thread's own.
-    trying = threading.Thread(target=has_same_bits, name="hocket-compiles")
+def compiled_in_background() -> Iterator[None]:
+    """Run `matches_torch` in another thread meanwhile."""
+    # In a thread: modes such as that of fake tensors belong to one thread.
+    trying = threading.Thread(target=matches_torch, name="hocket-compiles")
     trying.start()
     try:
         yield
@@ -126,8 +130,8 @@ def tried_beside() -> Iterator[None]:
 
 
 @functools.cache
-def has_same_bits() -> bool:
-    """True if this processor gives the bits of PyTorch's kernel."""
+def matches_torch() -> bool:
+    """True if the kernel gives the bits of PyTorch's kernel on this CPU."""
     draws = torch.Generator().manual_seed(0)
     start, mean, spread = (torch.randn(_SAMPLE, generator=draws) for _ in range(3))
     gradient = torch.randn(_SAMPLE, generator=draws).mul_(spread.exp()).bfloat16()
@@ -140,11 +144,11 @@ def has_same_bits() -> bool:
     state = {"step": torch.tensor(6.0), "exp_avg": theirs[1], "exp_avg_sq": theirs[2]}
     optimizer.state[parameter] = state
     optimizer.step()
-    numbers = _numbers(optimizer.param_groups[0], float(state["step"]))
-    twin = torch.empty_like(gradient)
+    coefficients = _coefficients(optimizer.param_groups[0], float(state["step"]))
+    low_precision = torch.empty_like(gradient)
     try:
-        _run([_line(tensor) for tensor in (*ours, gradient, twin)], numbers, 1)
-    # Whatever the compiler lacks here, PyTorch's kernels are there.
+        _run([_flat(tensor) for tensor in (*ours, gradient, low_precision)], coefficients, 1)
+    # Whatever the compiler lacks here, PyTorch's kernels work.
     except Exception:
         return False
-    return all(map(torch.equal, [*ours, twin], [*theirs, theirs[0].bfloat16()]))
+    return all(map(torch.equal, [*ours, low_precision], [*theirs, theirs[0].bfloat16()]))

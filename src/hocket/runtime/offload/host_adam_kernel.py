@@ -1,9 +1,9 @@
-"""AdamW of single precision with rounded gradients, and the rounded twin of what it changes.
+"""Kernel of a float32 AdamW step with bfloat16 gradients that also writes a bfloat16 copy.
 
-One pass over memory: each number's gradient comes as the bits of a bfloat16, and its new value
-leaves as such bits, too. Sums and products are rounded, or fused, where PyTorch's own kernel rounds
-and fuses them, so that the bits are the same. Shared out among threads in equal stripes. There is
-one kind of arguments: it is compiled when this file is read, and never in the midst of a training.
+One pass over memory, in equal stripes per thread; bfloat16 values are passed as bits. Sums and
+products are rounded, or fused, where PyTorch's own kernel does so, so that the bits are the same.
+The signature is fixed: it is compiled when this file is imported, and never in the midst of
+training. numba's intrinsics are public API (``numba.extending``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _compiled(signature: Any, *, parallel: bool = False) -> Callable[[_F], _F]:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _fused(_context: Any, _left: Any, _right: Any, _added: Any) -> Any:
-    """The sum of a product and a number, rounded once."""
+    """Fused multiply-add."""
     one = types.float32
     return one(one, one, one), lambda _, builder, __, given: builder.fma(*given)
 
@@ -60,7 +60,7 @@ def _cast_to(kind: Any) -> Any:
 
 @_compiled(_STRIPE)
 def _stripe(
-    parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
+    parameter: Any, mean: Any, square: Any, gradient: Any, low_precision: Any, keep: Any, new: Any,
     old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any,
 ) -> None:  # fmt: skip
     for at in range(len(parameter)):
@@ -71,23 +71,23 @@ def _stripe(
         below = np.sqrt(squared) / correction + epsilon
         value = parameter[at] * keep + step_size * moved / below
         parameter[at] = value
-        # To the nearest, between two to the even one; what is no number stays none.
+        # Round to nearest even; NaN stays NaN.
         bits = _bits(value)
         odd = (bits >> np.int32(16)) & np.int32(1)
         near = np.int32(bits + np.int32(0x7FFF) + odd) >> np.int32(16)
-        twin[at] = np.int16(near if value == value else np.int32(0x7FC0))
+        low_precision[at] = np.int16(near if value == value else np.int32(0x7FC0))
 
 
 @_compiled(_LOOP, parallel=True)
 def adam_loop(
-    parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
+    parameter: Any, mean: Any, square: Any, gradient: Any, low_precision: Any, keep: Any, new: Any,
     old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any, count: Any,
 ) -> None:  # fmt: skip
-    """A step of all numbers, in so many stripes; gradients and twins are bits."""
+    """Update all elements, in so many stripes; gradients and low-precision copies are bits."""
     size = len(parameter)
     for number in prange(count):
         a, b = size * number // count, size * (number + 1) // count
         _stripe(
-            parameter[a:b], mean[a:b], square[a:b], gradient[a:b], twin[a:b], keep, new,
+            parameter[a:b], mean[a:b], square[a:b], gradient[a:b], low_precision[a:b], keep, new,
             old_square, new_square, step_size, correction, epsilon,
         )  # fmt: skip

@@ -1,12 +1,11 @@
-"""What kernels of a GPU take beside their results: each kind of call is made once, and measured.
+"""Workspaces of GPU kernels, measured once for each kind of call and kept on disk.
 
-Libraries choose kernels, and workspaces for them, by shapes, layouts and types (cuDNN's attention
-takes several times its results, convolutions up to hundreds of MB), and nothing but the call itself
-tells which. A kind of call is an op with the shapes, strides and types of its tensors and its other
-arguments; it is made on tensors of zeros, beside which nothing runs, and PyTorch's allocator says
-how much more than the results there was meanwhile. Only calls are made that change nothing and
-whose kernels zeros cannot harm; generators of random numbers are the caller's to keep. The
-allocator's peak is reset. One call for each kind.
+Libraries choose kernels, and workspaces for them, by shapes, layouts and types: cuDNN's attention
+takes several times the memory of its results, convolutions up to hundreds of MB. Only the call
+itself shows how much. A kind of call is an op with the shapes, strides and types of its tensors and
+its other arguments. It is run on zeros, and PyTorch's allocator reports the peak beside the
+results. Only calls without side effects run, whose kernels zeros cannot harm. The caller restores
+random number generators; the allocator's peak is reset.
 """
 
 from __future__ import annotations
@@ -20,45 +19,61 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hocket.base import disk_cache
 from hocket.runtime.offload.copy_streams import extent
 
 KernelCall = Callable[[], Any]
+_KIND = "kernel-workspaces"
 _MIN_BYTES = 2**20
-"""Calls whose tensors are smaller take nothing worth measuring."""
+"""Calls with fewer bytes of tensors need no workspace worth measuring."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_",
               "_cudnn_attention_")  # fmt: skip
-"""Beginnings of names: such ops may draw random numbers, and are given seeds."""
+"""Prefixes of ops that may draw random numbers and take seeds as integer tensors."""
 _RECURRENT = "_cudnn_rnn"
-"""Likewise; its reserve is numbers in bytes."""
+"""Likewise; its reserve is a byte tensor."""
 _EMBEDDING_GRADIENT = "embedding_dense_backward"
-"""Is given numbers of rows, of which 0 is one."""
+"""Takes row indices, of which 0 is valid."""
 
 
 class Workspaces:
-    """Bytes that calls take beside what they return, by kind."""
+    """Bytes that calls take beside their results."""
 
-    def __init__(self, device: torch.device, measure: Callable[[KernelCall], int]) -> None:
-        """``measure`` makes a call and tells how much more than its results was held meanwhile."""
-        self._device, self._measure = device, measure
-        self._found: dict[Any, int] = {}
+    def __init__(
+        self, device: torch.device, measure: Callable[[KernelCall], int],
+        cache_key: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """``measure`` runs a call and returns the peak beside its results; measurements are kept
+        on disk under ``cache_key``, if there is one."""
+        self._device, self._measure, self._cache_key = device, measure, cache_key
+        known = None if cache_key is None else disk_cache.recall(_KIND, cache_key)
+        self._found: dict[str, int] = known if isinstance(known, dict) else {}
+        self._num_kept = len(self._found)
         self.unknown: dict[str, str] = {}
-        """Why calls could not be made, by op."""
+        """Errors of calls that could not be made, by op."""
 
-    def beside(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> int:
-        """What a call takes; 0 where that is not known."""
-        if not _is_worth_a_call(func):
+    def workspace_bytes(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+    ) -> int:
+        """Return what a call takes; 0 where that is not known."""
+        if not _may_need_workspace(func):
             return 0
         leaves, form = tree_flatten((args, dict(kwargs or {})))
-        if not self._can_be_made(func, [v for v in leaves if isinstance(v, torch.Tensor)]):
+        if not self._can_run(func, [v for v in leaves if isinstance(v, torch.Tensor)]):
             return 0
-        key = func, _settings(), tuple(kwargs or ()), tuple(_kind(leaf) for leaf in leaves)
+        key = repr((str(func), _settings(), tuple(kwargs or ()), [_kind(leaf) for leaf in leaves]))
         if key not in self._found:
             self._found[key] = self._measured(func, leaves, form)
         return self._found[key]
 
-    def _can_be_made(self, func: Any, tensors: list[torch.Tensor]) -> bool:
+    def keep(self) -> None:
+        """Keep new measurements on disk; calls that failed are measured again next time."""
+        if self._cache_key is not None and len(self._found) > self._num_kept and not self.unknown:
+            disk_cache.keep(_KIND, self._cache_key, self._found)
+            self._num_kept = len(self._found)
+
+    def _can_run(self, func: Any, tensors: list[torch.Tensor]) -> bool:
         here = [t for t in tensors if t.device.type == self._device.type]
-        # Other whole numbers may be places, or sizes, that zeros are not.
+        # Other integers may be indices or sizes for which zero is not valid.
         takes_zeros = _name(func).startswith((*_ATTENTION, _RECURRENT, _EMBEDDING_GRADIENT))
         if not takes_zeros and not all(t.is_floating_point() for t in here):
             return False
@@ -70,7 +85,7 @@ class Workspaces:
                 real = [_zeros(v) if isinstance(v, torch.Tensor) else v for v in leaves]
                 args, kwargs = tree_unflatten(real, form)
                 return self._measure(lambda: func(*args, **kwargs))
-            # There is no room for it by itself, or the device has no such kernel.
+            # Too little memory for it alone, or the device has no such kernel.
             except RuntimeError as error:
                 self.unknown[_name(func)] = str(error)
                 return 0
@@ -78,24 +93,30 @@ class Workspaces:
 
 @cache
 def workspaces_on(device: torch.device) -> Workspaces:
-    """Those of a GPU."""
+    """Return the workspaces of a GPU."""
 
     def measure(call: KernelCall) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         with warnings.catch_warnings():
-            # Weights of recurrent layers are not in one piece, as they will not be.
+            # Weights of recurrent layers are not contiguous here, as in training.
             warnings.simplefilter("ignore")
             result = call()
         held = torch.cuda.memory_allocated(device)
         del result
         return max(0, torch.cuda.max_memory_allocated(device) - held)
 
-    return Workspaces(device, measure)
+    key = {
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+    return Workspaces(device, measure, key)
 
 
 @cache
-def _is_worth_a_call(func: Any) -> bool:
-    """True if an op only computes something, in a way that may want room."""
+def _may_need_workspace(func: Any) -> bool:
+    """True if an op has no side effects and is not pointwise."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     if func.is_view or func._schema.is_mutable:
@@ -112,7 +133,7 @@ def _name(func: Any) -> str:
 
 
 def _settings() -> tuple[bool, ...]:
-    """What kernels are chosen by beside the arguments."""
+    """Return settings by which libraries choose kernels."""
     return (
         torch.backends.cudnn.enabled,
         torch.backends.cudnn.benchmark,
@@ -123,11 +144,11 @@ def _settings() -> tuple[bool, ...]:
 
 def _kind(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
-        return type(leaf), leaf
+        return type(leaf).__name__, leaf
     return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device.type
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros in the layout of a tensor."""
-    room = torch.zeros(extent(tensor), dtype=tensor.dtype, device=tensor.device)
-    return room.as_strided(tensor.shape, tensor.stride())
+    """Return zeros in the layout of a tensor."""
+    flat = torch.zeros(extent(tensor), dtype=tensor.dtype, device=tensor.device)
+    return flat.as_strided(tensor.shape, tensor.stride())

@@ -1,7 +1,7 @@
-"""Tensors that are never to be whole: something stands for them, and knows what is done to it.
+"""Lazy tensors, which stand for tensors that are too large to exist as a whole.
 
-What a stand-in has a rule for (turning it, rounding it, a product, a loss) is done to it as it is.
-Whatever else wants its numbers gets the tensor itself, so that no model has to know of stand-ins.
+Functions with a rule (a transpose, a cast, a product, a loss) are applied to the lazy tensor. Every
+other function gets the real tensor, so that no model has to know of lazy ones.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from torch.utils._pytree import tree_map
 
 _PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
                     torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
-"""What a stand-in says of itself, beside its attributes."""
+"""Functions that a lazy tensor answers itself, beside its attributes."""
 
 
-class StandInTensor(torch.Tensor):
-    """What stands for a tensor."""
+class LazyTensor(torch.Tensor):
+    """A tensor subclass without data."""
 
     @abstractmethod
-    def whole(self) -> torch.Tensor:
-        """The tensor itself."""
+    def materialize(self) -> torch.Tensor:
+        """Compute the real tensor."""
 
     @classmethod
     @abstractmethod
-    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a rule makes of a call; `NotImplemented` without one."""
+    def apply_rule(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply the rule of a function; `NotImplemented` without one."""
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function by its rule, or with whole tensors."""
+        """Call a function by its rule, or with real tensors."""
         kwargs = dict(kwargs or {})
-        result = cls.ruled(func, args, kwargs)
+        result = cls.apply_rule(func, args, kwargs)
         if result is not NotImplemented:
             return result
         if getattr(func, "__name__", "") == "__get__" or func in _PLAIN:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        made = tree_map(lambda x: x.whole() if isinstance(x, StandInTensor) else x, (args, kwargs))
+        made = tree_map(
+            lambda x: x.materialize() if isinstance(x, LazyTensor) else x, (args, kwargs)
+        )
         return func(*made[0], **made[1])
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        raise AssertionError(f"{func} sees {cls.__name__}, which is made whole before any op")
+        raise AssertionError(f"{func} sees {cls.__name__}, which must be real before any op")

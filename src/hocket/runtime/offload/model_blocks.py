@@ -1,8 +1,9 @@
-"""Memory plans with one policy for all blocks of a model, found by its modules alone.
+"""Blocks of a memory plan as modules of a model, and plans with one policy for all blocks.
 
-Blocks are the members of the outermost lists of modules (layers of a transformer, stages of a
-convolutional net) and whatever modules with parameters are outside of these. A member most of whose
-parameters are in a list inside it, such as that of experts, is cut by that list in its turn.
+A block has the modules that compute its ops, and the parameters that no other block uses. Without a
+traced step blocks are found by modules alone: members of the outermost lists of modules (layers of
+a transformer, stages of a convolutional net) and modules with parameters outside of these. A member
+with most of its parameters in a list inside it, such as one of experts, is cut by that list.
 """
 
 from __future__ import annotations
@@ -28,37 +29,43 @@ from hocket.simulate.rewriting.experts import find_experts, in_groups
 from hocket.simulate.rewriting.uses import can_run_twice
 from hocket.simulate.rewriting.visits import StepVisit, find_visits
 
-# The blocks of a plan as parts of a model: which modules, and which parameters each has alone.
-
 SHARED = "(shared)"
-"""Name of the block of parameters that several blocks have, or none."""
+"""Name of the block of parameters that several blocks use, or none."""
+_MIN_MEMBERS = 3
+"""Members with parameters from which on a list inside a block cuts it."""
 
 
 def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
-    """The blocks, and last one for parameters that are no block's own.
+    """Return the blocks of a plan, and at the end one of parameters that no block has alone.
 
-    Parameters that several blocks share, or none has, stay on the device; they are updated on the
-    host, with their state, where all of these blocks (all there are, where none shares any) are or
-    have their own parameters at home there. A block that is a run of modules has each of them.
+    The latter stay on the device. They are updated on the host if all blocks that use them (all
+    blocks, where none does) have their master copies there.
     """
-    _require_apart(model)
+    _require_disjoint(model)
     known = dict(model.named_modules())
-    visits = _visits(graph, memory)
+    calls = _module_calls(graph, memory)
     blocks = []
     for index, policy in enumerate(memory.blocks):
-        # Parameters of a module that is called in several blocks are shared.
-        own = [visit for visit in visits if visit.block == index]
-        paths = _own_module(policy.name, known) if graph is None else [v.module for v in own]
+        own = [call for call in calls if call.block == index]
+        if graph is None:
+            paths = [_module_path(policy.name, known)]
+            once = [path for path in paths if _draws_in_cudnn(known[path])]
+        else:
+            paths = [call.module for call in own]
+            is_recomputed = policy.activations == "recomputed"
+            once = [
+                call.module
+                for call in own
+                if is_recomputed and not can_run_twice(graph, call.start, call.stop)
+            ]
         modules = {path: known[path] for path in paths}
-        once = [path for path in paths if graph is None and _drops_by_itself(known[path])]
-        once += [v.module for v in own if policy.activations == "recomputed" and graph is not None
-                 and not can_run_twice(graph, v.start, v.stop)]  # fmt: skip
-        draws = _draws(policy, graph)
-        blocks.append(Block(policy, index, modules, paths, draws=draws, once=frozenset(once)))
+        blocks.append(Block(policy, index, modules, paths, uses_rng=_uses_rng(policy, graph),
+                            not_recomputable=frozenset(once)))  # fmt: skip
+    # Parameters of a module that is called in several blocks are shared.
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
-    # What a module outside of all blocks has as well is brought by none of them.
+    # What a module outside of all blocks has as well is fetched by none of them.
     covered = {path for block in blocks for path in block.modules}
     for path, module in known.items():
         if path not in covered and not covered.intersection(outer_modules(path)):
@@ -67,28 +74,28 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
-    # Of what the model's own code alone reads, such as a token of a class, all blocks decide.
+    # For what only the model's own code reads, such as a class token, all blocks decide.
     policies = policies or list(memory.blocks)
-    is_hosted = bool(policies) and all(policy.is_on_host for policy in policies)
-    shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
+    is_on_host = bool(policies) and all(policy.is_on_host for policy in policies)
+    shared = MemoryBlock(name=SHARED, update="host" if is_on_host else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, parameters=rest)]
 
 
-def _drops_by_itself(module: nn.Module) -> bool:
-    """True if cuDNN may draw what a module drops, which cannot be drawn again."""
+def _draws_in_cudnn(module: nn.Module) -> bool:
+    """True if cuDNN may draw the dropout of a module, which cannot be drawn again."""
     return any(isinstance(each, nn.RNNBase) and each.dropout for each in module.modules())
 
 
-def _draws(policy: MemoryBlock, graph: Graph | None) -> bool:
-    """True if the forward ops of a block draw random numbers, where they are known."""
+def _uses_rng(policy: MemoryBlock, graph: Graph | None) -> bool:
+    """True if the forward ops of a block draw random numbers, or are not known."""
     return graph is None or bool((graph.rng_order[policy.start : policy.stop] >= 0).any())
 
 
 def group_experts(
     model: nn.Module, blocks: Sequence[Block], memory: Memory, graph: Graph | None
 ) -> None:
-    """Have the blocks know which of their parameters come in groups of experts."""
+    """Note in the blocks which of their parameters are fetched in groups of experts."""
     if graph is None or all(policy.expert_groups == 1 for policy in memory.blocks):
         return
     experts = find_experts(graph, blocks_of(graph, memory))
@@ -96,17 +103,16 @@ def group_experts(
     for root, count in in_groups(experts, memory).items():
         block, parameter = blocks[experts[root].block], named[graph.tensor_names[root]]
         if parameter in set(block.parameters) and can_be_grouped(parameter):
-            block.grouped[parameter] = count
+            block.expert_groups[parameter] = count
 
 
-def _require_apart(model: nn.Module) -> None:
-    """Parameters may lie in one tensor side by side; of two in the same bytes, each would go its
-    own way once it has a home of its own."""
+def _require_disjoint(model: nn.Module) -> None:
+    """Refuse parameters that overlap in memory: they would differ once each has a master copy."""
     named = [(name, p) for name, p in model.named_parameters() if p.numel()]
-    by_place = sorted(named, key=lambda each: _bytes_of(each[1])[:2])
-    for (name, parameter), (other, beside) in pairwise(by_place):
-        storage, _, stop = _bytes_of(parameter)
-        other_storage, start, _ = _bytes_of(beside)
+    by_address = sorted(named, key=lambda each: _byte_range(each[1])[:2])
+    for (name, parameter), (other, following) in pairwise(by_address):
+        storage, _, stop = _byte_range(parameter)
+        other_storage, start, _ = _byte_range(following)
         if storage == other_storage and start < stop:
             raise UsageError(
                 f"{name} and {other} are two parameters in the same memory",
@@ -114,8 +120,8 @@ def _require_apart(model: nn.Module) -> None:
             )
 
 
-def _bytes_of(parameter: nn.Parameter) -> tuple[int, int, int]:
-    """Its storage, and its first byte there and the one after its last."""
+def _byte_range(parameter: nn.Parameter) -> tuple[int, int, int]:
+    """Return storage, first byte and the byte after the last one."""
     size, start = parameter.dtype.itemsize, int(parameter.storage_offset())
     stop = start + extent(parameter)
     return parameter.untyped_storage()._cdata, start * size, stop * size
@@ -125,22 +131,21 @@ def _parameters(block: Block) -> list[nn.Parameter]:
     return list(dict.fromkeys(p for module in block.modules.values() for p in module.parameters()))
 
 
-def _own_module(name: str, known: Mapping[str, nn.Module]) -> Sequence[str]:
+def _module_path(name: str, known: Mapping[str, nn.Module]) -> str:
     if name not in known:
         raise unknown_name("module of a memory plan", name, known)
     if not name:
         raise UsageError(
-            "a memory plan of the whole model as one block cannot be carried out",
+            "a memory plan with the whole model as one block cannot run",
             hint="plan with blocks that are modules of the model",
         )
-    return (name,)
+    return name
 
 
 def find_head(
     model: nn.Module, memory: Memory, graph: Graph | None, blocks: Sequence[Block]
 ) -> nn.Linear | None:
-    """The layer that makes the logits, where the loss goes in chunks: a block must visit it by
-    itself."""
+    """Return the layer that computes the logits, where the loss is computed in chunks."""
     if memory.loss_chunks == 1:
         return None
     last = memory.blocks[-1]
@@ -148,60 +153,47 @@ def find_head(
     head = last_layer(model, path)
     if not any(module is head for block in blocks for module in block.modules.values()):
         raise UsageError(
-            f"the loss cannot be made in chunks: no block of the memory plan has "
+            f"the loss cannot be computed in chunks: no block of the memory plan has "
             f"{path_of(model, head)} whole",
             hint="plan with loss_chunks 1, or with the last layer and the loss in the last block",
         )
     return head
 
 
-def _visits(graph: Graph | None, memory: Memory) -> Sequence[StepVisit]:
-    """Calls of the modules that carry the blocks out."""
+def _module_calls(graph: Graph | None, memory: Memory) -> Sequence[StepVisit]:
+    """Return the calls of modules that compute the blocks."""
     if graph is None or not memory.blocks:
         return ()
     blocks = blocks_of(graph, memory)
     return find_visits(graph, blocks.start, blocks.block_of).visits
 
 
-# Memory plans with one policy for all blocks of a model, found by its modules alone.
-#
-# Blocks are the members of the outermost lists of modules (layers of a transformer, stages of a
-# convolutional net) and whatever modules with parameters are outside of these. A member most of
-# whose parameters are in a list inside it, such as that of experts, is cut by that list in its
-# turn.
-
-
-_FEWEST = 3
-"""Members with parameters that a list inside a block has at least where it is cut by them."""
+# ── blocks without a traced step ─────────────────────────────────────────────────────────────────
 
 
 def uniform(model: nn.Module, budget_bytes: int, **policy: Any) -> Memory:
-    """All blocks under one policy, on one device."""
+    """Return the plan with one policy for all blocks, on one device."""
     names = list(block_names(model))
     if not names:
         raise UsageError(
-            f"{type(model).__name__} has no modules to keep within a budget",
+            f"{type(model).__name__} has no modules that a memory plan could cut it by",
             hint="give its layers modules of their own",
         )
     blocks = tuple(MemoryBlock(name=name, **policy) for name in names)
     return Memory(budget_bytes=(budget_bytes,), blocks=blocks)
 
 
-def block_names(model: nn.Module) -> Iterator[str]:
-    """Paths of the blocks, in the order of the modules."""
-    yield from _under(model, "")
-
-
-def _under(module: nn.Module, path: str) -> Iterator[str]:
-    has_lists = any(_is_list(inner) for inner in module.modules() if inner is not module)
-    for name, child in module.named_children():
+def block_names(model: nn.Module, path: str = "") -> Iterator[str]:
+    """Yield paths of the blocks inside a module, in the order of the modules."""
+    has_lists = any(_is_list(inner) for inner in model.modules() if inner is not model)
+    for name, child in model.named_children():
         place = f"{path}.{name}" if path else name
-        is_member = _is_list(module) and bool(path or not has_lists) and not _is_mostly_list(child)
-        if is_member or not _has_list(child):
+        is_member = _is_list(model) and bool(path or not has_lists) and not _is_mostly_list(child)
+        if is_member or not any(map(_is_list, child.modules())):
             if is_member or _has_parameters(child):
                 yield place
         else:
-            yield from _under(child, place)
+            yield from block_names(child, place)
 
 
 def _is_mostly_list(module: nn.Module) -> bool:
@@ -209,7 +201,8 @@ def _is_mostly_list(module: nn.Module) -> bool:
     own = _num_parameters(module)
     lists = (inner for inner in module.modules() if inner is not module and _is_list(inner))
     return any(
-        2 * _num_parameters(inner) > own and sum(map(_has_parameters, inner.children())) >= _FEWEST
+        2 * _num_parameters(inner) > own
+        and sum(map(_has_parameters, inner.children())) >= _MIN_MEMBERS
         for inner in lists
     )
 
@@ -224,7 +217,3 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
-
-
-def _has_list(module: nn.Module) -> bool:
-    return any(_is_list(inner) for inner in module.modules())

@@ -1,7 +1,8 @@
-"""The optimizer's update on the host: its state and a twin of every parameter live there.
+"""The user's optimizer for some of its parameters, so that each block is updated by itself.
 
-ZeRO-Offload (Ren et al., 2021): gradients are copied to the host when all are there, the person's
-own optimizer updates the twins, and parameters are copied back. The device holds no state.
+A part shares class, settings and state with the optimizer and has other parameters. That works for
+every optimizer whose update of a parameter reads that parameter alone. Updates of others are
+noticed by version counters of the parameters.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# Notice writes to parameters by others, fused optimizers included.
-
-own_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Optimizers of single blocks, whose steps are not somebody else's."""
+_PER_PARAMETER_PACKAGES = ("torch", "transformers", "bitsandbytes")
+"""Packages whose optimizers update every parameter by itself."""
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_HOST = torch.device("cpu")
+_parts: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Parts that were made here: their steps are not the user's."""
 _num_fused_steps = 0
 
 
+# ── writes by others ─────────────────────────────────────────────────────────────────────────────
+
+
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Numbers that change when somebody else writes to the tensors.
+    """Return numbers that change when somebody else writes to the tensors.
 
     Fused optimizers do not move PyTorch's version counters, so their steps are counted.
     """
@@ -31,31 +37,17 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def count_fused(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Count a step of somebody else's fused optimizer; a hook after every optimizer's step."""
+    """Count a step of the user's fused optimizer; runs after every optimizer's step."""
     global _num_fused_steps
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    if is_fused and optimizer not in own_optimizers:
+    if is_fused and optimizer not in _parts:
         _num_fused_steps += 1
 
 
 register_optimizer_step_post_hook(count_fused)
 
 
-# Updates of single blocks by the person's own optimizer, on the device or by a thread on the host.
-#
-# A block's update is a step of an optimizer that is the person's own but for its parameters:
-# state, settings and class are shared, so any optimizer works whose update of a parameter looks at
-# that parameter alone. Of the blocks whose gradients have come, the one is updated that the next
-# forward pass needs first: gradients of the first block come last, and what is left of the later
-# blocks is updated while the next forward pass runs. A large block is updated in parts, between
-# which a lower one that has come goes first. On a GPU the host's updates of Adam, AdamW, SGD and
-# Adagrad take PyTorch's fused kernels, which read and write everything once, with all cores but
-# one: a team of threads waits for its slowest member, and whoever starts the device's work would
-# take its core away.
-
-_UPDATE_IN_PARTS = ("torch", "transformers", "bitsandbytes")
-"""Packages whose optimizers update every parameter by itself."""
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
@@ -63,40 +55,31 @@ def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in _FUSED
 
 
-def counters_beside(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Have counters of steps where their parameters are, as fused kernels want them."""
-    for parameter in parameters:
-        states = optimizer.state.get(parameter, {})
-        for key, value in states.items():
-            if isinstance(value, torch.Tensor) and not value.dim():
-                states[key] = value.to(parameter.device)
-
-
 def updates_in_parts(optimizer: torch.optim.Optimizer) -> bool:
-    """True if the update of a parameter looks at that parameter alone, and nothing looks on.
+    """True if the update of a parameter reads that parameter alone, and nothing observes steps.
 
     Optimizers of unknown packages may take norms over all parameters; a hook of an optimizer, or a
-    function in the place of its ``step``, runs once per step and sees all gradients.
+    function in place of its ``step``, expects one call per step with all gradients.
     """
     step = vars(optimizer).get("step")
     is_plain = step is None or hasattr(step, "_wrapped_by_lr_sched")
     is_hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     package = type(optimizer).step.__module__.partition(".")[0]
-    return is_plain and not is_hooked and package in _UPDATE_IN_PARTS
+    return is_plain and not is_hooked and package in _PER_PARAMETER_PACKAGES
 
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer with the settings that it has now, and with no groups or states yet."""
-    made: torch.optim.Optimizer = object.__new__(type(optimizer))
-    made.__dict__.update(optimizer.__dict__)
-    # A scheduler counts steps of the whole optimizer by a function that it puts here.
-    made.__dict__.pop("step", None)
-    # Hooks are of the whole optimizer's step, too: see `updates_in_parts`.
-    made._optimizer_step_pre_hooks = OrderedDict()
-    made._optimizer_step_post_hooks = OrderedDict()
-    made.param_groups, made.state = [], defaultdict(dict)
-    own_optimizers.add(made)
-    return made
+    """Copy an optimizer with its present settings, without groups and states."""
+    part: torch.optim.Optimizer = object.__new__(type(optimizer))
+    part.__dict__.update(optimizer.__dict__)
+    # A scheduler puts a function here that counts steps of the whole optimizer.
+    part.__dict__.pop("step", None)
+    # Hooks belong to the whole optimizer's step, too: see `updates_in_parts`.
+    part._optimizer_step_pre_hooks = OrderedDict()
+    part._optimizer_step_post_hooks = OrderedDict()
+    part.param_groups, part.state = [], defaultdict(dict)
+    _parts.add(part)
+    return part
 
 
 def part_of(
@@ -105,9 +88,9 @@ def part_of(
     *,
     fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer with these parameters alone, and the settings that it has now.
+    """Return the optimizer for some parameters, with its present settings.
 
-    ``parameters`` says for each which one is updated in its place, with its state.
+    ``parameters`` maps each to the one that is updated in its place, with its state.
     """
     part = without_parameters(optimizer)
     settings: dict[str, Any] = {}
@@ -123,44 +106,39 @@ def part_of(
 
 
 class _Groups(NamedTuple):
-    """Where the parameters of an optimizer were when they were looked for."""
+    """Groups of an optimizer when they were last read."""
 
     lists: list[tuple[list[nn.Parameter], int]]
     group_of: dict[nn.Parameter, int]
 
 
-_known: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Groups] = weakref.WeakKeyDictionary()
+_groups: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Groups] = weakref.WeakKeyDictionary()
 
 
 def group_of(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
 ) -> dict[nn.Parameter, int]:
-    """In which group of the optimizer each parameter is. There are many blocks, and each would go
-    through all parameters; they are gone through again where groups changed, or one is missed."""
+    """Return the group index of each parameter.
+
+    Cached, because every block asks; read again where groups changed or a parameter is missing.
+    """
     lists = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
-    known = _known.get(optimizer)
+    known = _groups.get(optimizer)
     is_same = known is not None and len(known.lists) == len(lists) and all(
         params is before and count == number
         for (params, count), (before, number) in zip(lists, known.lists, strict=True)
     )  # fmt: skip
     if known is None or not is_same or any(p not in known.group_of for p in parameters):
         known = _Groups(lists, {p: n for n, (params, _) in enumerate(lists) for p in params})
-        _known[optimizer] = known
+        _groups[optimizer] = known
     return known.group_of
 
 
-# The optimizer's update on the host: its state and a twin of every parameter live there.
-#
-# ZeRO-Offload (Ren et al., 2021): gradients are copied to the host when all are there, the
-# person's own optimizer updates the twins, and parameters are copied back. The device holds no
-# state.
+# ── a whole update on the host ───────────────────────────────────────────────────────────────────
 
 
-_HOST = torch.device("cpu")
-
-
-class _Twin(NamedTuple):
-    """A parameter's copy on the host, and what the parameter was when they were the same."""
+class _Master(NamedTuple):
+    """Master copy of a parameter, and the parameter's version when both were equal."""
 
     parameter: nn.Parameter
     versions: list[int]
@@ -168,38 +146,41 @@ class _Twin(NamedTuple):
 
 
 class HostUpdate:
-    """Makes steps of an optimizer on the host."""
+    """Runs steps of an optimizer on the host, which holds its state and a copy of every parameter.
+
+    ZeRO-Offload (Ren et al., 2021): gradients are copied to the host when all are there, the user's
+    optimizer updates the copies, and parameters are copied back.
+    """
 
     def __init__(self) -> None:
-        self._twins: dict[nn.Parameter, _Twin] = {}
+        self._masters: dict[nn.Parameter, _Master] = {}
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step with the gradients that parameters have."""
+        """Run one step with the gradients that parameters have."""
         trained = [
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        twins = {parameter: self._twin(parameter) for parameter in trained}
-        for parameter, twin in twins.items():
-            twin.grad = parameter.grad.to(_HOST)
-            _bring_home(optimizer.state[parameter])
-        part_of(optimizer, twins, fused=True).step()
-        for parameter, twin in twins.items():
-            twin.grad = None
-            parameter.detach().copy_(twin.detach())
-            self._twins[parameter] = _Twin(twin, versions_of([parameter]), parameter.data_ptr())
-        # Schedulers look whether it was called.
+        masters = {parameter: self._master(parameter) for parameter in trained}
+        for parameter, master in masters.items():
+            master.grad = parameter.grad.to(_HOST)
+            state = optimizer.state[parameter]
+            for key, value in state.items():
+                # A checkpoint may have put them on the device.
+                if isinstance(value, torch.Tensor) and value.device != _HOST:
+                    state[key] = value.to(_HOST)
+        part_of(optimizer, masters, fused=True).step()
+        for parameter, master in masters.items():
+            master.grad = None
+            parameter.detach().copy_(master.detach())
+            self._masters[parameter] = _Master(
+                master, versions_of([parameter]), parameter.data_ptr()
+            )
+        # Schedulers check whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def _twin(self, parameter: nn.Parameter) -> nn.Parameter:
-        known = self._twins.get(parameter)
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        known = self._masters.get(parameter)
         now = versions_of([parameter]), parameter.data_ptr()
         if known is not None and (known.versions, known.address) == now:
             return known.parameter
         return nn.Parameter(parameter.detach().to(_HOST, copy=True))
-
-
-def _bring_home(state: dict[str, object]) -> None:
-    """States that a checkpoint has put to the device."""
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.device != _HOST:
-            state[key] = value.to(_HOST)

@@ -1,10 +1,10 @@
-"""The parameters of a block: where they are at home, and where they are computed with.
+"""Parameters of a block: their master copy on the host, and what computation reads on the device.
 
-A block with streamed parameters, or with an update on the host, has its parameters side by side in
-one buffer of the host, so that one copy brings them all. Where every op that reads a parameter
-first rounds it (autocast), what is copied is a rounded twin of the buffer: the same numbers in half
-the bytes. The parameter objects stay the person's own: ``parameter.data`` looks at home, and at the
-device's copy while the block computes.
+A block with streamed parameters, or with its update on the host, has its parameters in one host
+buffer, so that one copy fetches them all. Where every op that reads a parameter first casts it
+(autocast), a low-precision copy of the buffer is uploaded instead: the same numbers in half the
+bytes. Parameter objects stay the user's own: ``parameter.data`` is a view of the master copy, and
+of the device's copy while the block computes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from hocket.hardware.allocation import aligned
 from hocket.plan.sections.memory import MemoryBlock
 from hocket.runtime.offload.copy_streams import (
     DONE,
-    CopyEngines,
-    Ticket,
+    CopyEvent,
+    CopyStreams,
     extent,
     host_buffer,
-    looking,
+    typed_view,
 )
 from hocket.runtime.offload.memory_tracker import on_host
 from hocket.runtime.offload.optimizer_parts import versions_of
-from hocket.runtime.offload.recompute import Unmoved
+from hocket.runtime.offload.recompute import ModuleBuffers
 
 
 @dataclass(frozen=True)
-class Look:
-    """A tensor that looks at a buffer of bytes."""
+class BufferView:
+    """A tensor as a view of a byte buffer."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,44 +47,46 @@ class Look:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of the buffer."""
+        """Bytes of the buffer that it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def stop(self) -> int:
-        """Where the next one may begin."""
+        """First byte that the next one may take."""
         return self.start + aligned(self.num_bytes)
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor; a buffer keeps those that look at it, because making one takes the host as
-        long as launching a kernel."""
-        views: dict[Look, torch.Tensor] = buffer.__dict__.setdefault("_views", {})
+        """Return the view of a buffer.
+
+        Buffers cache their views: making one takes the host as long as launching a kernel.
+        """
+        views: dict[BufferView, torch.Tensor] = buffer.__dict__.setdefault("_views", {})
         if self not in views:
             offset = self.start // self.dtype.itemsize
-            views[self] = looking(buffer, self.dtype, self.shape, self.stride, offset)
+            views[self] = typed_view(buffer, self.dtype, self.shape, self.stride, offset)
         return views[self]
 
 
 @dataclass(frozen=True)
-class Place(Look):
-    """One parameter in a buffer."""
+class ParameterView(BufferView):
+    """A parameter in a buffer."""
 
     parameter: nn.Parameter
 
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where parameters lie in a buffer."""
+    """Parameters one after the other in a buffer."""
 
-    places: tuple[Place, ...]
-    num_bytes: int
+    places: tuple[ParameterView, ...] = ()
+    num_bytes: int = 0
 
 
 def layout_of(
     parameters: Sequence[nn.Parameter], dtypes: Mapping[int, torch.dtype] | None = None
 ) -> BufferLayout:
-    """Side by side, in their own types or in ``dtypes`` (by ``id`` of the parameter)."""
-    places: list[Place] = []
+    """Lay parameters out in their own types, or in ``dtypes`` by ``id`` of the parameter."""
+    places: list[ParameterView] = []
     for parameter in parameters:
         dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
         dense = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
@@ -92,7 +94,7 @@ def layout_of(
         is_dense = dense.numel() == extent(dense)
         stride = parameter.stride() if is_dense else torch.empty_like(dense).stride()
         start = places[-1].stop if places else 0
-        places.append(Place(dtype, parameter.shape, stride, start, parameter))
+        places.append(ParameterView(dtype, parameter.shape, stride, start, parameter))
     return BufferLayout(tuple(places), places[-1].stop if places else 0)
 
 
@@ -104,172 +106,182 @@ def _set_event() -> threading.Event:
 
 @dataclass(eq=False)
 class Block:
-    """A part of the model with one policy."""
+    """A part of the model with one memory policy."""
 
     policy: MemoryBlock
     index: int
-    """Its place in the forward pass; -1 for what is needed before all blocks."""
+    """Position in the forward pass; -1 for what is needed before all blocks."""
     modules: dict[str, nn.Module]
     calls: Sequence[str] = ()
     """Paths of these modules, each as often as the block calls it."""
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Those that no other block has."""
-    draws: bool = True
+    """Those that no other block uses."""
+    uses_rng: bool = True
     """True if its forward pass may draw random numbers."""
-    once: frozenset[str] = frozenset()
-    """Those of its modules that change what they are given, so that they cannot run again."""
-    grouped: dict[nn.Parameter, int] = field(default_factory=dict)
-    """Those of experts that come in so many groups, and not with the block."""
-    home: torch.Tensor | None = None
-    """The host's buffer of the parameters; None where they live on the device."""
-    home_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
-    copied: torch.Tensor | None = None
-    """What is copied to the device: the home itself or its rounded twin."""
-    copied_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
-    made_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
-    """Where gradients land in the type that they are made in: that of what is copied."""
+    not_recomputable: frozenset[str] = frozenset()
+    """Modules that write into their inputs, so that they cannot run again."""
+    expert_groups: dict[nn.Parameter, int] = field(default_factory=dict)
+    """Expert parameters that are fetched in so many groups instead of with the block."""
+
+    master: torch.Tensor | None = None
+    """Host buffer with the master copy of the parameters; None where they live on the device."""
+    master_layout: BufferLayout = field(default_factory=BufferLayout)
+    upload: torch.Tensor | None = None
+    """Host buffer that is copied to the device: the master copy or its low-precision copy."""
+    upload_layout: BufferLayout = field(default_factory=BufferLayout)
+    gradient_layout: BufferLayout = field(default_factory=BufferLayout)
+    """Gradients on the host, in the type in which the device computes them."""
+    masters: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    """Master copy of each parameter, which the host updates while the parameter itself may be a
+    view of device memory."""
     resident: torch.Tensor | None = None
-    """The device's lasting copy, where only the update is on the host."""
-    renewed: Ticket = DONE
-    """Of what that copy was last brought up to date with."""
-    left: Ticket = DONE
-    """Where the computation last used it."""
-    updated: threading.Event = field(default_factory=_set_event)
-    """Whether no update of it is under way on the host."""
-    returned: Ticket = DONE
-    """Of what an update on the device sends home."""
-    sent: Ticket = DONE
-    """Of the gradients that were last sent home."""
-    num_open: int = 0
-    """Visits of the forward pass whose backward pass is still to come."""
-    pending: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
-    """Gradients at home that wait for more, or for the update."""
-    landing: torch.Tensor | None = None
-    """The buffer that they lie in."""
-    arriving: torch.Tensor | None = None
-    """The buffer that gradients of groups of experts are sent to in this backward pass."""
-    arrived: set[tuple[nn.Parameter, int]] = field(default_factory=set)
-    """Which of them were sent, by parameter and first expert."""
-    twins: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
-    """What is updated at home, while the parameter itself may look elsewhere."""
+    """Permanent copy on the device, where only the update is on the host."""
     is_stale: bool = True
-    """True if the device's lasting copy is older than the home."""
+    """True if the permanent copy is older than the master copy."""
+
+    resident_ready: CopyEvent = DONE
+    """Last refresh of the permanent copy."""
+    last_use: CopyEvent = DONE
+    """Where computation last used the permanent copy."""
+    update_done: threading.Event = field(default_factory=_set_event)
+    """Set while the host works on no update of the block."""
+    written_back: CopyEvent = DONE
+    """Write-back of the last update on the device."""
+    gradients_sent: CopyEvent = DONE
+    """Last copy of gradients to the host."""
+    num_pending_backward: int = 0
+    """Calls of the forward pass whose backward pass is still to come."""
+
+    host_gradients: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    """Gradients on the host that wait for more, or for the update."""
+    gradient_buffer: torch.Tensor | None = None
+    """Pinned buffer of these."""
+    group_buffer: torch.Tensor | None = None
+    """Pinned buffer for gradients of expert groups in this backward pass."""
+    groups_sent: set[tuple[nn.Parameter, int]] = field(default_factory=set)
+    """Expert groups whose gradients were sent, by parameter and first expert."""
+
     _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """What the parameters look at in each lasting buffer of the device."""
+    """Views of the parameters in each lasting buffer of the device."""
     _own_storages: set[int] = field(default_factory=set)
-    """The home, and buffers of the device that the parameters have looked at."""
+    """Storages that the parameters may be views of."""
     versions: list[int] = field(default_factory=list)
-    """Of the parameters when they were last rounded."""
+    """Versions of the parameters when they were last uploaded."""
 
     @cached_property
-    def unmoved(self) -> Unmoved:
-        """The buffers of its modules."""
-        return Unmoved(self.modules.values())
+    def module_buffers(self) -> ModuleBuffers:
+        """Buffers of its modules, which recompute must not move twice."""
+        return ModuleBuffers(self.modules.values())
 
     @property
-    def sends(self) -> bool:
-        """True if something of what its visits save goes to the host."""
-        is_recomputed = self.policy.activations == "recomputed"
-        from_host = is_recomputed and self.policy.checkpoint == "offloaded"
-        return self.policy.activations == "offloaded" or from_host
+    def offloads_saved(self) -> bool:
+        """True if tensors that its calls save go to the host."""
+        if self.policy.activations == "recomputed":
+            return self.policy.checkpoint == "offloaded"
+        return self.policy.activations == "offloaded"
 
     @property
     def is_streamed(self) -> bool:
         """True if its parameters have to be fetched before each use."""
-        return self.home is not None and self.resident is None
+        return self.master is not None and self.resident is None
 
     @property
-    def brought_bytes(self) -> int:
-        """What is fetched of a streamed block at once: all that does not come in groups."""
-        places = [p for p in self.copied_layout.places if p.parameter not in self.grouped]
+    def fetched_bytes(self) -> int:
+        """Bytes that are fetched at once: all but expert groups."""
+        places = self._fetched_places
         return places[-1].stop if places else 0
 
     @property
-    def is_updated_here(self) -> bool:
-        """True if its state comes to the device for the update."""
+    def _fetched_places(self) -> list[ParameterView]:
+        return [p for p in self.upload_layout.places if p.parameter not in self.expert_groups]
+
+    @property
+    def updates_on_device(self) -> bool:
+        """True if its optimizer state is swapped in for the update."""
         return self.is_streamed and self.policy.update == "device"
 
-    def settle_on_host(self, rounded: Mapping[int, torch.dtype], *, pinned: bool) -> None:
-        """Make the host its home; ``rounded`` are types that its parameters are computed in."""
-        # What comes in groups lies behind what comes at once.
-        ordered = sorted(self.parameters, key=lambda p: p in self.grouped)
-        self.home_layout = layout_of(ordered)
-        self.copied_layout = layout_of(ordered, rounded)
-        # Those of groups are added up where they land.
-        self.made_layout = self.home_layout if self.grouped else self.copied_layout
-        are_same = all(id(p) not in rounded for p in self.parameters)
-        travels = are_same or self.policy.update == "device"
+    def move_to_host(self, low_precision: Mapping[int, torch.dtype], *, pinned: bool) -> None:
+        """Make a master copy on the host; ``low_precision`` are types that parameters are read in,
+        by ``id``."""
+        # Expert groups come after what is fetched at once.
+        ordered = sorted(self.parameters, key=lambda p: p in self.expert_groups)
+        self.master_layout = layout_of(ordered)
+        self.upload_layout = layout_of(ordered, low_precision)
+        # Gradients of expert groups are summed on the host, in full precision.
+        self.gradient_layout = self.master_layout if self.expert_groups else self.upload_layout
+        are_same = all(id(p) not in low_precision for p in self.parameters)
+        # The master copy itself is copied to the device only in these cases.
+        is_pinned = pinned and (are_same or self.policy.update == "device")
         with on_host(), torch.no_grad():
-            self.home = host_buffer(self.home_layout.num_bytes, pinned=pinned and travels)
-            for place in self.home_layout.places:
-                here = place.of(self.home)
-                here.copy_(place.parameter.data)
-                place.parameter.data = here
-                self.twins[place.parameter] = nn.Parameter(here, requires_grad=False)
-            self.copied = self.home
+            self.master = host_buffer(self.master_layout.num_bytes, pinned=is_pinned)
+            for place in self.master_layout.places:
+                view = place.of(self.master)
+                view.copy_(place.parameter.data)
+                place.parameter.data = view
+                self.masters[place.parameter] = nn.Parameter(view, requires_grad=False)
+            self.upload = self.master
             if not are_same:
-                self.copied = host_buffer(self.copied_layout.num_bytes, pinned=pinned)
-        self._own_storages.add(self.home.untyped_storage()._cdata)
-        self.round()
+                self.upload = host_buffer(self.upload_layout.num_bytes, pinned=pinned)
+        self._own_storages.add(self.master.untyped_storage()._cdata)
+        self.refresh_upload()
 
     @torch.no_grad()
-    def take_home(self) -> None:
-        """Bring home what the parameters are, wherever they look."""
-        if self.home is not None:
+    def write_back(self) -> None:
+        """Copy the parameters to the master copy, wherever they are."""
+        if self.master is not None:
             with on_host():
-                for parameter, twin in self.twins.items():
-                    twin.copy_(parameter.data)
-            self.look_home()
-            self.round()
+                for parameter, master in self.masters.items():
+                    master.copy_(parameter.data)
+            self.use_master()
+            self.refresh_upload()
             self.is_stale = True
 
-    def require_own_memory(self) -> None:
-        """Refuse parameters that a person has given other memory: it would be forgotten."""
-        for parameter in self.parameters if self.home is not None else ():
+    def require_own_storage(self) -> None:
+        """Refuse parameters that were given other memory: its contents would be lost."""
+        for parameter in self.parameters if self.master is not None else ():
             if parameter.untyped_storage()._cdata not in self._own_storages and parameter.numel():
                 raise UsageError(
                     f"a parameter of {self.policy.name!r} ({list(parameter.shape)}) was given "
-                    "other memory, and hocket has its own for it within a budget",
+                    "other memory, but with memory= hocket manages its memory",
                     hint="write into it: parameter.data.copy_(…) for parameter.data = …",
                 )
 
-    def look_home(self) -> None:
-        """Have the parameters look at their home."""
-        if self.home is not None:
-            for parameter, twin in self.twins.items():
-                parameter.data = twin
+    def use_master(self) -> None:
+        """Make the parameters views of their master copy."""
+        if self.master is not None:
+            for parameter, master in self.masters.items():
+                parameter.data = master
 
-    def look_at(self, buffer: torch.Tensor) -> None:
-        """Have the parameters look at a copy on the device."""
-        places = [p for p in self.copied_layout.places if p.parameter not in self.grouped]
+    def use_buffer(self, buffer: torch.Tensor) -> None:
+        """Make the parameters views of a buffer on the device."""
         if id(buffer) not in self._views:
-            self._views[id(buffer)] = [place.of(buffer) for place in places]
+            self._views[id(buffer)] = [place.of(buffer) for place in self._fetched_places]
             self._own_storages.add(buffer.untyped_storage()._cdata)
-        for place, view in zip(places, self._views[id(buffer)], strict=True):
+        for place, view in zip(self._fetched_places, self._views[id(buffer)], strict=True):
             place.parameter.data = view
 
     @torch.no_grad()
-    def round(self, chosen: Collection[nn.Parameter] | None = None) -> None:
-        """Bring the rounded twin up to date with the home: of all parameters, or of some."""
-        assert self.home is not None
-        assert self.copied is not None
-        if self.copied is not self.home:
-            both = zip(self.copied_layout.places, self.home_layout.places, strict=True)
-            # In one call: a thread that has to ask for Python between copies waits for the others.
+    def refresh_upload(self, chosen: Collection[nn.Parameter] | None = None) -> None:
+        """Cast the master copy to the low-precision copy: of all parameters, or of some."""
+        assert self.master is not None
+        assert self.upload is not None
+        if self.upload is not self.master:
+            both = zip(self.upload_layout.places, self.master_layout.places, strict=True)
+            # In one call: between calls the update thread would wait for Python's lock.
             with on_host():
-                pairs = [(place.of(self.copied), whole.of(self.home)) for place, whole in both
-                         if chosen is None or whole.parameter in chosen]  # fmt: skip
-                torch._foreach_copy_([place for place, _ in pairs], [whole for _, whole in pairs])
+                pairs = [(low.of(self.upload), full.of(self.master)) for low, full in both
+                         if chosen is None or full.parameter in chosen]  # fmt: skip
+                torch._foreach_copy_([low for low, _ in pairs], [full for _, full in pairs])
         self.versions = versions_of(self.parameters)
 
     @property
     def is_changed(self) -> bool:
-        """True if somebody wrote to the parameters since they were last rounded."""
+        """True if somebody wrote to the parameters since `refresh_upload`."""
         return self.versions != versions_of(self.parameters)
 
 
 def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    """By the path of a module: the block of each of its calls, in the order of the calls."""
+    """Map the path of a module to the block of each of its calls, in the order of the calls."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         for path in block.calls:
@@ -277,31 +289,31 @@ def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
     return found
 
 
-def settle_parameters(
+def place_parameters(
     model: nn.Module,
     blocks: Sequence[Block],
-    engines: CopyEngines,
-    rounded: Mapping[str, torch.dtype],
+    streams: CopyStreams,
+    low_precision: Mapping[str, torch.dtype],
 ) -> None:
-    """Bring parameters and buffers to where the policies of their blocks have them at home.
+    """Move parameters and buffers to where the policies of their blocks keep them.
 
-    ``rounded`` are parameters that every op reads in another type only, by name.
+    ``low_precision`` are parameters that every op casts to another type first, by name.
     """
     if flat_weights(model):
         lay_apart(model)
         accept_weights_apart()
     names = {id(p): name for name, p in model.named_parameters()}
-    types = {number: rounded[name] for number, name in names.items() if name in rounded}
+    types = {key: low_precision[name] for key, name in names.items() if name in low_precision}
     for block in blocks:
         if block.parameters and block.policy.is_on_host:
-            block.settle_on_host(types, pinned=engines.is_real)
+            block.move_to_host(types, pinned=streams.is_real)
             if block.policy.parameters == "resident":
-                num_bytes = block.copied_layout.num_bytes
-                block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
-                # The computation may still be at work in memory that it has given back.
-                block.left = engines.mark()
+                num_bytes = block.upload_layout.num_bytes
+                block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=streams.device)
+                # Computation may still use memory that it has freed.
+                block.last_use = streams.record_event()
             continue
         for parameter in block.parameters:
-            parameter.data = parameter.data.to(engines.device)
+            parameter.data = parameter.data.to(streams.device)
     for buffer in model.buffers():
-        buffer.data = buffer.data.to(engines.device)
+        buffer.data = buffer.data.to(streams.device)

@@ -1,4 +1,4 @@
-"""Forwards of modules in place of their own, for as long as a strategy has the model."""
+"""Replaces ``forward`` of a model's modules for as long as a strategy trains the model."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from torch.utils._pytree import tree_leaves
 from hocket.base.errors import UsageError
 
 
-class LeavesModel(Protocol):
-    """A strategy whose forwards stand in a model."""
+class ReleasesModel(Protocol):
+    """A strategy that has patched a model."""
 
     def leave(self) -> None:
-        """Have the model be as it was, with its own forwards."""
+        """Restore the model, with its own forwards."""
 
     def come_back(self) -> None:
-        """Carry the model again, as before it was left."""
+        """Patch the model again, as before `leave`."""
 
 
-_strategies: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LeavesModel]]
+_strategies: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ReleasesModel]]
 _strategies = weakref.WeakKeyDictionary()
-"""Whose forwards stand in each model."""
+"""The strategy that has patched each model."""
 
 
-class OtherForward(partial[Any]):
-    """A call that stands in the place of a module's own forward."""
+class PatchedForward(partial[Any]):
+    """A function in place of a module's own forward."""
 
-    strategy: LeavesModel
+    strategy: ReleasesModel
     module: nn.Module
     own: Any
-    """What the module itself, not its class, had as its forward; None for most."""
+    """Forward that the module itself, not its class, had; None for most."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copied or pickled model has its own forwards, and nothing of hocket."""
-        # The copy of the module is there by now, without attributes: its class's forward is found.
+        """Give a copied or pickled model its own forwards, and nothing of hocket."""
+        # The copy of the module exists by now, without attributes: its class's forward is found.
         return (getattr, (self.module, "forward")) if self.own is None else (_as_it_is, (self.own,))
 
 
@@ -48,65 +48,63 @@ def _as_it_is(own: Any) -> Any:
     return own
 
 
-def carry(model: nn.Module, strategy: LeavesModel | None) -> None:
-    """Note whose forwards stand in a model from here on; None where they are its own."""
+def claim_model(model: nn.Module, strategy: ReleasesModel | None) -> None:
+    """Note which strategy has patched a model; None for none."""
     if strategy is None:
         _strategies.pop(model, None)
     else:
         _strategies[model] = weakref.ref(strategy)
 
 
-def require_free(model: nn.Module, strategy: object) -> None:
-    """Refuse to train a model that another one carries: its parameters may be under way."""
+def require_unclaimed(model: nn.Module, strategy: object) -> None:
+    """Refuse to train a model that another strategy trains: it may be updating parameters."""
     other = _strategies.get(model)
     if other is not None and other() is not strategy:
-        raise carried_later()
+        raise retrained_error()
 
 
-def carried_later() -> UsageError:
-    """The error of a training whose model another one has taken."""
+def retrained_error() -> UsageError:
+    """Return the error of a training whose model was prepared again."""
     return UsageError(
-        "a later hocket.prepare carries this model", hint="train with what it returned"
+        "this model was given to a later hocket.prepare", hint="train with what it returned"
     )
 
 
-def put_forward(module: nn.Module, strategy: LeavesModel, function: Callable[..., Any]) -> None:
-    """Have calls of a module go to ``function``."""
-    other = OtherForward(function)
-    other.strategy, other.module, other.own = strategy, module, vars(module).get("forward")
-    module.forward = other
+def patch_forward(module: nn.Module, strategy: ReleasesModel, function: Callable[..., Any]) -> None:
+    """Make calls of a module go to ``function``."""
+    patched = PatchedForward(function)
+    patched.strategy, patched.module = strategy, module
+    patched.own = vars(module).get("forward")
+    module.forward = patched
 
 
-def unless_traced(own: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call in place of a module's own forward, but for fake tensors: who captures a model in
-    training wants its own ops, and its parameters are not ours then."""
+def eager_only(own: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that is the module's own for fake tensors: whoever traces the model wants
+    its ops, and its parameters are fake as well then."""
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         is_traced = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
         return (own if is_traced else call)(*args, **kwargs)
 
-    return called
+    return forward
 
 
-def take_away(modules: Iterable[nn.Module]) -> None:
-    """Have modules call their own forwards again."""
+def restore_forwards(modules: Iterable[nn.Module]) -> None:
+    """Restore the modules' own forwards."""
     for module in modules:
-        other = vars(module).get("forward")
-        if not isinstance(other, OtherForward):
+        patched = vars(module).get("forward")
+        if not isinstance(patched, PatchedForward):
             continue
         del module.forward
-        if other.own is not None:
-            module.forward = other.own
+        if patched.own is not None:
+            module.forward = patched.own
 
 
 @contextmanager
-def taken_over(model: nn.Module) -> Iterator[None]:
-    """Have whatever carries a model leave it: of two that visit a module one would do nothing.
-
-    Where what is done here fails, it comes back.
-    """
+def released_model(model: nn.Module) -> Iterator[None]:
+    """Make the strategy that trains a model leave it; it comes back if the body fails."""
     found = [vars(module).get("forward") for module in model.modules()]
-    strategies = {id(f.strategy): f.strategy for f in found if isinstance(f, OtherForward)}
+    strategies = {id(f.strategy): f.strategy for f in found if isinstance(f, PatchedForward)}
     for strategy in strategies.values():
         strategy.leave()
     try:

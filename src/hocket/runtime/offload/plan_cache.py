@@ -1,8 +1,8 @@
-"""Memory plans that were chosen before, for the same step, device and budget.
+"""Memory plans that were chosen before for the same step, device and budget, kept on disk.
 
-To find a plan takes seconds to a minute: plans are simulated, and the best of them run dry. Both
-depend on the traced step, the device, the budget and the versions alone, so that the choice is kept
-on disk. What the card must have is checked again, because the context and other tensors differ.
+Finding a plan takes seconds to a minute: plans are simulated, and the best of them run dry. Both
+depend on the traced step, the device, the budget and the versions alone. What the card must have is
+checked again, because the CUDA context and other tensors differ.
 """
 
 from __future__ import annotations
@@ -18,64 +18,61 @@ from hocket.base.errors import HocketError
 from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.offload.allocator import card_bytes
-from hocket.runtime.offload.dry_run import Rehearsals
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.dry_run import DryRuns
+from hocket.runtime.offload.plan_choice import BudgetPlan
 
 _KIND = "memory-plans"
 
 
 @dataclass(frozen=True, eq=False)
-class KnownPlan:
-    """The choice for one step, if there was one."""
+class CachedPlan:
+    """The plan of one step and budget, if one was chosen before."""
 
-    rehearsals: Rehearsals
+    dry_runs: DryRuns
     problem: Problem
-    key: dict[str, Any]
+    budget_bytes: int
 
-    def recall(self) -> tuple[KeptBudget, bool] | None:
-        """The choice, and whether its first steps have confirmed it; None where it is unknown."""
-        found = disk_cache.recall(_KIND, self.key)
+    def recall(self) -> tuple[BudgetPlan, bool] | None:
+        """Return the plan, and True if its first steps have confirmed it; None if unknown."""
+        found = disk_cache.recall(_KIND, self._key)
         try:
             section = Memory.from_data(found["section"], self.problem)
             allocated_bytes, step_s = int(found["allocated_bytes"]), found["step_s"]
             is_confirmed = bool(found["is_confirmed"])
         except (HocketError, KeyError, TypeError, ValueError):
             return None
-        launches = self.rehearsals.launches(section.budget_bytes[0])
-        is_replayed = not launches.refusal_of(section)
-        needed = card_bytes(self.rehearsals.device, allocated_bytes, is_replayed=is_replayed)
-        if needed > section.budget_bytes[0]:
+        is_replayed = not self.dry_runs.no_replay(section, self.budget_bytes)
+        device = self.dry_runs.task.device
+        needed = card_bytes(device, allocated_bytes, is_replayed=is_replayed)
+        if needed > self.budget_bytes:
             return None
-        return KeptBudget(section, needed, step_s, allocated_bytes), is_confirmed
+        return BudgetPlan(section, needed, step_s, allocated_bytes), is_confirmed
 
-    def keep(self, kept: KeptBudget, *, is_confirmed: bool) -> None:
-        """Keep a choice; plain steps have no section to keep."""
-        if kept.section.blocks and kept.allocated_bytes is not None:
-            value = {"section": kept.section.to_data(), "allocated_bytes": kept.allocated_bytes,
-                     "step_s": kept.step_s, "is_confirmed": is_confirmed}  # fmt: skip
-            disk_cache.keep(_KIND, self.key, value)
+    def keep(self, plan: BudgetPlan, *, is_confirmed: bool) -> None:
+        """Keep a plan; plain steps have no section to keep."""
+        if plan.section.blocks and plan.allocated_bytes is not None:
+            value = {"section": plan.section.to_data(), "allocated_bytes": plan.allocated_bytes,
+                     "step_s": plan.step_s, "is_confirmed": is_confirmed}  # fmt: skip
+            disk_cache.keep(_KIND, self._key, value)
 
-
-def known_plan(
-    rehearsals: Rehearsals, problem: Problem, budget_bytes: int, beside_bytes: int
-) -> KnownPlan:
-    """The choice for a step within a budget; ``beside_bytes`` are those of other tensors."""
-    device, options = rehearsals.device, rehearsals.options
-    key = {
-        "graph": rehearsals.graph.content_hash,
-        "cluster": problem.cluster.content_hash,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "host": platform.node(),
-        "budget_bytes": budget_bytes,
-        "beside_bytes": beside_bytes,
-        "optimizer": type(rehearsals.optimizer).__qualname__,
-        "has_state": bool(rehearsals.optimizer.state),
-        "async_update": options.async_update,
-        "clips": not rehearsals.updates_early,
-        "accumulates": options.accumulate > 1,
-        "replay": options.replay,
-        "outputs": options.outputs,
-        "torch": torch.__version__,
-        "hocket": disk_cache.source_digest(),
-    }
-    return KnownPlan(rehearsals, problem, key)
+    @property
+    def _key(self) -> dict[str, Any]:
+        dry_runs, task = self.dry_runs, self.dry_runs.task
+        device, options = task.device, task.options
+        return {
+            "graph": dry_runs.graph.content_hash,
+            "cluster": self.problem.cluster.content_hash,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "host": platform.node(),
+            "budget_bytes": self.budget_bytes,
+            "overhead_bytes": dry_runs.overhead_bytes,
+            "optimizer": type(task.optimizer).__qualname__,
+            "has_state": bool(task.optimizer.state),
+            "async_update": options.async_update,
+            "clips": not dry_runs.updates_early,
+            "accumulates": options.accumulate > 1,
+            "replay": options.replay,
+            "outputs": options.outputs,
+            "torch": torch.__version__,
+            "hocket": disk_cache.source_digest(),
+        }

@@ -1,16 +1,16 @@
-"""Find the fastest memory plan whose rehearsed peak is within a budget.
+"""Choice of the fastest memory plan whose dry run stays within a budget.
 
-A planner's model of memory may be rough, so a plan counts by what it holds when it is rehearsed.
-Plans that keep the budget in the simulator are rehearsed from the fastest on until one keeps it;
-then those that are faster still and exceed it by little there. So a larger budget never gives a
-longer step, and no plan is slower than full recompute where that keeps the budget. A rehearsal of a
-deep model takes many seconds: of such a model only those are rehearsed that keep the budget if what
-they hold is beside what was simulated as that of the others was, those passed over once more by
-what was found, and of those beyond the budget none that moves nothing, because no copy of it ends
-earlier than simulated. A plan that the model cannot be carried out by, as its rehearsal tells, is
-passed over; where all are, some are tried that compute nothing again or update nothing on the
-device. Before a budget is refused, the leanest plan of each kind is rehearsed (of a deep model one
-that seems leaner than what was found), so that what is told is the least.
+The simulator's peaks may be rough, so a plan counts by its dry run. Plans that fit in the simulator
+are run dry from the fastest on until one fits; then those that are even faster and exceed the
+budget by little in the simulator. So a larger budget never gives a slower step, and no plan is
+slower than full recompute where that fits.
+
+A dry run of a deep model takes many seconds. Of such a model only those plans are run dry that
+would fit if their dry run exceeded the simulator by as little as the best one so far; plans beyond
+the budget that move nothing are left out, because only copies that end early can make them smaller.
+A plan that the model cannot follow is skipped; where all are, plans without recompute or without
+updates on the device are tried. Before a budget is refused, the smallest plan of each kind is run
+dry, so that the refusal names the least memory that is needed.
 """
 
 from __future__ import annotations
@@ -27,87 +27,87 @@ from hocket.planners.memory.frontier import Frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
 
 _SLACK = 1.25
-"""A plan is rehearsed where the simulated peak is within this many budgets."""
+"""Plans up to this many budgets in the simulator get a dry run."""
 _FAR_OFF = 2
-"""Times what the leanest plan held: from there on no plan is taken to be leaner than simulated."""
+"""No plan is expected to need less than its simulated peak over this."""
 MANY_OPS = 5000
-"""Of a step, from which on rehearsals are few."""
-_MOST_UNLIKE = 4
-"""Plans of a kind that are tried where all others were refused: a rehearsal takes seconds."""
-_PARTS_OF_ROOM = (1.0, 0.99, 0.95)
-"""Of a budget, for which plans that keep some blocks are looked at: rehearsals find a little more
-than the simulator."""
+"""Ops of a step from which on dry runs are rationed."""
+_MAX_ALTERNATIVES = 4
+"""Plans of a kind that are tried where all others were refused: a dry run takes seconds."""
+_BUDGET_SHARES = (1.0, 0.99, 0.95)
+"""Shares of a budget for which plans that keep some blocks are considered: dry runs find a little
+more than the simulator."""
 
 
-class KeptBudget(NamedTuple):
-    """A memory plan and what it was found to hold."""
+class BudgetPlan(NamedTuple):
+    """A memory plan and its peak."""
 
     section: Memory
     peak_bytes: int | None
-    """What a card must have for the step, by its dry run: on a GPU reserved memory and the CUDA
-    context, else allocated bytes; None without a dry run."""
+    """Memory that a card must have for the step, by its dry run: on a GPU reserved memory and the
+    CUDA context, else allocated bytes; None without a dry run."""
     step_s: float | None = None
     """Predicted time of a step, where it is known."""
     allocated_bytes: int | None = None
-    """The most that tensors of the dry run held at once."""
+    """Peak of allocated bytes in the dry run."""
 
 
-def fastest_that_keeps(
+def fastest_within_budget(
     budget_bytes: int,
     frontier: Frontier,
-    rehearse: Callable[[Memory], int],
-    beside_bytes: int = 0,
-) -> KeptBudget:
-    """The fastest of the frontier's plans that keeps the budget when it is rehearsed; rehearsals
-    add at least ``beside_bytes`` to what tensors take."""
-    room = budget_bytes - beside_bytes
-    plans = _worth_a_rehearsal(frontier, budget_bytes, room)
+    dry_run: Callable[[Memory], int],
+    overhead_bytes: int = 0,
+) -> BudgetPlan:
+    """Return the fastest of the frontier's plans whose dry run fits; dry runs add at least
+    ``overhead_bytes`` to the bytes of tensors."""
+    available = budget_bytes - overhead_bytes
+    plans = _candidates(frontier, budget_bytes, available)
     is_deep = frontier.problem.graph.num_ops > MANY_OPS
     peaks: dict[str, int] = {}
     refused: dict[str, RunError] = {}
-    least = 0.0
-    """Rehearsed bytes over simulated ones, of the plan that was the least beyond."""
+    least_ratio = 0.0
+    """Smallest ratio of dry run to simulated peak so far."""
 
-    def keeps(plan: Fitted) -> bool:
-        nonlocal least
+    def fits(plan: Fitted) -> bool:
+        nonlocal least_ratio
         try:
-            peak = rehearse(_section(plan, budget_bytes))
+            peak = dry_run(_section(plan, budget_bytes))
         except RunError as error:
             refused[plan.name] = error
             return False
         peaks[plan.name] = peak
-        least = min(least or float("inf"), peak / plan.peak_bytes)
+        least_ratio = min(least_ratio or float("inf"), peak / plan.peak_bytes)
         return peak <= budget_bytes
 
-    def may_keep(plan: Fitted) -> bool:
-        return not is_deep or least * plan.peak_bytes <= budget_bytes
+    def may_fit(plan: Fitted) -> bool:
+        return not is_deep or least_ratio * plan.peak_bytes <= budget_bytes
 
-    def is_worth(plan: Fitted) -> bool:
-        """True if a plan that has not been rehearsed may be faster than what was found."""
+    def is_worth_trying(plan: Fitted) -> bool:
+        """True if a plan without a dry run may be faster than the best so far."""
         if plan.name in peaks or plan.name in refused:
             return False
-        if found is None:
+        if best is None:
             return True
-        is_late = plan.peak_bytes > room and is_deep and not plan.moved_bytes
-        return plan.rank < found.rank and may_keep(plan) and not is_late
+        is_hopeless = plan.peak_bytes > available and is_deep and not plan.moved_bytes
+        return plan.rank < best.rank and may_fit(plan) and not is_hopeless
 
-    inside = [plan for plan in plans if plan.peak_bytes <= room]
-    found = next((plan for plan in inside if may_keep(plan) and keeps(plan)), None)
-    # What was found may have told that plans which were passed over hold less than it seemed.
-    others = plans if found else sorted(plans, key=lambda plan: plan.peak_bytes > room)
-    found = next((plan for plan in others if is_worth(plan) and keeps(plan)), found)
-    if found is None and refused:
-        unlike = _unlike(frontier, budget_bytes)
-        found = next((plan for plan in unlike if is_worth(plan) and keeps(plan)), None)
-    if found is None:
+    inside = [plan for plan in plans if plan.peak_bytes <= available]
+    best = next((plan for plan in inside if may_fit(plan) and fits(plan)), None)
+    # The ratio is better known by now: plans that were skipped may fit after all.
+    others = plans if best else sorted(plans, key=lambda plan: plan.peak_bytes > available)
+    best = next((plan for plan in others if is_worth_trying(plan) and fits(plan)), best)
+    if best is None and refused:
+        alternatives = _alternatives(frontier, budget_bytes)
+        best = next((plan for plan in alternatives if is_worth_trying(plan) and fits(plan)), None)
+    if best is None:
         if not peaks:
             raise next(iter(refused.values()))
         nearest = min(peaks.values()) * (1 if is_deep else _FAR_OFF)
-        kinds = [plan for plan in _leanest_of_kinds(frontier) if plan.peak_bytes < nearest]
-        found = next((plan for plan in kinds if is_worth(plan) and keeps(plan)), None)
-    if found is None:
+        kinds = [plan for plan in _smallest_of_kinds(frontier) if plan.peak_bytes < nearest]
+        best = next((plan for plan in kinds if is_worth_trying(plan) and fits(plan)), None)
+    if best is None:
         raise too_large(min(peaks.values()), budget_bytes)
-    return KeptBudget(_section(found, budget_bytes), peaks[found.name], found.step_s)
+    return BudgetPlan(_section(best, budget_bytes), peaks[best.name], best.step_s)
 
 
 def _section(plan: Fitted, budget_bytes: int) -> Memory:
@@ -116,26 +116,27 @@ def _section(plan: Fitted, budget_bytes: int) -> Memory:
     return replace(plan.memory, budget_bytes=(budget_bytes,))
 
 
-def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list[Fitted]:
-    """Plans that are best for some budget and may keep this one, the fastest first; none is left
-    out for what the simulator sees of the plain step, which as a recorded one holds less than the
-    model itself."""
+def _candidates(frontier: Frontier, budget_bytes: int, available: int) -> list[Fitted]:
+    """Return plans that are best for some budget and may fit this one, the fastest first.
+
+    The plain step excludes none of them: a traced one holds less than the model itself.
+    """
     others = replace(frontier, plans=tuple(p for p in frontier.plans if p.memory is not None))
     plans = {plan.name: plan for plan in (*frontier.best_of(), *others.best_of())}
-    for part in _PARTS_OF_ROOM:
+    for share in _BUDGET_SHARES:
         for keeping in frontier.keeping:
-            if (kept := keeping.best(part * room)) is not None:
-                plans[kept.name] = kept
+            if (plan := keeping.best(share * available)) is not None:
+                plans[plan.name] = plan
     if (full := frontier.find(FULL_RECOMPUTE)) is not None:
         plans[full.name] = full
     near = {name: p for name, p in plans.items() if p.peak_bytes <= _SLACK * budget_bytes}
-    # Nothing is too large before the leanest plan was rehearsed.
+    # Nothing is refused before the smallest plan had its dry run.
     near[others.smallest.name] = others.smallest
     return sorted(near.values(), key=lambda plan: plan.rank)
 
 
-def _unlike(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
-    """Plans that ask for less of a model, the fastest first, and the leanest of them."""
+def _alternatives(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
+    """Return plans without recompute or without updates on the device, the fastest first."""
     found: list[Fitted] = []
     for field, value in (("update", "device"), ("activations", "recomputed")):
         without = [
@@ -145,14 +146,14 @@ def _unlike(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
             and all(getattr(block, field) != value for block in plan.memory.blocks)
         ]
         near = [plan for plan in without if plan.peak_bytes <= _SLACK * budget_bytes]
-        leanest = sorted(without, key=lambda plan: plan.peak_bytes)[:1]
-        found += sorted(near, key=lambda plan: plan.rank)[:_MOST_UNLIKE] + leanest
+        smallest = sorted(without, key=lambda plan: plan.peak_bytes)[:1]
+        found += sorted(near, key=lambda plan: plan.rank)[:_MAX_ALTERNATIVES] + smallest
     return sorted({plan.name: plan for plan in found}.values(), key=lambda plan: plan.rank)
 
 
-def _leanest_of_kinds(frontier: Frontier) -> list[Fitted]:
-    """Of the plans that treat activations in the same ways the leanest, the plain step among them:
-    where a model makes activations again by itself, others may hold more than it."""
+def _smallest_of_kinds(frontier: Frontier) -> list[Fitted]:
+    """Return the smallest plan of each treatment of activations, the plain step among them: where a
+    model checkpoints by itself, others may hold more than it."""
     kinds: dict[frozenset[str], Fitted] = {}
     for plan in sorted(frontier.plans, key=lambda plan: plan.peak_bytes):
         blocks = () if plan.memory is None else plan.memory.blocks
@@ -161,9 +162,9 @@ def _leanest_of_kinds(frontier: Frontier) -> list[Fitted]:
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
-    """The error of a step that does not keep its budget."""
+    """Return the error of a step that does not fit its budget."""
     budget, peak = format_apart(budget_bytes, peak_bytes)
     return NoFeasiblePlanError(
-        f"the step does not fit into {budget}: the leanest plan holds {peak}",
+        f"the step does not fit into {budget}: the minimum-memory plan needs {peak}",
         hint=f'give it memory="{typed_bytes(peak_bytes)}", or make the batch smaller',
     )

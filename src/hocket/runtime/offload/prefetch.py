@@ -1,9 +1,9 @@
-"""Buffers of the device that streamed blocks take turns in.
+"""Staging buffers of the device that blocks with streamed parameters take turns in.
 
 Each is as large as the largest streamed block, so that nothing is allocated while training. A block
-is fetched into the buffer that was used longest ago and is not in use; the copy waits on the device
-until the computation has left the buffer. Tensors that autograd saves and that look at a buffer are
-noted by block and offset, and looked up where the block is when they are needed.
+is fetched into the least recently used buffer that no computation uses; the copy waits on the
+device until computation has left the buffer. Saved tensors that are views of a staging buffer are
+noted by block and offset, and looked up in whichever buffer holds the block when they are needed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 
 import torch
 
-from hocket.runtime.offload.copy_streams import DONE, CopyEngines, Ticket, looking
+from hocket.runtime.offload.copy_streams import DONE, CopyEvent, CopyStreams, typed_view
 from hocket.runtime.offload.parameter_blocks import Block
 
 
 @dataclass(eq=False)
-class BufferSlot:
-    """One buffer."""
+class StagingBuffer:
+    """One buffer, and the block that it holds."""
 
     buffer: torch.Tensor
     block: Block | None = None
-    ticket: Ticket = DONE
-    """Of the copy that brought the block."""
-    left: Ticket = DONE
-    """Where the computation last used it."""
-    last_used: int = 0
+    ready: CopyEvent = DONE
+    """Completion of the copy that fetched the block."""
+    last_use: CopyEvent = DONE
+    """Where computation last used the buffer."""
+    used_at: int = 0
 
 
 @dataclass(frozen=True)
-class SlotView:
-    """A tensor that looked at a block's parameters."""
+class StagedView:
+    """A saved tensor that is a view of a block's parameters."""
 
     block: Block
     dtype: torch.dtype
@@ -42,84 +42,83 @@ class SlotView:
     """In elements."""
 
 
-class Slots:
-    """The buffers, and which block is in which."""
+class StagingBuffers:
+    """All staging buffers; least recently used ones are overwritten first."""
 
-    def __init__(self, engines: CopyEngines, num_bytes: int, count: int) -> None:
-        self._engines = engines
+    def __init__(self, streams: CopyStreams, num_bytes: int, count: int) -> None:
+        self._streams = streams
         buffers = [
-            torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
+            torch.empty(num_bytes, dtype=torch.uint8, device=streams.device)
             for _ in range(count if num_bytes else 0)
         ]
-        # The computation may still be at work in memory that it has given back.
-        free = engines.mark()
-        self._slots = [BufferSlot(buffer, left=free) for buffer in buffers]
-        self._by_storage = {slot.buffer.untyped_storage()._cdata: slot for slot in self._slots}
+        # Computation may still use memory that it has freed.
+        free = streams.record_event()
+        self._staging = [StagingBuffer(buffer, last_use=free) for buffer in buffers]
+        self._by_storage = {each.buffer.untyped_storage()._cdata: each for each in self._staging}
         self._clock = 0
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """All of them."""
-        return [slot.buffer for slot in self._slots]
+        """Memory of the device that they take."""
+        return [each.buffer for each in self._staging]
 
-    def fetch(self, block: Block, in_use: set[Block]) -> BufferSlot | None:
-        """Start to bring a block; None where every buffer is in use."""
-        if slot := self.find(block):
-            self._touch(slot)
-            return slot
-        free = [slot for slot in self._slots if slot.block not in in_use]
+    def fetch(self, block: Block, in_use: set[Block]) -> StagingBuffer | None:
+        """Start to fetch a block's parameters; None where every buffer is in use."""
+        if found := self.find(block):
+            self._touch(found)
+            return found
+        free = [each for each in self._staging if each.block not in in_use]
         if not free:
             return None
-        slot = min(free, key=lambda each: each.last_used)
-        assert block.copied is not None
-        num_bytes = block.brought_bytes
-        slot.block = block
-        slot.ticket = self._engines.fetch(
-            [(slot.buffer[:num_bytes], block.copied[:num_bytes])], slot.left, block.returned
-        )
-        self._touch(slot)
-        return slot
+        staging = min(free, key=lambda each: each.used_at)
+        assert block.upload is not None
+        num_bytes = block.fetched_bytes
+        staging.block = block
+        pair = (staging.buffer[:num_bytes], block.upload[:num_bytes])
+        staging.ready = self._streams.fetch([pair], staging.last_use, block.written_back)
+        self._touch(staging)
+        return staging
 
-    def find(self, block: Block) -> BufferSlot | None:
-        """Where a block is, if it is."""
-        return next((slot for slot in self._slots if slot.block is block), None)
+    def find(self, block: Block) -> StagingBuffer | None:
+        """Return the buffer that holds a block."""
+        return next((each for each in self._staging if each.block is block), None)
 
     def leave(self, block: Block) -> None:
-        """The computation has used a block."""
-        if slot := self.find(block):
-            slot.left = self._engines.mark()
+        """Note that computation has used a block."""
+        if staging := self.find(block):
+            staging.last_use = self._streams.record_event()
 
-    def forget(self, block: Block) -> None:
-        """Its parameters have changed at home."""
-        if slot := self.find(block):
-            slot.block = None
+    def invalidate(self, block: Block) -> None:
+        """Note that a block's parameters have changed on the host."""
+        if staging := self.find(block):
+            staging.block = None
 
-    def forget_all(self) -> None:
-        """Nothing is in the buffers any more."""
-        for slot in self._slots:
-            slot.block = None
+    def invalidate_all(self) -> None:
+        """Note that no buffer holds anything."""
+        for staging in self._staging:
+            staging.block = None
 
-    def noted(self, tensor: torch.Tensor) -> SlotView | None:
-        """What stands for a tensor that looks at a buffer; None for others."""
-        slot = self._by_storage.get(tensor.untyped_storage()._cdata)
-        if slot is None or slot.block is None:
+    def noted(self, tensor: torch.Tensor) -> StagedView | None:
+        """Describe a tensor that is a view of a staging buffer; None for others."""
+        staging = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if staging is None or staging.block is None:
             return None
         offset = int(tensor.storage_offset())
-        return SlotView(slot.block, tensor.dtype, tensor.shape, tensor.stride(), offset)
+        return StagedView(staging.block, tensor.dtype, tensor.shape, tensor.stride(), offset)
 
-    def looked_up(self, view: SlotView, in_use: set[Block]) -> torch.Tensor:
-        """The tensor that a note stands for."""
-        slot = self.fetch(view.block, in_use)
-        assert slot is not None, "a block's backward pass has a buffer of its own"
-        slot.ticket.wait()
-        return looking(slot.buffer, view.dtype, view.shape, view.stride, view.offset)
+    def looked_up(self, view: StagedView, in_use: set[Block]) -> torch.Tensor:
+        """Return the described tensor in the buffer that holds its block now."""
+        staging = self.fetch(view.block, in_use)
+        assert staging is not None, "a block's backward pass has a buffer of its own"
+        staging.ready.wait()
+        return typed_view(staging.buffer, view.dtype, view.shape, view.stride, view.offset)
 
-    def _touch(self, slot: BufferSlot) -> None:
+    def _touch(self, staging: StagingBuffer) -> None:
         self._clock += 1
-        slot.last_used = self._clock
+        staging.used_at = self._clock
 
 
-def slots_of(blocks: Iterable[Block], engines: CopyEngines, prefetch: int) -> Slots:
-    """Buffers for the block that is computed and for those that come meanwhile."""
-    sizes = [block.brought_bytes for block in blocks if block.is_streamed]
-    return Slots(engines, max(sizes, default=0), 1 + max(1, prefetch))
+def staging_buffers(blocks: Iterable[Block], streams: CopyStreams, prefetch: int) -> StagingBuffers:
+    """Make buffers for the block that is computed and for those that are prefetched meanwhile."""
+    sizes = [block.fetched_bytes for block in blocks if block.is_streamed]
+    return StagingBuffers(streams, max(sizes, default=0), 1 + max(1, prefetch))

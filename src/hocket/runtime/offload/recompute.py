@@ -1,22 +1,23 @@
-"""Modules that are computed again for their backward pass, as if it had been once.
+"""Activation checkpointing: a module runs again in the backward pass, as it ran the first time.
 
-Numbers stand for what autograd saves in the first call. When the backward pass asks for one of
-them, the function is called again, and what autograd would save then is what they stand for; once
-all is there the call is broken off. That is how checkpoints of PyTorch work that are not reentrant.
-These take less of the host's time for each saved tensor: where ops are small, a step takes 1.9 to
-2.1 plain ones with these and 2.5 to 3.1 with PyTorch's (`benchmarks/memory/host_time.py`). Buffers
-are as they were, and move once (`unmoved`), as do numbers of Python that modules have
-(`own_numbers`), random numbers are drawn again where asked for, and autocast is as it was.
+Like PyTorch's non-reentrant checkpoints, but with less host time for each saved tensor: where ops
+are small, a step takes 1.9 to 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's
+(`benchmarks/memory/host_time.py`). In the first run autograd saves numbers in place of tensors.
+When the backward pass asks for one, the module runs again until all tensors that the numbers stand
+for have been saved, and is then stopped.
+
+The second run sees what the first one saw: random number generators of PyTorch, Python and NumPy,
+autocast, the default device, inputs and buffers. Buffers, such as running statistics, move once.
+Python attributes that a module changes (counters, generators of its own) are not restored, as in
+PyTorch; a warning names them.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from types import CellType
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,193 +30,21 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from hocket.base.errors import RunError
 from hocket.capture.model import CaptureWarning
-from hocket.capture.swap import copied_container
 from hocket.runtime.autocast import autocast_dtype
 
-# Python state of modules that are computed twice: numbers, generators, lists, dicts, closures.
-#
-# A counter that the first call has moved is for the second call what it was for the first, and so
-# is a generator that it drew from, also those of Python and of NumPy; afterwards all are as the
-# first call left them. All are looked at around the very first call, and around later ones those
-# that moved in it.
+Function = Callable[..., Any]
+Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+"""Pack and unpack hooks of saved tensors."""
 
 
-_KINDS = (bool, int, float, str, type(None))
-_OWN_FIELDS = frozenset(vars(nn.Module()))
-
-
-class Contents:
-    """What a list, dict or set holds, or the cell of a closure."""
-
-    def __init__(self, holder: Any) -> None:
-        self._holder = holder
-
-    def noted(self) -> Any:
-        """The contents, as a copy that does not follow changes."""
-        holder = self._holder
-        is_cell = isinstance(holder, CellType)
-        return holder.cell_contents if is_cell else copied_container(holder)
-
-    def put(self, value: Any) -> None:
-        """Have the holder hold these again."""
-        if isinstance(self._holder, CellType):
-            self._holder.cell_contents = value
-            return
-        self._holder.clear()
-        (self._holder.extend if hasattr(self._holder, "extend") else self._holder.update)(value)
-
-
-Place = tuple[nn.Module | None, str] | Contents
-"""An attribute of a module, a generator of the process, or what a container holds."""
-_PYTHON, _NUMPY = (None, "random"), (None, "numpy")
-Numbers = Mapping[Place, Any]
-"""What attributes are."""
-
-
-class _Drawing(NamedTuple):
-    """A generator of random numbers, and where it stands."""
-
-    generator: torch.Generator
-    state: torch.Tensor
-
-
-class OwnNumbers:
-    """The attributes of some modules."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
-        self._moved: list[Place] | None = None
-        """None before the first call."""
-
-    def before(self) -> Numbers:
-        """What may move, before a call."""
-        places = self._all() if self._moved is None else self._moved
-        return {place: _noted(place) for place in places}
-
-    def moved(self, before: Numbers) -> Numbers:
-        """That of it which the call has moved."""
-        if self._moved is None:
-            now = {place: _noted(place) for place in before if _is_still_number(place)}
-            self._moved = [
-                place
-                for place in now
-                if not (_are_same_items if isinstance(place, Contents) else _is_same)(
-                    now[place], before[place]
-                )
-            ]
-        return {place: before[place] for place in self._moved if place in before}
-
-    @contextmanager
-    def held(self, moved: Numbers) -> Iterator[None]:
-        """They are as before the first call, and afterwards as they are now."""
-        now = {place: _noted(place) for place in moved}
-        for place, value in moved.items():
-            _put(place, value)
-        try:
-            yield
-        finally:
-            for place, value in now.items():
-                _put(place, value)
-
-    def _all(self) -> Iterator[Place]:
-        yield from (_PYTHON, _NUMPY)
-        for module in self._modules:
-            for name, value in vars(module).items():
-                if _is_number(value):
-                    yield module, name
-                elif name not in _OWN_FIELDS:
-                    yield from _contents_of(value)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in _KINDS or isinstance(value, torch.Generator)
-
-
-def _contents_of(value: Any) -> Iterator[Contents]:
-    """An attribute that can change without being replaced: a container, or a function's cells."""
-    if isinstance(value, list | dict | set | deque):
-        yield Contents(value)
-    for cell in getattr(value, "__closure__", None) or ():
-        with suppress(ValueError):  # a cell may be empty
-            content = cell.cell_contents
-            yield Contents(content if isinstance(content, list | dict | set | deque) else cell)
-
-
-def _is_still_number(place: Place) -> bool:
-    if isinstance(place, Contents):
-        return True
-    module, name = place
-    return module is None or _is_number(vars(module).get(name))
-
-
-def _noted(place: Place) -> Any:
-    if isinstance(place, Contents):
-        return place.noted()
-    module, name = place
-    if module is None:
-        return random.getstate() if place == _PYTHON else np.random.get_state(legacy=False)
-    value = vars(module).get(name)
-    return _Drawing(value, value.get_state()) if isinstance(value, torch.Generator) else value
-
-
-def _put(place: Place, value: Any) -> None:
-    if isinstance(place, Contents):
-        place.put(value)
-        return
-    module, name = place
-    if module is None:
-        (random.setstate if place == _PYTHON else np.random.set_state)(value)
-        return
-    if isinstance(value, _Drawing):
-        value.generator.set_state(value.state)
-        value = value.generator
-    vars(module)[name] = value
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, _Drawing) and isinstance(other, _Drawing):
-        return one.generator is other.generator and torch.equal(one.state, other.state)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return bool(_position(one) == _position(other))
-    return type(one) is type(other) and bool(one == other)
-
-
-def _are_same_items(one: Any, other: Any) -> bool:
-    """True if two contents are the same objects; equal numbers are the same."""
-    if not isinstance(one, list | dict | set | deque):
-        return _are_same_objects(one, other)
-    ours, theirs = list(one), list(other)
-    if isinstance(one, dict):
-        ours, theirs = [*ours, *one.values()], [*theirs, *other.values()]
-    return len(ours) == len(theirs) and all(map(_are_same_objects, ours, theirs))
-
-
-def _are_same_objects(one: Any, other: Any) -> bool:
-    return one is other or (type(one) in _KINDS and _is_same(one, other))
-
-
-def _position(state: Mapping[str, Any]) -> Any:
-    """Where NumPy's generator stands, as what can be compared."""
-    inner = state["state"].items()
-    found = {key: v.tobytes() if isinstance(v, np.ndarray) else v for key, v in inner}
-    return found, state.get("has_gauss")
-
-
-# Buffers of modules that are computed twice: running means and the like move once a step.
-#
-# In place of the running statistics of batch norms, whose training results do not depend on them,
-# the second call writes to others, which nobody reads. Whatever else the first call was seen to
-# write to is for the second call what it was for the first, and put back after it. All that may be
-# written to is copied for the very first call, and what was, for later ones: a buffer that first
-# moves in a later step is only put back then, which is told.
-
+# ── buffers and generators of the host ───────────────────────────────────────────────────────────
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 class SeenBuffer(NamedTuple):
-    """A buffer before a call."""
+    """A buffer before a run."""
 
     module: nn.Module
     name: str
@@ -225,8 +54,14 @@ class SeenBuffer(NamedTuple):
     """A copy, where one was made."""
 
 
-class Unmoved:
-    """The buffers of some modules."""
+class ModuleBuffers:
+    """Buffers of modules that run twice, which move once per step.
+
+    The second run of a batch norm writes to spare statistics: its results do not depend on them in
+    training. Other buffers that the first run writes to are reset for the second run, and then set
+    to what the first one left. In the very first run all of them are copied, later only those that
+    were written before.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         inner = list(dict.fromkeys(each for outer in modules for each in outer.modules()))
@@ -234,22 +69,27 @@ class Unmoved:
                        if isinstance(each, _NormBase) and type(each) in _PLAIN_NORMS]  # fmt: skip
         self._watched = [(each, name) for each in inner if type(each) not in _PLAIN_NORMS
                          for name in each._buffers]  # fmt: skip
-        # Kernels of norms write to their running means unseen by autograd.
+        # Kernels of norms write running statistics without moving their version counters.
         self._unseen = {place for place in self._watched if isinstance(place[0], _NormBase)}
         self._moved: set[tuple[nn.Module, str]] | None = None
-        """None before the first call."""
-        self.numbers = OwnNumbers(inner)
+        """None before the first run."""
         self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
+        self.generators = _HostGenerators()
+        self._modules = inner
+        self._attributes: dict[tuple[nn.Module, str], Any] = {}
+        """Plain attributes before the first run."""
 
     def spares(self) -> list[torch.Tensor]:
-        """What is written to in the second call, made where the buffers are by now."""
+        """Return the spare statistics of batch norms, on the device of their buffers."""
         for norm in self._norms:
             for name in (_MEAN, _VARIANCE):
                 self._spared(norm._buffers[name])
         return list(self._spare.values())
 
     def before(self) -> list[SeenBuffer]:
-        """The watched buffers before a call."""
+        """Note buffers before a run."""
+        if self._moved is None:
+            self._attributes = _plain_attributes(self._modules)
         found = []
         for module, name in self._watched:
             if (buffer := module._buffers[name]) is not None:
@@ -259,7 +99,7 @@ class Unmoved:
         return found
 
     def moved(self, before: Sequence[SeenBuffer]) -> list[SeenBuffer]:
-        """Those of them that the call has written to or replaced."""
+        """Return those that the run has written to or replaced."""
         found = [
             seen
             for seen in before
@@ -270,25 +110,42 @@ class Unmoved:
         for seen in found:
             if seen.value is None and seen.buffer._version != seen.version:
                 warnings.warn(
-                    f"{seen.name} of a {type(seen.module).__name__} has first moved in this step; "
-                    "what is computed again finds it moved, from the next step on as it was",
+                    f"{seen.name} of a {type(seen.module).__name__} first changes in this step: "
+                    "recompute sees its new value now, and the right one from the next step on",
                     CaptureWarning, 2,
                 )  # fmt: skip
+        if self._moved is None:
+            self._warn_of_attributes()
         places = {(seen.module, seen.name) for seen in found}
         self._moved = places if self._moved is None else self._moved | places
         return found
 
+    def _warn_of_attributes(self) -> None:
+        now = _plain_attributes(self._modules)
+        changed = sorted({
+            f"{type(module).__name__}.{name}"
+            for (module, name), value in self._attributes.items()
+            if now.get((module, name)) != value
+        })  # fmt: skip
+        self._attributes = {}
+        if changed:
+            warnings.warn(
+                f"{', '.join(changed)} changes in each call of a module that is recomputed: the "
+                "second run sees the changed value, as with torch.utils.checkpoint; hold it in a "
+                "buffer, or give more memory so that the module runs once",
+                CaptureWarning, 2,
+            )  # fmt: skip
+
     @contextmanager
-    def held(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
-        """They are as before the first call, and whatever is written to them meanwhile is as if it
-        had not been."""
+    def reset_to(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
+        """Reset buffers to before the first run; afterwards undo what was written meanwhile."""
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]
         found = [(norm, {name: norm._buffers[name] for name in _STATISTICS}) for norm in norms]
         for norm, own in found:
             spare = {name: self._spared(own[name]) for name in (_MEAN, _VARIANCE)}
             norm._buffers.update({**spare, _COUNT: None})
         now = [seen.module._buffers[seen.name] for seen in moved]
-        kept = [(seen.buffer, seen.buffer.clone()) for seen in moved]
+        values = [(seen.buffer, seen.buffer.clone()) for seen in moved]
         for seen in moved:
             seen.module._buffers[seen.name] = seen.buffer
             if seen.value is not None:
@@ -300,7 +157,7 @@ class Unmoved:
                 norm._buffers.update(own)
             for seen, buffer in zip(moved, now, strict=True):
                 seen.module._buffers[seen.name] = buffer
-            for buffer, value in kept:
+            for buffer, value in values:
                 _write(buffer, value)
 
     def _spared(self, like: torch.Tensor | None) -> torch.Tensor | None:
@@ -312,61 +169,103 @@ class Unmoved:
         return self._spare[key]
 
 
+def _plain_attributes(modules: Iterable[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
+    """Return numbers, strings and generator states that are attributes of modules."""
+    found: dict[tuple[nn.Module, str], Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Generator):
+                found[module, name] = value.get_state().tolist()
+            elif value is None or isinstance(value, bool | int | float | str):
+                found[module, name] = value
+    return found
+
+
 def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
     with torch.no_grad():
         buffer.copy_(value)
 
 
-# Modules that are computed again for their backward pass, as if it had been once.
-#
-# Numbers stand for what autograd saves in the first call. When the backward pass asks for one of
-# them, the function is called again, and what autograd would save then is what they stand for;
-# once all is there the call is broken off. That is how checkpoints of PyTorch work that are not
-# reentrant. These take less of the host's time for each saved tensor: where ops are small, a step
-# takes 1.9 to 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's
-# (`benchmarks/memory/host_time.py`). Buffers are as they were, and move once (`unmoved`), as do
-# numbers of Python that modules have (`own_numbers`), random numbers are drawn again where asked
-# for, and autocast is as it was.
+class _HostGenerators:
+    """Global generators of Python and NumPy, which some augmentations draw from.
+
+    They are read around the very first run, and later only where that one drew from them.
+    """
+
+    def __init__(self) -> None:
+        self._is_used: bool | None = None
+
+    def before(self) -> tuple[Any, Any] | None:
+        """Return both states; None where no run draws from them."""
+        return None if self._is_used is False else self._now()
+
+    def moved(self, before: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+        """Return the states if runs draw from the generators."""
+        if self._is_used is None and before is not None:
+            self._is_used = _comparable(before) != _comparable(self._now())
+        return before if self._is_used else None
+
+    @contextmanager
+    def reset_to(self, states: tuple[Any, Any] | None) -> Iterator[None]:
+        """Reset the generators; afterwards they continue where they were."""
+        if states is None:
+            yield
+            return
+        now = self._now()
+        self._set(states)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    def _now(self) -> tuple[Any, Any]:
+        return random.getstate(), np.random.get_state()
+
+    def _set(self, states: tuple[Any, Any]) -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
-Function = Callable[..., Any]
-Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
-"""What stands for a tensor that autograd saves, and the tensor that something stands for."""
+def _comparable(states: tuple[Any, Any]) -> Any:
+    of_python, (_, keys, *rest) = states
+    return of_python, keys.tobytes(), rest
 
 
-def computed_again(
-    buffers: Unmoved,
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def recomputed(
+    buffers: ModuleBuffers,
     function: Function,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    repeats_draws: bool = True,
+    restores_rng: bool = True,
     keeping: Hooks | None = None,
 ) -> Any:
-    """What a function gives; what it saves is made again in its backward pass.
+    """Call a function whose saved tensors are recomputed in its backward pass.
 
-    ``buffers`` are those of the modules that it calls. Once it has changed in place what it was
-    given, nothing can be made again out of that; what it saves from there on is kept, by hooks of
-    autograd where there are any.
+    ``buffers`` are those of the modules that it calls. After the function has written into its
+    inputs nothing can be recomputed from them, so what it saves from there on is kept, by the hooks
+    ``keeping`` if there are any.
     """
-    call = _Call(buffers, function, args, kwargs, keeping or (kept_as_is, KeptAsIs.unchanged),
-                 repeats_draws=repeats_draws)  # fmt: skip
-    with saved_tensors_hooks(call.pack, call.unpack):
+    run = _RecomputedRun(buffers, function, args, kwargs, keeping or (saved_as_is, SavedTensor.get),
+                         restores_rng=restores_rng)  # fmt: skip
+    with saved_tensors_hooks(run.pack, run.unpack):
         result = function(*args, **kwargs)
-    call.seen = buffers.moved(call.seen)
-    call.numbers = buffers.numbers.moved(call.numbers)
+    run.seen = buffers.moved(run.seen)
+    run.drawn = buffers.generators.moved(run.drawn)
     return result
 
 
-class KeptAsIs(NamedTuple):
-    """A tensor that autograd saves, and how often it had been changed by then: PyTorch looks for
-    changes of what it saves itself, and not of what hooks have packed."""
+class SavedTensor(NamedTuple):
+    """A saved tensor with its version: PyTorch does not check what hooks have packed."""
 
     tensor: torch.Tensor
     version: int
 
-    def unchanged(self) -> torch.Tensor:
-        """The tensor; raises where it is not what was saved."""
+    def get(self) -> torch.Tensor:
+        """Return the tensor; raises where it was written to since."""
         if self.tensor._version != self.version:
             raise RunError(
                 f"a tensor {list(self.tensor.shape)} that the backward pass needs was changed in "
@@ -376,19 +275,17 @@ class KeptAsIs(NamedTuple):
         return self.tensor
 
 
-def kept_as_is(tensor: torch.Tensor) -> KeptAsIs:
-    """Without the op that made it: a result that knows the op which saves it would keep that op,
-    and all that the step saved, alive until a backward pass comes."""
-    return KeptAsIs(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
+def saved_as_is(tensor: torch.Tensor) -> SavedTensor:
+    """Save a tensor without its grad_fn, which would keep all that the step saved alive."""
+    return SavedTensor(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
 
 
-class _AllThere(BaseException):
-    """What was asked for is made; not an error, so that no function takes it for one."""
+class _AllSaved(BaseException):
+    """Stops a second run; not an `Exception`, so that no function catches it."""
 
 
 class _SavedInputs(torch.autograd.Function):
-    """Autograd saves the inputs as it saves everything: hooks around see them, and a change in
-    place is told."""
+    """Saves inputs through autograd, so that outer hooks may offload them."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
@@ -396,102 +293,102 @@ class _SavedInputs(torch.autograd.Function):
         return torch.empty(0)
 
 
-class _Call:
-    """One call of a function, and how it is made again."""
+class _RecomputedRun:
+    """One call of a function, and what its second run needs."""
 
     def __init__(
-        self, buffers: Unmoved, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any],
-        keeping: Hooks, *, repeats_draws: bool,
+        self, buffers: ModuleBuffers, function: Function, args: Sequence[Any],
+        kwargs: Mapping[str, Any], keeping: Hooks, *, restores_rng: bool,
     ) -> None:  # fmt: skip
         self._buffers, self._function = buffers, function
         self._keep, self._kept = keeping
         leaves, self._structure = tree_flatten((tuple(args), dict(kwargs)))
-        # What was one tensor must be one again: attention takes another way where query, key and
-        # value are.
+        # One tensor that is passed twice must be one again: attention takes another kernel where
+        # query, key and value are the same.
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        place = {number: at for at, number in enumerate(tensors)}
-        self._place = [place.get(id(leaf), -1) for leaf in leaves]
-        self._others = [None if id(leaf) in place else leaf for leaf in leaves]
-        given = list(tensors.values())
+        position = {key: at for at, key in enumerate(tensors)}
+        self._position = [position.get(id(leaf), -1) for leaf in leaves]
+        self._others = [None if id(leaf) in position else leaf for leaf in leaves]
+        inputs = list(tensors.values())
         anchor = torch.empty(0, requires_grad=True)
-        # All of it, and not its function alone: PyTorch 2.11 frees what that saved without it.
-        self._inputs: torch.Tensor = _SavedInputs.apply(anchor, *given)  # type: ignore[no-untyped-call]
-        kinds = dict.fromkeys((*(tensor.device.type for tensor in given[:1]), "cpu"))
+        # The result, not its grad_fn alone: PyTorch 2.11 frees what that saved without it.
+        self._inputs: torch.Tensor = _SavedInputs.apply(anchor, *inputs)  # type: ignore[no-untyped-call]
+        kinds = dict.fromkeys((*(tensor.device.type for tensor in inputs[:1]), "cpu"))
         self._autocast = {kind: autocast_dtype(kind) for kind in kinds}
         self._is_cached = torch.is_autocast_cache_enabled()
         self._device = torch.get_default_device()
-        self._draws = _Draws(given) if repeats_draws else None
-        self._given = [(_count_of(tensor), tensor._version) for tensor in given]
-        """How often what it was given is changed, now and before the first call."""
+        self._rng = _TorchGenerators(inputs) if restores_rng else None
+        self._versions = [(_version_counter(tensor), tensor._version) for tensor in inputs]
+        """Version counter of each input, and its value before the first run."""
         self.seen = buffers.before()
-        self.numbers = buffers.numbers.before()
+        self.drawn = buffers.generators.before()
         self._shapes: list[torch.Size] = []
-        """Of what autograd saved the first time."""
-        self._made: list[torch.Tensor | None] = []
+        """Shapes of what autograd saved in the first run."""
+        self._recomputed: list[torch.Tensor | None] = []
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """The number that stands for a tensor, or what is kept of it."""
+        """Save a number in place of a tensor, or the tensor where that cannot be recomputed."""
         if self._is_changed():
             return self._keep(tensor)
         self._shapes.append(tensor.shape)
         return len(self._shapes) - 1
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """The tensor that a number stands for; it is asked for once in a backward pass."""
+        """Return the tensor of a number; a backward pass asks for it once."""
         if not isinstance(packed, int):
             return self._kept(packed)
         number = packed
-        if not self._made or self._made[number] is None:
-            self._make()
-        tensor, self._made[number] = self._made[number], None
+        if not self._recomputed or self._recomputed[number] is None:
+            self._recompute()
+        tensor, self._recomputed[number] = self._recomputed[number], None
         assert tensor is not None
         return tensor
 
     def _is_changed(self) -> bool:
-        return any(count._version != version for count, version in self._given)
+        return any(counter._version != version for counter, version in self._versions)
 
-    def _make(self) -> None:
+    def _recompute(self) -> None:
         if self._is_changed():
-            # Not left to autograd: what hooks have packed is given back whatever became of it.
+            # Not left to autograd, which does not check what hooks have packed.
             raise RunError(
-                "what a part of the model was given is changed in place afterwards, and it cannot "
-                "be computed again",
-                hint="write x = x + part(x) for x += part(x), or keep more memory so that it runs "
+                "an input of a recomputed part of the model was changed in place after its call, "
+                "so it cannot be recomputed",
+                hint="write x = x + part(x) for x += part(x), or give more memory so that it runs "
                 "once",
             )
-        shapes, made = self._shapes, list[KeptAsIs]()
+        shapes, saved = self._shapes, list[SavedTensor]()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape != shapes[len(made)]:
-                raise _different(f"{tuple(shapes[len(made)])} first and {tuple(tensor.shape)} then")
+            if tensor.shape != shapes[len(saved)]:
+                raise _different(f"{tuple(shapes[len(saved)])}, then {tuple(tensor.shape)}")
             tensor = tensor.detach() if tensor.requires_grad else tensor
-            made.append(KeptAsIs(tensor, tensor._version))
-            if len(made) == len(shapes):
-                raise _AllThere
+            saved.append(SavedTensor(tensor, tensor._version))
+            if len(saved) == len(shapes):
+                raise _AllSaved
             return tensor
 
         function: Any = self._inputs.grad_fn
-        saved = function.saved_tensors
-        leaves = [saved[at] if at >= 0 else other
-                  for at, other in zip(self._place, self._others, strict=True)]  # fmt: skip
+        inputs = function.saved_tensors
+        leaves = [inputs[at] if at >= 0 else other
+                  for at, other in zip(self._position, self._others, strict=True)]  # fmt: skip
         args, kwargs = tree_unflatten(leaves, self._structure)
-        with self._as_before():
+        with self._as_in_first_run():
             try:
-                with torch.enable_grad(), saved_tensors_hooks(pack, _itself):
+                with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
                     self._function(*args, **kwargs)
-            except _AllThere:
+            except _AllSaved:
                 pass
-            # Before buffers are put back, which is a change of them, too.
-            self._made = [each.unchanged() for each in made]
-        if len(made) < len(shapes):
-            raise _different(f"{len(shapes)} tensors first and {len(made)} then")
+            # Before buffers are restored, which writes to them, too.
+            self._recomputed = [each.get() for each in saved]
+        if len(saved) < len(shapes):
+            raise _different(f"{len(shapes)} tensors, then {len(saved)}")
 
     @contextmanager
-    def _as_before(self) -> Iterator[None]:
-        """What a computation depends on besides its arguments is as it was."""
+    def _as_in_first_run(self) -> Iterator[None]:
+        """Restore what a computation depends on besides its arguments."""
         with ExitStack() as stack:
-            if self._draws is not None:
-                stack.enter_context(self._draws.again())
+            if self._rng is not None:
+                stack.enter_context(self._rng.restored())
             for kind, dtype in self._autocast.items():
                 if dtype is not None or autocast_dtype(kind) is not None:
                     stack.enter_context(torch.autocast(
@@ -499,13 +396,13 @@ class _Call:
                     ))  # fmt: skip
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
-            stack.enter_context(self._buffers.held(self.seen))
-            stack.enter_context(self._buffers.numbers.held(self.numbers))
+            stack.enter_context(self._buffers.reset_to(self.seen))
+            stack.enter_context(self._buffers.generators.reset_to(self.drawn))
             yield
 
 
-class _Draws:
-    """Where the generators of random numbers stand."""
+class _TorchGenerators:
+    """States of PyTorch's generators."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._on_cpu = torch.get_rng_state()
@@ -514,8 +411,8 @@ class _Draws:
         self._kind = next(kinds, "cuda")
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """The same numbers are drawn once more; afterwards others go on where they were."""
+    def restored(self) -> Iterator[None]:
+        """Draw the same numbers again; afterwards the generators continue where they were."""
         with torch.random.fork_rng(self._devices, device_type=self._kind):
             torch.set_rng_state(self._on_cpu)
             if self._devices:
@@ -523,19 +420,16 @@ class _Draws:
             yield
 
 
-def _count_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What has the tensor's count of changes in place, and none of its memory."""
-    count = tensor.detach()
-    count.data = count.new_empty(0)
-    return count
+def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that shares the version counter and none of the memory."""
+    counter = tensor.detach()
+    counter.data = counter.new_empty(0)
+    return counter
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _different(told: str) -> RunError:
+def _different(shapes: str) -> RunError:
     return RunError(
-        f"a part of the model saves other tensors when it is computed again: {told}",
-        hint="let it do the same for the same input, or keep more memory so that it runs once",
+        f"a part of the model saves different tensors when it is recomputed: {shapes}",
+        hint="make it compute the same for the same input, or give more memory so that it runs "
+        "once",
     )

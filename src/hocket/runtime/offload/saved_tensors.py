@@ -1,10 +1,10 @@
-"""What autograd saves in the visits of a step, on its way to the host and back.
+"""Offload of tensors that autograd saves for the backward pass, and their prefetch.
 
-The unit is the storage: tensors that look at one storage go and come back together, once for all
-visits that save them. Parameters, buffers and the batch never go, nor does what anything keeps that
-is not offloaded. Copies to the host begin at once; the device's memory is given up one visit later,
-when the computation has waited for the copy, so that it is never used again too early and the peak
-does not depend on the bus.
+The unit is the storage: tensors that share one are copied and fetched together, once for all blocks
+that save them. Parameters, buffers and the batch are never offloaded, nor is a storage that
+something else keeps on the device. Copies to the host start at once. Device memory is released one
+block later, when computation has waited for the copy, so that it is never reused too early and the
+peak does not depend on the speed of the bus.
 """
 
 from __future__ import annotations
@@ -18,186 +18,191 @@ import torch
 from hocket.plan.sections.memory import SMALLEST_MOVED
 from hocket.runtime.offload.copy_streams import (
     DONE,
-    CopyEngines,
+    CopyEvent,
+    CopyStreams,
     HostPool,
-    Ticket,
-    looking,
-    whole_numbers,
+    as_dtype,
+    typed_view,
 )
 
 
 @dataclass(eq=False)
-class _Saved:
-    """A storage that was sent; it is there for as long as autograd wants it back."""
+class _OffloadedStorage:
+    """A storage that was copied to the host; it lives for as long as autograd needs it."""
 
-    there: torch.Tensor | None
-    """All of it on the device, in the type of the first tensor that looked at it."""
-    like: torch.dtype
+    on_device: torch.Tensor | None
+    """All of it, in the type of the first tensor that was saved of it; None once released."""
+    dtype: torch.dtype
     on_host: torch.Tensor
     pool: HostPool
-    ticket: Ticket = DONE
-    num_holding: int = 0
-    """Visits of the forward pass that are not over for it."""
+    event: CopyEvent = DONE
+    num_users: int = 0
+    """Blocks of the forward pass that have not released it."""
     stays: bool = False
     """True if something else keeps it on the device."""
-    seen: set[tuple[int, ...]] = field(default_factory=set)
-    """Of what was saved of it: how often that had been changed, where it is and how it lies."""
+    versions: set[tuple[int, ...]] = field(default_factory=set)
+    """Version counter and layout of each tensor that was saved of it."""
 
     def note(self, tensor: torch.Tensor) -> bool:
-        """Note what is saved of it; whether that may have been changed in place since it was sent:
-        parts of a storage that are changed one by one, as gates of cells are, count apart."""
+        """Note a tensor that is saved of it; True if it may have been written since the copy.
+
+        Parts of a storage that are written one by one, such as the gates of an LSTM cell, have
+        version counters of their own.
+        """
         version, num_bytes = tensor._version, tensor.untyped_storage().nbytes()
-        look = (version, int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
-        is_new = version > 0 and self.seen.isdisjoint({look, (version,)})
-        self.seen.add(look)
+        layout = (version, int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
+        is_new = version > 0 and self.versions.isdisjoint({layout, (version,)})
+        self.versions.add(layout)
         if tensor.numel() * tensor.element_size() == num_bytes:
-            self.seen.add((version,))
+            self.versions.add((version,))
         return is_new
 
     def __del__(self) -> None:
-        # What takes its place on the device or on the host comes after the copy.
-        self.ticket.wait()
+        # What reuses its memory, on the device or on the host, must come after the copy.
+        self.event.wait()
         self.pool.give_back(self.on_host)
 
 
 @dataclass(frozen=True)
-class SavedView:
-    """A tensor that looked at a storage."""
+class OffloadedView:
+    """A saved tensor as a view of an offloaded storage."""
 
-    saved: _Saved
+    storage: _OffloadedStorage
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
-class KnownStorages:
-    """Storages that a step has saved so far: those that are sent, and those that stay."""
+class StepStorages:
+    """Storages that a step has saved so far: offloaded ones, and those that stay."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[_Saved] | None]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[_OffloadedStorage] | None]] = {}
 
     def clear(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._known = {}
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """A storage stays on the device, whoever else would send it."""
+        """Keep a storage on the device, whoever else would offload it."""
         storage = tensor.untyped_storage()
-        saved = self.find(storage)
-        if isinstance(saved, _Saved) and tensor.layout == torch.strided:
-            saved.there, saved.stays = _whole(tensor, saved.like), True
-        elif saved is False:
+        found = self.find(storage)
+        if isinstance(found, _OffloadedStorage) and tensor.layout == torch.strided:
+            found.on_device, found.stays = _flat(tensor, found.dtype), True
+        elif found is False:
             self.add(storage, None)
 
-    def find(self, storage: torch.UntypedStorage) -> _Saved | bool | None:
-        """What was sent of a storage, None where it stays, False where it was not seen."""
-        of_storage, saved = self._known.get(storage._cdata, (None, None))
-        # Another storage may lie where one was.
+    def find(self, storage: torch.UntypedStorage) -> _OffloadedStorage | bool | None:
+        """Return the offloaded storage, None where it stays, False where it was not seen."""
+        of_storage, found = self._known.get(storage._cdata, (None, None))
+        # Another storage may have been allocated at the same address.
         if of_storage is None or of_storage() is not storage:
             return False
-        return None if saved is None else saved() or False
+        return None if found is None else found() or False
 
-    def add(self, storage: torch.UntypedStorage, saved: _Saved | None) -> None:
+    def add(self, storage: torch.UntypedStorage, offloaded: _OffloadedStorage | None) -> None:
         """Note a storage."""
-        sent = None if saved is None else weakref.ref(saved)
-        self._known[storage._cdata] = weakref.ref(storage), sent
+        ref = None if offloaded is None else weakref.ref(offloaded)
+        self._known[storage._cdata] = weakref.ref(storage), ref
 
 
 @dataclass(eq=False)
-class SavedStorages:
-    """Storages of one visit that are offloaded."""
+class OffloadedStorages:
+    """Storages that one call of a block saves and offloads."""
 
-    engines: CopyEngines
+    streams: CopyStreams
     pool: HostPool
-    lasting: frozenset[int]
-    """Storages that are there at all times: parameters, buffers and the batch."""
-    known: KnownStorages
-    most_bytes: float = float("inf")
-    """What is beyond it stays."""
+    resident: frozenset[int]
+    """Storages that are never offloaded: parameters, buffers and the batch."""
+    known: StepStorages
+    max_bytes: float = float("inf")
+    """Bytes beyond it stay on the device."""
     num_offered_bytes: int = 0
-    _own: dict[weakref.ref[_Saved], None] = field(default_factory=dict)
+    _own: dict[weakref.ref[_OffloadedStorage], None] = field(default_factory=dict)
     """In the order of saving."""
     _offered: set[int] = field(default_factory=set)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What autograd holds in place of a tensor."""
+        """Start to offload a tensor; returns what autograd saves in its place."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        # A device without a number is the same as the one that tensors name.
-        is_elsewhere = tensor.device.type != self.engines.device.type
-        stays = storage.nbytes() < SMALLEST_MOVED or key in self.lasting or is_elsewhere
+        # Types are compared because a device without an index equals the one that tensors name.
+        is_elsewhere = tensor.device.type != self.streams.device.type
+        stays = storage.nbytes() < SMALLEST_MOVED or key in self.resident or is_elsewhere
         if stays or tensor.layout != torch.strided:
             return tensor
-        # What is offered is held at least until the visit is over: its place is no other's.
+        # What is offered lives at least until the call returns, so its address is not reused.
         if key not in self._offered:
             self._offered.add(key)
             self.num_offered_bytes += storage.nbytes()
-            if self.num_offered_bytes > self.most_bytes:
+            if self.num_offered_bytes > self.max_bytes:
                 self.known.keep(tensor)
-        saved = self.known.find(storage)
-        if saved is False:
-            saved = self._send(tensor)
-            self.known.add(storage, saved)
-        elif isinstance(saved, _Saved) and not saved.stays and saved.note(tensor):
-            self._send_again(saved, tensor)
-        if not isinstance(saved, _Saved) or saved.stays:
+        found = self.known.find(storage)
+        if found is False:
+            found = self._offload(tensor)
+            self.known.add(storage, found)
+        elif isinstance(found, _OffloadedStorage) and not found.stays and found.note(tensor):
+            self._offload_again(found, tensor)
+        if not isinstance(found, _OffloadedStorage) or found.stays:
             return tensor
-        if (ref := weakref.ref(saved)) not in self._own:
+        if (ref := weakref.ref(found)) not in self._own:
             self._own[ref] = None
-            saved.num_holding += 1
+            found.num_users += 1
         offset = int(tensor.storage_offset())
-        return SavedView(saved, tensor.dtype, tensor.shape, tensor.stride(), offset)
+        return OffloadedView(found, tensor.dtype, tensor.shape, tensor.stride(), offset)
 
-    def _send(self, tensor: torch.Tensor) -> _Saved:
-        there = _whole(tensor, tensor.dtype)
-        host = self.pool.take(tensor.untyped_storage().nbytes())
-        ticket = self.engines.send([(whole_numbers(host, tensor.dtype), there)])
-        saved = _Saved(there, tensor.dtype, host, self.pool, ticket)
-        saved.note(tensor)
-        return saved
+    def _offload(self, tensor: torch.Tensor) -> _OffloadedStorage:
+        on_device = _flat(tensor, tensor.dtype)
+        on_host = self.pool.take(tensor.untyped_storage().nbytes())
+        event = self.streams.offload([(as_dtype(on_host, tensor.dtype), on_device)])
+        found = _OffloadedStorage(on_device, tensor.dtype, on_host, self.pool, event)
+        found.note(tensor)
+        return found
 
-    def _send_again(self, saved: _Saved, tensor: torch.Tensor) -> None:
-        saved.there = _whole(tensor, saved.like)
-        target = whole_numbers(saved.on_host, saved.like)
-        saved.ticket = self.engines.send([(target, saved.there)])
+    def _offload_again(self, found: _OffloadedStorage, tensor: torch.Tensor) -> None:
+        """Copy a storage again that was written in place after its first copy."""
+        found.on_device = _flat(tensor, found.dtype)
+        found.event = self.streams.offload(
+            [(as_dtype(found.on_host, found.dtype), found.on_device)]
+        )
 
-    def let_go(self) -> None:
-        """Give up the device's memory."""
-        for saved in self._alive():
-            saved.num_holding -= 1
-            if not saved.num_holding and not saved.stays:
-                saved.ticket.wait()
-                saved.there = None
+    def release(self) -> None:
+        """Release the device's memory once computation has waited for the copies."""
+        for found in self._alive():
+            found.num_users -= 1
+            if not found.num_users and not found.stays:
+                found.event.wait()
+                found.on_device = None
 
     def fetch(self) -> None:
-        """Start to bring everything back, what was saved last first."""
-        for saved in reversed(self._alive()):
-            if saved.there is None:
-                size = saved.on_host.numel() // saved.like.itemsize
-                there = torch.empty(size, dtype=saved.like, device=self.engines.device)
-                saved.there = there
-                source = whole_numbers(saved.on_host, saved.like)
-                saved.ticket = self.engines.fetch([(there, source)])
+        """Start to fetch everything, what was saved last first."""
+        for found in reversed(self._alive()):
+            if found.on_device is None:
+                size = found.on_host.numel() // found.dtype.itemsize
+                target = torch.empty(size, dtype=found.dtype, device=self.streams.device)
+                found.on_device = target
+                found.event = self.streams.fetch([(target, as_dtype(found.on_host, found.dtype))])
 
-    def _alive(self) -> list[_Saved]:
-        return [saved for ref in self._own if (saved := ref()) is not None]
+    def _alive(self) -> list[_OffloadedStorage]:
+        return [found for ref in self._own if (found := ref()) is not None]
 
-    def unpack(self, view: SavedView) -> torch.Tensor:
-        """The tensor that autograd wants back."""
-        if view.saved.there is None:
+    def unpack(self, view: OffloadedView) -> torch.Tensor:
+        """Return the tensor that autograd saved."""
+        found = view.storage
+        if found.on_device is None:
             self.fetch()
-        view.saved.ticket.wait()
-        there = view.saved.there
-        assert there is not None
-        if view.dtype == view.saved.like:
-            return there.as_strided(view.shape, view.stride, view.offset)
-        return looking(there.view(torch.uint8), view.dtype, view.shape, view.stride, view.offset)
+        found.event.wait()
+        assert found.on_device is not None
+        if view.dtype == found.dtype:
+            return found.on_device.as_strided(view.shape, view.stride, view.offset)
+        flat = found.on_device.view(torch.uint8)
+        return typed_view(flat, view.dtype, view.shape, view.stride, view.offset)
 
 
-def _whole(tensor: torch.Tensor, like: torch.dtype) -> torch.Tensor:
-    """All that a tensor's storage has, in a type."""
-    num_bytes, dtype = tensor.untyped_storage().nbytes(), tensor.dtype
-    # A look at a result that knows the op which saves it would keep that op alive.
-    there = tensor.detach().as_strided((num_bytes // dtype.itemsize,), (1,), 0)
-    return there if like == dtype else whole_numbers(there.view(torch.uint8), like)
+def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor's whole storage in a type."""
+    num_bytes = tensor.untyped_storage().nbytes()
+    # Detached: a view with a grad_fn would keep alive the very op that saves it.
+    flat = tensor.detach().as_strided((num_bytes // tensor.dtype.itemsize,), (1,), 0)
+    return flat if dtype == tensor.dtype else as_dtype(flat.view(torch.uint8), dtype)

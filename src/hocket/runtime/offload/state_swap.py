@@ -1,12 +1,16 @@
-"""Updates on the device of blocks that are at home on the host: their state comes and goes.
+"""Updates on the device of host-resident blocks: their optimizer state is swapped in and out.
 
-The host's cores update as fast as its memory lets them, while the way to the device has time to
-spare. A block with streamed parameters and its update on the device sends no gradients: from the
-beginning of its backward pass on, its parameters in full and its optimizer's state come in pieces,
-are changed when the gradients are whole, and go home with their rounded twin. Pieces take turns in
-a few berths of the device, so what is held does not depend on the bus. All of it runs beside the
-computation, which waits for nothing but the gradients that it wants to drop. The host updates in
-its place where there is no state yet, or where gradients wait for others at home.
+The host's cores update as fast as its memory allows, while the bus has time to spare. A block with
+streamed parameters and its update on the device sends no gradients. From the beginning of its
+backward pass on, its master parameters and its optimizer state are fetched in chunks, are updated
+once the gradients are complete, and are written back with their low-precision copy. Chunks take
+turns in a few staging buffers, so that the memory does not depend on the speed of the bus. All of
+it overlaps with computation, which waits only for gradients that it wants to free. The host updates
+instead where there is no state yet, or where gradients are accumulated on the host.
+
+A chunk is a run of neighbouring parameters, or a slice of a large one where the optimizer updates
+each element by itself, with the same slice of every state tensor. Neighbours on the host that are
+neighbours on the device are copied at once.
 """
 
 from __future__ import annotations
@@ -23,86 +27,96 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.runtime.offload.copy_streams import (
     DONE,
-    CopyEngines,
-    Pair,
-    Ticket,
+    CopyEvent,
+    CopyPair,
+    CopyStreams,
     host_buffer,
-    looking,
+    typed_view,
 )
 from hocket.runtime.offload.memory_tracker import on_host
 from hocket.runtime.offload.optimizer_parts import has_fused_kernels, part_of
-from hocket.runtime.offload.parameter_blocks import Block, Look, Place
+from hocket.runtime.offload.parameter_blocks import Block, BufferView, ParameterView
 from hocket.simulate.rewriting.homes import NUM_BERTHS, PIECE_BYTES, runs_within
 
-# What travels of a block for its update on the device: pieces of parameters and of their state.
-#
-# A piece is a run of neighbouring parameters, or a part of a large one where the optimizer changes
-# each number by itself, with the same part of every tensor of its state. Neighbours at home that
-# are neighbours on the device are copied at once.
+NUM_BUFFERS, CHUNK_BYTES = NUM_BERTHS, PIECE_BYTES
 
 
 @dataclass(frozen=True, eq=False)
 class StateEntry:
-    """One tensor of the state of one parameter, and where it lies in the buffer of its block."""
+    """One state tensor of one parameter, and where it is in the host buffer of its block."""
 
     parameter: nn.Parameter
     key: str
     value: torch.Tensor
-    """As it lies in the host's buffer."""
+    """View of the host buffer."""
     start: int
 
 
 @dataclass(frozen=True, eq=False)
-class Strip:
-    """Bytes of the host, and where they lie in a buffer of the device."""
+class _BlockState:
+    """The optimizer state of a block in one host buffer."""
+
+    buffer: torch.Tensor
+    entries: tuple[StateEntry, ...]
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True if the optimizer still uses these tensors; a loaded checkpoint replaces them."""
+        return all(optimizer.state[e.parameter].get(e.key) is e.value for e in self.entries)
+
+
+# ── chunks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class CopyRange:
+    """Bytes of a host buffer, and where they are in a buffer of the device."""
 
     base: torch.Tensor
     start: int
     stop: int
     offset: int
-    returns: bool = True
-    """True if it goes home after the update."""
+    is_written_back: bool = True
 
     @property
-    def home(self) -> torch.Tensor:
-        """The bytes of the host."""
+    def on_host(self) -> torch.Tensor:
+        """The bytes on the host."""
         return self.base[self.start : self.stop]
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Their place on the device."""
+        """Return their place in a buffer of the device."""
         return buffer[self.offset : self.offset + self.stop - self.start]
 
-    def goes_on_with(self, other: Strip) -> bool:
-        """True if one copy brings both."""
+    def continues_with(self, other: CopyRange) -> bool:
+        """True if one copy can move both."""
         is_near = 0 <= other.start - self.stop < ALIGNMENT_BYTES
-        is_alike = other.start - self.start == other.offset - self.offset
-        is_same = self.base is other.base and self.returns == other.returns
-        return is_same and is_near and is_alike
+        is_aligned = other.start - self.start == other.offset - self.offset
+        is_same = self.base is other.base and self.is_written_back == other.is_written_back
+        return is_same and is_near and is_aligned
 
 
 @dataclass(frozen=True, eq=False)
-class TravelPart:
-    """A parameter in a piece, or some of its elements."""
+class ChunkPart:
+    """A parameter of a chunk, or a slice of its elements."""
 
     parameter: nn.Parameter
-    whole: Look
-    """In a berth."""
-    state: Mapping[str, Look]
-    rounding: Look
-    """Its gradient in full, beside the berths."""
-    twin: Look
-    """It as it is copied, in the same place."""
-    place: Place
+    master: BufferView
+    """In a staging buffer."""
+    state: Mapping[str, BufferView]
+    gradient: BufferView
+    """In full precision, in the cast buffer."""
+    low_precision: BufferView
+    """The updated parameter as it is uploaded, in the cast buffer."""
+    place: ParameterView
     elements: slice | None
     """In the order of memory; None for all."""
 
     @property
     def is_last(self) -> bool:
-        """True if the parameter is changed with it."""
+        """True if the whole parameter is updated with it."""
         return self.elements is None or self.elements.stop == self.parameter.numel()
 
-    def of_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of these elements."""
+    def slice_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of these elements."""
         if self.elements is None:
             return gradient
         if gradient.stride() != self.place.stride:
@@ -115,368 +129,347 @@ class TravelPart:
 
 
 @dataclass(eq=False)
-class TravelPiece:
-    """What comes and goes together."""
+class StateChunk:
+    """Parameters and state that are swapped in and out together."""
 
-    parts: list[TravelPart] = field(default_factory=list)
-    strips: list[Strip] = field(default_factory=list)
-    twins: list[Strip] = field(default_factory=list)
-    """Of what is copied, where that is not the home itself."""
+    parts: list[ChunkPart] = field(default_factory=list)
+    ranges: list[CopyRange] = field(default_factory=list)
+    low_precision: list[CopyRange] = field(default_factory=list)
+    """What is uploaded, where that is not the master copy itself."""
     num_bytes: int = 0
-    rounding_bytes: int = 0
+    cast_bytes: int = 0
 
-    def coming(self, berth: torch.Tensor) -> list[Pair]:
-        """Copies to a berth."""
-        return [(strip.of(berth), strip.home) for strip in self.strips]
+    def swap_in(self, staging: torch.Tensor) -> list[CopyPair]:
+        """Return the copies to a staging buffer."""
+        return [(each.of(staging), each.on_host) for each in self.ranges]
 
-    def leaving(self, berth: torch.Tensor, rounding: torch.Tensor) -> list[Pair]:
-        """Copies home."""
-        back = [(strip.home, strip.of(berth)) for strip in self.strips if strip.returns]
-        return back + [(strip.home, strip.of(rounding)) for strip in self.twins]
+    def swap_out(self, staging: torch.Tensor, cast: torch.Tensor) -> list[CopyPair]:
+        """Return the copies back to the host."""
+        pairs = [(each.on_host, each.of(staging)) for each in self.ranges if each.is_written_back]
+        return pairs + [(each.on_host, each.of(cast)) for each in self.low_precision]
 
 
-def cut_pieces(
-    block: Block, buffer: torch.Tensor, entries: Sequence[StateEntry], *, is_split: bool
-) -> list[TravelPiece]:
-    """The pieces of a block whose state lies in a buffer of the host."""
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """A parameter, or a slice of its elements, before it has a place in a chunk."""
+
+    master: ParameterView
+    upload: ParameterView
+    states: list[StateEntry]
+    elements: slice | None
+
+    @property
+    def num_bytes(self) -> int:
+        if self.elements is None:
+            return self.master.num_bytes
+        num_elements: int = self.elements.stop - self.elements.start
+        return num_elements * self.master.dtype.itemsize
+
+
+def cut_chunks(block: Block, state: _BlockState, *, is_split: bool) -> list[StateChunk]:
+    """Cut a block into chunks; ``is_split`` allows slices of parameters."""
     by_parameter: dict[nn.Parameter, list[StateEntry]] = {}
-    for entry in entries:
+    for entry in state.entries:
         by_parameter.setdefault(entry.parameter, []).append(entry)
     cuts = []
-    for place, copied in zip(block.home_layout.places, block.copied_layout.places, strict=True):
-        states = by_parameter.get(place.parameter)
-        if states:
-            likes = all(_is_like(entry.value, place) for entry in states if entry.value.dim())
-            cuts += [(place, copied, states, elements)
-                     for elements in _elements(place, is_split=is_split and likes)]  # fmt: skip
-    sizes = [_num_bytes(place, elements) for place, _, _, elements in cuts]
-    return [
-        _piece(block, buffer, cuts[start:stop]) for start, stop in runs_within(sizes, PIECE_BYTES)
-    ]
+    for master, upload in zip(block.master_layout.places, block.upload_layout.places, strict=True):
+        if states := by_parameter.get(master.parameter):
+            # Slices are taken in the order of memory, so layouts must agree.
+            are_alike = all(
+                entry.value.shape == master.shape and entry.value.stride() == master.stride
+                for entry in states
+                if entry.value.dim()
+            )
+            slices = _slices(master) if is_split and are_alike else [None]
+            cuts += [_Slice(master, upload, states, elements) for elements in slices]
+    sizes = [cut.num_bytes for cut in cuts]
+    return [_chunk(block, state.buffer, cuts[a:b]) for a, b in runs_within(sizes, CHUNK_BYTES)]
 
 
-def _is_like(value: torch.Tensor, place: Place) -> bool:
-    return value.shape == place.shape and value.stride() == place.stride
-
-
-def _elements(place: Place, *, is_split: bool) -> list[slice | None]:
-    if not is_split or place.num_bytes <= PIECE_BYTES:
+def _slices(place: ParameterView) -> list[slice | None]:
+    if place.num_bytes <= CHUNK_BYTES:
         return [None]
-    # Even parts, which begin where every type has its alignment.
-    count = -(-place.num_bytes // PIECE_BYTES)
+    # Even slices, which begin where every type is aligned.
+    count = -(-place.num_bytes // CHUNK_BYTES)
     total = place.num_bytes // place.dtype.itemsize
     step = aligned(-(-total // count))
     return [slice(start, min(start + step, total)) for start in range(0, total, step)]
 
 
-def _num_bytes(place: Place, elements: slice | None) -> int:
-    if elements is None:
-        return place.num_bytes
-    num_elements: int = elements.stop - elements.start
-    return num_elements * place.dtype.itemsize
-
-
-def _piece(
-    block: Block,
-    buffer: torch.Tensor,
-    cuts: Sequence[tuple[Place, Place, list[StateEntry], slice | None]],
-) -> TravelPiece:
-    assert block.home is not None
-    assert block.copied is not None
-    piece, is_rounded = TravelPiece(), block.copied is not block.home
-    states: list[dict[str, Look]] = []
-    wholes: list[Look] = []
+def _chunk(block: Block, buffer: torch.Tensor, cuts: Sequence[_Slice]) -> StateChunk:
+    assert block.master is not None
+    assert block.upload is not None
+    chunk, is_cast = StateChunk(), block.upload is not block.master
+    states: list[dict[str, BufferView]] = []
+    masters: list[BufferView] = []
     at = 0
-    for place, _, _, elements in cuts:
-        wholes.append(_look(place.dtype, place.shape, place.stride, at, elements))
-        at = _add(piece.strips, block.home, place.start, wholes[-1], elements)
-    for place, _, entries, elements in cuts:
-        looks = {}
-        own_size = place.parameter.numel()
-        for entry in entries:
-            own, span = entry.value, elements if entry.value.dim() else None
-            looks[entry.key] = _look(own.dtype, own.shape, own.stride(), at, span)
-            at = _add(piece.strips, buffer, entry.start, looks[entry.key], span)
-            # A counter is counted up once, by the last part.
-            if elements is not None and span is None and elements.stop < own_size:
-                piece.strips[-1] = replace(piece.strips[-1], returns=False)
-        states.append(looks)
-    piece.num_bytes = at
-    at = twins_at = 0
-    for (place, copied, _, elements), whole, looks in zip(cuts, wholes, states, strict=True):
-        full = _look(place.dtype, place.shape, place.stride, at, elements)
-        twin = _look(copied.dtype, copied.shape, copied.stride, twins_at, elements)
-        at = full.stop
-        if is_rounded:
-            twins_at = _add(piece.twins, block.copied, copied.start, twin, elements)
-        piece.parts.append(TravelPart(place.parameter, whole, looks, full, twin, place, elements))
-    piece.rounding_bytes = at if is_rounded else 0
-    piece.strips, piece.twins = _joined(piece.strips), _joined(piece.twins)
-    return piece
+    for cut in cuts:
+        masters.append(_view(cut.master, at, cut.elements))
+        at = _add(chunk.ranges, block.master, cut.master.start, masters[-1], cut.elements)
+    for cut in cuts:
+        views = {}
+        for entry in cut.states:
+            value, elements = entry.value, cut.elements if entry.value.dim() else None
+            view = BufferView(value.dtype, tuple(value.shape), value.stride(), entry.start)
+            views[entry.key] = _view(view, at, elements)
+            at = _add(chunk.ranges, buffer, entry.start, views[entry.key], elements)
+            # A step counter is counted up once, with the last slice.
+            if cut.elements is not None and elements is None:
+                is_last = cut.elements.stop == cut.master.parameter.numel()
+                chunk.ranges[-1] = replace(chunk.ranges[-1], is_written_back=is_last)
+        states.append(views)
+    chunk.num_bytes = at
+    at = low_at = 0
+    for cut, master, views in zip(cuts, masters, states, strict=True):
+        gradient = _view(cut.master, at, cut.elements)
+        low_precision = _view(cut.upload, low_at, cut.elements)
+        at = gradient.stop
+        if is_cast:
+            low_at = _add(
+                chunk.low_precision, block.upload, cut.upload.start, low_precision, cut.elements
+            )
+        chunk.parts.append(ChunkPart(
+            cut.master.parameter, master, views, gradient, low_precision, cut.master, cut.elements
+        ))  # fmt: skip
+    chunk.cast_bytes = at if is_cast else 0
+    chunk.ranges, chunk.low_precision = _joined(chunk.ranges), _joined(chunk.low_precision)
+    return chunk
 
 
-def _look(
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    start: int,
-    elements: slice | None,
-) -> Look:
+def _view(place: BufferView, start: int, elements: slice | None) -> BufferView:
+    """Return the view of a tensor, or of a slice of its elements, at another place."""
     if elements is not None:
-        return Look(dtype, (elements.stop - elements.start,), (1,), start)
-    return Look(dtype, tuple(shape), tuple(stride), start)
+        return BufferView(place.dtype, (elements.stop - elements.start,), (1,), start)
+    return BufferView(place.dtype, tuple(place.shape), tuple(place.stride), start)
 
 
 def _add(
-    strips: list[Strip], base: torch.Tensor, start: int, look: Look, elements: slice | None
-) -> int:
-    """Note where a tensor is at home; returns where the next one begins on the device."""
-    begin = start + (0 if elements is None else elements.start * look.dtype.itemsize)
-    strips.append(Strip(base, begin, begin + look.num_bytes, look.start))
-    return look.stop
+    ranges: list[CopyRange], base: torch.Tensor, start: int, view: BufferView,
+    elements: slice | None,
+) -> int:  # fmt: skip
+    """Note where a tensor is on the host; returns where the next one begins on the device."""
+    begin = start + (0 if elements is None else elements.start * view.dtype.itemsize)
+    ranges.append(CopyRange(base, begin, begin + view.num_bytes, view.start))
+    return view.stop
 
 
-def _joined(strips: Sequence[Strip]) -> list[Strip]:
-    """Neighbours as one."""
-    joined: list[Strip] = list(strips[:1])
-    for before, after in pairwise(strips):
-        if before.goes_on_with(after):
-            first = joined.pop()
-            joined.append(replace(first, stop=after.stop))
+def _joined(ranges: Sequence[CopyRange]) -> list[CopyRange]:
+    """Join neighbours."""
+    joined: list[CopyRange] = list(ranges[:1])
+    for before, after in pairwise(ranges):
+        if before.continues_with(after):
+            joined.append(replace(joined.pop(), stop=after.stop))
         else:
             joined.append(after)
     return joined
 
 
-# Updates on the device of blocks that are at home on the host: their state comes and goes.
-#
-# The host's cores update as fast as its memory lets them, while the way to the device has time to
-# spare. A block with streamed parameters and its update on the device sends no gradients: from the
-# beginning of its backward pass on, its parameters in full and its optimizer's state come in
-# pieces, are changed when the gradients are whole, and go home with their rounded twin. Pieces
-# take turns in a few berths of the device, so what is held does not depend on the bus. All of it
-# runs beside the computation, which waits for nothing but the gradients that it wants to drop. The
-# host updates in its place where there is no state yet, or where gradients wait for others at
-# home.
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockState:
-    """The optimizer's state of a block, side by side."""
-
-    buffer: torch.Tensor
-    entries: tuple[StateEntry, ...]
-
-    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if the optimizer still has these tensors; a loaded checkpoint brings others."""
-        return all(optimizer.state[e.parameter].get(e.key) is e.value for e in self.entries)
+# ── swaps ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(eq=False)
-class _Berth:
-    """Room on the device for one piece."""
+class _StateBuffer:
+    """Staging buffer of the device for one chunk."""
 
     buffer: torch.Tensor
-    came: Ticket = DONE
-    left: Ticket = DONE
+    ready: CopyEvent = DONE
+    last_use: CopyEvent = DONE
 
 
 @dataclass(frozen=True)
-class ChangedBlock:
-    """An update under way: when it has used the gradients, and when all is at home."""
+class DeviceUpdate:
+    """An update under way: when it has read the gradients, and when all is written back."""
 
-    changed: Ticket
-    returned: Ticket
+    gradients_read: CopyEvent
+    written_back: CopyEvent
 
 
-class Visitors:
-    """Brings state to the device, updates there, and sends it home."""
+class StateSwap:
+    """Swaps optimizer state in, updates on the device, and writes back."""
 
     def __init__(
         self,
         blocks: Sequence[Block],
-        engines: CopyEngines,
+        streams: CopyStreams,
         step: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """``engines`` are for nobody else; ``step`` does a step of an optimizer on the device."""
-        self._blocks = [block for block in blocks if block.is_updated_here]
-        self._engines, self._step = engines, step
+        """``streams`` are for nobody else; ``step`` runs an optimizer's step on the device."""
+        self._blocks = [block for block in blocks if block.updates_on_device]
+        self._streams, self._step = streams, step
         self._states: dict[Block, _BlockState] = {}
-        self._pieces: dict[Block, list[TravelPiece]] = {}
-        self._berths: list[_Berth] = []
+        self._chunks: dict[Block, list[StateChunk]] = {}
+        self._staging: list[_StateBuffer] = []
         self._turn = 0
-        self._rounding = self._room(0)
-        """Gradients of a piece in full, and after its update the rounded twin of its parameters."""
-        self._invited: dict[Block, list[_Berth]] = {}
+        self._cast = self._allocate(0)
+        """Gradients of a chunk in full precision, and after its update its low-precision copy."""
+        self._prefetched: dict[Block, list[_StateBuffer]] = {}
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """Room on the device."""
-        return [*(berth.buffer for berth in self._berths), self._rounding]
+        """Memory of the device that swaps take."""
+        return [*(staging.buffer for staging in self._staging), self._cast]
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have room for whatever has state by now."""
+        """Allocate buffers for all states that exist."""
         for block in self._blocks:
-            self._find_pieces(block, optimizer)
+            self._find_chunks(block, optimizer)
 
-    def invite(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
-        """Start to bring what an update of a block needs; nothing where the host will do it."""
-        if not block.is_updated_here or optimizer is None or block.pending:
+    def prefetch(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
+        """Start to fetch what an update of a block needs, unless the host will update it."""
+        if not block.updates_on_device or optimizer is None or block.host_gradients:
             return
-        self.forget()
-        pieces = self._find_pieces(block, optimizer)
-        if pieces:
-            coming = pieces[: len(self._berths)]
-            self._invited[block] = [self._fetch(block, piece) for piece in coming]
+        self.cancel()
+        if chunks := self._find_chunks(block, optimizer):
+            first = chunks[: len(self._staging)]
+            self._prefetched[block] = [self._fetch(block, chunk) for chunk in first]
 
-    def forget(self) -> None:
-        """What was fetched for updates that never came is dropped."""
-        for berths in self._invited.values():
-            for berth in berths:
-                berth.left = berth.came
-        self._invited.clear()
+    def cancel(self) -> None:
+        """Drop what was prefetched for updates that never came."""
+        for buffers in self._prefetched.values():
+            for staging in buffers:
+                staging.last_use = staging.ready
+        self._prefetched.clear()
 
     def update(
         self,
         block: Block,
         optimizer: torch.optim.Optimizer | None,
         gradients: Mapping[nn.Parameter, torch.Tensor],
-    ) -> ChangedBlock | None:
-        """Update a block by gradients that are on the device; None where the host has to."""
-        berths = self._invited.get(block)
-        if berths is None or optimizer is None or not self._has_state(block, gradients):
-            self.forget()
+    ) -> DeviceUpdate | None:
+        """Update a block by gradients on the device; None where the host has to."""
+        prefetched = self._prefetched.get(block)
+        if prefetched is None or optimizer is None or not self._has_state(block, gradients):
+            self.cancel()
             return None
-        del self._invited[block]
-        whole, changed = self._engines.mark(), DONE
-        with torch.no_grad(), self._engines.leaving():
-            whole.wait()
-            for number, piece in enumerate(self._pieces[block]):
-                is_here = number < len(berths)
-                berth = berths[number] if is_here else self._fetch(block, piece)
-                berth.came.wait()
-                self._change(optimizer, piece, berth, gradients)
-                changed = self._engines.mark()
-                self._send(piece, berth)
-        return ChangedBlock(changed, berth.left)
+        del self._prefetched[block]
+        complete, read = self._streams.record_event(), DONE
+        with torch.no_grad(), self._streams.offload_stream():
+            complete.wait()
+            for number, chunk in enumerate(self._chunks[block]):
+                is_here = number < len(prefetched)
+                staging = prefetched[number] if is_here else self._fetch(block, chunk)
+                staging.ready.wait()
+                self._update_chunk(optimizer, chunk, staging, gradients)
+                read = self._streams.record_event()
+                self._write_back(chunk, staging)
+        return DeviceUpdate(read, staging.last_use)
 
-    # ── one piece ────────────────────────────────────────────────────────────────────────────
+    def _fetch(self, block: Block, chunk: StateChunk) -> _StateBuffer:
+        """Fetch a chunk once its staging buffer is free and the last write-back has finished."""
+        staging = self._staging[self._turn]
+        self._turn = (self._turn + 1) % len(self._staging)
+        staging.ready = self._streams.fetch(
+            chunk.swap_in(staging.buffer), staging.last_use, block.written_back
+        )
+        return staging
 
-    def _fetch(self, block: Block, piece: TravelPiece) -> _Berth:
-        """Bring a piece, when its berth is free and what the last update sent is at home."""
-        berth = self._berths[self._turn]
-        self._turn = (self._turn + 1) % len(self._berths)
-        berth.came = self._engines.fetch(piece.coming(berth.buffer), berth.left, block.returned)
-        return berth
-
-    def _change(
+    def _update_chunk(
         self,
         optimizer: torch.optim.Optimizer,
-        piece: TravelPiece,
-        berth: _Berth,
+        chunk: StateChunk,
+        staging: _StateBuffer,
         gradients: Mapping[nn.Parameter, torch.Tensor],
     ) -> None:
-        """One step of the person's optimizer on what is here."""
-        here: dict[nn.Parameter, nn.Parameter] = {}
-        visiting: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
-        for part in piece.parts:
+        """Run one step of the user's optimizer on a chunk."""
+        masters: dict[nn.Parameter, nn.Parameter] = {}
+        swapped: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+        for part in chunk.parts:
             gradient = gradients.get(part.parameter)
             if gradient is None:
                 continue
-            twin = nn.Parameter(part.whole.of(berth.buffer), requires_grad=False)
-            gradient = part.of_gradient(gradient)
-            if gradient.dtype != twin.dtype:
-                gradient = part.rounding.of(self._rounding).copy_(gradient)
-            twin.grad = gradient
-            here[part.parameter] = twin
-            visiting[part.parameter] = {k: v.of(berth.buffer) for k, v in part.state.items()}
-        own = part_of(optimizer, here, fused=self._engines.is_real)
-        homes = {part.parameter: _home_state(optimizer, part) for part in piece.parts}
-        for parameter, twin in here.items():
-            own.state[twin] = {**homes[parameter], **visiting[parameter]}
+            master = nn.Parameter(part.master.of(staging.buffer), requires_grad=False)
+            gradient = part.slice_gradient(gradient)
+            if gradient.dtype != master.dtype:
+                gradient = part.gradient.of(self._cast).copy_(gradient)
+            master.grad = gradient
+            masters[part.parameter] = master
+            swapped[part.parameter] = {k: v.of(staging.buffer) for k, v in part.state.items()}
+        own = part_of(optimizer, masters, fused=self._streams.is_real)
+        host_states = {part.parameter: _host_state(optimizer, part) for part in chunk.parts}
+        for parameter, master in masters.items():
+            own.state[master] = {**host_states[parameter], **swapped[parameter]}
         self._step(own)
-        for parameter, twin in here.items():
-            _take_over(own.state[twin], visiting[parameter], homes[parameter])
+        for parameter, master in masters.items():
+            _take_over(own.state[master], swapped[parameter], host_states[parameter])
 
-    def _send(self, piece: TravelPiece, berth: _Berth) -> None:
-        """Everything home, as the last thing that is done with a berth."""
-        if piece.twins:
-            rounded = [part.twin.of(self._rounding) for part in piece.parts]
-            torch._foreach_copy_(rounded, [part.whole.of(berth.buffer) for part in piece.parts])
-        for target, source in piece.leaving(berth.buffer, self._rounding):
+    def _write_back(self, chunk: StateChunk, staging: _StateBuffer) -> None:
+        """Copy everything to the host, as the last use of a staging buffer."""
+        if chunk.low_precision:
+            casts = [part.low_precision.of(self._cast) for part in chunk.parts]
+            torch._foreach_copy_(casts, [part.master.of(staging.buffer) for part in chunk.parts])
+        for target, source in chunk.swap_out(staging.buffer, self._cast):
             target.copy_(source, non_blocking=True)
-        berth.left = self._engines.mark()
+        staging.last_use = self._streams.record_event()
 
-    # ── state at home ────────────────────────────────────────────────────────────────────────
+    # ── state on the host ────────────────────────────────────────────────────────────────────
 
-    def _find_pieces(self, block: Block, optimizer: torch.optim.Optimizer) -> list[TravelPiece]:
-        """The block's pieces, with berths that have room for them; none where state is missing."""
+    def _find_chunks(self, block: Block, optimizer: torch.optim.Optimizer) -> list[StateChunk]:
+        """Return the block's chunks, with buffers that are large enough; none without state."""
         state = self._state(block, optimizer)
         if state is None:
             return []
-        if block not in self._pieces:
-            # What changes each number by itself can be done in any parts.
+        if block not in self._chunks:
+            # Fused optimizers update each element by itself.
             is_split = has_fused_kernels(optimizer)
-            self._pieces[block] = cut_pieces(block, state.buffer, state.entries, is_split=is_split)
-            self._have_berths(self._pieces[block])
-        return self._pieces[block]
+            self._chunks[block] = cut_chunks(block, state, is_split=is_split)
+            self._ensure_buffers(self._chunks[block])
+        return self._chunks[block]
 
-    def _have_berths(self, pieces: Sequence[TravelPiece]) -> None:
-        """Make room where the berths that there are have too little."""
-        num_bytes = max(piece.num_bytes for piece in pieces)
-        if not self._berths or self._berths[0].buffer.numel() < num_bytes:
-            self._settle()
-            self._berths = []
-            rooms = [self._room(num_bytes) for _ in range(NUM_BERTHS)]
-            # The computation may still be at work in memory that it has given back.
-            free = self._engines.mark()
-            self._berths = [_Berth(room, left=free) for room in rooms]
+    def _ensure_buffers(self, chunks: Sequence[StateChunk]) -> None:
+        """Allocate larger buffers where needed."""
+        num_bytes = max(chunk.num_bytes for chunk in chunks)
+        if not self._staging or self._staging[0].buffer.numel() < num_bytes:
+            self._synchronize()
+            self._staging = []
+            buffers = [self._allocate(num_bytes) for _ in range(NUM_BUFFERS)]
+            # Computation may still use memory that it has freed.
+            free = self._streams.record_event()
+            self._staging = [_StateBuffer(buffer, last_use=free) for buffer in buffers]
             self._turn = 0
-        rounding_bytes = max(piece.rounding_bytes for piece in pieces)
-        if self._rounding.numel() < rounding_bytes:
-            self._settle()
-            self._rounding = self._room(rounding_bytes)
+        cast_bytes = max(chunk.cast_bytes for chunk in chunks)
+        if self._cast.numel() < cast_bytes:
+            self._synchronize()
+            self._cast = self._allocate(cast_bytes)
 
-    def _settle(self) -> None:
-        """Wait until nothing is under way."""
-        for berth in self._berths:
-            berth.left.synchronize()
+    def _synchronize(self) -> None:
+        for staging in self._staging:
+            staging.last_use.synchronize()
 
-    def _room(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._engines.device)
+    def _allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._streams.device)
 
     def _state(self, block: Block, optimizer: torch.optim.Optimizer) -> _BlockState | None:
-        """The block's state in one buffer; None where a parameter that is trained has none yet."""
+        """Return the block's state in one buffer; None where a trained parameter has none yet."""
         found = self._states.get(block)
         if found is not None and found.is_of(optimizer):
             return found
-        self._pieces.pop(block, None)
-        # Counters of steps are read by the host, but for kernels that want them where they are.
-        travels = self._engines.is_real and has_fused_kernels(optimizer)
+        self._chunks.pop(block, None)
+        # The host reads step counters, except for fused kernels, which want them on the device.
+        swaps_counters = self._streams.is_real and has_fused_kernels(optimizer)
         values = [
             (parameter, key, value)
             for parameter in block.parameters
             for key, value in optimizer.state.get(parameter, {}).items()
-            if isinstance(value, torch.Tensor) and (value.dim() or travels)
+            if isinstance(value, torch.Tensor) and (value.dim() or swaps_counters)
         ]
         having = {parameter for parameter, _, _ in values}
         if not having or any(p.requires_grad and p not in having for p in block.parameters):
             return None
-        self._states[block] = self._side_by_side(values, optimizer)
+        self._states[block] = self._in_one_buffer(values, optimizer)
         return self._states[block]
 
     @torch.no_grad()
-    def _side_by_side(
+    def _in_one_buffer(
         self, values: list[tuple[nn.Parameter, str, torch.Tensor]], optimizer: torch.optim.Optimizer
     ) -> _BlockState:
         sizes = [aligned(value.numel() * value.dtype.itemsize) for _, _, value in values]
-        buffer = host_buffer(sum(sizes), pinned=self._engines.is_real)
+        buffer = host_buffer(sum(sizes), pinned=self._streams.is_real)
         entries, start = [], 0
         with on_host():
             for (parameter, key, value), size in zip(values, sizes, strict=True):
                 dense = torch.empty_like(value, device="meta")
                 offset = start // value.dtype.itemsize
-                own = looking(buffer, value.dtype, value.shape, dense.stride(), offset)
+                own = typed_view(buffer, value.dtype, value.shape, dense.stride(), offset)
                 own.copy_(value)
                 optimizer.state[parameter][key] = own
                 entries.append(StateEntry(parameter, key, own, start))
@@ -488,23 +481,23 @@ class Visitors:
         return all(parameter in having for parameter in gradients)
 
 
-def _home_state(optimizer: torch.optim.Optimizer, part: TravelPart) -> dict[str, Any]:
-    """The state at home, or, for a part that others follow, one that changes nothing there."""
+def _host_state(optimizer: torch.optim.Optimizer, part: ChunkPart) -> dict[str, Any]:
+    """Return the state on the host; for all but the last slice a copy of the step counters."""
     state: dict[str, Any] = optimizer.state[part.parameter]
     if part.is_last:
         return state
-    # Counters of steps are real in a rehearsal, too.
+    # Step counters are real tensors in a dry run, too.
     with on_host(), unset_fake_temporarily():
         return {k: v.clone() if isinstance(v, torch.Tensor) and not v.dim() else v
                 for k, v in state.items()}  # fmt: skip
 
 
 def _take_over(
-    after: Mapping[str, Any], visiting: Mapping[str, torch.Tensor], home: dict[str, Any]
+    after: Mapping[str, Any], swapped: Mapping[str, torch.Tensor], on_host: dict[str, Any]
 ) -> None:
-    """What an optimizer replaced instead of changing it in place."""
+    """Take over states that an optimizer replaced instead of writing to them."""
     for key, value in after.items():
-        if key not in visiting:
-            home[key] = value
-        elif value is not visiting[key]:
-            visiting[key].copy_(value)
+        if key not in swapped:
+            on_host[key] = value
+        elif value is not swapped[key]:
+            swapped[key].copy_(value)

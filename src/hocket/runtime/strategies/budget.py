@@ -38,13 +38,13 @@ from hocket.planners.memory.given_budget import (
 )
 from hocket.planners.placement.baselines import on_one_device
 from hocket.runtime.offload.allocator import expand_segments
-from hocket.runtime.offload.budgeted_model import Budgeted
-from hocket.runtime.offload.chunked_loss import can_be_in_chunks
-from hocket.runtime.offload.dry_run import Rehearsals, rehearsals_of
-from hocket.runtime.offload.host_bandwidth import rated_here
+from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
+from hocket.runtime.offload.chunked_loss import supports_chunked_loss
+from hocket.runtime.offload.dry_run import DryRuns, dry_runs_of
+from hocket.runtime.offload.host_bandwidth import with_measured_host
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.offload.plan_cache import known_plan
-from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_cache import CachedPlan
+from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.plan_correction import PlanCorrection
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
@@ -76,7 +76,7 @@ def budget_strategy(
         return _fastest_within(task, on, budget_of(memory), doing)
 
 
-def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> Budgeted:
+def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> BudgetedModel:
     """Execute the memory section of a plan for this very step."""
     section = plan[Memory]
     if task.options.async_update and not section.async_update:
@@ -84,42 +84,33 @@ def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> Budgete
             "async_update=True, but the memory plan finishes updates with each step",
             hint="plan with hocket fit --async-update, or leave async_update out",
         )
-    rehearsals = _dry_runs(task)
-    require_same(problem.graph, rehearsals.graph, task.recipe.name)
-    peak_bytes, budget_bytes = rehearsals.card_bytes(section), section.budget_bytes[0]
+    dry_runs = dry_runs_of(task)
+    require_same(problem.graph, dry_runs.graph, task.recipe.name)
+    peak_bytes, budget_bytes = dry_runs.card_bytes(section), section.budget_bytes[0]
     if peak_bytes > budget_bytes:
-        leanest_bytes = min(peak_bytes, _leanest_bytes(rehearsals, problem, section) or peak_bytes)
+        least_bytes = min(peak_bytes, _minimum_bytes(dry_runs, problem, section) or peak_bytes)
         held, allowed = format_apart(peak_bytes, budget_bytes)
         raise NoFeasiblePlanError(
-            f"the step holds {held} when it is rehearsed, and its plan allows {allowed}",
-            # Plans of hocket fit are chosen by what the simulator sees, and might hold more again.
-            hint=f"the leanest plan holds {format_bytes(leanest_bytes)}; train with hocket.prepare("
-            f'…, memory="{typed_bytes(max(leanest_bytes, budget_bytes))}"), which rehearses plans '
-            "before it takes one",
+            f"the step needs {held} in its dry run, and its plan allows {allowed}",
+            # Plans of hocket fit are chosen by the simulator alone, and might need more again.
+            hint=f"the minimum-memory plan needs {format_bytes(least_bytes)}; train with "
+            f'hocket.prepare(…, memory="{typed_bytes(max(least_bytes, budget_bytes))}"), which '
+            "runs plans dry before it takes one",
         )
-    step_s, allocated_bytes = (
-        predicted_s(problem, plan, task.device),
-        rehearsals.peak_bytes(section),
-    )
-    return rehearsals.strategy(KeptBudget(section, peak_bytes, step_s, allocated_bytes))
+    step_s = predicted_s(problem, plan, task.device)
+    return dry_runs.strategy(BudgetPlan(section, peak_bytes, step_s, dry_runs.peak_bytes(section)))
 
 
-def _leanest_bytes(rehearsals: Rehearsals, problem: Problem, section: Memory) -> int | None:
-    """Peak of the minimum-memory plan in a dry run; None where the model cannot follow it."""
+def _minimum_bytes(dry_runs: DryRuns, problem: Problem, section: Memory) -> int | None:
+    """Return the peak of the minimum-memory plan; None where the model cannot follow it."""
     alone = on_one_device(problem)
-    in_chunks = can_be_in_chunks(rehearsals.model, rehearsals.graph)
-    leanest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
-    blocks = Memory(budget_bytes=(), blocks=()) if leanest is None else leanest
+    in_chunks = supports_chunked_loss(dry_runs.task.model, dry_runs.graph)
+    smallest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
+    blocks = Memory(budget_bytes=(), blocks=()) if smallest is None else smallest
     try:
-        return rehearsals.card_bytes(replace(blocks, budget_bytes=section.budget_bytes))
+        return dry_runs.card_bytes(replace(blocks, budget_bytes=section.budget_bytes))
     except RunError:
         return None
-
-
-def _dry_runs(task: TrainingTask) -> Rehearsals:
-    return rehearsals_of(
-        task.model, task.optimizer, task.batch, task.recipe, task.device, task.options
-    )
 
 
 def _fastest_within(
@@ -129,59 +120,59 @@ def _fastest_within(
     device, options = task.device, task.options
     doing.stage("trace the step")
     try:
-        rehearsals = _dry_runs(task)
+        dry_runs = dry_runs_of(task)
     except UntraceableError as error:
         _require_arguments(task)
         lean = _least_memory(task, budget_bytes, described(error))
-        return Prepared(lean, Plan(planner="memory").having(lean.kept.section), None)
-    warn_without_loss(rehearsals.graph, task.recipe.name)
-    graph, cluster = rehearsals.graph, find_cluster(on)
+        return Prepared(lean, Plan(planner="memory").having(lean.budget_plan.section), None)
+    warn_without_loss(dry_runs.graph, task.recipe.name)
+    graph, cluster = dry_runs.graph, find_cluster(on)
     if on != ON_THIS_MACHINE:
         require_one_device(cluster)
     problem = make_problem(graph, cluster)
     # The plain step may hold more than any device has: memory plans are for that.
     alone = on_one_device(problem)
-    _require_room(problem, alone, budget_bytes)
-    is_update_alone = rehearsals.updates_early and options.accumulate == 1
+    _require_device_memory(problem, alone, budget_bytes)
+    is_update_alone = dry_runs.updates_early and options.accumulate == 1
 
     @cache
     def frontier() -> Frontier:
         doing.stage("measure this machine")
-        rated = rated_here(cluster, device) if on == ON_THIS_MACHINE else cluster
+        rated = with_measured_host(cluster, device) if on == ON_THIS_MACHINE else cluster
         host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
         doing.stage(f"simulate memory plans of {graph.num_ops:,} ops")
-        is_replayed = not rehearsals.launches(budget_bytes).refusal and is_update_alone
+        is_replayed = not dry_runs.no_replay(None, budget_bytes) and is_update_alone
         timed = make_problem(graph, rated, calibration=host)
-        in_chunks = not options.outputs and can_be_in_chunks(task.model, graph)
+        in_chunks = not options.outputs and supports_chunked_loss(task.model, graph)
         return find_frontier(
             timed, on_one_device(timed), in_chunks=in_chunks,
             replayed=launched(make_problem(graph, rated), "replayed") if is_replayed else None,
             async_update=options.async_update,
         )  # fmt: skip
 
-    known = known_plan(rehearsals, problem, budget_bytes, rehearsals.beside_bytes)
-    recalled = known.recall()
+    cached = CachedPlan(dry_runs, problem, budget_bytes)
+    recalled = cached.recall()
     if recalled is None:
         plans = frontier()
         doing.stage("run the fastest plans dry")
-        found, is_confirmed = rehearsals.fastest_that_keeps(budget_bytes, plans), False
-        known.keep(found, is_confirmed=False)
+        found, is_confirmed = dry_runs.fastest_within_budget(budget_bytes, plans), False
+        cached.keep(found, is_confirmed=False)
     else:
         found, is_confirmed = recalled
     plan = alone.having(found.section).claiming(step_s=found.step_s)
     if are_played(problem, alone, device):
         found = found._replace(step_s=None)
     doing.stage("move parameters to where they are kept")
-    strategy = rehearsals.strategy(found)
+    strategy = dry_runs.strategy(found)
     correction = None
     is_predicted = found.step_s is not None and is_update_alone
     if device.type == "cuda" and is_predicted and not is_confirmed:
-        confirm = partial(known.keep, is_confirmed=True)
-        correction = PlanCorrection(rehearsals, frontier, strategy, confirm)
+        confirm = partial(cached.keep, is_confirmed=True)
+        correction = PlanCorrection(dry_runs, frontier, strategy, confirm)
     return Prepared(strategy, plan, plan.claims.step_s, correction=correction)
 
 
-def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:
+def _require_device_memory(problem: Problem, alone: Plan, budget_bytes: int) -> None:
     """Refuse a budget of more than the device has, and warn of one above its headroom."""
     assert alone.device_of is not None
     device = int(alone.device_of[0])
@@ -220,7 +211,7 @@ def _require_arguments(task: TrainingTask) -> None:
         ) from None
 
 
-def _least_memory(task: TrainingTask, budget_bytes: int, reason: str) -> Budgeted:
+def _least_memory(task: TrainingTask, budget_bytes: int, reason: str) -> BudgetedModel:
     """Stream and recompute everything: for a model that cannot be traced, without a dry run."""
     section = uniform(
         task.model, budget_bytes, activations="recomputed", checkpoint="offloaded",
@@ -228,12 +219,10 @@ def _least_memory(task: TrainingTask, budget_bytes: int, reason: str) -> Budgete
     )  # fmt: skip
     section = replace(section, async_update=task.options.async_update)
     lost = (
-        f"{task.recipe.name} cannot be rehearsed, because {reason}; all is streamed and "
-        "recomputed, and whether that keeps the budget shows only when it runs"
+        f"{task.recipe.name} cannot be traced, because {reason}; everything is streamed and "
+        "recomputed, and the budget is not verified before training"
     )
     warn_user(lost, CaptureWarning)
-    kept = KeptBudget(section, None)
-    return Budgeted(
-        task.model, task.batch, task.recipe, kept, task.device, lost=lost,
-        outputs=task.options.outputs,
-    )  # fmt: skip
+    setup = BudgetSetup(lost=lost, outputs=task.options.outputs)
+    plan = BudgetPlan(section, None)
+    return BudgetedModel(task.model, task.batch, task.recipe, plan, task.device, setup)

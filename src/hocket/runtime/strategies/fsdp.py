@@ -21,16 +21,16 @@ from torch.distributed.fsdp import (
 
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
-from hocket.runtime.offload.recompute import Unmoved, computed_again
+from hocket.runtime.offload.recompute import ModuleBuffers, recomputed
 from hocket.runtime.strategies.layer_stack import layer_paths
-from hocket.runtime.train.eager_model import CalledModel
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.eager_model import EagerModel
+from hocket.runtime.train.trace_options import TraceOptions
 
 
 class _Applied(nn.Module):
     """A model with the function that calls it, so that FSDP2's hooks surround every call."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: TraceOptions) -> None:
         super().__init__()
         self.model, self._apply_to = model, recipe.forward or apply_model
 
@@ -38,14 +38,14 @@ class _Applied(nn.Module):
         return self._apply_to(self.model, batch)
 
 
-class ShardedModel(CalledModel):
+class ShardedModel(EagerModel):
     """A model whose weights are sharded over replicas; see `Passes`."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        recipe: Recipe,
+        recipe: TraceOptions,
         axis: Any,
         *,
         recomputed: Sequence[str] = (),
@@ -83,12 +83,12 @@ class ShardedModel(CalledModel):
 
 def _recompute(module: nn.Module) -> None:
     """Let a module save its input alone, and recompute the rest in the backward pass."""
-    forward, buffers = module.forward, Unmoved([module])
+    forward, buffers = module.forward, ModuleBuffers([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return computed_again(buffers, forward, args, kwargs)
+        return recomputed(buffers, forward, args, kwargs)
 
     module.forward = called
 

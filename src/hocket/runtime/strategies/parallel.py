@@ -60,11 +60,11 @@ from hocket.runtime.strategies.tensor import shard_layers
 from hocket.runtime.strategy import Passes, Strategy
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.cuts import TensorCut
-from hocket.runtime.train.eager_model import CalledModel
+from hocket.runtime.train.eager_model import EagerModel
 from hocket.runtime.train.predicted_step import predicted_s
-from hocket.runtime.train.traced_model import Programs
-from hocket.runtime.train.traced_recompute import BlockOf
-from hocket.runtime.train.traced_step import placed_like
+from hocket.runtime.train.traced_model import TracedModel
+from hocket.runtime.train.traced_recompute import RecomputedBlocks
+from hocket.runtime.train.traced_step import placement_like
 from hocket.runtime.train.waves import WaveRunner, make_waves, wave_order
 from hocket.simulate.parallel.recompute_and_host import second_run
 from hocket.simulate.parallel.replayed import replayed_step_s
@@ -231,7 +231,7 @@ def _without_stages(
     inner: Passes
     if task.start_propagation is not None:
         task.model.to(task.device)
-        return CalledModel(task.model, task.recipe, task.device), cuts
+        return EagerModel(task.model, task.recipe, task.device), cuts
     if part.zero == 3 and len(part.batch_split) > 1:
         named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
         inner = ShardedModel(
@@ -286,7 +286,7 @@ def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) ->
 def _waves_of(task: ParallelTask, inner: Passes) -> WaveRunner | None:
     if task.waves is None:
         return None
-    if isinstance(inner, Programs):
+    if isinstance(inner, TracedModel):
         return make_waves(inner, task.waves, task.device)
     _warn(
         "the step of this model cannot be traced, so its waves run one after the other: numbers "
@@ -305,17 +305,17 @@ def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> Parall
     return replace(task, recipe=recipe)
 
 
-def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> BlockOf:
+def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> RecomputedBlocks:
     """Return the blocks of a planned graph in steps of the same model on batches of any size."""
     block_of = second_run(planned, tuple(blocks)).block_of
 
     def found(graph: Graph, program: Program) -> IntArray:
-        return placed_like(graph, planned, block_of)
+        return placement_like(graph, planned, block_of)
 
     return found
 
 
-def _all_layers(model: nn.Module) -> BlockOf:
+def _all_layers(model: nn.Module) -> RecomputedBlocks:
     """Return every layer of the model's stack as a block."""
     stack, _ = find_stack(model)
 

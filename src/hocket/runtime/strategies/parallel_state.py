@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hocket.runtime.strategies.rank_mesh import RankMesh
-from hocket.runtime.train.broadcast import share_slots
+from hocket.runtime.train.broadcast import broadcast_slots
 from hocket.runtime.train.checkpoint import TensorPiece, require_same_model
 from hocket.runtime.train.cuts import TensorCut
 
@@ -160,7 +160,7 @@ class ParallelState:
     ) -> dict[str, Any]:
         own = self._own_slots(owner, tensor, optimizer, pending)
         pieces = [
-            share_slots(own if rank == dist.get_rank() else {}, rank, self._device)
+            broadcast_slots(own if rank == dist.get_rank() else {}, rank, self._device)
             for rank in owner.ranks
         ]
         if owner.cut is None:

@@ -36,7 +36,7 @@ from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.eager_step import Slots
 from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.model_tensors import Homes
+from hocket.runtime.train.model_tensors import ModelTensors
 from hocket.runtime.train.trace_options import Kind
 
 _Action = tuple[Segment, int]
@@ -122,7 +122,7 @@ class Pipeline:
         self._own, self._sizes = mesh.pipeline_rank, tuple(part.microbatches)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
         self._programs: dict[tuple[Kind, Signature], StageProgram] = {}
-        self._homes = Homes(task.model)
+        self._homes = ModelTensors(task.model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self.channels = StageChannels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
         traced = self._program("train", microbatches(batch, self._sizes, task.count)[0][0])

@@ -35,10 +35,10 @@ from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.task import Prepared, TrainingTask
-from hocket.runtime.train.eager_model import MovedModules
+from hocket.runtime.train.eager_model import PlacedModules
 from hocket.runtime.train.predicted_step import claimed_step_s
-from hocket.runtime.train.trace_options import Recipe
-from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.train.traced_model import TracedModel
 
 
 def placed_strategy(
@@ -78,7 +78,7 @@ def placed_strategy(
     if is_ranked:
         devices = [task.device] * len(devices)
     options = task.options
-    strategy = Programs(
+    strategy = TracedModel(
         model, batch, recipe, saved.problem, saved.plan, program, devices,
         seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
         replay=options.replay, is_ranked=is_ranked,
@@ -93,7 +93,7 @@ def _by_modules(
     model: nn.Module,
     traceable: nn.Module,
     batch: Any,
-    recipe: Recipe,
+    recipe: TraceOptions,
     saved: SavedPlan | None,
     on: str | Path | Cluster,
     reason: str,
@@ -115,7 +115,7 @@ def _by_modules(
         "transfers and replay of the recorded step are lost, the numbers are the same"
     )
     warn_user(lost, CaptureWarning)
-    strategy = MovedModules(
+    strategy = PlacedModules(
         model, recipe, graph, saved.plan.device_of, _devices(saved, alone), lost=lost
     )
     return Prepared(strategy, saved.plan, claimed_step_s(saved.problem, saved.plan))

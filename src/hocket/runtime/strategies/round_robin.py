@@ -24,7 +24,7 @@ from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Parallel
-from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
+from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
 from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
@@ -82,13 +82,13 @@ class RoundRobinProgram(StageProgram):
 @dataclass(frozen=True, eq=False)
 class _Fetched:
     tensors: dict[str, torch.Tensor]
-    ticket: Ticket
+    ticket: CopyEvent
 
 
 class PartitionPrefetch:
     """Parameters of partitions where they are computed with: at most two at a time."""
 
-    def __init__(self, engines: CopyEngines, home: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, engines: CopyStreams, home: Mapping[str, torch.Tensor]) -> None:
         self._engines, self._home = engines, home
         self._here: dict[int, _Fetched] = {}
 
@@ -167,7 +167,7 @@ class RoundRobinPipeline:
         self._programs: dict[tuple[int, Signature], RoundRobinProgram] = {}
         self._whole: Strategy = task.on_one_device(task.batch, task.options.seed)
         self.tensors: Mapping[str, torch.Tensor] = self._whole.tensors
-        engines = CopyEngines(task.device, is_real=task.device.type == "cuda")
+        engines = CopyStreams(task.device, is_real=task.device.type == "cuda")
         self.partitions = PartitionPrefetch(engines, self.tensors)
         groups = (dist.new_group(), dist.new_group())
         self.channels = StageChannels(range(self._count), self._own, task.device, groups)

@@ -22,7 +22,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Schedule
 from hocket.runtime.strategies.layer_stack import find_stack, layer_of, stage_layers
-from hocket.runtime.train.traced_step import placed_like
+from hocket.runtime.train.traced_step import placement_like
 from hocket.simulate.parallel.stage_order import stages_of
 from hocket.transformer import ParallelConfig
 
@@ -193,7 +193,7 @@ def cut_at_ops(planned: Graph, cuts: tuple[int, ...]) -> StageCuts:
     stage_of = stages_of(planned, cuts)
 
     def forward_stages(graph: Graph, program: Program) -> list[int]:
-        near = placed_like(graph, planned, stage_of).tolist()
+        near = placement_like(graph, planned, stage_of).tolist()
         stages = [_BEFORE] * len(program.calls)
         for op, call in enumerate(program.calls):
             if call.phase == Phase.FORWARD:

@@ -1,4 +1,4 @@
-"""Batches of a loop: what two of them have to share to be carried out by one recorded step."""
+"""Signatures of batches: two batches with the same one are computed by the same traced step."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from hocket.capture.fake import batch_tensors, map_batch, plain_batch
 from hocket.capture.recording import has_storage
 
 Padding = Callable[[Any], Any]
-"""Makes a batch one of few shapes."""
+"""Pads a batch to one of few shapes."""
 
 
 class BatchTensor(NamedTuple):
-    """What a recorded step knows of one tensor of its batch."""
+    """Layout of one tensor of a batch."""
 
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     twin: int
-    """Position of the first part that is this very tensor: labels are often the inputs."""
+    """Position of the first part that is the same tensor: labels are often the inputs."""
 
 
 class Signature(NamedTuple):
-    """What a recorded step knows of its batch; what is no tensor is part of the program."""
+    """Layouts of a batch's tensors, and its other values, which are constants of a traced step."""
 
     parts: tuple[BatchTensor, ...]
     constants: tuple[tuple[str, str], ...]
 
 
 def settled(batch: Any) -> Any:
-    """The batch with tensors that own all of their memory, so that only shapes tell them apart.
+    """Copy tensors that do not own all of their memory, so that only shapes distinguish batches.
 
-    Slices of a larger tensor are copied; mappings of any kind become dicts.
+    Mappings of any kind become dicts.
     """
     batch = plain_batch(batch)
     own: dict[int, torch.Tensor] = {}
@@ -56,12 +56,12 @@ def settled(batch: Any) -> Any:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device; mappings of any kind become dicts."""
+    """Move a batch to a device; mappings of any kind become dicts."""
     return brought(plain_batch(batch), device)
 
 
 def brought(tree: Any, device: torch.device) -> Any:
-    """The same with its tensors on a device."""
+    """Move the tensors of nested containers to a device."""
     return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
 
 
@@ -71,7 +71,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def signature_of(batch: Any) -> Signature:
-    """What has to be the same for a recorded step to take another batch."""
+    """Return the signature of a batch."""
     batch = plain_batch(batch)
     first: dict[int, int] = {}
     parts = []
@@ -92,7 +92,7 @@ def _constants(batch: Any, prefix: str = "input") -> Iterator[tuple[str, str]]:
 
 
 def difference(first: Signature, now: Signature) -> str:
-    """What of a batch is not as it was planned, other than extents; empty where nothing is."""
+    """Describe a difference from the planned batch other than sizes; empty if there is none."""
     before, found = ({part.name: part for part in s.parts} for s in (first, now))
     for name in before:
         if name not in found:
@@ -109,7 +109,7 @@ def difference(first: Signature, now: Signature) -> str:
 
 
 def require_alike(planned: Signature, now: Signature) -> None:
-    """Refuse a batch that differs from the planned one in more than extents."""
+    """Refuse a batch that differs from the planned one in more than sizes."""
     if what := difference(planned, now):
         raise UsageError(
             f"{what}; planned: {shapes_text(planned)}",
@@ -117,23 +117,23 @@ def require_alike(planned: Signature, now: Signature) -> None:
         )
 
 
-def unforeseen(planned: Signature, now: Signature) -> str:
-    """What may hold more of a batch than was rehearsed; empty where nothing does. Refuses one that
-    differs in more than extents."""
+def larger_batch_warning(planned: Signature, now: Signature) -> str:
+    """Describe a batch that is larger than the one of the dry run; empty if it is not. Refuses one
+    that differs in more than sizes."""
     require_alike(planned, now)
     if not is_larger(now, planned):
         return ""
     return (
-        f"a batch of other shapes than the rehearsed one ({shapes_text(now)}; rehearsed: "
-        f"{shapes_text(planned)}) may hold more than was foreseen"
+        f"a batch that is larger than the planned one ({shapes_text(now)}; planned: "
+        f"{shapes_text(planned)}) may need more memory than predicted"
     )
 
 
-def strayed(name: str) -> str:
-    """What is told of steps that do not go the way of the one before."""
+def order_changed_warning(name: str) -> str:
+    """Describe steps that call blocks in another order than the one before."""
     return (
-        f"steps of {name} do not visit the same modules in the same order; what is not foreseen is "
-        "fetched when it is needed, the numbers are the same"
+        f"steps of {name} do not call the same modules in the same order; what was not prefetched "
+        "is fetched on demand, with the same numbers"
     )
 
 
@@ -142,7 +142,7 @@ def _dtype(part: BatchTensor) -> str:
 
 
 def is_larger(now: Signature, before: Signature) -> bool:
-    """True if any extent of a batch is larger than that of another one."""
+    """True if any dimension of a batch is larger than that of another one."""
     own, other = ([part.shape for part in each.parts] for each in (now, before))
     return len(own) != len(other) or any(
         len(here) != len(there) or any(map(gt, here, there))
@@ -151,16 +151,16 @@ def is_larger(now: Signature, before: Signature) -> bool:
 
 
 def shapes_text(signature: Signature) -> str:
-    """The shapes of a batch, for people."""
+    """Format the shapes of a batch."""
     return ", ".join(f"{part.name} {list(part.shape)}" for part in signature.parts)
 
 
 @dataclass(frozen=True)
 class PadTo:
-    """Fills tensors up along one dimension to the next multiple.
+    """Pads tensors along one dimension to the next multiple.
 
-    ``values`` says with what, by the name of the tensor: ``{"labels": -100}``; 0 where nothing is
-    said. ``names`` are the tensors that are filled; without it, all that have the dimension.
+    ``values`` are the padding values by the name of the tensor: ``{"labels": -100}``; 0 for others.
+    ``names`` are the tensors that are padded; without it, all that have the dimension.
     """
 
     multiple: int
@@ -169,7 +169,7 @@ class PadTo:
     names: Sequence[str] | None = None
 
     def __call__(self, batch: Any) -> Any:
-        """The batch, filled up."""
+        """Return the padded batch."""
         batch = plain_batch(batch)
         filled = {}
         for name, tensor in batch_tensors(batch):

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 
-def share_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
+def broadcast_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
     """What rank ``owner`` has in ``slots``, on every rank: first what there is, then the tensors.
 
     All ranks ask together. Tensors travel on ``device``, those of the owner stay its own.
     """
     is_owner = owner == dist.get_rank()
     found: dict[str, Any] = {}
-    for entry in json.loads(share_text(_listed(slots) if is_owner else "", owner, device)):
+    for entry in json.loads(broadcast_text(_listed(slots) if is_owner else "", owner, device)):
         key, value, shape = entry
         if shape is None:
             found[key] = value
@@ -37,7 +37,7 @@ def _listed(slots: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def share_text(text: str, owner: int, device: torch.device) -> str:
+def broadcast_text(text: str, owner: int, device: torch.device) -> str:
     """What rank ``owner`` says, on every rank; all ask together."""
     data = text.encode()
     size = torch.tensor([len(data)], device=device)

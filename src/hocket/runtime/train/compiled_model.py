@@ -18,10 +18,10 @@ from hocket.capture.step import apply_model
 from hocket.runtime.strategy import StepOutput
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
-from hocket.runtime.train.cuda_graphs import NOT_CUDA, Repeats, ReplayedUpdate, with_update
-from hocket.runtime.train.eager_model import CalledModel, detached
+from hocket.runtime.train.cuda_graphs import NOT_CUDA, GraphReplay, ReplayedUpdate, with_update
+from hocket.runtime.train.eager_model import EagerModel, detached
 from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.trace_options import TraceOptions
 
 
 class _CapturedPasses(NamedTuple):
@@ -34,11 +34,17 @@ class _CapturedPasses(NamedTuple):
     gradients: list[torch.Tensor | None]
 
 
-class CompiledModel(CalledModel):
+class CompiledModel(EagerModel):
     """A model on one device whose steps are compiled; see `Strategy`."""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, device: torch.device, *, backend: str, replay: bool
+        self,
+        model: nn.Module,
+        recipe: TraceOptions,
+        device: torch.device,
+        *,
+        backend: str,
+        replay: bool,
     ) -> None:
         super().__init__(model.to(device), recipe)
         self._device = device
@@ -48,7 +54,9 @@ class CompiledModel(CalledModel):
         self._update: Any = recipe.make_update
         if self._is_replayed and recipe.calls_optimizer:
             self._update = ReplayedUpdate()
-        self.repeats: Repeats[_CapturedPasses] = Repeats("" if self._is_replayed else NOT_CUDA)
+        self.replay: GraphReplay[_CapturedPasses] = GraphReplay(
+            "" if self._is_replayed else NOT_CUDA
+        )
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
@@ -71,9 +79,9 @@ class CompiledModel(CalledModel):
         batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
         found = None
-        if not (is_pending or self.repeats.refusal):
+        if not (is_pending or self.replay.refusal):
             key = signature_of(batch), model_key(self._model, self._device)
-            found = self.repeats.find(key, lambda: self._capture(batch))
+            found = self.replay.find(key, lambda: self._capture(batch))
         if found is None:
             scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
             with on_stream(self._aside, self._device):
@@ -93,7 +101,7 @@ class CompiledModel(CalledModel):
     @property
     def replays(self) -> str:
         """How steps are launched; see `TellsReplay`."""
-        return with_update(self.repeats.told, self._update)
+        return with_update(self.replay.message, self._update)
 
     def _passes(
         self, batch: Any, scale: torch.Tensor

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def unsearched() -> Iterator[None]:
+def deferred_gc() -> Iterator[None]:
     """No search inside, and one among what was made there at the end; where none was wanted before,
     none is wanted after."""
     was_wanted = gc.isenabled()

@@ -25,21 +25,21 @@ from hocket.graph.graph import Graph, Phase
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import brought, on_device
 from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.trace_options import Recipe, in_mode
+from hocket.runtime.train.trace_options import TraceOptions, in_mode
 
 # Steps carried by the model itself, called as its person would call it; autograd goes back.
 #
 # For what works by hooks of modules, and for models that cannot be recorded.
 
 
-class CalledModel:
+class EagerModel:
     """A model that is called for every batch; see `Passes`."""
 
     predicted_s: float | None = None
     lost = ""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, device: torch.device | None = None
+        self, model: nn.Module, recipe: TraceOptions, device: torch.device | None = None
     ) -> None:
         """Batches are moved to the ``device``, if one is given."""
         self._model, self._recipe, self._batch_device = model, recipe, device
@@ -102,13 +102,13 @@ def detached(tree: Any) -> Any:
 # splitting of modules and replay of a program are lost.
 
 
-class MovedModules(CalledModel):
+class PlacedModules(EagerModel):
     """A model whose modules are on the devices of a plan; see `Strategy`."""
 
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: TraceOptions,
         graph: Graph,
         device_of: IntArray,
         devices: Sequence[torch.device],

@@ -26,7 +26,7 @@ from hocket.runtime.package import pack, unpack
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do
 from hocket.runtime.train.loss_weight import Weight, starts_backward
-from hocket.runtime.train.traced_recompute import Redraws
+from hocket.runtime.train.traced_recompute import RecomputedDraws
 
 # A recorded call as a function without arguments, with as little in between as possible.
 #
@@ -208,7 +208,7 @@ class EagerStep:
         self._gradients_of = _gradients_of_ops(setup.program)
         self.on_move: Callable[[float], None] | None = None
         """Called now and then with the part of the step that is done."""
-        self._redraws = Redraws(setup.program, device)
+        self._redraws = RecomputedDraws(setup.program, device)
         acts = self._acts()
         num_forward = 1 + max(
             (at for at, act in enumerate(acts)

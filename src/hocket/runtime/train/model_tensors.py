@@ -25,7 +25,7 @@ from hocket.graph.graph import Role
 _HELD_BY_MODEL = (Role.PARAMETER, Role.BUFFER)
 
 
-class Homes:
+class ModelTensors:
     """Parameters, buffers and plain tensors of a model by name."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Homes:
 
     def renew(self) -> None:
         """Take the tensors that the model holds now; who has `tensors` sees them, too."""
-        now = Homes(self._model).tensors
+        now = ModelTensors(self._model).tensors
         self.tensors.clear()
         self.tensors.update(now)
 

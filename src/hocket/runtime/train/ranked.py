@@ -23,7 +23,7 @@ from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.streams import new_stream
-from hocket.runtime.train.broadcast import share_slots
+from hocket.runtime.train.broadcast import broadcast_slots
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.worker import DeviceWorker
 
@@ -221,6 +221,6 @@ def _share_slots(
 ) -> None:
     """The states of one parameter."""
     own = optimizer.state[parameter] if owner == dist.get_rank() else {}
-    slots = share_slots(own, owner, device)
+    slots = broadcast_slots(own, owner, device)
     if owner != dist.get_rank() and slots:
         optimizer.state[parameter] = slots

@@ -16,7 +16,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.captured import StaticBatch
-from hocket.runtime.train.cuda_graphs import Repeats, Same
+from hocket.runtime.train.cuda_graphs import GraphReplay, Same
 from hocket.runtime.train.eager_step import EagerStep, Given
 from hocket.runtime.train.loss_weight import Weight
 
@@ -68,7 +68,7 @@ class ReplayedStep(EagerStep):
     ) -> None:
         super().__init__(setup, device, seed=seed, keep=keep)
         draws = seed is not None and bool(setup.program.draws)
-        self.repeats: Repeats[_CapturedStep] = Repeats(
+        self.replay: GraphReplay[_CapturedStep] = GraphReplay(
             "its draws have seeds of their own" if draws else ""
         )
         self._replayed: _CapturedStep | None = None
@@ -78,7 +78,7 @@ class ReplayedStep(EagerStep):
     @property
     def lends(self) -> bool:
         """True if gradients are the graph's own memory, which the next replay overwrites."""
-        return self.repeats.captured is not None
+        return self.replay.captured is not None
 
     def forward(self, given: Given, step: int) -> None:
         """Call by call, also where whole steps are replayed."""
@@ -91,7 +91,7 @@ class ReplayedStep(EagerStep):
             self._replayed = None
             super().run(given, step, weight)
             return
-        self._replayed = found = self.repeats.find(Same(given), lambda: self._capture(given, step))
+        self._replayed = found = self.replay.find(Same(given), lambda: self._capture(given, step))
         if found is None:
             super().run(given, step, weight)
             return

@@ -18,7 +18,7 @@ from hocket.capture.program import Program
 from hocket.capture.step import Forward, apply_model
 from hocket.capture.trouble import UntraceableError
 from hocket.graph.graph import Graph
-from hocket.runtime.train.traced_recompute import BlockOf, run_again
+from hocket.runtime.train.traced_recompute import RecomputedBlocks, with_recompute
 
 Kind = Literal["train", "evaluate", "predict"]
 """A training step; the loss without gradients; what the model returns, without gradients."""
@@ -29,7 +29,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TraceOptions:
     """What a step computes."""
 
     loss: Loss | str | None = None
@@ -39,7 +39,7 @@ class Recipe:
     device: str
     """Whose kernels are recorded."""
     name: str = ""
-    again: BlockOf | None = None
+    again: RecomputedBlocks | None = None
     """Which blocks of a training step run again for their backward pass; None for none."""
     make_update: Callable[[torch.optim.Optimizer], None] = _step
     """How a step of the person's optimizer is made."""
@@ -72,7 +72,7 @@ class Recipe:
             raise UntraceableError(f"a recorded step does not show all: {program.unseen}")
         if self.again is None or kind != "train":
             return graph, program
-        return run_again(graph, program, self.again(graph, program))
+        return with_recompute(graph, program, self.again(graph, program))
 
     def _with_loss(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         returned = (self.forward or apply_model)(model, batch)

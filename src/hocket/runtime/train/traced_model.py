@@ -37,12 +37,12 @@ from hocket.runtime.train.batches import (
     shapes_text,
     signature_of,
 )
-from hocket.runtime.train.cuda_graphs import ReplayedUpdate, called, never_replayed, with_update
-from hocket.runtime.train.eager_model import CalledModel
+from hocket.runtime.train.cuda_graphs import ReplayedUpdate, eager, never_replayed, with_update
+from hocket.runtime.train.eager_model import EagerModel
 from hocket.runtime.train.eager_step import EagerStep
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.model_tensors import (
-    Homes,
+    ModelTensors,
     ModelTree,
     replaced_error,
     setting_values,
@@ -50,8 +50,8 @@ from hocket.runtime.train.model_tensors import (
 )
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.replay import ReplayedStep
-from hocket.runtime.train.trace_options import Kind, Recipe
-from hocket.runtime.train.traced_step import RecordedStep, plan_like
+from hocket.runtime.train.trace_options import Kind, TraceOptions
+from hocket.runtime.train.traced_step import TracedStep, plan_like
 
 # The first run of a traced step, which is undone where one of its ops fails.
 #
@@ -59,7 +59,7 @@ from hocket.runtime.train.traced_step import RecordedStep, plan_like
 # hold for the real tensor. The model itself then computes the step, from the same state.
 
 
-class StateBefore:
+class StateSnapshot:
     """What a step may change before it fails: the generator, and tensors that it writes."""
 
     def __init__(
@@ -96,7 +96,7 @@ class ManyShapesError(UsageError):
     code = "many-shapes"
 
 
-class Programs:
+class TracedModel:
     """Carries steps by recorded programs; see `Strategy`."""
 
     lost = ""
@@ -105,7 +105,7 @@ class Programs:
         self,
         model: nn.Module,
         batch: Any,
-        recipe: Recipe,
+        recipe: TraceOptions,
         problem: Problem,
         plan: Plan,
         program: Program,
@@ -122,7 +122,7 @@ class Programs:
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
         self.replay, self._is_ranked = replay, is_ranked
-        self._homes = Homes(model)
+        self._homes = ModelTensors(model)
         self._look_at_model()
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self._planned = signature_of(batch)
@@ -145,10 +145,10 @@ class Programs:
         """How steps on batches like the planned one are launched; see `TellsReplay`."""
         if isinstance(self.first.runner, ReplayedStep):
             if self._reducer is not None and self._reducer.overlaps:
-                return called("gradients are summed while the backward pass runs")
-            return with_update(self.first.runner.repeats.told, self._update)
+                return eager("gradients are summed while the backward pass runs")
+            return with_update(self.first.runner.replay.message, self._update)
         if not self.first.is_on_one_device:
-            return called("several devices or ranks carry a step")
+            return eager("several devices or ranks carry a step")
         return never_replayed(self.devices[0])
 
     @property
@@ -177,7 +177,7 @@ class Programs:
         """Call with the part of a step that is done, where ops are called one by one."""
         self._on_move = tell
 
-    def _hand_over(self, recorded: RecordedStep) -> None:
+    def _hand_over(self, recorded: TracedStep) -> None:
         """Connect the next step of a program with the reducer, if this step's gradients count."""
         reducer, carried = self._reducer, recorded.runner
         if isinstance(carried, EagerStep):
@@ -308,8 +308,8 @@ class Programs:
 
     def _backward_of(
         self,
-        recorded: RecordedStep,
-        before: StateBefore | None,
+        recorded: TracedStep,
+        before: StateSnapshot | None,
         by_model: Callable[[Weight], None],
     ) -> Callable[[Weight], None]:
         def backward(weight: Weight) -> None:
@@ -326,7 +326,7 @@ class Programs:
 
         return backward
 
-    def taken(self, recorded: RecordedStep) -> StepOutput:
+    def taken(self, recorded: TracedStep) -> StepOutput:
         """Loss, outputs and gradients of a step that was carried out; nothing stays behind."""
         loss = recorded.runner.value(recorded.program.outputs[0]).detach()
         outcome = StepOutput(loss, recorded.returned())
@@ -335,7 +335,7 @@ class Programs:
         return outcome
 
     @torch.no_grad()
-    def _add_gradients(self, recorded: RecordedStep) -> None:
+    def _add_gradients(self, recorded: TracedStep) -> None:
         names = recorded.program.names
         for number, gradient in recorded.runner.gradients.items():
             parameter = self.tensors[names[number]]
@@ -346,7 +346,7 @@ class Programs:
 
     # ── the model itself, where there is no traced step ──────────────────────────────────────
 
-    def _found(self, kind: Kind, batch: Any) -> tuple[RecordedStep | None, Any]:
+    def _found(self, kind: Kind, batch: Any) -> tuple[TracedStep | None, Any]:
         """As `find`; None for a batch that the model itself has to compute."""
         try:
             return self.find(kind, batch)
@@ -356,13 +356,13 @@ class Programs:
             self._warn(error)
             return None, plain_batch(batch)
 
-    def _state_before(self, recorded: RecordedStep, given: Any) -> StateBefore | None:
+    def _state_before(self, recorded: TracedStep, given: Any) -> StateSnapshot | None:
         """What to go back to if the first run of a step fails; None where that is an error."""
         if recorded.has_run or not recorded.is_on_one_device or self._reducer is not None:
             return None
-        return StateBefore(recorded.program, given, self.devices[0])
+        return StateSnapshot(recorded.program, given, self.devices[0])
 
-    def _give_up(self, recorded: RecordedStep, before: StateBefore | None, error: RunError) -> None:
+    def _give_up(self, recorded: TracedStep, before: StateSnapshot | None, error: RunError) -> None:
         """Have the model itself compute what a traced step failed at, in its first run."""
         if before is None:
             raise error
@@ -385,9 +385,9 @@ class Programs:
             warnings.warn(self.lost + hint, CaptureWarning, 6)
 
     @cached_property
-    def _called(self) -> CalledModel:
+    def _called(self) -> EagerModel:
         self._homes.bring(self.devices[0])
-        return CalledModel(self._model, self._recipe, self.devices[0])
+        return EagerModel(self._model, self._recipe, self.devices[0])
 
     def _again(self, batch: Any, step: int, weight: Weight) -> None:
         """Forward and backward of a batch whose traced forward pass is done: draws are as then."""
@@ -417,11 +417,11 @@ class Programs:
 
     # ── which program ────────────────────────────────────────────────────────────────────────
 
-    def given(self, recorded: RecordedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
+    def given(self, recorded: TracedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
         """What is there before a step, per device of the plan."""
         return recorded.given(self._model, self._homes, batch)
 
-    def find(self, kind: Kind, batch: Any) -> tuple[RecordedStep, Any]:
+    def find(self, kind: Kind, batch: Any) -> tuple[TracedStep, Any]:
         """The recorded step for a batch, and the batch as it takes it."""
         if not self._tree.is_same():
             self._renew()
@@ -463,7 +463,7 @@ class Programs:
                 "or raise max_shapes",
             )
 
-    def _record(self, kind: Kind, batch: Any) -> RecordedStep:
+    def _record(self, kind: Kind, batch: Any) -> TracedStep:
         graph, program = self._recipe.trace(self._model, batch, kind)
         problem = with_graph(self.problem, graph)
         assert self.plan.device_of is not None
@@ -472,8 +472,8 @@ class Programs:
 
     def _ready(
         self, problem: Problem, plan: Plan, program: Program, *, everything: bool = False
-    ) -> RecordedStep:
-        return RecordedStep(
+    ) -> TracedStep:
+        return TracedStep(
             problem, plan, program, self.devices, seed=self._seed,
             everything=everything or self._outputs, replay=self.replay and not everything,
             is_ranked=self._is_ranked,

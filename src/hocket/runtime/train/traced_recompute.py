@@ -25,13 +25,13 @@ from hocket.capture.recording import Cost, Ref, Returned, map_tree
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.parallel.recompute_and_host import SecondRun, second_run_of
 
-BlockOf = Callable[[Graph, Program], IntArray]
+RecomputedBlocks = Callable[[Graph, Program], IntArray]
 """The block of each forward op of a recorded step that is to run again; -1 for none."""
 _NORMS = "batch_norm"
 _COLLECTIVE = "_c10d_functional."
 
 
-def run_again(graph: Graph, program: Program, block_of: IntArray) -> tuple[Graph, Program]:
+def with_recompute(graph: Graph, program: Program, block_of: IntArray) -> tuple[Graph, Program]:
     """The step whose blocks run again; ``block_of`` counts for forward ops alone."""
     found = second_run_of(graph, block_of)
     again = _repeatable(program, found)
@@ -255,7 +255,7 @@ def _renumbered(returned: Returned | None, number: dict[int, int]) -> Returned |
 # ── draws ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Redraws:
+class RecomputedDraws:
     """Has second runs draw what the first drew where draws have no seeds of their own."""
 
     def __init__(self, program: Program, device: torch.device) -> None:

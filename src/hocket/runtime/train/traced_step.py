@@ -27,10 +27,10 @@ from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import Do, Instruction, StepCalls, split
 from hocket.runtime.train.eager_step import EagerStep, kept_tensors
 from hocket.runtime.train.loss_weight import Weight, starts_backward
-from hocket.runtime.train.model_tensors import Homes
+from hocket.runtime.train.model_tensors import ModelTensors
 from hocket.runtime.train.ranked import RankedStep
 from hocket.runtime.train.replay import ReplayedStep
-from hocket.runtime.train.traced_recompute import Redraws
+from hocket.runtime.train.traced_recompute import RecomputedDraws
 from hocket.runtime.worker import DeviceWorker
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
@@ -43,7 +43,7 @@ from hocket.simulate.verify import update_violations
 # follow the first of them. O(ops + reads).
 
 
-def placed_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
+def placement_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
     """A device for each op of ``graph``, as ``device_of`` has them for ``planned``."""
     if graph.op_names == planned.op_names and np.array_equal(graph.group, planned.group):
         return device_of
@@ -105,7 +105,9 @@ class StreamedStep(SingleProcess):
         self._weight: Weight = 1.0
         self.gradients: dict[int, torch.Tensor] = {}
         """By parameter."""
-        self._redraws = {worker: Redraws(setup.program, worker.device) for worker in self.workers}
+        self._redraws = {
+            worker: RecomputedDraws(setup.program, worker.device) for worker in self.workers
+        }
 
     def run(
         self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
@@ -159,10 +161,10 @@ class StreamedStep(SingleProcess):
 
 def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
     """A plan that places the problem's graph as another graph of the same model is placed."""
-    return Plan(planner=planner).placing(placed_like(problem.graph, planned, device_of))
+    return Plan(planner=planner).placing(placement_like(problem.graph, planned, device_of))
 
 
-class RecordedStep:
+class TracedStep:
     """One program of the loop, ready to be carried out."""
 
     def __init__(
@@ -218,7 +220,9 @@ class RecordedStep:
         """The same step with every op timed."""
         return StreamedStep(self.setup, self.devices, seed=self.seed, keep=self.keep)
 
-    def given(self, model: nn.Module, homes: Homes, batch: Any) -> list[dict[int, torch.Tensor]]:
+    def given(
+        self, model: nn.Module, homes: ModelTensors, batch: Any
+    ) -> list[dict[int, torch.Tensor]]:
         """What is there before the step, per device of the plan."""
         if not self._given:
             self._inputs = self._find_inputs(model, batch)

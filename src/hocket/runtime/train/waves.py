@@ -28,12 +28,12 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import CudaStream, DeviceStream
 from hocket.runtime.train.captured import cloned
-from hocket.runtime.train.cuda_graphs import Repeats, called, never_replayed
+from hocket.runtime.train.cuda_graphs import GraphReplay, eager, never_replayed
 from hocket.runtime.train.eager_step import EagerStep, Given
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.replay import StaticInputs
-from hocket.runtime.train.traced_model import Programs
-from hocket.runtime.train.traced_step import RecordedStep
+from hocket.runtime.train.traced_model import TracedModel
+from hocket.runtime.train.traced_step import TracedStep
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.wave_streams import WaveOp, pass_order, stream_memory
 
@@ -93,7 +93,7 @@ def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int 
 class Wave(NamedTuple):
     """A microbatch that is to run."""
 
-    recorded: RecordedStep
+    recorded: TracedStep
     given: Given
     """Tensors from before it."""
     weight: Weight
@@ -147,7 +147,7 @@ class WaveStep(EagerStep):
 class WaveRunner:
     """Runs the microbatches of a step in waves, call by call on one stream."""
 
-    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+    def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
         self._streams: Sequence[DeviceStream] = [DeviceStream(device) for _ in range(NUM_STREAMS)]
         self._awaited = set(order.waits.values())
@@ -209,7 +209,7 @@ class WaveRunner:
     def replays(self) -> str:
         """How waves are launched; see `TellsReplay`."""
         if self._order.changes == "wave":
-            return called("parameters change after every wave")
+            return eager("parameters change after every wave")
         return never_replayed(self._device)
 
     @property
@@ -227,7 +227,7 @@ class WaveRunner:
     def _sums(self) -> GradientSums:
         return GradientSums(self._programs.tensors)
 
-    def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
+    def _step(self, recorded: TracedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_STREAMS
         if key not in self._steps:
             calls = (calls for _, calls in counted_ops(recorded.setup.graph))
@@ -277,7 +277,7 @@ class GradientSums:
             self._num_added[name] = self._num_added.get(name, 0) + 1
         stream.make_current()
 
-    def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
+    def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
         """Tensors that a wave reads: parameters as they are."""
         return given
 
@@ -285,7 +285,7 @@ class GradientSums:
         """A wave is over."""
 
 
-def _output(recorded: RecordedStep, own: WaveStep) -> StepOutput:
+def _output(recorded: TracedStep, own: WaveStep) -> StepOutput:
     """Loss and outputs of a wave that is over; the wave drops all it has."""
     loss = own.value(recorded.program.outputs[0]).detach()
     returned = recorded.returned(own)
@@ -347,11 +347,11 @@ class _CapturedWaves(NamedTuple):
 class CapturedWaveRunner(WaveRunner):
     """Waves on two streams of one CUDA device, replayed as one graph."""
 
-    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+    def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
         self._pair = [_WaveStream(device) for _ in range(NUM_STREAMS)]
         self._streams = self._pair
-        self.repeats: Repeats[_CapturedWaves] = Repeats()
+        self.replay: GraphReplay[_CapturedWaves] = GraphReplay()
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """Forward and backward of all waves; gradients from before are added to call by call."""
@@ -359,7 +359,7 @@ class CapturedWaveRunner(WaveRunner):
         found = None
         if all(tensor.grad is None for tensor in tensors):
             origin = (*(w.recorded for w in waves), *(tensor.data_ptr() for tensor in tensors))
-            found = self.repeats.find(origin, lambda: self._capture(waves, step))
+            found = self.replay.find(origin, lambda: self._capture(waves, step))
         if found is None:
             with self._forked(torch.cuda.current_stream(self._device)):
                 return super().run(waves, step)
@@ -374,7 +374,7 @@ class CapturedWaveRunner(WaveRunner):
     @property
     def replays(self) -> str:
         """How waves are launched; see `TellsReplay`."""
-        return self.repeats.told
+        return self.replay.message
 
     @contextmanager
     def _forked(self, here: torch.cuda.Stream) -> Iterator[None]:
@@ -429,7 +429,7 @@ class CapturedWaveRunner(WaveRunner):
 class UpdatingWaveRunner(WaveRunner):
     """Waves whose ends change the parameters."""
 
-    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+    def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
         self._optimizer: torch.optim.Optimizer | None = None
         self._updates: _WaveUpdates | None = None
@@ -487,7 +487,7 @@ class _WaveUpdates(GradientSums):
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: TracedModel) -> None:
         super().__init__(programs.tensors)
         self._programs = programs
         self._own: list[Mapping[str, torch.Tensor] | None] = [None] * NUM_STREAMS
@@ -521,7 +521,7 @@ class _WaveUpdates(GradientSums):
     def _versions_now(self) -> list[int]:
         return versions_of(self._tensors[name] for name in self._own[0] or ())
 
-    def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
+    def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
         """The parameters of the wave's own stream in place of those that change meanwhile."""
         program, which = recorded.program, wave % NUM_STREAMS
         if self._own[which] is None:
@@ -557,7 +557,7 @@ class _WaveUpdates(GradientSums):
         self._versions = self._versions_now()
 
 
-def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> WaveRunner:
+def make_waves(programs: TracedModel, order: WaveOrder, device: torch.device) -> WaveRunner:
     """Waves on a device, replayed where it is a CUDA device and its programs are."""
     if order.changes == "wave":
         return UpdatingWaveRunner(programs, order, device)
