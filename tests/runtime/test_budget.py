@@ -188,7 +188,7 @@ def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
     # A smaller one holds no more than what was rehearsed.
     loop.step(batches[0][:3])
     assert not loop.lost
-    with pytest.warns(CaptureWarning, match="other shapes"):
+    with pytest.warns(CaptureWarning, match="larger than the planned one"):
         loop.step(batches[2])
     assert "may need more memory than predicted" in loop.lost
 
