@@ -10,11 +10,12 @@ from fleet.snapshots import make_snapshot, random_snapshot
 from fleet.test_claims import snapshot
 from scipy.optimize import linprog
 
-from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
 from hocket.fleet.explain import _earliest_s
 from hocket.fleet.forecast import first_start
-from hocket.fleet.policies import find_policy
+from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, Tick, new_state, step
+from hocket.fleet.solve.check import verify_allocation
 
 
 def can_be_served(cluster: ClusterSnapshot, needs: np.ndarray) -> bool:
@@ -97,3 +98,22 @@ def test_in_a_strict_line_a_job_holds_up_only_those_who_want_the_same_devices() 
     assert fifo_strict(wide, None).shares.tolist() == [[1, 0], [0, 0], [0, 1]]
     either = replace(wide, gang=np.array([1, 2, 1]), steps_per_s=np.maximum(rates, [[0], [0], [1]]))
     assert fifo_strict(either, None).shares.tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "scarce", "least", "most"),
+    [("las", 1, 1.55, 1.65), ("las", 2, 1.7, 1.85), ("makespan", 2, 0.5, 0.6)],
+)
+def test_many_jobs_of_which_no_two_are_alike_share_within_a_proven_gap(policy, scarce, least, most):
+    """Above a number of classes, programs of pairs are solved by interior points to a known gap."""
+    random = np.random.default_rng(scarce)
+    steps_per_s = random.uniform(1.0, 9.0, (200, 2))
+    part = np.minimum(random.uniform(0.45, 0.95, (200, 200, 1)), 1.0)
+    pairs = Pairs(profile_of=np.arange(200), steps_per_s=steps_per_s[:, None, :] * part)
+    num_devices = [40 // scarce, 60 // scarce]
+    alone = make_snapshot(steps_per_s, num_devices, gang=random.choice([1, 2], 200))
+    shared = replace(alone, pairs=pairs)
+    answer, without = POLICIES[policy](shared), POLICIES[policy](alone)
+    verify_allocation(shared, answer)
+    assert answer.gap <= 0.05
+    assert least < answer.objective / without.objective < most

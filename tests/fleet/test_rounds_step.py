@@ -11,6 +11,7 @@ import pytest
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import (
     AddDevices,
+    Drain,
     Fail,
     FleetDevice,
     Pause,
@@ -256,6 +257,22 @@ def test_a_resumed_job_waits_for_new_shares() -> None:
     state, _ = step(state, Tick(time_s=state.next_tick_s))
     state, _ = step(state, Resume(time_s=state.time_s + 1.0, numbers=(1,)))
     assert reason(state, 1).startswith("waits for new shares (0 of 1 fast free)")
+
+
+def test_rounds_go_on_beside_a_drained_device() -> None:
+    bound = replace(job(0), preemptible=False)
+    state = submit(fleet(2), bound, job(1))
+    held = state.devices_of(0)
+    state, actions = step(state, Drain(time_s=1.0, names=held))
+    assert not list(actions.stops), "a job that saves nothing stays"
+    for round_number in range(2, 5):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        assert state.round_number == round_number
+        assert state.devices_of(0) == held
+    state, actions = step(state, Drain(time_s=state.time_s, names=state.devices_of(1)))
+    assert [(stop.number, stop.reason) for stop in actions.stops] == [(1, "drained")]
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.devices_of(1) == ()
 
 
 def test_devices_of_one_server_may_come_one_by_one() -> None:

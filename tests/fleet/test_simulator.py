@@ -157,6 +157,45 @@ def test_one_job_takes_its_time() -> None:
     assert late.jct_s == pytest.approx([2030.0])
 
 
+def test_all_figures_of_three_jobs_in_line() -> None:
+    """8,000 steps each, at 4 and 2 per second: the third follows the first on the fast device."""
+    rules = Rules(policy="fifo", restart_s=20.0)
+    run = simulate(one_job(8000.0, num=3, arrival_s=50.0), devices(1, ("fast", "slow")), rules)
+    figures = run.figures()
+    figures.pop("cpu_seconds")
+    jct_s, fast_s, slow_s = np.array([2020.0, 4020.0, 4040.0]), 4040.0, 4020.0
+    slowdown = jct_s / 2000.0
+    assert run.start_s.tolist() == [50.0, 50.0, 2070.0]
+    assert run.held_s.tolist() == [2020.0, 4020.0, 2020.0]
+    assert figures.pop("utilisation_by_kind") == pytest.approx(
+        {"fast": fast_s / 4090.0, "slow": slow_s / 4090.0}
+    )
+    assert figures == pytest.approx(
+        {
+            "policy": "fifo",
+            "mechanism": "improved",
+            "space_sharing": False,
+            "num_jobs": 3,
+            "average_jct_s": jct_s.mean(),
+            "p50_jct_s": 4020.0,
+            "p99_jct_s": np.percentile(jct_s, 99),
+            "makespan_s": 4040.0,
+            "utilisation": (fast_s + slow_s) / (2 * 4090.0),
+            "fairness": (1 / slowdown).sum() ** 2 / (3 * (1 / slowdown**2).sum()),
+            "worst_slowdown": 2.02,
+            "share_received_over_target": 1.0,
+            "share_deviation": 0.0,
+            "cost": (fast_s + slow_s) / 3600.0,
+            "num_rounds": 12,
+            "num_starts": 3,
+            "num_preemptions": 0,
+            "num_left_out": 0,
+            "num_unfinished": 0,
+            "simulated_s": 4090.0,
+        }
+    )
+
+
 def test_a_duration_is_that_on_the_first_kind_that_can_run_the_job() -> None:
     trace = Trace(
         **{

@@ -9,7 +9,7 @@ from hocket.base.arrays import FloatArray, LongArray
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Warm:
-    """What an answer knew that speeds up the next one."""
+    """Warm start for the next answer."""
 
     prices: FloatArray
     """``[question, pool]``: prices of devices that are good to ask first."""
@@ -50,19 +50,19 @@ class Allocation:
     shared: SharedTime | None = None
     """Time spent two on a device."""
     paired: PairedTime | None = None
-    """Whose time that is."""
+    """The same time by job."""
     objective: float
-    """What the policy makes large or small, in its own unit."""
+    """Objective of the policy, in its own unit."""
     bound: float
-    """What no allocation can exceed (or undercut)."""
+    """Bound that no allocation can exceed (or undercut)."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What the policy wants to tell, such as the deadlines that it had to drop."""
+    """Remarks of the policy, such as the deadlines that it had to drop."""
     warm: Warm | None = None
     """A good start for the next moment's solve."""
 
     @property
     def gap(self) -> float:
-        """How far the objective may be from the optimum, relative to the bound."""
+        """Largest possible distance from the optimum, relative to the bound."""
         if self.objective == self.bound:
             # Also where there is no job to limit it, and both are infinite.
             return 0.0

@@ -36,7 +36,7 @@ class Explanation:
     """When it would start if those that hold what it waits for, and have not shown whether they
     save their work, do; None where that is no earlier."""
     not_before_s: float | None = None
-    """How far was looked where no start was found; None where nothing would change that."""
+    """End of the forecast where no start was found; None where a longer one would not help."""
 
     def to_data(self) -> dict[str, Any]:
         """As an answer to a request."""
@@ -51,7 +51,7 @@ class Explanation:
 
 
 def explain(state: FleetState, number: int) -> Explanation:
-    """What a job does or waits for; raises `UsageError` for a job that is not there or ended."""
+    """Explain what a job does or waits for; raises `UsageError` where it is not there or ended."""
     row = state.row_of(number)
     phase = int(state.jobs.rows["phase"][row])
     sentence = f"job {number} {reason(state, number)}"
@@ -91,7 +91,7 @@ def _reserved_after_s(state: FleetState, row: int) -> float:
 
 
 def _endless(state: FleetState, row: int) -> str:
-    """Who holds what a job could use without a known end; empty where nobody does."""
+    """Jobs without a known end that hold what a job could use; empty for none."""
     others, left_s = _holding(state, row)
     numbers = state.jobs.rows["number"][others[np.isinf(left_s)]].tolist()
     if not numbers:

@@ -1,4 +1,4 @@
-"""What will become of the jobs of a fleet: its own state run forward with the same ``step``.
+"""Forecast of the jobs of a fleet: its own state run forward with the same ``step``.
 
 No jobs come, nothing breaks, and a job ends when its rate says so, as in the simulator; so with
 the same jobs both decide the same. Another policy, more devices or fewer answer "what if". The run
@@ -41,7 +41,7 @@ class Forecast:
     time_s: float
     """The moment from which it looks forward."""
     reached_s: float
-    """How far it looked."""
+    """End of the forecast."""
     is_cut_off: bool
     """True if it stopped at its limit, with jobs left that would still start or end."""
     num_events: int
@@ -216,7 +216,7 @@ def at_moment(state: FleetState, time_s: float) -> FleetState:
 
 
 def next_event(state: FleetState, grain_s: float = 0.0) -> Event | None:
-    """What happens next if nobody interferes: ends of jobs or a round; None for nothing."""
+    """Next event if nobody interferes: ends of jobs or a round; None for nothing."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
     end_s, row = first_to_finish(state.jobs)
@@ -335,7 +335,7 @@ class _ForecastRun:
             self._wanted -= set(self._numbers[fresh].tolist())
 
     def result(self) -> Forecast:
-        """What was seen."""
+        """The forecast."""
         return Forecast(
             policy=self.state.rules.policy,
             time_s=self._first.time_s,

@@ -30,7 +30,7 @@ _NEVER = -1.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GangSpeeds:
-    """What a job does per second with some numbers of devices."""
+    """Steps per second of a job with some numbers of devices."""
 
     gangs: tuple[int, ...]
     """Ascending."""
@@ -59,7 +59,7 @@ class ElasticJob:
     left_steps: float
     speeds: GangSpeeds
     now: Chosen | None
-    """What it runs with; None while it waits."""
+    """Its present choice; None while it waits."""
 
 
 def choose_gangs(
@@ -84,7 +84,7 @@ def _thriftiest(speeds: GangSpeeds, num_devices: LongArray) -> int:
 
 
 class _GangChoices:
-    """What each job has left with each choice, and what is taken."""
+    """Remaining time of each job with each choice, and the choices taken."""
 
     def __init__(
         self, jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float

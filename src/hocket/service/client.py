@@ -182,7 +182,7 @@ def patiently(
     patience_s: float,
     what_passes: type[UnreachableError] = UnreachableError,
 ) -> Any:
-    """What ``ask`` returns, asked again for a while where nobody answers."""
+    """Result of ``ask``, repeated for a while where nobody answers."""
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -227,7 +227,7 @@ class _Exchange:
         return answer
 
     def read(self, answer: http.client.HTTPResponse) -> bytes:
-        """What has come since, at least a byte; empty at the end."""
+        """Data that came since, at least a byte; empty at the end."""
         try:
             return answer.read1(_BLOCK_BYTES)
         except (OSError, http.client.HTTPException) as error:

@@ -1,4 +1,4 @@
-"""Who may do what: the tokens of users, cookies in browsers, the token of an attempt.
+"""Access rights: the tokens of users, cookies in browsers, the token of an attempt.
 
 * Users send ``Authorization: Bearer <token>``; what that opens depends on the role of the token
   (`hocket.service.tokens`). A route that changes something is for admins unless it is listed here.
@@ -65,7 +65,7 @@ def has_role(holder: Holder, needed: Role) -> bool:
 
 
 def access_of(method: str, path: str) -> Access:
-    """Who a route is for; what is not listed is for people with the token."""
+    """Access class of a route; unlisted routes are for users with a token."""
     if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
         return "open"
     if method == "POST" and _ATTEMPT_PATH.fullmatch(path):
@@ -106,7 +106,7 @@ class Credentials:
 
 
 def form_token(cookie: str) -> str:
-    """What the forms of the page hold, for the browser with this cookie."""
+    """Secret in the forms of the page, for the browser with this cookie."""
     return hmac.new(cookie.encode(), b"hocket fleet page form", hashlib.sha256).hexdigest()
 
 

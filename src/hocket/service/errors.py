@@ -29,7 +29,7 @@ class ForbiddenError(UsageError):
 
 
 class ConflictError(UsageError):
-    """What was asked does not fit what the job is now."""
+    """The request does not fit the present state of the job."""
 
     code = "conflict"
 

@@ -36,7 +36,7 @@ Agree = Callable[[int], int]
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 GO_ON, SAVE, LEAVE = range(3)
-"""What a rank wants before a step; the largest wish of all ranks counts."""
+"""Request of a rank before a step; the largest of all ranks counts."""
 
 UNCOMMITTED = 75
 """Exit code where the last checkpoint could not be committed: a temporary failure, in sysexits."""
@@ -149,7 +149,7 @@ class Lease:
             return self._try_commit(self._channel)
 
     def _before(self, step: int) -> None:
-        """What is to be done between two steps; does not return where the loop must end."""
+        """Save or leave between two steps; does not return where the loop must end."""
         if self._refusal is not None:
             raise self._refusal
         wish = self._wish()

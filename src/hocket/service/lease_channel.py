@@ -1,4 +1,4 @@
-"""How a training talks to the daemon: two requests over HTTP, with the token of its attempt.
+"""Channel from a training to the daemon: two requests over HTTP, with the token of its attempt.
 
 A daemon that restarts may listen elsewhere, so its address is read from its file every time, and a
 stranger may listen where it was: only answers in the form of the daemon's count. Those that refuse

@@ -107,7 +107,7 @@ class FleetMetrics(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """What the state says now, and device time up to now."""
+        """Metrics of the present state, and device time up to now."""
         service_state = self._service_state()
         state = service_state.state
         yield _family(

@@ -81,7 +81,7 @@ class Notifier:
 
 
 def notice_of(job: JobRecord) -> dict[str, Any]:
-    """What is told of a job."""
+    """Notice about a job."""
     word = "has timed out" if job.status == "timed out" else f"has {job.status}"
     if job.status == "cancelled":
         word = "was cancelled"

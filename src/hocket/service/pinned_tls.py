@@ -29,7 +29,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class ServerTls(NamedTuple):
-    """What a server needs, and how callers know it."""
+    """TLS context of a server, and the fingerprint that callers check."""
 
     context: ssl.SSLContext
     fingerprint: str

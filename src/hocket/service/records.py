@@ -41,7 +41,7 @@ class JobRecord:
     failures: int = 0
     done_steps: float = 0.0
     devices: tuple[str, ...] = ()
-    """What it holds now."""
+    """Devices that it holds now."""
     message: str = ""
     """Why it ended, or why its last attempt did."""
     version: int = 1
@@ -54,7 +54,7 @@ class JobRecord:
 
 
 def ending_of(record: JobRecord) -> str:
-    """What became of a job that has ended, in words."""
+    """Describe how a job ended."""
     became = "was cancelled" if record.status == "cancelled" else record.status
     said = "" if says_no_more(record) else f": {record.message}"
     return f"job {record.number} {became}{said}"
@@ -76,7 +76,7 @@ class AttemptRecord:
     devices: tuple[str, ...]
     kind: str
     token: str
-    """What its processes prove themselves with."""
+    """Secret of its processes."""
     decided_s: float
     started_s: float | None = None
     """When the executor was told to start it; None while its devices are still being left."""
@@ -125,7 +125,7 @@ class DeviceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseAnswer:
-    """What an attempt hears when it reports."""
+    """Answer to the report of an attempt."""
 
     attempt: int
     may_run: bool

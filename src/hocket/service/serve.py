@@ -194,7 +194,7 @@ def _capacity(settings: ServeSettings) -> dict[str, int] | None:
 
 
 def _user_name() -> str:
-    """Whose service this is."""
+    """Name of the user who runs the service."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -202,7 +202,7 @@ def _user_name() -> str:
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    """How the web server is set up: its limits, and nothing logged of requests."""
+    """Settings of the web server: its limits, and nothing logged of requests."""
     return uvicorn.Config(
         app,
         http=PromptProtocol,

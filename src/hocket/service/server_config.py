@@ -91,7 +91,7 @@ class TeamConfig(Quota):
 
 
 class NotifyConfig(_ConfigTable):
-    """Who is told that jobs have ended; see `hocket.service.notifier`."""
+    """Receivers of notices about ended jobs; see `hocket.service.notifier`."""
 
     webhook: Annotated[str, Field(pattern=r"^(https?://\S+)?$", max_length=2000)] = ""
     command: tuple[Text, ...] = ()

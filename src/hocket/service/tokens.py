@@ -1,4 +1,4 @@
-"""Who may use a service: named secrets, of which only hashes are kept on disk.
+"""Tokens of users of a service: named secrets, of which only hashes are kept on disk.
 
 A token is a random text of 256 bits that was shown once, when it was made; a cookie is one that a
 browser keeps. What is stored (`tokens.json` in the state folder) is the SHA-256 of each with the
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def holder(self) -> Holder:
-        """Whose it is."""
+        """Owner of the secret."""
         return Holder(name=self.name, role=self.role)
 
 
@@ -105,14 +105,14 @@ class Tokens:
     # ── who it is ──
 
     def holder_of(self, token: str) -> Holder | None:
-        """Whose token this is; None where it is nobody's."""
+        """Owner of a token; None where it is nobody's."""
         # Hashes are compared, so that the time it takes tells nothing about a token.
         if _hash(token) == _hash(self.local_token):
             return self.local
         return self._found(token, "token")
 
     def holder_of_cookie(self, cookie: str) -> Holder | None:
-        """Whose browser has this cookie."""
+        """Owner of a cookie."""
         return self._found(cookie, "cookie")
 
     def _found(self, secret: str, kind: Kind) -> Holder | None:

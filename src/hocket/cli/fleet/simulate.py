@@ -189,7 +189,7 @@ def command(
 def _watched(
     run: Callable[..., FleetRun], rules: Rules, speeds: list[GangSpeeds] | None
 ) -> FleetRun:
-    """What a simulation gives, which somebody may watch, under the title that tables show."""
+    """Result of a simulation, which somebody may watch, under the title that tables show."""
     title = rules.policy if speeds is None else f"{rules.policy}, elastic gangs"
     with _progress(title) as on_progress:
         return replace(run(rules, elastic=speeds, on_progress=on_progress), policy=title)

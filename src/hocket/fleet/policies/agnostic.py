@@ -37,7 +37,7 @@ def makespan_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Al
 
 
 def all_fastest(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """What a policy sees that takes every kind for the fastest."""
+    """The snapshot as seen by a policy that takes every type for the fastest."""
     fastest = snapshot.steps_per_s.max(axis=1, initial=0.0)[:, None]
     steps_per_s = np.where(snapshot.steps_per_s > 0.0, fastest, 0.0)
     return replace(snapshot, steps_per_s=steps_per_s, pairs=None)

@@ -23,12 +23,12 @@ def las(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
 
 
 def las_level_problem(snapshot: ClusterSnapshot) -> LevelProblem:
-    """What every job is due; of a job it depends on throughputs, gang and weight only."""
+    """Level problem of LAS; it depends on throughputs, gangs and weights only."""
     due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
     rates = per_unit(snapshot.usable_steps_per_s, due)
     return LevelProblem(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
 
 
 def lowest(progress: FloatArray) -> float:
-    """What the job that is worst off gets."""
+    """Progress of the job that is worst off."""
     return float(progress.min(initial=np.inf))

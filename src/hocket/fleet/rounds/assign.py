@@ -71,7 +71,7 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) 
 
 
 def slack_rounds(rules: Rules) -> float:
-    """What short jobs may take before others; nothing where the last job's end or a deadline is
+    """Slack of short jobs; none where the last job's end or a deadline is
     what counts."""
     is_about_ends = rules.policy.startswith("makespan") or rules.policy == "min-cost-slo"
     return 0.0 if is_about_ends else float(rules.slack_rounds)
@@ -108,7 +108,7 @@ def reserve_after_s(state: FleetState, jobs: Jobs) -> float:
 
 
 def speeds_of(state: FleetState) -> Speeds:
-    """What rates depend on, beside the jobs."""
+    """Inputs of rates beside the jobs."""
     whole_s = float(state.rules.round_s) if state.rules.mechanism == "gavel" else 0.0
     if state.pair_table is None:
         return _speeds_alone(state.num_kinds, whole_s)

@@ -76,7 +76,7 @@ class Lose:
     time_s: float
     number: int
     saved_steps: float = 0.0
-    """What is left for the next attempt to begin with."""
+    """Steps that the next attempt begins with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
 
 
 def _settle_groups(state: FleetState, jobs: Jobs) -> None:
-    """What holds between users and teams, before wishes are granted."""
+    """Apply quotas and shares of users and teams before wishes are granted."""
     mark_over_quota(state, jobs)
     if has_groups(state):
         wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)

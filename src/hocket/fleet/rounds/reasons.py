@@ -79,7 +79,7 @@ def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
 
 
 def _reserved(state: FleetState, row: int, need: str, kinds: str) -> str:
-    """What is reserved for a job, and from when on."""
+    """Describe the devices reserved for a job, and from when on."""
     in_s = float(state.jobs.rows["reserved_s"][row]) - state.time_s
     if np.isinf(in_s):
         return (

@@ -1,4 +1,4 @@
-"""Who runs, who waits, who is reserved: the rules of a round, each a function of a few numbers.
+"""The rules of a round (who runs, who waits, who is reserved), each a function of a few numbers.
 
 1. A running job keeps its devices between rounds. At a round it keeps them only if it is bound
    (it saves nothing when it is stopped) or has not run for the minimum time yet (`is_bound`,

@@ -17,11 +17,11 @@ from hocket.fleet.rounds.events import GangSize, Resize
 from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState, Rows
 
 _DAY_S = 86_400.0
-"""What a job counts with whose end nobody knows."""
+"""Assumed length of a job whose end is not known."""
 
 
 class Sizes:
-    """What jobs do with each number of devices, by the numbers of the jobs."""
+    """Throughputs of jobs with each number of devices, by job number."""
 
     def __init__(self, speeds: Mapping[int, GangSpeeds]) -> None:
         self._speeds = speeds

@@ -29,7 +29,7 @@ UNDECIDED = -1
 """In the column ``preemptible``, beside 0 and 1: nobody knows yet."""
 PHASES = ("waiting", "running", "paused", "ended", "blocked")
 CONDITIONS = ("ok", "any", "failed")
-"""How a job must end for one that comes after it."""
+"""Conditions on the end of a job for one that comes after it."""
 MECHANISMS = ("improved", "gavel")
 
 
@@ -107,7 +107,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairTable:
-    """What jobs of one profile do beside those of another: ``[a, b, kind]``, 0 where forbidden."""
+    """Steps per second of one profile beside another: ``[a, b, type]``, 0 where forbidden."""
 
     steps_per_s: FloatArray
 
@@ -123,7 +123,7 @@ class PairPlan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairEstimates:
-    """What is known of jobs that may share devices, by profile; the table of pairs follows."""
+    """Estimates for jobs that may share devices, by profile; the table of pairs follows."""
 
     profiles: tuple[str, ...]
     """Names, in the order of the rows."""
@@ -287,7 +287,7 @@ BLANK = {
     "preemptible": 1,
     "time_limit_s": np.inf,
 }
-"""What a row says of a job that nothing is known of."""
+"""Row of a job about which nothing is known."""
 
 
 def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float) -> None:

@@ -65,6 +65,7 @@ from hocket.fleet.rounds.state import (
     empty_rows,
     is_usable,
     lay_out,
+    some_rows,
     with_devices,
     write_new_jobs,
 )
@@ -85,23 +86,23 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
     """The state at a later moment and its rows, to write to, with room for jobs that come."""
     from hocket.fleet.rounds.kernels.count import count
 
-    state = with_usage(state, float(event.time_s))
-    before, time_s = state.jobs, float(event.time_s)
-    num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
-    jobs = empty_rows(len(before.rows) + num_fresh, len(state.kinds))
+    time_s = float(event.time_s)
+    state = with_usage(state, time_s)
+    rows, names = state.jobs.rows, state.names
+    jobs = Jobs(*(column.copy() for column in state.jobs))
+    if isinstance(event, Tick) and time_s >= state.next_tick_s and (rows["phase"] == ENDED).any():
+        left = np.flatnonzero(rows["phase"] != ENDED)
+        jobs = Jobs(some_rows(rows, left), *(column[left] for column in state.jobs[1:]))
+        names = {number: names[number] for number in jobs.rows["number"].tolist()}
     plan, earns = state.pair_plan, state.rules.mechanism == "improved"
     credit_s = amount = speeds_of(state).beside
     if plan is not None:
         credit_s, amount = plan.credit_s.copy(), plan.amount
         state = state.but(pair_plan=replace(plan, credit_s=credit_s))
-    begins_round = isinstance(event, Tick) and time_s >= state.next_tick_s
-    num_left = count(before, jobs, time_s, earns, credit_s, amount, begins_round)
-    if num_left == len(before.rows):
-        return state.but(time_s=time_s, jobs=jobs), jobs
-    names = state.names.copy()
-    for number in before.rows["number"][before.rows["phase"] == ENDED].tolist():
-        del names[number]
-    jobs = Jobs(*(column[:num_left] for column in jobs))
+    count(jobs, time_s, earns, credit_s, amount)
+    if isinstance(event, Submit):
+        fresh = empty_rows(len(event.jobs), state.num_kinds)
+        jobs = Jobs(*(np.concatenate(both) for both in zip(jobs, fresh, strict=True)))
     return state.but(time_s=time_s, jobs=jobs, names=names), jobs
 
 

@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """What the rate of a running job depends on, beside the job."""
+    """Inputs of the rate of a running job, beside the job."""
 
     beside: FloatArray
     """``[profile, profile, kind]``; without rows where jobs do not share devices."""
@@ -52,7 +52,7 @@ class Speeds(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is asked for beside jobs alone, and in which order Gavel's rounds take kinds."""
+    """Wishes of pairs, and the order in which Gavel's rounds take types."""
 
     kinds: LongArray
     pairs: LongArray

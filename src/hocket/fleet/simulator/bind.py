@@ -38,7 +38,7 @@ class TraceWork:
     beside: FloatArray
     """``[profile, profile, kind]``: steps per second two on a device."""
     notes: tuple[str, ...] = ()
-    """What the trace says of its jobs that is not followed."""
+    """Remarks of the trace on its jobs that are not followed."""
 
 
 def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> TraceWork:

@@ -15,7 +15,7 @@ from hocket.fleet.throughputs.table import Throughputs
 
 
 def elastic_speeds(work: TraceWork, throughputs: Throughputs) -> list[GangSpeeds]:
-    """What each job does with every size of gang that the table has for its kind of job."""
+    """Throughputs of each job with every gang size that the table has for its profile."""
     table, trace = throughputs.on(work.kinds), work.trace
     rows: dict[str, list[tuple[int, int]]] = {}
     for row, profile in enumerate(table.profiles):
@@ -60,7 +60,7 @@ class Elastic:
         return self._sizes.begin(state, number, float(self._total_steps[number]))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
-        """What changes at the beginning of a round, where jobs came or went since the last."""
+        """Resize event at the beginning of a round, where jobs came or went since the last."""
         seen = tuple(job.number for job in self._sizes.jobs(state))
         if seen == self._seen:
             return None

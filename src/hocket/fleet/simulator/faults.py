@@ -44,7 +44,7 @@ class FaultSource:
         return min(self._next_device_s, self._next_job_s, self._next_ghost_s, repair_s)
 
     def take(self, state: FleetState) -> Event:
-        """What happens then; a tick where there is nobody to whom it could happen."""
+        """The event of then; a tick where nobody is affected."""
         event = self._take(state, self.next_s)
         self.next_s = self._first_s()
         return event

@@ -12,7 +12,7 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HoldSpans:
-    """Who held which device when."""
+    """Holders of devices over time."""
 
     device_names: tuple[str, ...]
     device: LongArray

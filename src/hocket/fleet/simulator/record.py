@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
-from hocket.fleet.rounds.actions import Actions
+from hocket.base.arrays import LongArray
+from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
@@ -15,62 +13,38 @@ from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 _MAX_SPANS = 2_000_000
 
 
-class RunTotals(NamedTuple):
-    """Sums over a run, and when jobs ran first."""
-
-    start_s: FloatArray
-    busy: FloatArray
-    """``[kind]``: devices in use now."""
-    busy_device_s: FloatArray
-    up_device_s: FloatArray
-    num_started: LongArray
-    num_preempted: LongArray
-
-
-def new_totals(num_jobs: int, num_kinds: int) -> RunTotals:
-    """Nothing has happened yet."""
-    return RunTotals(
-        start_s=np.full(num_jobs, np.nan),
-        busy=np.zeros(num_kinds),
-        busy_device_s=np.zeros(num_kinds),
-        up_device_s=np.zeros(num_kinds),
-        num_started=np.zeros(1, dtype=np.int64),
-        num_preempted=np.zeros(1, dtype=np.int64),
-    )
-
-
 class FleetRecorder:
     """Collects what `FleetRun` holds."""
 
     def __init__(self, work: TraceWork, state: FleetState, records_spans: bool) -> None:
-        from hocket.fleet.simulator.tally import tally
-
-        count = len(work.trace)
-        self._work, self._tally = work, tally
+        count, num_kinds = len(work.trace), state.num_kinds
+        self._work = work
+        self._start_s = np.full(count, np.nan)
+        self._busy = np.zeros(num_kinds)
+        """Devices of each type that are in use now."""
+        self._busy_device_s, self._up_device_s = np.zeros(num_kinds), np.zeros(num_kinds)
+        self._num_starts = self._num_preemptions = 0
         self._end_s = np.full(count, np.nan)
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
         self._is_finished = np.zeros(count, dtype=bool)
-        self._totals = new_totals(count, state.num_kinds)
-        self._samples = [(state.time_s, *self._totals.busy_device_s.tolist())]
+        self._samples = [(state.time_s, *self._busy_device_s.tolist())]
         self._spans = SpanRecorder(state) if records_spans else None
 
     def note(self, before: FleetState, state: FleetState, actions: Actions) -> None:
         """Take in a step."""
-        self._tally(
-            state.time_s,
-            state.time_s - before.time_s,
-            before.layout.num_devices,
-            self._totals,
-            state.holders,
-            state.device_kind,
-            actions.started,
-            actions.started_attempt,
-            actions.stopped_reason,
-        )
+        passed_s = state.time_s - before.time_s
+        self._busy_device_s += passed_s * self._busy
+        self._up_device_s += passed_s * before.layout.num_devices
+        if len(actions.started) or len(actions.stopped):
+            held = state.device_kind[state.holders[:, 0] >= 0]
+            self._busy = np.bincount(held, minlength=state.num_kinds).astype(float)
+            self._start_s[actions.started[actions.started_attempt == 1]] = state.time_s
+            self._num_starts += len(actions.started)
+            self._num_preemptions += int((actions.stopped_reason <= MOVED).sum())
         if self._spans is not None and (len(actions.started) or len(actions.stopped)):
             self._spans.note(state)
         if state.round_number != before.round_number:
-            self._samples.append((state.time_s, *self._totals.busy_device_s.tolist()))
+            self._samples.append((state.time_s, *self._busy_device_s.tolist()))
 
     def note_ends(
         self, before: FleetState, state: FleetState, ended: tuple[int, ...], *, is_finish: bool
@@ -90,8 +64,7 @@ class FleetRecorder:
         self, state: FleetState, measured: tuple[int, int], left_out: LongArray, cpu_seconds: float
     ) -> FleetRun:
         """The record of the whole run."""
-        totals = self._totals
-        samples = np.array([*self._samples, (state.time_s, *totals.busy_device_s)])
+        samples = np.array([*self._samples, (state.time_s, *self._busy_device_s)])
         samples = samples[np.diff(samples[:, 0], append=np.inf) > 0.0]
         passed_s = np.diff(samples[:, 0])
         return FleetRun(
@@ -102,7 +75,7 @@ class FleetRecorder:
             num_devices=state.num_devices,
             names=self._work.trace.names,
             arrival_s=self._work.trace.arrival_s,
-            start_s=totals.start_s,
+            start_s=self._start_s,
             end_s=self._end_s,
             is_finished=self._is_finished,
             held_s=self._held_s,
@@ -110,12 +83,12 @@ class FleetRecorder:
             ideal_s=self._work.total_steps / self._work.steps_per_s.max(axis=1).clip(1e-300),
             measured=measured,
             left_out=left_out,
-            busy_device_s=totals.busy_device_s,
-            up_device_s=totals.up_device_s,
-            cost=float(totals.busy_device_s @ state.price_per_hour) / 3600.0,
+            busy_device_s=self._busy_device_s,
+            up_device_s=self._up_device_s,
+            cost=float(self._busy_device_s @ state.price_per_hour) / 3600.0,
             num_rounds=state.round_number,
-            num_starts=int(totals.num_started[0]),
-            num_preemptions=int(totals.num_preempted[0]),
+            num_starts=self._num_starts,
+            num_preemptions=self._num_preemptions,
             simulated_s=state.time_s,
             sample_time_s=samples[:, 0],
             sample_busy=np.diff(samples[:, 1:], axis=0) / passed_s[:, None],
@@ -125,7 +98,7 @@ class FleetRecorder:
 
 
 class SpanRecorder:
-    """Who held each device when, up to a limit."""
+    """Holders of each device over time, up to a limit."""
 
     def __init__(self, state: FleetState) -> None:
         self._holders = state.holders

@@ -25,7 +25,7 @@ from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.elastic import Elastic
 from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
-from hocket.fleet.simulator.record import FleetRecorder, new_totals
+from hocket.fleet.simulator.record import FleetRecorder
 
 # Compiled code, loaded (or compiled, the first time ever) before a run is timed.
 
@@ -34,26 +34,14 @@ from hocket.fleet.simulator.record import FleetRecorder, new_totals
 def load_compiled(policy: str, mechanism: str, num_kinds: int, shares_devices: bool) -> None:
     """Let one job come and end in a fleet of one device, so that all code of a run is there."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
-    from hocket.fleet.simulator.tally import tally
 
     beside = PairTable(steps_per_s=np.zeros((1, 1, num_kinds))) if shares_devices else None
     rules, device = Rules(policy=policy, mechanism=mechanism), FleetDevice(name="one", kind="0")
     kinds = tuple(map(str, range(num_kinds)))
     state = new_state(kinds, (device,), rules, pair_table=beside)
     job = Job(number=0, name="", steps_per_s=(1.0,) * num_kinds, total_steps=1.0)
-    state, actions = step(state, Submit(time_s=0.0, jobs=(job,)))
+    state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     first_to_finish(state.jobs)
-    tally(
-        state.time_s,
-        0.0,
-        state.layout.num_devices,
-        new_totals(1, num_kinds),
-        state.holders,
-        state.device_kind,
-        actions.started,
-        actions.started_attempt,
-        actions.stopped_reason,
-    )
     step(state, Finish(time_s=1.0, numbers=(0,)))
 
 
@@ -76,7 +64,7 @@ def simulate(
     on_progress: OnProgress | None = None,
     check: Callable[[FleetState, Event, Actions], None] | None = None,
 ) -> FleetRun:
-    """What happens to the jobs of a trace; ends when those ``measured`` (first, end) have ended.
+    """Run the jobs of a trace; ends when those ``measured`` (first, end) have ended.
 
     ``elastic`` says what each job does with every number of devices; without it each has those that
     the trace says. ``check`` is called after every step.

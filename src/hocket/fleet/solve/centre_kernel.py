@@ -104,7 +104,7 @@ def _start(program: CentreProgram, path: Path) -> None:
 
 @kernel
 def _measure(program: CentreProgram, path: Path, scale: float, rest: float) -> float:
-    """What columns and rows lack of their equations; returns what the objective lacks."""
+    """Compute the residuals of columns and rows; returns that of the objective."""
     column, row = path.by_column, path.by_row
     _use(program, column[_AT], row[_LACKING])
     for at in range(row.shape[1]):
@@ -152,7 +152,7 @@ def _step(
 
 @kernel
 def _reach(path: Path, scale: float, rest: float, more: float, less: float) -> float:
-    """How much of a step keeps all positive."""
+    """Step length that keeps everything positive."""
     row = path.by_row
     far = 1e9
     if more < 0.0:
@@ -196,7 +196,7 @@ def _largest(values: FloatArray) -> float:
 
 @kernel
 def _use(program: CentreProgram, column: FloatArray, row: FloatArray) -> None:
-    """What columns take of every row."""
+    """Use of every row by the columns."""
     num_classes, num_kinds = program.least.shape
     progress = num_classes * num_kinds
     time, devices = progress + num_classes, progress + 2 * num_classes
@@ -214,7 +214,7 @@ def _use(program: CentreProgram, column: FloatArray, row: FloatArray) -> None:
 
 @kernel
 def _pay(program: CentreProgram, dual: FloatArray, column: FloatArray) -> None:
-    """What every column costs at the duals of the rows."""
+    """Cost of every column at the duals of the rows."""
     num_classes, num_kinds = program.least.shape
     progress = num_classes * num_kinds
     time, devices = progress + num_classes, progress + 2 * num_classes
@@ -313,7 +313,7 @@ def _solve_classes(
 
 @kernel
 def _set_common(program: CentreProgram, path: Path, column: FloatArray, dual: FloatArray) -> None:
-    """What all classes take of every kind, and what the level costs."""
+    """Use of every type by all classes, and the cost of the level."""
     num_classes, num_kinds = program.least.shape
     block, inverse, right = path.block, path.inverse, num_kinds + 1
     devices, progress = num_classes * (num_kinds + 2), num_classes * num_kinds

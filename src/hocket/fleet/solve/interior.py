@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import Beside, Guide, ShareColumns, beside, new_guide
+from hocket.fleet.solve.pair_tables import Preconditioner, ShareColumns, new_guide
 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
@@ -51,16 +51,15 @@ def climb_inside(
     To a relative ``accuracy``, or as far as ``max_work`` goes, from any duals of the rows.
     """
     guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
-    by_job = beside(columns, num_jobs)
     num_columns, gradients = len(columns.job_a), 0
-    at = _NewtonStep(columns, by_job, rise, limit, guide, *_start(columns, limit, dual, num_jobs))
+    at = _NewtonStep(columns, rise, limit, guide, *_start(columns, limit, dual, num_jobs))
     for _ in range(_MAX_STEPS):
         if at.is_done(accuracy) or gradients * num_columns > max_work:
             break
         # Equations that are hardly solvable may lead anywhere, which is found out afterwards.
         with np.errstate(over="ignore", invalid="ignore"):
             have, cost, is_exact = at.taken()
-            reached = _NewtonStep(columns, by_job, rise, limit, guide, have, cost)
+            reached = _NewtonStep(columns, rise, limit, guide, have, cost)
         gradients += at.gradients
         # Nothing better comes of equations that are not solved; the point so far is inside.
         if not is_exact or not reached.is_nearer(at, accuracy):
@@ -110,14 +109,13 @@ class _NewtonStep:
     def __init__(
         self,
         columns: ShareColumns,
-        by_job: Beside,
         rise: FloatArray,
         limit: FloatArray,
-        guide: Guide,
+        guide: Preconditioner,
         have: FloatArray,
         cost: FloatArray,
     ) -> None:
-        self.columns, self.by_job, self.rise, self.guide = columns, by_job, rise, guide
+        self.columns, self.rise, self.guide = columns, rise, guide
         self.have, self.cost, self.num_jobs = have, cost, len(guide.block)
         self.num_columns, self.num_rows = len(columns.job_a), len(rise)
         # A level is worth as much as all demands together, so that duals of jobs are about 1.
@@ -131,13 +129,13 @@ class _NewtonStep:
         self.missing = float(have @ cost) / (self.reward * float(have[self.num_columns]))
 
     def used_by(self, have: FloatArray) -> FloatArray:
-        """What amounts, the level and slack take of every row."""
+        """Use of every row by amounts, level and slack."""
         amount, level = have[: self.num_columns], have[self.num_columns]
         used = _uses(self.columns, amount, self.num_rows, self.num_jobs)
         return np.asarray(used + self.rise * level + have[self.num_columns + 1 :])
 
     def costs_at(self, dual: FloatArray) -> FloatArray:
-        """What amounts, the level and slack cost at duals of the rows."""
+        """Cost of amounts, level and slack at duals of the rows."""
         return np.concatenate([_costs(self.columns, dual, self.num_jobs), [self.rise @ dual], dual])
 
     def is_done(self, accuracy: float) -> bool:
@@ -170,7 +168,7 @@ class _NewtonStep:
         ratio, at = self.have / self.cost, self.num_columns
         self.weight, self.level_weight = ratio[:at], float(ratio[at])
         self.guide.diagonal[:] = ratio[at + 1 :]
-        set_guide(self.columns, self.weight, self.rise, self.by_job, self.guide)
+        set_guide(self.columns, self.weight, self.rise, self.guide)
         self.guide.corner[-1, -1] -= 1.0 / self.level_weight
         self.guide.inverse[:] = np.linalg.inv(self.guide.corner)
 
@@ -204,6 +202,6 @@ class _NewtonStep:
 
 
 def _length(values: FloatArray, move: FloatArray) -> float:
-    """How far values stay positive, at most 1."""
+    """Step length that keeps values positive, at most 1."""
     falling = move < 0.0
     return float(np.min(-values[falling] / move[falling], initial=1.0))

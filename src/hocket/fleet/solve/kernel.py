@@ -86,7 +86,7 @@ def cheapest(
 
 @kernel
 def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
-    """What a purchase costs."""
+    """Cost of a purchase."""
     cost = 0.0
     if low >= 0:
         cost += (1.0 - part) * price[low]
@@ -323,7 +323,7 @@ def find_bill(
     prices: FloatArray,
     slope: FloatArray,
 ) -> float:
-    """What serving the demands costs at given prices, and what a little more of each would."""
+    """Cost of serving the demands at given prices, and of a little more of each."""
     price = search.price
     set_prices(job_classes, prices, price)
     bill = 0.0

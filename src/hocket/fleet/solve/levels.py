@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.price_tables import LevelDemand
-from hocket.kernels.containers import table
 
-DemandAt = Callable[[float], FloatArray] | LevelDemand
+DemandAt = Callable[[float], FloatArray]
 """The progress that every class must make at a level; rising with it, 0 at level 0."""
 
 Demands = Callable[[FloatArray, FloatArray, FloatArray], DemandAt]
@@ -42,17 +40,21 @@ def equal_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> D
 
 def level_demand(
     cap: FloatArray,
-    pace: FloatArray | None = None,
-    start: FloatArray | None = None,
-    drag: FloatArray | None = None,
-) -> LevelDemand:
-    """Demands in closed form; by default the level itself, up to the cap."""
-    return LevelDemand(
-        pace=table(np.ones(len(cap)) if pace is None else pace, np.float64),
-        start=table(np.zeros(len(cap)) if start is None else start, np.float64),
-        drag=table(np.zeros(len(cap)) if drag is None else drag, np.float64),
-        cap=table(cap, np.float64),
-    )
+    pace: FloatArray | float = 1.0,
+    start: FloatArray | float = 0.0,
+    drag: FloatArray | float = 0.0,
+) -> DemandAt:
+    """Demands in the closed form that most policies have: from ``start`` on
+    ``pace (level - start) / (1 - drag level)``, at most ``cap``."""
+
+    def demand_at(level: float) -> FloatArray:
+        ahead = np.maximum(level - start, 0.0) * pace
+        left = 1.0 - drag * level
+        # Where nothing is left the class is too late for this level and runs as fast as it can.
+        is_below = ahead < cap * left
+        return np.where(is_below, ahead / np.where(is_below, left, 1.0), cap)
+
+    return demand_at
 
 
 def reached_level(demand_at: DemandAt, progress: FloatArray, top: float) -> float:

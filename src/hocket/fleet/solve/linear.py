@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearProgram:
-    """Who may run where, alone and two on a device."""
+    """Where classes may run, alone and two on a device."""
 
     job_classes: JobClassTable
     pairs: FloatArray | None = None
@@ -45,7 +45,7 @@ class Solved:
     pair_value: float
     """Part of the sum that is earned in pairs."""
     bound: float
-    """What no answer exceeds, by the duals."""
+    """Upper bound by the duals."""
     duals: Duals
 
 
@@ -166,7 +166,7 @@ class _ProgramRows:
         )
 
     def _bound(self, cost: FloatArray, matrix: Any, limits: FloatArray, worth: FloatArray) -> float:
-        """What the duals prove, whatever the solver says: no time exceeds that of a class."""
+        """Bound that the duals prove by themselves: no time exceeds that of a class."""
         if cost[-1] < 0.0:
             # The level has no limit of its own, so its column must balance exactly.
             worth = worth / max(float((matrix.T @ worth)[-1]), 1e-300)

@@ -38,7 +38,7 @@ from hocket.kernels.containers import table as read_only
 # themselves.
 
 WIDE = 0.1
-"""How far above the level demands count as straight lines at first."""
+"""Distance above the level within which demands count as straight lines at first."""
 _NOTHING = 1e-12
 _ROOM = 2e-6
 """Part of a demand that no longer rises which may stay unserved: a point inside needs room."""
@@ -56,7 +56,7 @@ class Task:
     """``[class]``: the size of a demand."""
 
     def chord(self, width: float) -> tuple[FloatArray, FloatArray]:
-        """How rows rise with the level, in parts of ``near``, and their limits at level 0."""
+        """Slope of rows in the level, in parts of ``near``, and their limits at level 0."""
         base, slope = chord(self.demand_at, self.near, width)
         base = np.where(slope > 0.0, base, base * (1.0 - _ROOM))
         jobs = self.job_classes.num_jobs / self.unit
@@ -153,7 +153,7 @@ def answer_of(
     duals: Duals,
     ceiling: float,
 ) -> PairAnswer:
-    """What a point inside comes to once it is cut to time and devices, and all demands count."""
+    """Turn an interior point into a feasible answer, cut to time and devices."""
     job_classes = task.job_classes
     fitting = _fitted(columns, inside.amount, job_classes)
     num_jobs = len(task.unit)
@@ -213,9 +213,9 @@ def chord(demand_at: DemandAt, level: float, width: float) -> tuple[FloatArray, 
 _BESIDE = 16
 """Classes beside which all are looked at."""
 _PAIRS_COUNT = 0.5
-"""What differences beside others count against those alone."""
+"""Weight of differences beside others against those alone."""
 _APART = 100.0
-"""What gangs count: jobs of different gangs never meet."""
+"""Weight of gangs: jobs of different gangs never meet."""
 
 
 def representatives(
@@ -273,7 +273,7 @@ _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
 _MAX_STAGES = 16
 """Programs that are solved at most."""
-_MAX_WORK, _WORK_PER_CLASS = 90_000_000, 80_000
+_MAX_WORK, _WORK_PER_CLASS = 180_000_000, 160_000
 """Columns times iterations of the gradients, and pairs looked at: in all, and by class."""
 _FIRST, _FIRST_EXTENDED, _PART = 2e-2, 1e-2, 0.3
 """Accuracy of the first program, also from duals of a part of the jobs, and of the others
@@ -283,7 +283,7 @@ _MARGIN, _LEAST_MARGIN, _GAPS = 0.2, 0.005, 10.0
 last fewer, those that lose some times the gap."""
 _IN_USE = 0.02
 _STEP, _LEAST_STEP = 0.2, 0.05
-"""How far from the best duals so far, towards those of a program, pairs are looked for at first,
+"""Step from the best duals so far towards those of a program at which pairs are searched, at first
 and at least."""
 _ALONE_STEP, _LEAST_ALONE_STEP = 1.0, 0.5
 """The same where the best duals are far off, as those without sharing are at first."""
@@ -295,7 +295,7 @@ _LEAST_SAMPLE, _MAX_SAMPLE, _ONE_OF = 64, 256, 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Look:
-    """What all pairs gain at some duals, and the level that these prove."""
+    """Gains of all pairs at some duals, and the level that these prove."""
 
     rows: FloatArray
     partners: Partners
@@ -304,7 +304,7 @@ class _Look:
 
 
 def pair_table(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray) -> ClassPairTable:
-    """What the classes of a snapshot do beside each other."""
+    """Progress of the classes of a snapshot beside each other."""
     assert snapshot.pairs is not None
     first = setup.classes.first
     fastest = snapshot.usable_steps_per_s[first].max(axis=1, initial=0.0)

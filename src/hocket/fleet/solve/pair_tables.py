@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, LongArray
-from hocket.kernels.containers import zeros
 
 
 class ClassPairTable(NamedTuple):
-    """What classes do beside each other, as the snapshot has it: nothing is copied."""
+    """Progress of classes beside each other, as the snapshot has it: nothing is copied."""
 
     steps_per_s: FloatArray
     """``[profile, profile, column]``."""
@@ -27,7 +26,7 @@ class ClassPairTable(NamedTuple):
 
 
 class Partners(NamedTuple):
-    """What a look at all pairs found."""
+    """Result of a look at all pairs."""
 
     most: FloatArray
     """``[class]``: what its best pair gains; minus infinity where it has none."""
@@ -44,7 +43,7 @@ class Anchors(NamedTuple):
     one: LongArray
     """The class."""
     value: FloatArray
-    """What a step of it is worth."""
+    """Worth of a step."""
     spent: FloatArray
     """``[anchor, column]``: its rent and what its devices cost, infinite where it cannot run."""
 
@@ -66,33 +65,17 @@ class ShareColumns(NamedTuple):
     """Devices of the pool that are held."""
 
 
-class Beside(NamedTuple):
-    """The columns of two jobs by job."""
-
-    ptr: LongArray
-    column: LongArray
-    other: LongArray
-
-
-class Guide(NamedTuple):
-    """An approximate inverse of the matrix of a step, and room for conjugate gradients."""
+class Preconditioner(NamedTuple):
+    """An approximate inverse of the matrix of a step, and scratch of conjugate gradients."""
 
     diagonal: FloatArray
     """``[row]``: what slack adds to the matrix."""
-    order: LongArray
-    """Jobs from the leaves of the trees to their roots."""
-    place: LongArray
-    """``[job]``: in the order."""
-    parent: LongArray
-    """``[job]``: the neighbour that comes later; the number of jobs for none."""
     block: FloatArray
     """``[job, 3]``: the inverted block of each job: progress, both, time."""
-    edge: FloatArray
-    """``[job, 4]``: the block between a job and its parent."""
     border: FloatArray
     """``[pool or level, row of a job]``."""
     inner: FloatArray
-    """The same times the inverse of the trees."""
+    """The same times the inverse of the blocks."""
     corner: FloatArray
     inverse: FloatArray
     """Of the corner."""
@@ -101,16 +84,12 @@ class Guide(NamedTuple):
     """``[vector, row]``."""
 
 
-def new_guide(num_jobs: int, num_pools: int) -> Guide:
-    """Room for the guide of a program."""
+def new_guide(num_jobs: int, num_pools: int) -> Preconditioner:
+    """An empty preconditioner for a program."""
     size = num_pools + 1
-    return Guide(
+    return Preconditioner(
         diagonal=np.zeros(2 * num_jobs + num_pools),
-        order=zeros(num_jobs),
-        place=zeros(num_jobs),
-        parent=zeros(num_jobs),
         block=np.zeros((num_jobs, 3)),
-        edge=np.zeros((num_jobs, 4)),
         border=np.zeros((size, 2 * num_jobs)),
         inner=np.zeros((size, 2 * num_jobs)),
         corner=np.zeros((size, size)),
@@ -118,16 +97,6 @@ def new_guide(num_jobs: int, num_pools: int) -> Guide:
         wanted=np.zeros(size),
         work=np.zeros((4, padded(num_jobs, num_pools))),
     )
-
-
-def beside(columns: ShareColumns, num_jobs: int) -> Beside:
-    """The columns of two jobs, sorted by either."""
-    pair = np.flatnonzero(columns.job_b < num_jobs)
-    job = np.concatenate([columns.job_a[pair], columns.job_b[pair]]).astype(np.int64)
-    other = np.concatenate([columns.job_b[pair], columns.job_a[pair]]).astype(np.int64)
-    order = np.argsort(job, kind="stable")
-    ptr = np.searchsorted(job[order], np.arange(num_jobs + 1))
-    return Beside(ptr=ptr, column=np.concatenate([pair, pair])[order], other=other[order])
 
 
 def padded(num_jobs: int, num_pools: int) -> int:

@@ -8,9 +8,6 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 
-MAX_FALLS = 60
-"""Times that a level is lowered; a handful in practice."""
-
 
 class JobClassTable(NamedTuple):
     """Classes of jobs and the pools of devices that they share, a column for each pool."""
@@ -23,28 +20,8 @@ class JobClassTable(NamedTuple):
     """``[column]``: devices of the pool."""
 
 
-class LevelDemand(NamedTuple):
-    """What every class is due at a level, in the closed form that most policies have.
-
-    From ``start`` on ``pace (level - start) / (1 - drag level)``, at most ``cap``.
-    """
-
-    pace: FloatArray
-    start: FloatArray
-    drag: FloatArray
-    cap: FloatArray
-
-    def __call__(self, level: float) -> FloatArray:
-        """The demands at a level."""
-        ahead = np.maximum(level - self.start, 0.0) * self.pace
-        left = 1.0 - self.drag * level
-        # Where nothing is left the class is too late for this level and runs as fast as it can.
-        is_below = ahead < self.cap * left
-        return np.where(is_below, ahead / np.where(is_below, left, 1.0), self.cap)
-
-
 class PriceSearch(NamedTuple):
-    """What the search over prices remembers: prices asked so far and the load each led to."""
+    """Memory of the search over prices: prices asked so far and the load each led to."""
 
     prices: FloatArray
     """``[question, pool]``: summing to one; what all devices of a pool cost together."""

@@ -17,14 +17,10 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Warm
 from hocket.fleet.solve.levels import DemandAt
-from hocket.fleet.solve.price_tables import (
-    MAX_FALLS,
-    JobClassTable,
-    LevelDemand,
-    PriceSearch,
-    new_search,
-)
+from hocket.fleet.solve.price_tables import JobClassTable, PriceSearch, new_search
 
+MAX_FALLS = 60
+"""Times that a level is lowered; a handful in practice."""
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
 _MAX_STEPS = 300
@@ -34,7 +30,7 @@ FREE = 1e-11
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Duals:
-    """What a little more of everything is worth, in levels."""
+    """Dual values: the worth of a little more of everything, in levels."""
 
     worth: FloatArray
     """``[class]``: of the progress of one job."""
@@ -71,7 +67,7 @@ class LevelAnswer:
     """A level that is proven to be no lower than the best."""
     duals: Duals
     pairs: PairTime | None = None
-    """What jobs do two on a device, where they may share."""
+    """Time of two jobs on a device, where they may share."""
     served: float = 1.0
     """The least part that a class makes of what it is due; 1 but for many classes that share."""
 
@@ -86,12 +82,7 @@ def highest_level(
     num_known = _first_questions(search, len(job_classes.capacity), warm)
     top = top_level(demand_at, cap)
     hint = warm.level if warm is not None and 0.0 < warm.level < top else 0.0
-    if isinstance(demand_at, LevelDemand):
-        from hocket.fleet.solve.level_kernel import find_level
-
-        level, asked = find_level(job_classes, demand_at, search, (top, hint), num_known, TOLERANCE)
-    else:
-        level, asked = _find_level(job_classes, demand_at, search, (top, hint), num_known)
+    level, asked = _find_level(job_classes, demand_at, search, (top, hint), num_known)
     demand, slope = search.demand, np.zeros(len(cap))
     find_bill(job_classes, demand, search, search.best, slope)
     is_top = level >= top
@@ -113,7 +104,8 @@ def _find_level(
     start: tuple[float, float],
     num_known: int,
 ) -> tuple[float, int]:
-    """`find_level` for demands that have no closed form, such as those of whole teams."""
+    """The highest level that the devices allow, from ``start``: the top and a first guess; and the
+    number of questions asked at it."""
     from hocket.fleet.solve.kernel import find_bill, find_load
 
     best, slope = search.prices[0].copy(), np.zeros(len(job_classes.gang))
@@ -141,11 +133,10 @@ def _find_level(
 
 def kernels_are_compiled() -> bool:
     """True if the next search starts at once instead of compiling first."""
-    from hocket.fleet.solve.kernel import find_bill, mix_purchases
-    from hocket.fleet.solve.level_kernel import find_level
+    from hocket.fleet.solve.kernel import find_bill, find_load, mix_purchases
     from hocket.kernels import is_compiled
 
-    return is_compiled(find_bill, find_level, mix_purchases)
+    return is_compiled(find_bill, find_load, mix_purchases)
 
 
 def _first_questions(search: PriceSearch, num_pools: int, warm: Warm | None) -> int:
@@ -172,7 +163,7 @@ def _free_caps(
     prices: FloatArray,
     slope: FloatArray,
 ) -> FloatArray:
-    """Who must pay for more cannot rise; the others can, as far as pools without a price allow."""
+    """Caps of classes: those who must pay for more stay, others rise on pools without a price."""
     is_free = prices <= FREE
     on_free = np.where(is_free, job_classes.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))

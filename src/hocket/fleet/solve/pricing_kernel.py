@@ -56,7 +56,7 @@ def _list(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
 def look_at_pairs(
     table: ClassPairTable, value: FloatArray, spent: FloatArray, margin: float, partners: Partners
 ) -> None:
-    """What the best pair of every class gains, and some of those that lose less than ``margin``.
+    """Find the gain of the best pair of every class, and some that lose less than ``margin``.
 
     ``value[class]`` is what a step of a class is worth, ``spent[class, column]`` its rent and half
     of what the devices cost, infinite where it cannot run.

@@ -21,7 +21,7 @@ _ABOVE = 1e-12
 def _best_offer(
     table: ClassPairTable, anchors: Anchors, price: FloatArray, one: int, worth: float
 ) -> tuple[float, float, float]:
-    """What the time of a job earns most with at a worth of progress: earnings, rate, cost."""
+    """Best offer for the time of a job at a worth of progress: earnings, rate, cost."""
     mine, gang = table.profile_of[one], table.gang[one]
     best, rate, cost = 0.0, 0.0, 0.0
     for j in range(price.shape[0]):

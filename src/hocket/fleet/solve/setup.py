@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, positions
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
@@ -109,25 +108,11 @@ def _shortened(values: FloatArray) -> FloatArray:
 
 def _distinct(rows: FloatArray) -> tuple[LongArray, LongArray]:
     """The first of all equal rows, in order of appearance, and which of them each row equals."""
-    digest = _digest(rows)
-    if np.all(np.diff(np.sort(digest))):
-        return np.arange(len(rows)), np.arange(len(rows))
-    _, first, of = np.unique(digest, return_index=True, return_inverse=True)
+    # Compared as bytes, which sorts faster than by columns; adding 0.0 makes one of the two zeros.
+    keys = np.ascontiguousarray(rows + 0.0).view(f"V{8 * rows.shape[1]}").reshape(-1)
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    first, of = first[order], positions(order)[of]
-    if not np.array_equal(rows, rows[first][of]):
-        _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, of.reshape(-1)
-
-
-def _digest(rows: FloatArray) -> NDArray[np.uint64]:
-    # Adding 0.0 makes one number of the two zeros.
-    bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)
-    digest = np.zeros(len(rows), dtype=np.uint64)
-    for column in range(bits.shape[1]):
-        digest = (digest ^ bits[:, column]) * np.uint64(0x9E3779B97F4A7C15)
-        digest ^= digest >> np.uint64(29)
-    return digest
+    return first[order], positions(order)[of.reshape(-1)]
 
 
 _GRID_BITS = 38

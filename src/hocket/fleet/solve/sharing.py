@@ -47,7 +47,7 @@ _PAYS = 1e-9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairRates:
-    """What classes do beside each other."""
+    """Progress of classes beside each other."""
 
     rates: FloatArray
     """``[column, class a, class b]``: progress of a job of a beside one of b, in the unit of a."""

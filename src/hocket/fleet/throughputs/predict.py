@@ -39,7 +39,7 @@ from hocket.simulate.engine import simulate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gradients:
-    """What all members sum in each step, in the order in which the backward pass makes it."""
+    """Gradients that all members reduce in each step, in the order of the backward pass."""
 
     ready_s: FloatArray
     """Time from the gradient to the end of the backward pass, negated: ascending, at most 0."""
@@ -94,7 +94,7 @@ def in_buckets(gradients: Gradients) -> Gradients:
 
 
 def exposed_s(buckets: Gradients, gang: int, path: RingPath) -> float:
-    """How much later a step of a gang ends than that of one device.
+    """Delay of a step of a gang against a step of one device.
 
     A part of the sums is never hidden, by the rule of `hocket.cost.parallel`: they take memory
     bandwidth and processors from the work beside them.

@@ -73,7 +73,7 @@ class _CycleSearch:
 
 
 SPREAD = "_unconsolidated"
-"""What the name of a kind ends in where the members of a gang are on different servers."""
+"""Suffix of the name of a type where the members of a gang are on different servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ class Servers:
     """As many equal servers as anybody wants; devices of one may be unequal."""
 
     name: str
-    """What the fleet calls this kind of device."""
+    """Name of this device type in the fleet."""
     hardware: str
     """The preset or file that was taken for it."""
     server: Cluster
     between: RingPath
-    """What one device of a server gets to one of the next."""
+    """Bandwidth from a device of one server to a device of the next."""
 
     @property
     def kind(self) -> DeviceKind:

@@ -119,7 +119,7 @@ def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, obj
 
 
 def profile_key(profile: JobProfile) -> str:
-    """How a file names a profile; raises `UsageError` where it could not be read back."""
+    """Name of a profile in a file; raises `UsageError` where it could not be read back."""
     key = repr(tuple(profile))
     if len(key) >= _MAX_KEY:
         raise UsageError(

@@ -47,7 +47,7 @@ class Expected(NamedTuple):
 
 
 def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfile) -> Expected:
-    """What rows of logarithms, one for each profile, say of another job, up to a level of its own.
+    """Belief about another job from rows of logarithms, one per profile, up to a level of its own.
 
     Without any, all kinds are alike.
     """
@@ -266,7 +266,7 @@ def check_speed(steps_per_s: float) -> None:
 
 
 def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float]) -> Belief:
-    """What a table and exact speeds on some kinds say of a job that the table does not have.
+    """Belief about a job that a table does not have, from exact speeds on some types.
 
     A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for kinds that the table
     does not have, for what is no speed, and where not even one kind is known.
@@ -339,7 +339,7 @@ def with_unseen_job(
 def _pairs(
     table: Throughputs, same: BoolArray, row: FloatArray, measured: PairRates
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """What the new job and each other do on one device, ``[other, kind]``."""
+    """Throughputs of the new job and each other on one device, ``[other, type]``."""
     shape = (len(same), len(table.kinds))
     mine, others, deviation = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     at = np.flatnonzero(same)
@@ -365,7 +365,7 @@ def _pairs(
 def _measured_parts(
     table: Throughputs, row: FloatArray, measured: PairRates
 ) -> tuple[FloatArray, FloatArray]:
-    """What was measured of the new job and of the others, as parts; NaN where nothing was."""
+    """Measured parts of the new job and of the others; NaN where nothing was measured."""
     kept = np.full((len(table.profiles), len(table.kinds)), np.nan)
     lost = kept.copy()
     for (kind, other), (mine, others) in measured.items():

@@ -109,7 +109,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _left_out(how: Format, rows: list[tuple[int, list[str]]]) -> tuple[str, ...]:
-    """What a trace says of its jobs that is not followed here, in words."""
+    """Remarks of a trace on its jobs that are not followed here, in words."""
     column = how.columns.get("mode", -1)
     modes = Counter(row[column].strip() for _, row in rows) if column >= 0 else Counter()
     names = sorted(mode for mode in modes if mode != "static")

@@ -37,7 +37,7 @@ class Trace:
     users: tuple[str, ...] = ()
     """User of each job; empty where the trace names none."""
     notes: tuple[str, ...] = ()
-    """What its file says of the jobs that is not followed."""
+    """Remarks of its file on the jobs that are not followed."""
 
     def __len__(self) -> int:
         return len(self.names)

@@ -206,7 +206,7 @@ def _refuse_where_it_runs_nowhere(
 def steps_per_s(
     spec: JobSpec, kinds: tuple[str, ...], gang: int | None = None
 ) -> tuple[float, ...]:
-    """What is known of a job's speed on each kind; the same everywhere where nothing is."""
+    """Steps per second of a job on each type; the same everywhere where nothing is known."""
     return tuple(speed_on(spec, kind, gang) for kind in kinds)
 
 

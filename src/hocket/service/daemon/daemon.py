@@ -288,7 +288,7 @@ class Daemon:
         is_finished: bool = False,
         can_save: bool = False,
     ) -> LeaseAnswer:
-        """What an attempt has done; raises `StaleAttemptError` where it does not hold the job."""
+        """Record progress of an attempt; raises `StaleAttemptError` unless it holds the job."""
         lease: LeaseAnswer = self._answer(
             partial(
                 commands.report,

@@ -26,7 +26,7 @@ def speed_on(spec: JobSpec, kind: str, gang: int | None = None) -> float:
 
 
 def gang_speeds(spec: JobSpec, kinds: Iterable[str]) -> GangSpeeds:
-    """What a job does with every number of devices that it may have."""
+    """Throughputs of a job with every number of devices that it may have."""
     names, gangs = list(kinds), tuple(sorted(set(spec.gangs or (spec.gang,))))
     table = np.array([[speed_on(spec, kind, gang) for kind in names] for gang in gangs])
     return GangSpeeds(gangs=gangs, steps_per_s=table)
@@ -42,7 +42,7 @@ def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, sp
 
 
 def resized(state: FleetState, jobs: Mapping[int, JobRecord], time_s: float) -> Resize | None:
-    """What changes with this round; None where nothing does."""
+    """Resize event of this round; None for no change."""
     speeds = _elastic(state, jobs) if is_unsettled(state) else {}
     return Sizes(speeds).resize(state, time_s) if speeds else None
 

@@ -20,7 +20,7 @@ class Log:
         self._names = (str(number), f"attempt-{attempt}.log")
 
     def size_bytes(self) -> int:
-        """How much there is; 0 where nothing is."""
+        """Size of the log; 0 where there is none."""
         with self._opened() as descriptor:
             return 0 if descriptor is None else os.fstat(descriptor).st_size
 

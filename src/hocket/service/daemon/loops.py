@@ -216,7 +216,7 @@ class Loops:
 
 
 def _taken(source: queue.SimpleQueue[Item], wait_s: float, most: int) -> list[Item]:
-    """What is in a queue, at most so much; waits where there is nothing."""
+    """Take items of a queue, at most so many; waits where there is none."""
     items: list[Item] = []
     try:
         items.append(source.get(timeout=wait_s) if wait_s > 0.0 else source.get_nowait())

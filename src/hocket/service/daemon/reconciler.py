@@ -236,7 +236,7 @@ class Reconciler:
             self._report_all(names, partial(observations.ended, statuses=some))
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
-        """What is told as one command, which costs hardly more than one of its parts: all, but
+        """Group reports into commands, which cost hardly more than one of them: all in one, but
         each alone after a refusal, so that one which cannot be carried out delays no other."""
         if self._is_refused:
             return [[item] for item in items]
@@ -254,7 +254,7 @@ class Reconciler:
                 self._report(name, partial(observations.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:
-        """What could not be stored is seen and told again; people may know why."""
+        """Drop reports that were decided; one that failed is seen and sent again."""
         decided = {what: future for what, future in self._pending.items() if future.done()}
         self._is_refused = False
         for what, future in decided.items():

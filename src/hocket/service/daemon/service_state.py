@@ -64,7 +64,7 @@ def name_of(record: AttemptRecord) -> AttemptName:
 
 
 def phase_of(state: FleetState, number: int) -> int:
-    """What a job does for the state; ended where it does not know it any more."""
+    """Phase of a job in the state; ended where the state does not know it any more."""
     numbers = state.jobs.rows["number"]
     row = int(np.searchsorted(numbers, number))
     if row >= len(numbers) or numbers[row] != number:

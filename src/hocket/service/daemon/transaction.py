@@ -59,7 +59,7 @@ _VERDICTS: dict[str, JobStatus] = {
     "timed out": "timed out",
     "dependency": "cancelled",
 }
-"""What a job ends as, by why it was ended."""
+"""Final status of a job, by the reason of its end."""
 
 
 class Transaction:

@@ -134,7 +134,7 @@ class AgentExecutor:
         self.stop(name, 0.0)
 
     def poll(self) -> Poll:
-        """What agents said last; those that have not called for too long are given up."""
+        """Last reports of agents; those that have not called for too long are given up."""
         with self._changing:
             self._give_up_silent()
             names = {name for agent in self._agents.values() for name in agent.attempts}

@@ -40,11 +40,11 @@ MARK = "HOCKET_ATTEMPT_MARK"
 """The variable by which every process of an attempt can be found."""
 
 DAMAGED = (ValueError, TypeError, KeyError)
-"""What a file raises that is not as it was written."""
+"""Errors of reading a file that is not as it was written."""
 
 
 class AttemptOrder(NamedTuple):
-    """What a supervisor runs: an `Assignment` without what only the daemon needs."""
+    """Order for a supervisor: an `Assignment` without what only the daemon needs."""
 
     command: list[str]
     environment: dict[str, str]
@@ -115,7 +115,7 @@ def write_assignment(
 
 
 def read_order(folder: str | Path) -> AttemptOrder | None:
-    """What to run; None where nothing was said."""
+    """The order of a folder; None where there is none."""
     content = read_json(os.path.join(folder, ASSIGNMENT))
     return None if content is None else AttemptOrder(**content)
 
@@ -137,7 +137,7 @@ def write_result(folder: str | Path, result: Result) -> None:
 
 
 def read_result(folder: str | Path) -> Result | None:
-    """How the attempt ended; None where it has not."""
+    """Result of the attempt; None where it has not ended."""
     content = read_json(os.path.join(folder, RESULT))
     return None if content is None else Result(**content)
 

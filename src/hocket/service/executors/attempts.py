@@ -122,7 +122,7 @@ class Attempts:
         os.rename(new, folder)
 
     def _is_over(self, name: AttemptName) -> bool:
-        """What still has its folder is not over, whatever became of later attempts."""
+        """True if a name is used up; an attempt that still has its folder is not over."""
         return not self.path(name).exists() and name.attempt <= self._last_forgotten(name.job)
 
     def _last_forgotten(self, job: int) -> int:
@@ -131,7 +131,7 @@ class Attempts:
 
 
 def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> Status | None:
-    """What ``look`` sees of an attempt, whatever state its files are in; None where it is gone."""
+    """Status of an attempt by ``look``, whatever state its files are in; None where it is gone."""
     for is_last in (False, True):
         try:
             return look()
@@ -158,7 +158,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def ended(name: AttemptName, result: Result) -> Status:
-    """What to tell of an attempt that has a result."""
+    """Status of an attempt that has a result."""
     if result.is_lost:
         return Status(name=name, phase=LOST, detail=result.detail)
     return Status(

@@ -47,7 +47,7 @@ class Assignment:
     command: tuple[str, ...]
     """Program and arguments, those to resume with included."""
     environment: Mapping[str, str]
-    """What the job asked for and what the lease needs (``HOCKET_...``); an executor adds what names
+    """Variables of the job and of the lease (``HOCKET_...``); an executor adds those that name
     the devices and ranks."""
     work_folder: Path
     log_file: Path

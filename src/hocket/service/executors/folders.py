@@ -23,7 +23,7 @@ class FolderExecutor(ABC):
 
     @abstractmethod
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
-        """What became of an attempt whose folder is there."""
+        """Status of an attempt whose folder is there."""
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""

@@ -113,7 +113,7 @@ class LocalExecutor(FolderExecutor):
                 self.kill(name)
 
     def poll(self) -> Poll:
-        """What became of all attempts; also ends what outlived its supervisor."""
+        """Statuses of all attempts; also ends what outlived its supervisor."""
         found = [self._status(name) for name in self._attempts.names()]
         self._reap()
         return Poll(
@@ -225,7 +225,7 @@ class LocalExecutor(FolderExecutor):
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a supervisor needs, which is hardly more than what its job is given: the job may find a
+    """Environment of a supervisor, hardly more than that of its job: the job may find a
     way to look at it, and secrets of the daemon must not be there."""
     wanted = INHERITED | {"PYTHONPATH"}
     return {
@@ -254,7 +254,7 @@ def _all_ended(executor: LocalExecutor) -> bool:
 
 
 def _last_line(folder: Path) -> str:
-    """What a supervisor said last, where it had reason to."""
+    """Last line of a supervisor's errors, where there is one."""
     with contextlib.suppress(OSError, IndexError):
         return (folder / COMPLAINTS).read_text(errors="replace").strip().splitlines()[-1][:500]
     return ""

@@ -62,7 +62,7 @@ def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ..
 
 
 def limit_warnings(devices: tuple[FleetDevice, ...], config: ServerConfig) -> list[str]:
-    """What jobs could do to each other on this machine that the kernel does not prevent."""
+    """Describe what jobs could do to each other on this machine."""
     found = find_cgroups()
     has_gpus = any(_CUDA_KIND.match(device.kind) for device in devices)
     is_enforced = found is not None and found.version == 1 and "devices" in found.can

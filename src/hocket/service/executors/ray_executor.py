@@ -79,7 +79,7 @@ class RayExecutor:
         self.stop(name, 0.0)
 
     def poll(self) -> Poll:
-        """What the driver sees, or saw last."""
+        """Statuses and devices by the driver's last news."""
         # Results before devices: the driver writes them in the other order.
         results = {name: self._result(name) for name in self._attempts.names()}
         self._look_after_driver()

@@ -30,7 +30,7 @@ class RayNode:
 
     node_id: str
     title: str
-    """What it calls itself."""
+    """Its own name."""
     address: str
     num_devices: Mapping[str, int]
     """By kind."""
@@ -111,7 +111,7 @@ def devices_of(named: Mapping[str, RayNode]) -> list[FleetDevice]:
 def bundles_of(
     devices: Iterable[str], kind: str, named: Mapping[str, RayNode]
 ) -> list[RayBundle] | str:
-    """What to reserve for these devices, node by node; the name of a device that is not there."""
+    """Resources to reserve for devices, node by node; the name of a device that is missing."""
     by_node: dict[str, list[str]] = {}
     for device in devices:
         name, _, number = device.rpartition(f"/{kind}/")

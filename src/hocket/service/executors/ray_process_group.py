@@ -37,7 +37,7 @@ ACTOR_DELAY_S = 15.0
 
 @dataclass
 class NodePart:
-    """What runs on one node."""
+    """Part of an attempt on one node."""
 
     actor: Any = None
     port: int | None = None
@@ -83,7 +83,7 @@ class RayProcessGroup:
         return RUNNING if is_begun else STARTING
 
     def calls(self) -> dict[Any, tuple[NodePart, str]]:
-        """What to wait for."""
+        """Calls to wait for."""
         return {
             reference: (part, method)
             for part in self._parts
@@ -166,7 +166,7 @@ class RayProcessGroup:
         return [nodes[at] for at in sorted(nodes)] == [each.node_id for each in self._bundles]
 
     def _order_of(self, index: int) -> dict[str, Any]:
-        """What one node shall run."""
+        """Order for one node."""
         order = self._order
         if order.processes != "per-device":
             return order._asdict()
@@ -306,7 +306,7 @@ def _lost(detail: str) -> Result:
 
 
 def _cause(error: Exception) -> str:
-    """What Ray says of a death, in one line."""
+    """Ray's reason of a death, in one line."""
     text = " ".join(str(error).split())
     _, _, reason = text.rpartition("The actor died because ")
     return f"Ray lost its supervisor: {reason[:300]}"

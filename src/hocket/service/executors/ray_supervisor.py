@@ -41,7 +41,7 @@ VISIBLE_DEVICES = (
     "NEURON_RT_VISIBLE_CORES",
     "TPU_VISIBLE_CHIPS",
 )
-"""What Ray sets for the devices that it reserved."""
+"""Variables that Ray sets for the devices that it reserved."""
 
 
 _PREFIX = "hocket-attempt-"

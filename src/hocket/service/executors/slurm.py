@@ -102,7 +102,7 @@ class SlurmExecutor(FolderExecutor):
         slurm.ask_to_end(jobs)
 
     def poll(self) -> Poll:
-        """What became of all attempts; raises `RunError` while Slurm does not answer.
+        """Statuses of all attempts; raises `RunError` while Slurm does not answer.
 
         Files are looked at every time. Slurm is asked less often, for it has others to serve.
         """
@@ -207,7 +207,7 @@ _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
 
 
 def _identity(folder: Path) -> str:
-    """What tells jobs of this fleet from those of another, for as long as its folder is there."""
+    """Identity of this fleet's jobs, for as long as its folder is there."""
     path = folder / "fleet.json"
     content = files.read_json(path)
     if content is None:

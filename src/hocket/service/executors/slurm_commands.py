@@ -21,7 +21,7 @@ _TRANSIENT = re.compile(
     r"slurm_persist|zero bytes",
     re.IGNORECASE,
 )
-"""What Slurm says where asking again later may help."""
+"""Messages of Slurm where asking again later may help."""
 _ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL",
     "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -57,7 +57,7 @@ def require_slurm() -> None:
 
 
 def jobs_of(fleet: str) -> dict[AttemptName, list[SlurmJob]]:
-    """What Slurm knows of the attempts of a fleet, those that ended a while ago too."""
+    """Jobs of Slurm for the attempts of a fleet, those that ended a while ago too."""
     text = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%k|%j"])
     found: dict[AttemptName, list[SlurmJob]] = {}
     for line in text.splitlines():
@@ -182,7 +182,7 @@ def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    """What Slurm needs, and keeps with each job: secrets of the daemon are none of its business."""
+    """Variables that Slurm needs, and keeps with each job: no secrets of the daemon."""
     return {
         name: text
         for name, text in os.environ.items()

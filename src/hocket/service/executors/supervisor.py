@@ -67,14 +67,14 @@ CANNOT_RUN = 127
 """As shells have it."""
 NOBODY, COMMANDS, ALL = range(3)
 REMOVED = (errno.ENOENT, errno.ESTALE)
-"""What the system says of a folder that is there no more, on this machine or another."""
+"""Error numbers of a folder that is there no more, on this machine or another."""
 
 INHERITED = frozenset((
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV",
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "HF_HOME",
     "TORCH_HOME",
 ))  # fmt: skip
-"""What a job gets of the environment, with ``LC_...``: a secret of the daemon is none of these."""
+"""Variables that a job inherits, with ``LC_...``: a secret of the daemon is none of these."""
 
 
 def run_attempt(folder: str | os.PathLike[str]) -> int:
@@ -396,7 +396,7 @@ def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
 
 
 def _who_must_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> tuple[int, float]:
-    """Who is to be ended, and how long that may take.
+    """Processes to end, and how long that may take.
 
     Only the commands are asked at first: a training that is to save its work needs those that load
     its data. What outlives them, as the programs of a script do, is asked when they have ended.
@@ -447,7 +447,7 @@ def _why(gang: _Gang, order: AttemptOrder) -> str:
 def _environment(
     order: AttemptOrder, rank: int, port: int, user: pwd.struct_passwd | None
 ) -> dict[str, str]:
-    """What a command finds: little of ours, what its job asked for, and what names its devices."""
+    """Environment of a command: little of ours, the job's own, and the names of its devices."""
     inherited = {
         name: text
         for name, text in os.environ.items()

@@ -1,4 +1,4 @@
-"""Who is asked about the future: one question at a time, and few that wait.
+"""Forecasts on request: one question at a time, and few that wait.
 
 A forecast of a large fleet takes a core for a second or two. So only one is made at a time, and
 whoever comes when some wait already is told so at once: threads that wait are threads that nobody
@@ -45,7 +45,7 @@ class FleetForecaster:
         self._turn = threading.Lock()
 
     def explain(self, state: FleetState, time_s: float, number: int) -> Explanation:
-        """What a job does or waits for, and when it is expected to start."""
+        """Explain what a job does or waits for, and when it is expected to start."""
         if state.jobs.rows["phase"][state.row_of(number)] != WAITING:
             # Nobody has to look ahead for that.
             return explain(at_moment(state, time_s), number)
@@ -58,7 +58,7 @@ class FleetForecaster:
     def forecast(
         self, state: FleetState, time_s: float, policy: str | None, num_devices: Mapping[str, int]
     ) -> Forecast:
-        """What becomes of the jobs under a policy, with other numbers of devices."""
+        """Forecast of the jobs under a policy, with other numbers of devices."""
         asked = {"policy": policy, "num_devices": dict(num_devices)}
         return forecast_of(self._ask("forecast", state, time_s, **asked))
 

@@ -69,7 +69,7 @@ _QUESTIONS: dict[str, Callable[..., Data]] = {
 
 
 def explanation_of(data: Data) -> Explanation:
-    """What `Explanation.to_data` gave."""
+    """Inverse of `Explanation.to_data`."""
     return Explanation(number=data["job"], **{key: data[key] for key in data if key != "job"})
 
 
@@ -83,7 +83,7 @@ def forecast_to_data(found: Forecast) -> Data:
 
 
 def forecast_of(data: Data) -> Forecast:
-    """What `forecast_to_data` gave."""
+    """Inverse of `forecast_to_data`."""
     columns = {
         name: np.array(value, np.int64 if name == "numbers" else np.float64)
         for name, value in data.items()
@@ -93,5 +93,5 @@ def forecast_of(data: Data) -> Forecast:
 
 
 def what_if_of(data: Data) -> TwoFutures:
-    """What the question ``what-if`` gave."""
+    """Inverse of the answer to ``what-if``."""
     return TwoFutures(now=forecast_of(data["now"]), then=forecast_of(data["then"]))

@@ -1,4 +1,4 @@
-"""What happened lately, followed through the daemon's events: attempts to draw, jobs that ended.
+"""Recent history, followed through the daemon's events: attempts to draw, jobs that ended.
 
 Events are read once, from where the last look ended, and only attempts that began before the first
 of them are asked for one by one. Both lists are bounded.
@@ -30,7 +30,7 @@ _EVENTS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Lately:
-    """What happened in the last while."""
+    """Recent attempts and ended jobs."""
 
     attempts: tuple[AttemptRecord, ...] = ()
     ended: tuple[JobRecord, ...] = ()

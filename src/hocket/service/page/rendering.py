@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: a state and a few records in, texts and numbers out.
+"""Content of the page as plain values: a state and a few records in, texts and numbers out.
 
 Names are made inert here and escaped by the templates. Everything is bounded: a fleet of thousands
 of jobs gives a page of the same size, which says how much it leaves out.
@@ -40,7 +40,7 @@ _MIN_WINDOW_S = 60.0
 _LONGEST_NAME = 80
 
 _SOLVER_NOTES = ("classes", "levels")
-"""What a policy says of its own work and not of the jobs."""
+"""Notes of a policy on its own work and not on the jobs."""
 _NOTHING_YET = Lately()
 
 
@@ -73,12 +73,12 @@ def live_page(
 
 
 def window_s(state: FleetState) -> float:
-    """How far back the picture goes at most."""
+    """Longest time that the picture covers."""
     return max(WINDOW_ROUNDS * state.rules.round_s, _MIN_WINDOW_S)
 
 
 def _drawn_s(state: FleetState, lately: Lately) -> float:
-    """How far back the picture goes: no further than there is something to see."""
+    """Time that the picture covers: no more than there is something to see."""
     starts_s = [one.started_s for one in lately.attempts if one.started_s is not None]
     age_s = state.time_s - min(starts_s, default=-np.inf)
     return min(window_s(state), max(age_s, _MIN_WINDOW_S))

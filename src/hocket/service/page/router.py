@@ -95,7 +95,7 @@ class JobPage:
     log: str
     has_log: bool
     changes: tuple[str, ...]
-    """What may be done to it; empty for one that has ended."""
+    """Changes that are possible; empty for a job that has ended."""
 
 
 def job_page(
@@ -245,7 +245,7 @@ Made = TypeVar("Made")
 
 
 class Shared(Generic[Made]):
-    """What ``make`` makes, by one thread at a time. Nobody gets what was begun before he asked, so
+    """Result of ``make``, by one thread at a time. Nobody gets one begun before the call, so
     that whoever changed something sees it; all who ask while one is being made share the next."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
@@ -393,7 +393,7 @@ def _job_now(daemon: Daemon, forecaster: FleetForecaster, number: int, holder: H
 
 
 def _changes(state: FleetState, record: JobRecord, holder: Holder) -> tuple[str, ...]:
-    """What a user may do to a job; nothing where it has ended, or will when its processes have."""
+    """Changes that a user may make to a job; none where it has ended, or is about to."""
     phase = phase_of(state, record.number)
     is_allowed = holder.may_change and holder.limited_to in (None, record.owner)
     if not is_allowed or record.status in ENDED or phase == STATE_ENDED:

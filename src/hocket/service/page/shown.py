@@ -105,7 +105,7 @@ class LivePage:
     title: str
     lead: str
     trouble: str
-    """What keeps jobs from being run; empty where nothing does."""
+    """Problem that keeps jobs from being run; empty for none."""
     stats: tuple[Stat, ...]
     picture: Markup
     picture_note: str

@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfAnswer:
-    """What would be, or why there is no answer."""
+    """Answer to a what-if question, or why there is none."""
 
     sentence: str
     figures: tuple[Figure, ...] = ()
@@ -86,7 +86,7 @@ def is_asked(fields: Mapping[str, str]) -> bool:
 def answer_of(
     state: FleetState, fields: Mapping[str, str], forecaster: FleetForecaster | None = None
 ) -> WhatIfAnswer:
-    """What would be; what is wrong with the question is an answer too."""
+    """Answer a what-if question; an error in the question is an answer too."""
     try:
         counts = _counts(state, fields)
         policy = fields.get(POLICY_FIELD) or None

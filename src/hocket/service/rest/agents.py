@@ -71,7 +71,7 @@ class AgentOrders(BaseModel):
 
 
 class LogSize(BaseModel):
-    """How much the service has of a log."""
+    """Size of a log at the service."""
 
     size_bytes: int
 

@@ -35,7 +35,7 @@ class AuthMiddleware(RequestMiddleware):
         self._credentials = credentials
 
     def refusal(self, scope: Scope) -> Response | None:
-        """Whose request it is not, or from where it comes."""
+        """Refuse requests without rights, or from other sites."""
         headers = Headers(scope=scope)
         hint = "use 127.0.0.1 or localhost, or start the service with --name"
         refusal = misleading(headers, self.hosts, hint)
@@ -82,7 +82,7 @@ class AuthMiddleware(RequestMiddleware):
         return not is_own_form(cookie, headers.get("content-type", ""), body)
 
     def _holder(self, token: str, headers: Headers) -> Holder | None:
-        """Whose request it is; a wrong token is not made good by a cookie."""
+        """User of a request; a wrong token is not made good by a cookie."""
         tokens = self._credentials.tokens
         if token:
             return tokens.holder_of(token)

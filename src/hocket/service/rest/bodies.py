@@ -1,4 +1,4 @@
-"""What requests and answers hold, as OpenAPI tells it."""
+"""Bodies of requests and answers, as OpenAPI describes them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class CheckpointList(BaseModel):
 
 
 class ReportRequest(_Body):
-    """What the processes of an attempt tell from time to time."""
+    """Report that the processes of an attempt send from time to time."""
 
     done_steps: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
     is_finished: bool = False
@@ -217,7 +217,7 @@ class QueueList(BaseModel):
 
 
 class ShareBody(BaseModel):
-    """What a job shall get and has got."""
+    """Share of a job and what it has received."""
 
     job: int
     name: str
@@ -231,7 +231,7 @@ class ShareBody(BaseModel):
 
 
 class AllocationBody(BaseModel):
-    """What the policy decided last."""
+    """Last decision of the policy."""
 
     policy: str
     round: int
@@ -264,7 +264,7 @@ def event_body(record: EventRecord) -> EventBody:
 
 
 class RoundBody(BaseModel):
-    """What was decided when a round began and until the next one."""
+    """Decisions from the beginning of a round until the next one."""
 
     round: int
     started_s: float
@@ -293,7 +293,7 @@ class ForecastJob(BaseModel):
 
 
 class ForecastBody(BaseModel):
-    """What would become of the jobs."""
+    """Forecast of the jobs."""
 
     policy: str
     time_s: float
@@ -324,7 +324,7 @@ class ExplanationBody(BaseModel):
 
 
 class TokenRequest(_Body):
-    """Who shall have a token."""
+    """User who shall have a token."""
 
     name: Name
     role: Role = "user"

@@ -1,4 +1,4 @@
-"""What routes are given beside the request: the daemon, and the notifier of the streams."""
+"""Dependencies of routes: the daemon, and the notifier of the streams."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Decisions:
         self._threads = ThreadPoolExecutor(MAX_DECISIONS, "fleet-asks")
 
     async def of(self, ask: Callable[..., Answer], *values: Any, **named: Any) -> Answer:
-        """What a method of the daemon returns."""
+        """Result of a method of the daemon."""
         call = partial(ask, *values, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -89,7 +89,7 @@ async def _tokens(request: Request) -> Tokens:
 
 
 async def _holder(request: Request) -> Holder:
-    """Whose request it is: the guard has found that out."""
+    """User of a request, as the middleware found."""
     holder: Holder = request.scope["hocket.holder"]
     return holder
 

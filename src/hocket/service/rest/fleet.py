@@ -117,7 +117,7 @@ def _queue(state: FleetState, team: int) -> QueueBody:
 
 @router.get("/allocation", responses=answers())
 def get_allocation(daemon: TheDaemon) -> AllocationBody:
-    """What the policy gives each job, and what each has got."""
+    """Share of each job by the policy, and what each has received."""
     state = daemon.state
     live = np.flatnonzero(np.isin(state.jobs.rows["phase"], (RUNNING, WAITING)))
     return AllocationBody(
@@ -166,7 +166,7 @@ def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
 
 @router.post("/simulate", responses=answers(415))
 def simulate(body: WhatIf, daemon: TheDaemon, forecaster: TheOutlook) -> ForecastBody:
-    """What would become of the jobs under another policy or with other devices."""
+    """Forecast of the jobs under another policy or with other devices."""
     found = forecaster.forecast(daemon.state, daemon.now_s(), body.policy, body.devices)
     return ForecastBody.model_validate(found.to_data())
 
@@ -180,7 +180,7 @@ async def stream_events(
     ] = None,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_NUMBER)] = None,
 ) -> Response:
-    """What happens, as server-sent events that end only with the connection."""
+    """Events as server-sent events that end only with the connection."""
     start = after if last_event_id is None else last_event_id
     return TimedStream(
         events_from(daemon, event_notifier, start), _STREAM, event_notifier=event_notifier

@@ -158,7 +158,7 @@ async def _change(
     holder: TheHolder,
     if_match: IfMatch = None,
 ) -> _Decide:
-    """How a request changes the job that it names."""
+    """Change that a request makes to the job that it names."""
 
     async def decide(change: Callable[..., JobRecord]) -> JobBody:
         ask = partial(change, only_of=holder.limited_to)
@@ -227,7 +227,7 @@ def explain_job(job: Number, daemon: TheDaemon, forecaster: TheOutlook) -> Expla
 
 
 def _told(record: JobRecord, sentence: str, trouble: str) -> str:
-    """What was decided about a job, and how far that has become true."""
+    """Describe the decision about a job, and how far it is carried through."""
     if record.status == "starting":
         sentence = f"job {record.number} is starting on {', '.join(record.devices)}"
     if record.status == "stopping":

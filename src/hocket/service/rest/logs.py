@@ -46,7 +46,7 @@ async def read_log(
     follow: Annotated[bool, Query(description="Go on until the attempt has ended")] = False,
     range: Annotated[str | None, Header(max_length=100)] = None,
 ) -> Response:
-    """What an attempt printed, standard output and error together."""
+    """Output of an attempt, standard output and error together."""
     number = await run_in_threadpool(_attempt, daemon, job, attempt)
     log = await run_in_threadpool(daemon.log, job, number)
     size_bytes = await run_in_threadpool(log.size_bytes)

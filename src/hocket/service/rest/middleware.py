@@ -1,4 +1,4 @@
-"""What every request to a service of ours passes: the name it was sent to, its size, its answer.
+"""Checks of every request to a service: the name it was sent to, its size, its answer.
 
 A page of another site that a person has open can send requests to a loopback port; it is stopped by
 the name it was reached under (``Host``, against DNS rebinding) and by ``Origin``. Who may ask for

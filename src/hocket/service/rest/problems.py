@@ -33,7 +33,7 @@ _STATUS: tuple[tuple[type[HocketError], int], ...] = (
 
 
 class FieldProblem(BaseModel):
-    """What is wrong with one part of a request."""
+    """Error in one part of a request."""
 
     where: str = Field(description="Such as body.gang or query.limit")
     message: str

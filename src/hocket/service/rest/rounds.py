@@ -25,7 +25,7 @@ _PAGE = 500
 
 @router.get("/{round}", responses=answers(404))
 def get_round(round: Annotated[int, Path(ge=0, le=MAX_NUMBER)], daemon: TheDaemon) -> RoundBody:
-    """What happened from the beginning of a round to that of the next."""
+    """Events from the beginning of a round to that of the next."""
     start = _find(daemon, round)
     events: list[EventBody] = []
     ended_s = None

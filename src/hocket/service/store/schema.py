@@ -139,7 +139,7 @@ def record_row(record: Any, *keys: Any) -> Row:
 
 
 def spec_row(record: JobRecord) -> Row:
-    """What was submitted, which never changes and may be long."""
+    """Row of a job's spec, which never changes and may be long."""
     return sealed(record.number, record.spec.model_dump_json().encode())
 
 

@@ -52,7 +52,7 @@ _TOTALS, _HEAD = "totals", "head"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTotals:
-    """What the last commit said there is: rows that are missing are found by it."""
+    """Counts of rows after the last commit: missing rows are found by them."""
 
     commit: int = 0
     last_number: int = 0
@@ -97,7 +97,7 @@ def split_state(state: FleetState) -> dict[str, bytes]:
 
 
 def join_state(parts: Mapping[str, bytes]) -> FleetState:
-    """What `split_state` split; raises `InputFileError` for anything else."""
+    """Inverse of `split_state`; raises `InputFileError` for anything else."""
     found: dict[int, dict[tuple[int, int], bytes]] = {}
     for name, body in parts.items():
         if name != _HEAD:

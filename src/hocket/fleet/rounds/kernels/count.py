@@ -14,22 +14,16 @@ _RUNNING, _ENDED = 1, 3
 
 @kernel
 def count(
-    before: Jobs,
     jobs: Jobs,
     time_s: float,
     earns: bool,
     pair_credit_s: FloatArray,
     pair_amount: FloatArray,
-    drops_ended: bool,
-) -> int:
-    """Copy rows and bring them up to a moment; returns how many there are.
-
-    ``jobs`` has room for all rows of ``before``, and may have more.
-    """
-    num_jobs = _copy(before, jobs, drops_ended)
+) -> None:
+    """Bring rows up to a moment."""
     passed_s = 0.0
     # One loop and no calls per job: the arrays of a tuple are passed one by one, every time.
-    for i in range(num_jobs):
+    for i in range(jobs.rows.shape[0]):
         since_s, phase = time_s - jobs.rows.counted_s[i], jobs.rows.phase[i]
         if since_s <= 0.0 or phase == _ENDED:
             continue
@@ -41,7 +35,7 @@ def count(
             jobs.received_s[i, kind] += since_s
             if jobs.rows.partner[i] >= 0:
                 jobs.rows.pair_credit_s[i] -= since_s
-                _pay_for_pair(before, jobs, i, since_s, pair_credit_s)
+                _pay_for_pair(jobs, i, since_s, pair_credit_s)
             elif earns:
                 jobs.credit_s[i, kind] -= since_s
             worked_s = time_s - max(jobs.rows.ready_s[i], time_s - since_s)
@@ -60,58 +54,15 @@ def count(
         for b in range(a, pair_amount.shape[1]):
             for j in range(pair_amount.shape[2]):
                 pair_credit_s[a, b, j] += pair_amount[a, b, j] * passed_s
-    return num_jobs
 
 
 @kernel
-def _copy(before: Jobs, jobs: Jobs, drops_ended: bool) -> int:
-    num_jobs = 0
-    for i in range(before.rows.shape[0]):
-        if not (drops_ended and before.rows.phase[i] == _ENDED):
-            jobs.rows[num_jobs] = before.rows[i]
-            num_jobs += 1
-    if num_jobs == before.rows.shape[0]:
-        _copy_column(before.steps_per_s, jobs.steps_per_s)
-        _copy_column(before.spread_steps_per_s, jobs.spread_steps_per_s)
-        _copy_column(before.shares, jobs.shares)
-        _copy_column(before.received_s, jobs.received_s)
-        _copy_column(before.credit_s, jobs.credit_s)
-    else:
-        _copy_columns_of_others(before, jobs)
-    return num_jobs
-
-
-@kernel
-def _copy_column(before: FloatArray, after: FloatArray) -> None:
-    """As one row of numbers: twice as fast as by job and kind."""
-    source, target = before.reshape(before.size), after.reshape(after.size)
-    for at in range(source.shape[0]):
-        target[at] = source[at]
-
-
-@kernel
-def _copy_columns_of_others(before: Jobs, jobs: Jobs) -> None:
-    to = 0
-    for i in range(before.rows.shape[0]):
-        if before.rows.phase[i] != _ENDED:
-            for j in range(before.shares.shape[1]):
-                jobs.steps_per_s[to, j] = before.steps_per_s[i, j]
-                jobs.spread_steps_per_s[to, j] = before.spread_steps_per_s[i, j]
-                jobs.shares[to, j] = before.shares[i, j]
-                jobs.received_s[to, j] = before.received_s[i, j]
-                jobs.credit_s[to, j] = before.credit_s[i, j]
-            to += 1
-
-
-@kernel
-def _pay_for_pair(
-    before: Jobs, jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray
-) -> None:
+def _pay_for_pair(jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray) -> None:
     """The earlier of two that share a device pays for both."""
     if jobs.rows.number[i] < jobs.rows.partner[i]:
-        other = row_of(before, jobs.rows.partner[i])
+        other = row_of(jobs, jobs.rows.partner[i])
         if other >= 0:
-            one, two = jobs.rows.profile[i], before.rows.profile[other]
+            one, two = jobs.rows.profile[i], jobs.rows.profile[other]
             pair_credit_s[min(one, two), max(one, two), jobs.rows.kind[i]] -= since_s
 
 

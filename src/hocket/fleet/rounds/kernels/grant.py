@@ -278,7 +278,7 @@ def _next_level(r: Round, below: float) -> float:
 
 @kernel
 def choose(r: Round, num_parts: int) -> None:
-    """Who runs where, part by part as long as devices are left.
+    """Choose jobs and their types, part by part as long as devices are left.
 
     A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
     profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free.
