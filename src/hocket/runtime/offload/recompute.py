@@ -6,21 +6,18 @@ are small, a step takes 1.9 to 2.1 plain ones with these and 2.5 to 3.1 with PyT
 When the backward pass asks for one, the module runs again until all tensors that the numbers stand
 for have been saved, and is then stopped.
 
-The second run sees what the first one saw: random number generators of PyTorch, Python and NumPy,
-autocast, the default device, inputs and buffers. Buffers, such as running statistics, move once.
-Python attributes that a module changes (counters, generators of its own) are not restored, as in
-PyTorch; a warning names them.
+The second run sees what the first one saw: PyTorch's random number generators, autocast, the
+default device, inputs, buffers and Python state (`python_state`). Buffers, such as running
+statistics, move once.
 """
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -31,13 +28,14 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from hocket.base.errors import RunError
 from hocket.capture.model import CaptureWarning
 from hocket.runtime.autocast import autocast_dtype
+from hocket.runtime.offload.python_state import PythonState
 
 Function = Callable[..., Any]
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 """Pack and unpack hooks of saved tensors."""
 
 
-# ── buffers and generators of the host ───────────────────────────────────────────────────────────
+# ── buffers ──────────────────────────────────────────────────────────────────────────────────────
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -74,10 +72,7 @@ class ModuleBuffers:
         self._moved: set[tuple[nn.Module, str]] | None = None
         """None before the first run."""
         self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
-        self.generators = _HostGenerators()
-        self._modules = inner
-        self._attributes: dict[tuple[nn.Module, str], Any] = {}
-        """Plain attributes before the first run."""
+        self.python_state = PythonState(inner)
 
     def spares(self) -> list[torch.Tensor]:
         """Return the spare statistics of batch norms, on the device of their buffers."""
@@ -88,8 +83,6 @@ class ModuleBuffers:
 
     def before(self) -> list[SeenBuffer]:
         """Note buffers before a run."""
-        if self._moved is None:
-            self._attributes = _plain_attributes(self._modules)
         found = []
         for module, name in self._watched:
             if (buffer := module._buffers[name]) is not None:
@@ -114,27 +107,9 @@ class ModuleBuffers:
                     "recompute sees its new value now, and the right one from the next step on",
                     CaptureWarning, 2,
                 )  # fmt: skip
-        if self._moved is None:
-            self._warn_of_attributes()
         places = {(seen.module, seen.name) for seen in found}
         self._moved = places if self._moved is None else self._moved | places
         return found
-
-    def _warn_of_attributes(self) -> None:
-        now = _plain_attributes(self._modules)
-        changed = sorted({
-            f"{type(module).__name__}.{name}"
-            for (module, name), value in self._attributes.items()
-            if now.get((module, name)) != value
-        })  # fmt: skip
-        self._attributes = {}
-        if changed:
-            warnings.warn(
-                f"{', '.join(changed)} changes in each call of a module that is recomputed: the "
-                "second run sees the changed value, as with torch.utils.checkpoint; hold it in a "
-                "buffer, or give more memory so that the module runs once",
-                CaptureWarning, 2,
-            )  # fmt: skip
 
     @contextmanager
     def reset_to(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
@@ -169,66 +144,9 @@ class ModuleBuffers:
         return self._spare[key]
 
 
-def _plain_attributes(modules: Iterable[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
-    """Return numbers, strings and generator states that are attributes of modules."""
-    found: dict[tuple[nn.Module, str], Any] = {}
-    for module in modules:
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Generator):
-                found[module, name] = value.get_state().tolist()
-            elif value is None or isinstance(value, bool | int | float | str):
-                found[module, name] = value
-    return found
-
-
 def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
     with torch.no_grad():
         buffer.copy_(value)
-
-
-class _HostGenerators:
-    """Global generators of Python and NumPy, which some augmentations draw from.
-
-    They are read around the very first run, and later only where that one drew from them.
-    """
-
-    def __init__(self) -> None:
-        self._is_used: bool | None = None
-
-    def before(self) -> tuple[Any, Any] | None:
-        """Return both states; None where no run draws from them."""
-        return None if self._is_used is False else self._now()
-
-    def moved(self, before: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
-        """Return the states if runs draw from the generators."""
-        if self._is_used is None and before is not None:
-            self._is_used = _comparable(before) != _comparable(self._now())
-        return before if self._is_used else None
-
-    @contextmanager
-    def reset_to(self, states: tuple[Any, Any] | None) -> Iterator[None]:
-        """Reset the generators; afterwards they continue where they were."""
-        if states is None:
-            yield
-            return
-        now = self._now()
-        self._set(states)
-        try:
-            yield
-        finally:
-            self._set(now)
-
-    def _now(self) -> tuple[Any, Any]:
-        return random.getstate(), np.random.get_state()
-
-    def _set(self, states: tuple[Any, Any]) -> None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-def _comparable(states: tuple[Any, Any]) -> Any:
-    of_python, (_, keys, *rest) = states
-    return of_python, keys.tobytes(), rest
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +172,7 @@ def recomputed(
     with saved_tensors_hooks(run.pack, run.unpack):
         result = function(*args, **kwargs)
     run.seen = buffers.moved(run.seen)
-    run.drawn = buffers.generators.moved(run.drawn)
+    run.python_values = buffers.python_state.moved(run.python_values)
     return result
 
 
@@ -321,7 +239,7 @@ class _RecomputedRun:
         self._versions = [(_version_counter(tensor), tensor._version) for tensor in inputs]
         """Version counter of each input, and its value before the first run."""
         self.seen = buffers.before()
-        self.drawn = buffers.generators.before()
+        self.python_values = buffers.python_state.before()
         self._shapes: list[torch.Size] = []
         """Shapes of what autograd saved in the first run."""
         self._recomputed: list[torch.Tensor | None] = []
@@ -397,7 +315,7 @@ class _RecomputedRun:
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
             stack.enter_context(self._buffers.reset_to(self.seen))
-            stack.enter_context(self._buffers.generators.reset_to(self.drawn))
+            stack.enter_context(self._buffers.python_state.reset_to(self.python_values))
             yield
 
 
