@@ -6,7 +6,7 @@
 Each workload is profiled, planned with measured op times, and trained in four ways: the whole batch
 replayed as one CUDA graph, its halves one after the other, two waves as planned, and the whole
 batch with ``compiled=True``. A row has samples per second and memory, each beside the prediction.
-Memory is what the caching allocator reserves; losses of waves are compared with those of halves.
+Memory is what the caching allocator reserves, warm-up steps included.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ class Case:
         }
 
 
-def timed(step: Callable[[], Any], steps: int, device: torch.device) -> tuple[float, list[float]]:
-    """Seconds of a step, the best of three runs, and the losses of the first steps."""
-    losses = [float(step()) for _ in range(8)]
+def timed(step: Callable[[], Any], steps: int, device: torch.device) -> float:
+    """Seconds of a step after eight others, the best of three runs."""
+    for _ in range(8):
+        step()
     best = float("inf")
     for _ in range(3):
         if device.type == "cuda":
@@ -110,7 +111,7 @@ def timed(step: Callable[[], Any], steps: int, device: torch.device) -> tuple[fl
         if device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - began) / steps)
-    return best, losses
+    return best
 
 
 def reserved_bytes() -> int:
@@ -137,7 +138,6 @@ def main() -> None:
         if options.only not in name:
             continue
         case = Case(build, samples, device)
-        losses: dict[str, list[float]] = {}
         for label, (make, predicted) in case.rows().items():
             if options.systems and label not in options.systems.split(","):
                 continue
@@ -145,7 +145,7 @@ def main() -> None:
             before = reserved_bytes()
             try:
                 step = make()
-                seconds, losses[label] = timed(step, options.steps, device)
+                seconds = timed(step, options.steps, device)
             except Exception as error:
                 print(f"| {name} | {label} | {str(error)[:60]!r} | | | |", flush=True)
                 continue
@@ -155,8 +155,6 @@ def main() -> None:
                 f"| {format_bytes(memory)} | {format_bytes(predicted.peak_bytes)} |", flush=True,
             )  # fmt: skip
             del step
-        print(f"| {name} | losses equal | {losses.get('halves in turn') == losses.get('two waves')}"
-              f" | waits {case.fit.shown.num_waits} | | |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
