@@ -77,6 +77,17 @@ def test_pairs_follow_from_a_few_of_them() -> None:
     assert found.pair_log_deviation[5, 0] > 0.0
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_column_or_row_with_one_entry_is_drawn_towards_the_mean(is_turned: bool) -> None:
+    table = np.outer(np.linspace(1.0, 2.0, 8), [1.0, 2.0, 4.0, 40.0])
+    holed = table.copy()
+    holed[1:, 3] = np.nan
+    found = complete(holed.T if is_turned else holed, ridge=10.0).values
+    part = (found.T if is_turned else found)[1:, 3] / table[1:, 3]
+    assert (part > 0.6).all()
+    assert (part < 0.9).all()
+
+
 def test_what_cannot_be_stays_zero() -> None:
     table = product_table()
     forbidden = {("fast", table.profiles[4]): (0.0, 0.0)}

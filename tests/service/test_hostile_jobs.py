@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -188,3 +190,18 @@ def test_what_others_own_is_refused(tmp_path):
             Store.open(folder)
         os.chown(path, 0, 0)
     Store.open(folder).close()
+
+
+@pytest.mark.skipif(
+    not isolation.can_isolate(), reason="this kernel has no domains that scope signals"
+)
+def test_only_others_than_root_give_up_programs_that_change_the_user():
+    program = (
+        "from hocket.service.executors.isolation import enter_domain; enter_domain();"
+        "print(open('/proc/thread-self/status').read())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    (given_up,) = re.findall(r"^NoNewPrivs:\s*(\d)", told.stdout, re.M)
+    assert given_up == ("0" if os.geteuid() == 0 else "1")

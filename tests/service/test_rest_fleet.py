@@ -81,6 +81,7 @@ def test_metrics_count_what_happens(service):
     wait_until(lambda: service.job(number)["attempt"] == 2)
     service.wait_for(number, "running")
     while_it_runs = value(names["held"])
+    wait_until(lambda: value(names["held"]) > while_it_runs)
     service.executor.exit(AttemptName(number, 2), 0)
     service.wait_for(number, "succeeded")
     gained = {key: value(name) - before[key] for key, name in names.items()}
