@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from hocket.base.errors import UsageError
 from hocket.cli.fleet import connection
 from hocket.cli.fleet import explain as explaining
 from hocket.service import client as clients
+from hocket.service import serve as serving
+from hocket.service.pinned_tls import ServerTls
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,25 @@ def test_watching_waits_for_a_service_that_is_away(capsys, monkeypatch):
     monkeypatch.setattr(connection, "WATCH_S", 0.0)
     connection.watch(look, lambda found: f"seen {found['a']}", as_json=False)
     assert capsys.readouterr().out == "seen 1\n\nseen 2\n\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "url"),
+    [
+        ("127.0.0.1", (), "127.0.0.1"),
+        ("10.0.0.7", ("named.example",), "10.0.0.7"),
+        ("::1", (), "[::1]"),
+        ("0.0.0.0", ("named.example",), "named.example"),
+        ("::", ("named.example", "other"), "named.example"),
+        ("0.0.0.0", (), "127.0.0.1"),
+    ],
+)
+def test_the_address_of_a_service_is_one_that_others_can_use(tmp_path, host, names, url):
+    settings = serving.ServeSettings(folder=tmp_path, host=host, names=names, tls=(host, 0))
+    with serving.listening_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert serving._url(settings, listener) == f"http://{url}:{port}"
+        secure = serving.SecureListener(listener, ServerTls(ssl.create_default_context(), ""))
+        shown = serving._secure_url(settings, secure)
+    everywhere = host in ("0.0.0.0", "::") and not names
+    assert shown == f"https://{socket.gethostname() if everywhere else url}:{port}"
