@@ -23,7 +23,7 @@ import torch
 
 from hocket.cli import main as hocket
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.runtime.options import RunOptions
+from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.record import StepRecord
 from hocket.runtime.run import run_plan
 from hocket.simulate import simulate
@@ -73,7 +73,7 @@ def main() -> None:
         records: list[StepRecord] = []
         run_plan(
             saved.problem, saved.plan, RunOptions(steps=options.steps, threads=1),
-            on_step=lambda number, record: records.append(record),
+            watch=RunCallbacks(on_step=lambda number, record: records.append(record)),
         )  # fmt: skip
     timeline, graph = simulate(saved.problem, saved.plan), saved.problem.graph
     predicted = timeline.op_end_s - timeline.op_start_s

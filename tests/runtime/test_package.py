@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hocket.capture.program import TensorSpec
 from hocket.capture.record import layout_of
 from hocket.graph import Role
-from hocket.runtime.held import Held
+from hocket.runtime.device_worker import HeldTensors
 from hocket.runtime.package import pack, package_bytes, unpack
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
@@ -85,7 +85,7 @@ def test_pending_conjugation_is_carried_out():
 
 
 def test_held_counts_each_storage_once():
-    held = Held()
+    held = HeldTensors()
     base = torch.zeros(10)
     held[0], held[1] = base, base[2:]
     assert held.num_bytes == 40

@@ -21,11 +21,11 @@ from hocket.cli import main
 from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import write_plan
-from hocket.runtime import check, room
+from hocket.runtime import check, run_memory
 from hocket.runtime import run as run_module
 from hocket.runtime.check import Agreement
-from hocket.runtime.lost import lost_another
-from hocket.runtime.options import RunOptions
+from hocket.runtime.lost_rank import lost_another
+from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.run import choose_backend, run_plan
 from hocket.runtime.transformer_model import built_in_model
 from hocket.simulate import simulate
@@ -74,7 +74,9 @@ def run_and_hurt(signal_number):
 
     options = RunOptions(steps=FOREVER, checks=False)
     with pytest.raises(RunError) as caught:
-        run_plan(plan.problem, plan.plan, options, on_start=pids.extend, on_step=hurt)
+        run_plan(
+            plan.problem, plan.plan, options, watch=RunCallbacks(on_start=pids.extend, on_step=hurt)
+        )
     took_s = time.monotonic() - sent_s[0]
     assert not any(psutil.pid_exists(pid) for pid in pids)
     return caught.value, took_s
@@ -143,7 +145,7 @@ def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     assert "--check-only" in caught.value.hint
     wide = replace(config, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
-        room.require_room_for_states(
+        run_memory.require_memory_here_for_states(
             plan_of(large, wide, schedule, on="128xv100-16g"), torch.float32
         )
 
@@ -163,7 +165,7 @@ def test_memory_that_caches_files_can_be_taken(tmp_path):
 def test_parameters_are_counted_without_building_the_model():
     for shape in (GPT, LLAMA, replace(GPT, tied_embeddings=False, layers=7)):
         held = sum(parameter.numel() for parameter in built_in_model(shape).parameters())
-        assert room.num_parameters(shape) == held
+        assert run_memory.num_parameters(shape) == held
 
 
 def test_gpus_are_chosen_where_there_are_enough(monkeypatch):

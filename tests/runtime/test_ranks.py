@@ -21,10 +21,10 @@ from hocket.base.errors import RunError
 from hocket.capture import capture, load_model
 from hocket.plan.plan import Plan
 from hocket.processes.worker import Worker
-from hocket.runtime.connect import MeetingStore
-from hocket.runtime.options import RunOptions
-from hocket.runtime.ranks import Outbox
+from hocket.runtime.options import RunCallbacks, RunOptions
+from hocket.runtime.rendezvous import MeetingStore
 from hocket.runtime.run import run_plan
+from hocket.runtime.train.rank_placement import Outbox
 
 FOREVER = 10**6
 SILENT = r"rank 1 \(gpu1\) has stopped answering for ([{}]|\d\d) s while "
@@ -127,7 +127,7 @@ def run_and_hurt(signal_number, rank, step, **options):
     with pytest.raises(RunError) as caught:
         run_plan(
             problem, plan, RunOptions(steps=FOREVER, backend="gloo", **options),
-            on_start=begin, on_step=hurt,
+            watch=RunCallbacks(on_start=begin, on_step=hurt),
         )  # fmt: skip
     took_s = time.monotonic() - sent_s[0]
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -22,7 +22,7 @@ from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
-from hocket.runtime import pace, room
+from hocket.runtime import pace, run_memory
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.training import prepare
 from hocket.transformer import ParallelConfig
@@ -220,13 +220,13 @@ def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
 def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monkeypatch):
     from hocket.plan.files import read_plan
     from hocket.plan.sections import Parallel
-    from hocket.runtime.smaller import smaller_shares
+    from hocket.runtime.smaller import smaller_batch
     from hocket.simulate import simulate
 
     with_shares(folder, [[3, 3], [2]])
     saved = read_plan(folder / "shared.json")
     for scale, sizes in ((1.0, [(3, 3), (2,)]), (0.5, [(2, 1), (1,)]), (1e-9, [(1,), (1,)])):
-        problem, shares = smaller_shares(saved.problem, saved.plan[Parallel], scale)
+        problem, shares = smaller_batch(saved.problem, saved.plan[Parallel], scale)
         assert [replica.microbatches for replica in shares.replicas] == sizes
         plan = saved.plan.having(shares)
         assert not list(shares.verify(problem, plan))
@@ -244,10 +244,10 @@ def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monke
 @pytest.mark.parametrize("backend", ["single", "gloo"])
 def test_shares_without_room_are_refused_with_the_part_that_has(folder, monkeypatch, backend):
     with_shares(folder, [[3, 2], [3]])
-    monkeypatch.setattr(room, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(run_memory, "available_bytes", lambda: 1000)
     refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
     assert "are free" in refused.stderr
-    monkeypatch.setattr(room, "available_bytes", lambda: 2 * room.PROCESS_BYTES)
+    monkeypatch.setattr(run_memory, "available_bytes", lambda: 2 * run_memory.PROCESS_BYTES)
     if backend == "gloo":
         refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
         assert "one microbatch after the other with --backend single" in refused.stderr

@@ -165,12 +165,11 @@ def run_plan(
     from hocket.base.extras import require
 
     require("torch", "running a plan")
+    from hocket.runtime.options import RunCallbacks
     from hocket.runtime.run import run_plan
 
-    return run_plan(
-        problem, plan, options,
-        source=source, on_start=on_start, on_step=on_step, on_progress=on_progress,
-    )  # fmt: skip
+    watch = RunCallbacks(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    return run_plan(problem, plan, options, source=source, watch=watch)
 
 
 def auto(

@@ -35,7 +35,7 @@ class Parent:
         return self._reader.read()
 
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Say something; returns when it is on its way."""
+        """Send a message; returns when it is in flight."""
         self._writer.put(header, buffers)
         self._writer.flush()
 
@@ -45,7 +45,7 @@ class Parent:
 
 
 def live(work: Callable[[Parent], None]) -> NoReturn:
-    """Do the work of this process and end it; what the work raises is told to the parent."""
+    """Do the work of this process and end it; errors are reported to the parent."""
     inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
     if sys.platform == "linux":
         die_with(parent_id)
@@ -83,7 +83,7 @@ def _do(work: Callable[[Parent], None], parent: Parent) -> int:
     except BrokenPipeError:
         # Nobody listens any more.
         return _FAILED
-    # Whatever a stranger's code raises is told, with its message, by the parent.
+    # Whatever the user's code raises is reported, with its message, by the parent.
     except Exception as error:
         kind = getattr(error, "code", "")
         parent.send({"what": "error", "kind": kind, "message": one_line(error)})

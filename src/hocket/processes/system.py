@@ -37,7 +37,7 @@ def process(pid: int) -> Process | None:
             content = file.read().decode(errors="replace")
     except OSError:
         return None
-    # The name of the program stands in brackets and may hold anything, brackets too.
+    # The name of the program is in brackets and may hold anything, brackets too.
     fields = content.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in _GONE:
         return None
@@ -158,5 +158,5 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have this process signalled when its parent ends, as between fork and exec."""
     _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
-        # It ended before the kernel was told.
+        # It ended before the signal was sent.
         signal.raise_signal(number)

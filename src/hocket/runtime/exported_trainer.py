@@ -1,6 +1,6 @@
 """The trainer of exported scripts, on PyTorch's own engines; its text goes into each script.
 
-Scripts must not need hocket, so this stands beside the strategies of `hocket.runtime`.
+Scripts must not need hocket, so this is separate from the strategies of `hocket.runtime`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def build_stage(
     device: torch.device | None = None,
     divide: Divide = lambda module: module,
 ) -> Stage:
-    """The stage with its first values, each of its parts divided."""
+    """Build the stage with its first values, each of its parts sharded."""
     place = device or torch.device("cpu")
     stage = Stage()
 
@@ -164,7 +164,7 @@ _HINT = "hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'"
 
 
 def require_pipelining(device_of_stage: Sequence[int]) -> None:
-    """Refuse a PyTorch whose pipelines cannot carry out schedules of one's own on such stages."""
+    """Refuse a PyTorch whose pipelines cannot run custom schedules on such stages."""
     for path in _NEEDED:
         found: Any = schedules
         for name in path.split("."):
@@ -205,7 +205,7 @@ def make_pipeline(
 
 
 def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What goes into a stage and comes out of it for one microbatch, without data."""
+    """Return input and output of a stage for one microbatch as meta tensors."""
     model, config = job.model, job.config
     parts = config.tensor if config.sequence_parallel else 1
     tokens = config.microbatch, model.sequence
@@ -289,7 +289,7 @@ def _has(module: nn.Module, name: str) -> bool:
 
 
 def shard_part(module: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Module:
-    """Divide one part of a stage where weights are divided, else leave it."""
+    """Shard one part of a stage where weights are sharded, else leave it."""
     if data.kind == "fsdp":
         fully_shard(module, mesh=mesh, reshard_after_forward=data.reshards)
     return module

@@ -1,11 +1,11 @@
-"""Attention for processors in graphs that were captured for an accelerator.
+"""Attention for CPUs in graphs that were captured for an accelerator.
 
-Such a graph has the fused attention of accelerators, which processors lack. What the unsplit model
-would run on a processor takes its place, so that results are the same to the bit: the fused kernel
-of the processor, or products and a softmax where something is dropped. Its backward pass then runs
-them once more with the generator where it stood. A fused kernel keeps a seed for that, of which the
-generator of a processor has no like: what is kept instead is its state, or, where forward and
-backward are on different devices, a seed of its own from which the mask is drawn.
+Such a graph has the fused attention of accelerators, which CPUs lack. The kernel that the unsplit
+model would run on a CPU takes its place, so that results are the same to the bit: the fused kernel
+of the CPU, or products and a softmax where something is dropped. Its backward pass then recomputes
+them with the generator in its former state. A fused kernel saves a seed for that, which the
+generator of a CPU does not have: its state is saved instead, or, where forward and backward are on
+different devices, a seed of its own from which the mask is drawn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stand_in(
     device: torch.device,
     sent: Container[int] = (),
 ) -> Callable[..., Any] | None:
-    """What runs instead of the recorded function on ``device``; None where nothing has to.
+    """Return the function that runs on ``device`` instead of the traced one; None for the same.
 
     ``sent`` are the tensors that go to another device, as they were recorded.
     """
@@ -133,7 +133,7 @@ def _written(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention that writes its matrix of scores, as PyTorch's own on a processor."""
+    """Attention that writes its matrix of scores, as PyTorch's own on a CPU."""
     if bias is not None and is_causal:
         # PyTorch's own takes one or the other.
         bias, is_causal = bias + torch.full(bias.shape[-2:], float("-inf")).triu(1), False
@@ -144,7 +144,7 @@ def _written(
 
 
 def _is_state(tensor: torch.Tensor | None) -> bool:
-    """Whether it is the state of a generator, which nothing else here has the type of."""
+    """True for the state of a generator, which alone has this type here."""
     return tensor is not None and tensor.dtype == torch.uint8
 
 

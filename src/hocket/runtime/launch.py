@@ -1,4 +1,4 @@
-"""Start a person's script once per device of a plan, as torchrun does, and watch over the ranks.
+"""Start a user's script once per device of a plan, as torchrun does, and watch over the ranks.
 
 The script calls `hocket.prepare`, which finds its part of the plan by the variables that it is
 started with. A rank that is killed or fails is named, and all end with it. On several machines each
@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
-from hocket.runtime.connect import LOOPBACK, MeetingStore
+from hocket.runtime.rendezvous import LOOPBACK, MeetingStore
 
 PROFILE_VARIABLE = "HOCKET_PROFILE"
 

@@ -1,4 +1,4 @@
-"""A person's script as one rank: ``python -m hocket.runtime.launched``, started by `launch`."""
+"""The user's script as one rank: ``python -m hocket.runtime.launched``, started by `launch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 
 from hocket.base.errors import RunError
 from hocket.processes.child import Parent, live
-from hocket.runtime.lost import lost_another
+from hocket.runtime.lost_rank import CommunicationError, lost_another
 
 # Lines that a rank prints, each with the rank's number before it: ``[rank1]: loss 0.3``.
 #
@@ -63,10 +63,8 @@ def run_script(parent: Parent) -> None:
             raise RunError(f"{script} ended with code {end.code}") from None
     except Exception as error:
         if lost_another(error):
-            from hocket.runtime.ranks import CommunicationError
-
             raise CommunicationError(f"lost another rank: {error}") from error
-        # Where it failed is told by the script's own lines, not by ours.
+        # The traceback shows the script's own lines, not ours.
         traceback.print_exc()
         raise
 

@@ -1,9 +1,9 @@
-"""How a plan is carried out, and who looks on."""
+"""Options and callbacks of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
@@ -16,7 +16,7 @@ SILENCE_S = Timeouts().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 
 BACKENDS = ("auto", "single", "gloo", "nccl")
-"""One process, or a process per device that exchanges over gloo (processors) or NCCL (GPUs)."""
+"""One process, or a process per device that exchanges over gloo (CPUs) or NCCL (GPUs)."""
 
 OnStart = Callable[[list[int]], None]
 OnStep = Callable[[int, "StepRecord"], None]
@@ -25,14 +25,14 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a plan is carried out."""
+    """Options of a run."""
 
     steps: int = 1
     backend: str = "auto"
     """One of `BACKENDS`: ``auto`` takes the one that suits plan and machine."""
     seed: int = 0
     threads: int | None = None
-    """Threads of each process on processors; None shares the cores among them."""
+    """Threads of each process on CPUs; None shares the cores among them."""
     silence_s: float = SILENCE_S
 
     slowdown: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class RunOptions:
     checks: bool = True
     """Of a config: whether it is first compared with one device at toy size."""
     dtype: str | None = None
-    """Of a config: type of weights and activations; None: float32 on processors, on GPUs the
+    """Of a config: type of weights and activations; None: float32 on CPUs, on GPUs the
     planned one where training in it needs no scaling, else bfloat16."""
 
     def require_meaning(self, kind: str) -> None:
@@ -86,12 +86,3 @@ class RunCallbacks:
     """Called after each step."""
     on_progress: OnProgress = lambda what: None
     """Called now and then with the current activity."""
-
-    def keeping(self, records: list[StepRecord]) -> RunCallbacks:
-        """The same, where the record of each step is kept first."""
-
-        def keep(number: int, record: StepRecord) -> None:
-            records.append(record)
-            self.on_step(number, record)
-
-        return replace(self, on_step=keep)

@@ -1,4 +1,4 @@
-"""How long a step takes where the processor stands in for planned accelerators."""
+"""Estimated time of a step where the CPU runs a plan for accelerators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.hardware.detect import detect_cpu
 from hocket.plan.problem import Problem
 
 _QUICK_FLOPS = 1e12
-"""A step with less is done in seconds on any processor; rating this one takes one of them."""
+"""A step with less is done in seconds on any CPU; rating this one takes one of them."""
 
 
 def step_on_processor_s(problem: Problem, scale: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Tensors as plain bytes for the way between devices, and back with the strides they had.
+"""Tensors as plain bytes for transfers between devices, and back with the strides they had.
 
 Only distinct elements travel: what a tensor repeats by broadcasting is repeated again on arrival.
 Strides are kept where that takes at most twice the bytes; a small part of a large tensor arrives

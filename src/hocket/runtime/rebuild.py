@@ -25,7 +25,7 @@ _NOT_COMPARED = frozenset(
 _KINDS: Mapping[str, type] = {
     "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str, "amp": str,
 }  # fmt: skip
-"""What a graph says about its capture. Anyone may have written it."""
+"""Types of the entries that a graph has about its capture; anyone may have written them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a run wrote down about one step, and the Timeline that it makes."""
+"""Measured times of one step, and the Timeline made of them."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def joined(records: Iterable[StepRecord]) -> StepRecord:
 
 
 class StepParts:
-    """Steps of which each rank tells its own record."""
+    """Steps of which each rank sends its own record."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._parts: dict[Hashable, list[StepRecord]] = {}
 
     def add(self, step: Hashable, part: StepRecord) -> StepRecord | None:
-        """The record of the whole step, once all ranks have told theirs."""
+        """The record of the whole step, once all ranks have sent theirs."""
         parts = self._parts.setdefault(step, [])
         parts.append(part)
         return joined(self._parts.pop(step)) if len(parts) == self._num_ranks else None

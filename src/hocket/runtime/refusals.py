@@ -101,13 +101,13 @@ TRAINED_DTYPES = ("bfloat16", "float32")
 
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
-"""How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
-as FSDP2."""
+"""Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
+or FSDP2."""
 
 
 @dataclass(frozen=True)
 class DataProgram:
-    """How data-parallel ranks of an exported script agree."""
+    """Gradient sync of an exported script."""
 
     kind: DataKind
     reshards: bool = False

@@ -1,4 +1,4 @@
-"""What a run of a plan gives, whatever was carried out."""
+"""Result of running a plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunResult:
-    """What happened, beside what was predicted."""
+    """Measured steps, with the prediction."""
 
     backend: str
     runs_on: Mapping[str, str]
-    """By device of the plan: what it was carried out on."""
+    """By device of the plan: the real device that ran it."""
     losses: tuple[float | None, ...]
     """Of every step; None in inference."""
     step_s: tuple[float, ...]
@@ -35,9 +35,9 @@ class RunResult:
     """The step that took the middle time; None where its parts were not timed (configs on
     GPUs)."""
     peak_bytes: Mapping[str, int]
-    """By device, measured: on processors of a placement, on GPUs always."""
+    """By device, measured: on CPUs of a placement, on GPUs always."""
     executed: tuple[Problem, Plan] | None = None
-    """The part of the batch that was carried out, where that was not the whole plan."""
+    """Problem and plan of the part of the batch that ran, where that was not the whole plan."""
     dtype: str | None = None
     """Of a config: type of weights and activations."""
     agreement: Agreement | None = None

@@ -29,21 +29,20 @@ from hocket.processes.heartbeat import Position, how_far
 from hocket.runtime.check import Agreement, check_parallel
 from hocket.runtime.launch import used_devices
 from hocket.runtime.offload.memory_tracker import MemoryTracker
-from hocket.runtime.options import BACKENDS, OnProgress, OnStart, OnStep, RunCallbacks, RunOptions
+from hocket.runtime.options import BACKENDS, RunCallbacks, RunOptions
 from hocket.runtime.rebuild import BuiltModel, ModelSource, build
 from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.refusals import TRAINED_DTYPES, refuse_plan
 from hocket.runtime.result import RunResult, middle_step
-from hocket.runtime.room import require_room, require_room_for_states
+from hocket.runtime.run_memory import require_memory_for_states, require_memory_here
 from hocket.runtime.run_ranks import run_ranks
-from hocket.runtime.smaller import smaller_shares, with_graph
+from hocket.runtime.smaller import smaller_batch, with_graph
 from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.strategies.placed import places_in_process
 from hocket.runtime.synthetic import PER_STEP, SyntheticTraining
 from hocket.runtime.threads import torch_threads
 from hocket.runtime.train.predicted_step import claimed_step_s
 from hocket.simulate import Timeline, simulate
-from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.verify import update_violations
 
 Kind = Literal["placement", "transformer", "shares", "budget", "waves"]
@@ -51,8 +50,8 @@ Kind = Literal["placement", "transformer", "shares", "budget", "waves"]
 _NUM_KEPT = 8
 """Last steps of which the one in the middle is shown."""
 WALK_S = 9.3e-6
-"""What the walk over a traced step adds to an op on a processor: it looks tensors up, counts bytes
-and notes times in Python, between two ops. ``benchmarks/runtime/walk.py`` on an AMD EPYC, Python
+"""Overhead of a traced step per op on a CPU: it looks tensors up, counts bytes and notes times in
+Python, between two ops. ``benchmarks/runtime/walk.py`` on an AMD EPYC, Python
 3.11: a view takes 9.5 us and 4.5 more until the next op begins, where eager dispatch was measured
 as 4.7; the shortest of 35 steps, op by op, so that other programs do not count."""
 
@@ -81,27 +80,67 @@ def kind_of(plan: Plan) -> Kind:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Work:
-    """A plan with its model, ready to run."""
+class _Run:
+    """A plan that is to run; once it is ready, with its model and where it runs."""
 
     kind: Kind
     problem: Problem
     plan: Plan
-    backend: str
-    places: Mapping[str, str]
+    options: RunOptions
+    source: ModelSource | None
+    watch: RunCallbacks
+    backend: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
     """By device of the plan, in the order of ranks: what it runs on here."""
-    predicted: Timeline
-    predicted_step_s: float
-    built: BuiltModel | None
+    predicted: Timeline | None = None
+    predicted_step_s: float | None = None
+    """Where it is another than that of the timeline."""
+    built: BuiltModel | None = None
     """None for plans of a transformer's shape, whose ranks build the model of that shape."""
-    is_scaled: bool = False
     dtype: str | None = None
     agreement: Agreement | None = None
+
+    def chosen(self) -> _Run:
+        """Choose the backend, and what each used device of the plan runs on."""
+        names = used_devices(self.problem, self.plan)
+        found = {device.name: device for device in self.problem.cluster.devices}
+        has_source, wanted = self.source is not None, self.options.backend
+        if has_source and wanted == "auto":
+            wanted = "single"
+        backend, places = choose_backend(self.kind, wanted, [found[name] for name in names])
+        if has_source and backend != "single":
+            raise UsageError(
+                "a model that is only in this program cannot be built by other processes",
+                hint="run it with backend='single', or name a function that builds it",
+            )
+        return replace(self, backend=backend, places=dict(zip(names, places, strict=True)))
+
+    def with_model(self, *, scale: float = 1.0, is_scaled: bool = False) -> _Run:
+        """Build the planned model again."""
+        graph, options = self.problem.graph, self.options
+        self.watch.on_progress(f"building {graph.name}")
+        return replace(self, built=build(
+            graph, model=options.model, source=self.source, seed=options.seed, scale=scale,
+            is_scaled=is_scaled,
+        ))  # fmt: skip
+
+    def require_memory(
+        self, predicted: Timeline | None, planned_samples: int | None = None
+    ) -> None:
+        """Refuse a run whose predicted peaks are more than is free here."""
+        assert predicted is not None, "it was simulated"
+        names = self.problem.cluster.device_names
+        num_ranks = 0 if self.backend == "single" else len(self.places)
+        require_memory_here(
+            self.problem, predicted, {names.index(n): place for n, place in self.places.items()},
+            num_processes=1 + num_ranks, num_models=max(num_ranks, 1) if self.kind != "placement"
+            else 1, planned_samples=planned_samples,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
 class _Steps:
-    """What was seen of the steps so far."""
+    """Steps that have run so far."""
 
     watch: RunCallbacks
     losses: list[float | None] = field(default_factory=list)
@@ -122,7 +161,7 @@ class _Steps:
         self.watch.on_step(number, record)
 
     def middle(self) -> tuple[StepRecord, Timeline | None]:
-        """Return the step that stands for the others."""
+        """Return the representative step."""
         found = middle_step([record for record, _ in self.kept], self.step_s)
         return next(pair for pair in self.kept if pair[0] is found)
 
@@ -133,44 +172,41 @@ def run_plan(
     options: RunOptions,
     *,
     source: ModelSource | None = None,
-    on_start: OnStart = lambda process_ids: None,
-    on_step: OnStep = lambda number, record: None,
-    on_progress: OnProgress = lambda what: None,
+    watch: RunCallbacks = RunCallbacks(),  # noqa: B008 - frozen
 ) -> RunResult:
-    """Run a plan for some steps; ``on_step`` is called after each one.
-
-    ``on_start`` gets the process ids of the ranks, where there are any, ``on_progress`` what is
-    being done. ``source`` is the planned model where it is at hand.
-    """
-    watch = RunCallbacks(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    """Run a plan for some steps; ``source`` is the planned model where it is at hand."""
     kind = kind_of(plan)
     options.require_meaning(kind)
-    work = _MAKERS[kind](kind, problem, plan, options, source, watch)
+    run = _READY[kind](
+        _Run(kind=kind, problem=problem, plan=plan, options=options, source=source, watch=watch)
+    )
     steps, transfers = _Steps(watch), None
-    if work.backend == "single":
-        _train_here(work, options, steps)
+    if run.backend == "single":
+        _train_here(run, steps)
     else:
         report = run_ranks(
-            SavedPlan(work.problem, work.plan), work.places, _given(work), options, work.backend,
+            SavedPlan(run.problem, run.plan), run.places, _given(run), options, run.backend,
             replace(watch, on_step=steps.add),
         )  # fmt: skip
         transfers = report.transfers
     record, measured = steps.middle()
-    names = work.problem.cluster.device_names
-    if transfers is not None and record.op_start_s and work.plan.device_of is not None:
-        measured = measured_timeline(record, work.plan.device_of, transfers, len(names))
+    names, predicted = run.problem.cluster.device_names, run.predicted
+    assert predicted is not None, "it is ready"
+    if transfers is not None and record.op_start_s and run.plan.device_of is not None:
+        measured = measured_timeline(record, run.plan.device_of, transfers, len(names))
+    is_scaled = kind == "shares" and options.scale < 1
     return RunResult(
-        backend=work.backend,
-        runs_on=dict(work.places),
+        backend=run.backend,
+        runs_on=dict(run.places),
         losses=tuple(steps.losses),
         step_s=tuple(steps.step_s),
-        predicted_step_s=work.predicted_step_s,
-        predicted=work.predicted,
+        predicted_step_s=run.predicted_step_s or predicted.makespan_s,
+        predicted=predicted,
         measured=measured,
         peak_bytes={names[device]: peak for device, peak in steps.peak_bytes.items()},
-        executed=(work.problem, work.plan) if work.is_scaled else None,
-        dtype=work.dtype,
-        agreement=work.agreement,
+        executed=(run.problem, run.plan) if is_scaled else None,
+        dtype=run.dtype,
+        agreement=run.agreement,
     )
 
 
@@ -203,9 +239,9 @@ def choose_backend(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[
     if gpus < len(devices) or num_cpus:
         raise UsageError(
             f"backend 'nccl' needs accelerators only and a CUDA device for each: the plan uses "
-            f"{len(devices) - num_cpus} accelerators and {num_cpus} processors, this machine has "
+            f"{len(devices) - num_cpus} accelerators and {num_cpus} CPUs, this machine has "
             f"{gpus} CUDA devices",
-            hint="use --backend gloo for processes on the processor, or export the plan and start "
+            hint="use --backend gloo for processes on the CPU, or export the plan and start "
             "it with torchrun on several machines",
         )
     return wanted, [f"cuda:{rank}" for rank in range(len(devices))]
@@ -223,65 +259,32 @@ def _suited(kind: Kind, devices: Sequence[Device], gpus: int) -> str:
 
 # ── plans made ready ─────────────────────────────────────────────────────────────────────────────
 
-_Maker = Callable[[Kind, Problem, Plan, RunOptions, ModelSource | None, RunCallbacks], _Work]
 
-
-def _chosen(
-    kind: Kind, problem: Problem, plan: Plan, wanted: str, source: ModelSource | None
-) -> tuple[str, dict[str, str]]:
-    """Return the backend, and what each used device of the plan runs on."""
-    names = used_devices(problem, plan)
-    found = {device.name: device for device in problem.cluster.devices}
-    if source is not None and wanted == "auto":
-        wanted = "single"
-    backend, places = choose_backend(kind, wanted, [found[name] for name in names])
-    if source is not None and backend != "single":
-        raise UsageError(
-            "a model that is only in this program cannot be built by other processes",
-            hint="run it with backend='single', or name a function that builds it",
-        )
-    return backend, dict(zip(names, places, strict=True))
-
-
-def _placement(
-    kind: Kind,
-    problem: Problem,
-    plan: Plan,
-    options: RunOptions,
-    source: ModelSource | None,
-    watch: RunCallbacks,
-) -> _Work:
+def _placement(run: _Run) -> _Run:
+    problem, plan, scale = run.problem, run.plan, run.options.scale
     if plan.device_of is None:
         raise UsageError("the plan does not say where ops run", hint="run a placement planner")
     found = list(structure_violations(plan, problem))
     found += [] if found else update_violations(plan.device_of, problem)
     raise_violations(found, plan.planner)
-    backend, places = _chosen(kind, problem, plan, options.backend, source)
-    indices = {problem.cluster.device_names.index(name): place for name, place in places.items()}
-    _require_slowdowns(options, problem, backend)
-    num_ranks = 0 if backend == "single" else len(places)
+    run = run.chosen()
+    indices = {problem.cluster.device_names.index(n): place for n, place in run.places.items()}
+    _require_slowdowns(run.options, problem, run.backend)
     problem = with_walk(problem, indices)
-    predicted = simulate(problem, plan)
-    if options.scale == 1:
+    run = replace(run, problem=problem, predicted=simulate(problem, plan))
+    if scale == 1:
         # Before the model takes memory itself; a smaller batch is known only once it is captured.
-        require_room(problem, predicted, indices, num_processes=1 + num_ranks)
-    watch.on_progress(f"building {problem.graph.name}")
-    built = build(
-        problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
-    )
-    if options.scale < 1:
-        planned = problem.graph.meta.get("batch")
-        problem = with_walk(with_graph(problem, built.graph), indices)
-        plan = replace(plan, work_hash=problem.work_hash)
-        predicted = simulate(problem, plan)
-        require_room(
-            problem, predicted, indices, num_processes=1 + num_ranks,
-            planned_samples=planned if isinstance(planned, int) else None,
-        )  # fmt: skip
-    return _Work(
-        kind=kind, problem=problem, plan=plan, backend=backend, places=places,
-        predicted=predicted, predicted_step_s=predicted.makespan_s, built=built,
-    )  # fmt: skip
+        run.require_memory(run.predicted)
+    run = run.with_model(scale=scale)
+    if scale == 1:
+        return run
+    assert run.built is not None
+    planned = problem.graph.meta.get("batch")
+    problem = with_walk(with_graph(problem, run.built.graph), indices)
+    plan = replace(plan, work_hash=problem.work_hash)
+    run = replace(run, problem=problem, plan=plan, predicted=simulate(problem, plan))
+    run.require_memory(run.predicted, planned if isinstance(planned, int) else None)
+    return run
 
 
 def _require_slowdowns(options: RunOptions, problem: Problem, backend: str) -> None:
@@ -301,142 +304,78 @@ def _require_slowdowns(options: RunOptions, problem: Problem, backend: str) -> N
             raise UsageError("--slowdown works with processes only", hint="add --backend gloo")
 
 
-def _shares(
-    kind: Kind,
-    problem: Problem,
-    plan: Plan,
-    options: RunOptions,
-    source: ModelSource | None,
-    watch: RunCallbacks,
-) -> _Work:
+def _split_batch(run: _Run) -> _Run:
+    problem, plan, scale = run.problem, run.plan, run.options.scale
     require_structure(plan, problem)
     planned_samples = plan[Parallel].num_samples
-    if options.scale < 1:
-        problem, shares = smaller_shares(problem, plan[Parallel], options.scale)
-        plan = plan.having(shares)
+    if scale < 1:
+        problem, parallel = smaller_batch(problem, plan[Parallel], scale)
+        plan = plan.having(parallel)
     # Gloo and NCCL sum gradients as they do, whatever the plan says of its links.
     plan = plan.without(Communication)
-    predicted = simulate(problem, plan)
-    backend, places = _chosen(kind, problem, plan, options.backend, source)
-    _require_room_for_replicas(problem, plan[Parallel], predicted, backend, places, planned_samples)
-    watch.on_progress(f"building {problem.graph.name}")
-    built = build(
-        problem.graph, model=options.model, source=source, seed=options.seed,
-        is_scaled=options.scale < 1,
-    )  # fmt: skip
-    required_optimizer(problem.graph.meta)
-    return _Work(
-        kind=kind, problem=problem, plan=plan, backend=backend, places=places,
-        predicted=predicted, predicted_step_s=predicted.makespan_s, built=built,
-        is_scaled=options.scale < 1,
-    )  # fmt: skip
-
-
-def _require_room_for_replicas(
-    problem: Problem,
-    shares: Parallel,
-    predicted: Timeline,
-    backend: str,
-    places: Mapping[str, str],
-    planned_samples: int,
-) -> None:
-    """Refuse a batch split for which this machine has no room.
-
-    In one process all microbatches run on one device, which holds the whole model.
-    """
-    names = problem.cluster.device_names
-    as_one = replace(shares, replicas=tuple(
-        replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
-    ), zero=0, tensor=1)  # fmt: skip
-    alone = simulate_parallel(problem, as_one)[1]
-    first = [names.index(replica.devices[0]) for replica in shares.replicas]
-    largest = max(first, key=lambda device: int(alone.peak_bytes[device]))
-
-    def require_in_turn() -> None:
-        place = {largest: next(iter(places.values()))}
-        require_room(problem, alone, place, num_processes=1, planned_samples=planned_samples)
-
-    if backend == "single":
-        require_in_turn()
-        return
+    run = replace(run, problem=problem, plan=plan, predicted=simulate(problem, plan)).chosen()
+    alone = simulate(problem, _on_one_device(plan))
+    is_single = run.backend == "single"
     try:
-        require_room(
-            problem, predicted, {names.index(name): place for name, place in places.items()},
-            num_processes=1 + len(places), num_models=len(places), planned_samples=planned_samples,
-        )  # fmt: skip
+        run.require_memory(alone if is_single else run.predicted, planned_samples)
     except UsageError as error:
-        try:
-            require_in_turn()
-        except UsageError:
-            raise error from None
+        if is_single:
+            raise
+        first = next(iter(run.places.items()))
+        replace(run, backend="single", places=dict([first])).require_memory(alone, planned_samples)
         hint = f"take one microbatch after the other with --backend single; or {error.hint}"
         raise UsageError(error.message, hint=hint) from None
+    run = run.with_model(is_scaled=scale < 1)
+    required_optimizer(problem.graph.meta)
+    return run
 
 
-def _transformer(
-    kind: Kind,
-    problem: Problem,
-    plan: Plan,
-    options: RunOptions,
-    source: ModelSource | None,
-    watch: RunCallbacks,
-) -> _Work:
+def _transformer(run: _Run) -> _Run:
     """Make a plan of a transformer's shape ready, which trains the built-in model of that shape."""
-    divided = TransformerPlan(problem, plan)
-    refuse_plan(divided)
-    refuse_degrees(divided.config)
-    backend, places = _chosen(kind, problem, plan, options.backend, None)
-    is_trained = divided.dtype in TRAINED_DTYPES
-    usual = divided.dtype if is_trained else TRAINED_DTYPES[0]
-    dtype = options.dtype or ("float32" if backend == "gloo" else usual)
-    if backend == "gloo":
-        require_room_for_states(divided, getattr(torch, dtype))
+    planned = TransformerPlan(run.problem, run.plan)
+    refuse_plan(planned)
+    refuse_degrees(planned.config)
+    run = run.chosen()
+    is_trained = planned.dtype in TRAINED_DTYPES
+    usual = planned.dtype if is_trained else TRAINED_DTYPES[0]
+    dtype = run.options.dtype or ("float32" if run.backend == "gloo" else usual)
+    if run.backend == "gloo":
+        require_memory_for_states(planned, getattr(torch, dtype))
     agreement = None
-    if options.checks:
-        watch.on_progress("checking numerics at small size")
-        agreement = check_parallel(divided)
-    watch.on_progress(f"building {divided.model.name}")
-    return _Work(
-        kind=kind, problem=problem, plan=plan, backend=backend, places=places,
-        predicted=simulate(problem, plan), predicted_step_s=divided.step_s, built=None,
-        dtype=dtype, agreement=agreement,
-    )  # fmt: skip
+    if run.options.checks:
+        run.watch.on_progress("checking numerics at small size")
+        agreement = check_parallel(planned)
+    run.watch.on_progress(f"building {planned.model.name}")
+    predicted = simulate(run.problem, run.plan)
+    return replace(
+        run, predicted=predicted, predicted_step_s=planned.step_s, dtype=dtype, agreement=agreement
+    )
 
 
-def _one_device(
-    kind: Kind,
-    problem: Problem,
-    plan: Plan,
-    options: RunOptions,
-    source: ModelSource | None,
-    watch: RunCallbacks,
-) -> _Work:
+def _one_device(run: _Run) -> _Run:
     """Make a memory plan or waves ready, both of one device."""
+    problem, plan = run.problem, run.plan
     require_structure(plan, problem)
     if len(used_devices(problem, plan)) > 1:
         raise UsageError(
-            f"{'waves' if kind == 'waves' else 'a memory plan'} of several devices takes a process "
-            "for each",
+            f"{'waves' if run.kind == 'waves' else 'a memory plan'} of several devices takes a "
+            "process for each",
             hint="hocket launch runs it in your own loop; plan one device to run it here",
         )
-    backend, places = _chosen(kind, problem, plan, options.backend, source)
+    run = run.chosen()
     waves = plan.get(Waves)
     # A CPU has one allocator, so streams share what either of them frees.
-    is_cpu = waves is not None and set(places.values()) == {"cpu"}
+    is_cpu = waves is not None and set(run.places.values()) == {"cpu"}
     held = plan.having(replace(waves, separate_bytes=0)) if waves is not None and is_cpu else plan
-    watch.on_progress(f"building {problem.graph.name}")
-    built = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    run = run.with_model()
     required_optimizer(problem.graph.meta)
-    watch.on_progress("tracing a step")
-    return _Work(
-        kind=kind, problem=problem, plan=plan, backend=backend, places=places,
-        predicted=simulate(problem, held), predicted_step_s=claimed_step_s(problem, plan),
-        built=built,
-    )  # fmt: skip
+    run.watch.on_progress("tracing a step")
+    step_s = claimed_step_s(problem, plan)
+    return replace(run, predicted=simulate(problem, held), predicted_step_s=step_s)
 
 
-_MAKERS: Mapping[Kind, _Maker] = {
-    "placement": _placement, "shares": _shares, "transformer": _transformer,
+_READY: Mapping[Kind, Callable[[_Run], _Run]] = {
+    "placement": _placement, "shares": _split_batch, "transformer": _transformer,
     "budget": _one_device, "waves": _one_device,
 }  # fmt: skip
 
@@ -444,42 +383,42 @@ _MAKERS: Mapping[Kind, _Maker] = {
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _given(work: _Work) -> dict[str, Any]:
+def _given(run: _Run) -> dict[str, Any]:
     """Describe the model that ranks build."""
-    if work.built is None:
-        return {"model": None, "dtype": work.dtype}
-    loss = work.built.loss
+    if run.built is None:
+        return {"model": None, "dtype": run.dtype}
+    loss = run.built.loss
     return {
-        "model": work.built.name, "options": dict(work.built.options),
+        "model": run.built.name, "options": dict(run.built.options),
         "loss": loss if isinstance(loss, str) else None,
     }  # fmt: skip
 
 
-def _train_here(work: _Work, options: RunOptions, steps: _Steps) -> None:
+def _train_here(run: _Run, steps: _Steps) -> None:
     """Train for all steps in this process."""
-    built, is_placement = work.built, work.kind == "placement"
+    options, built, is_placement = run.options, run.built, run.kind == "placement"
     assert built is not None
-    plan = _on_one_device(work.plan) if work.kind == "shares" else work.plan
-    place = next(iter(work.places.values()))
-    is_counted = not is_placement and place == "cpu" and work.kind != "shares"
+    plan = _on_one_device(run.plan) if run.kind == "shares" else run.plan
+    place = next(iter(run.places.values()))
+    is_counted = not is_placement and place == "cpu" and run.kind != "shares"
 
-    def tell(number: int, done: int) -> None:
+    def report(number: int, done: int) -> None:
         steps.watch.on_progress(how_far([Position(0.0, number, done)], [PER_STEP], options.steps))
 
     with torch_threads(options.threads), torch.random.fork_rng(), ExitStack() as counting:
         training = SyntheticTraining(
-            SavedPlan(work.problem, plan), built.module, lambda number: built.batch,
+            SavedPlan(run.problem, plan), built.module, lambda number: built.batch,
             torch.device(place), loss=built.loss, seed=options.seed, name=built.name,
         )  # fmt: skip
         tracker = _counting(counting, training.lasting()) if is_counted else None
         for number in range(1, options.steps + 1):
             if number > _NUM_COUNTED:
                 counting.close()
-            record = training.step(number, tell, timed=is_placement)
+            record = training.step(number, report, timed=is_placement)
             timings = training.loop.timings
             if tracker is not None and number <= _NUM_COUNTED:
                 record.peak_bytes[0] = tracker.peak_bytes
-            elif tracker is None and work.kind in ("budget", "waves"):
+            elif tracker is None and run.kind in ("budget", "waves"):
                 record.peak_bytes[0] = int(torch.cuda.max_memory_allocated())
             measured = None
             if is_placement and timings is not None:
@@ -491,8 +430,8 @@ def _train_here(work: _Work, options: RunOptions, steps: _Steps) -> None:
 
 
 _NUM_COUNTED = 3
-"""Steps on a processor whose bytes are counted storage by storage, which takes time. State that
-is swapped in has its room there from the backward pass of the second step on."""
+"""Steps on a CPU whose bytes are counted storage by storage, which takes time. State that
+is swapped in has its memory there from the backward pass of the second step on."""
 
 
 def _counting(stack: ExitStack, lasting: Iterable[torch.Tensor]) -> MemoryTracker:

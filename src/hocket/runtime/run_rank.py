@@ -22,8 +22,7 @@ def train(parent: Parent) -> None:
     if order is None:
         return
     from hocket.base.errors import RunError
-    from hocket.runtime.lost import lost_another
-    from hocket.runtime.ranks import CommunicationError
+    from hocket.runtime.lost_rank import CommunicationError, lost_another
 
     # The model may be in a folder that only this program's parent knows.
     sys.path += [path for path in order.header["import_paths"] if path not in sys.path]
@@ -38,7 +37,7 @@ def train(parent: Parent) -> None:
 
 
 def _train(parent: Parent, header: dict[str, Any]) -> None:
-    from hocket.runtime.connect import join_group, own_device
+    from hocket.runtime.rendezvous import join_group, own_device
     from hocket.runtime.train.traced_model import TracedModel
 
     device = own_device(header)
@@ -47,14 +46,14 @@ def _train(parent: Parent, header: dict[str, Any]) -> None:
         training.strategy.slow_down(header["slowdown"])
     for number in range(1, header["steps"] + 1):
         plain, arrays = training.step(number, parent.move).to_arrays()
-        told: dict[str, Any] = {"what": "step", "number": number, "record": plain}
+        message: dict[str, Any] = {"what": "step", "number": number, "record": plain}
         if number == 1 and isinstance(training.strategy, TracedModel):
-            told["transfers"] = [
+            message["transfers"] = [
                 list(each) for each in training.strategy.first.setup.split.transfers
             ]
-        parent.send(told, arrays)
+        parent.send(message, arrays)
         if number == header.get("state_after"):
-            _tell_state(parent, training, header["rank"])
+            _send_state(parent, training, header["rank"])
 
 
 def _training(header: dict[str, Any], device: torch.device, join: Any) -> SyntheticTraining:
@@ -78,7 +77,7 @@ def _training(header: dict[str, Any], device: torch.device, join: Any) -> Synthe
     )
 
 
-def _tell_state(parent: Parent, training: SyntheticTraining, rank: int) -> None:
+def _send_state(parent: Parent, training: SyntheticTraining, rank: int) -> None:
     """Report the model's state, which all ranks gather together."""
     state = training.loop.state_dict()["model"]
     if not rank:

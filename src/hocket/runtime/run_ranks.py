@@ -16,16 +16,16 @@ from hocket.plan.files import SavedPlan, plan_to_data
 from hocket.processes.heartbeat import Position, how_far
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import Timeouts, WorkerGroup
-from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.record import StepParts, StepRecord
+from hocket.runtime.rendezvous import MeetingStore
 from hocket.runtime.split import Transfer
 from hocket.runtime.synthetic import PER_STEP
 
 
 @dataclass
 class RanksReport:
-    """What ranks reported beside their steps."""
+    """Reports of ranks other than their steps."""
 
     transfers: tuple[Transfer, ...] | None = None
     """Of a placement."""

@@ -1,4 +1,4 @@
-"""A program with its placement: all that the ways of running it share."""
+"""A program with its placement, shared by all executors of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.runtime.split import StepCalls
 
 
 class Setup:
-    """What is run where."""
+    """A traced program and the device of each op."""
 
     def __init__(
         self, graph: Graph, program: Program, device_of: IntArray, split: StepCalls

@@ -1,8 +1,8 @@
-"""Carry out a placement inside one process, on one or several real devices.
+"""Run a placement inside one process, on one or several real devices.
 
-The host asks for everything in the global order of the split. On CUDA devices that only fills
+The host launches everything in the global order of the split. On CUDA devices that only fills
 streams: a compute stream per logical device, a transfer stream per pair, and events where one has
-to wait for another. Copies are kept until they have left. On a processor the order is the run.
+to wait for another. Copies are kept until they have left. On a CPU the order is the run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from hocket.base.errors import RunError, one_line
 from hocket.capture.program import Program
 from hocket.capture.storage import given_storages
+from hocket.runtime.device_worker import DeviceWorker
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.streams import Arrival, Channel, new_stream
-from hocket.runtime.worker import DeviceWorker
 
 
 class SingleProcess:
@@ -48,7 +48,7 @@ class SingleProcess:
             self.workers.append(worker)
         real = [stream.device for stream in self.streams]
         self._alone = [stream.is_cuda and real.count(stream.device) == 1 for stream in self.streams]
-        """Whether a logical device has a CUDA device to itself, whose memory then is its own."""
+        """True for logical devices that have a CUDA device, and its memory, to themselves."""
         self._channels: dict[tuple[int, int], Channel] = {}
         self._produced: dict[int, Any] = {}
         self._arriving: dict[int, Arrival | None] = {}
@@ -57,11 +57,11 @@ class SingleProcess:
 
     @property
     def program(self) -> Program:
-        """What is run."""
+        """The program."""
         return self.setup.program
 
     def step(self, number: int) -> StepRecord:
-        """Carry out one step; they count from 1."""
+        """Run one step; they count from 1."""
         marks: dict[str, dict[int, Any]] = {"start": {}, "end": {}, "sent": {}, "arrived": {}}
         memory: dict[int, list[tuple[Any, int]]] = {d: [] for d in range(len(self.streams))}
         for worker, stream in zip(self.workers, self.streams, strict=True):
@@ -85,7 +85,7 @@ class SingleProcess:
         return record
 
     def results(self) -> dict[int, torch.Tensor]:
-        """Everything that is held after a step, by tensor, each from its home."""
+        """Return all tensors that are held after a step, each from the device that owns it."""
         found: dict[int, torch.Tensor] = {}
         for worker in reversed(self.workers):
             found |= worker.held
@@ -132,7 +132,7 @@ class SingleProcess:
     def _run(self, worker: DeviceWorker, op: int, step: int) -> None:
         try:
             worker.run(op, step)
-        # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+        # Whatever an op of a user's model raises is a failed run, not a bug of ours.
         except Exception as error:
             name = self.setup.graph.op_names[op]
             raise RunError(
@@ -173,7 +173,7 @@ class SingleProcess:
         spec = self.program.tensors[tensor]
         self.workers[device].held[tensor] = unpack(arrival.data, spec, self.setup.is_whole[number])
 
-    # ── what was seen ────────────────────────────────────────────────────────────────────────
+    # ── measured ────────────────────────────────────────────────────────────────────────
 
     def _fill(self, record: StepRecord, marks: dict[str, dict[int, Any]], memory: Any) -> None:
         stream_of = [self.streams[device] for device in self.setup.device_of]

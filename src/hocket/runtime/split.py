@@ -1,7 +1,7 @@
 """Split the instructions of a step into one list per device.
 
 All ops and transfers are put into one global order that respects every dependency; the list of a
-device is its part of that order. A transfer stands in the lists of both its devices at the same
+device is its part of that order. A transfer is in the lists of both its devices at the same
 place of the global order, so no two devices can wait for each other, and each pair of devices
 exchanges its tensors in the same sequence on both sides. O((ops + reads) log ops).
 """
@@ -25,7 +25,7 @@ from hocket.simulate.timeline import Timeline
 
 
 class Do(IntEnum):
-    """What an instruction does; its number is an op, a transfer or a tensor."""
+    """Kind of an instruction; its number is an op, a transfer or a tensor."""
 
     RUN = 0
     """Run op ``number``."""
@@ -56,7 +56,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepCalls:
-    """What every device does in one step."""
+    """Instructions of every device in one step."""
 
     num_devices: int
     transfers: tuple[Transfer, ...]
@@ -83,16 +83,16 @@ def split(
     timeline: Timeline | None = None,
     order: Sequence[IntArray] | None = None,
 ) -> StepCalls:
-    """What every device does, one thing after another.
+    """Return the instructions of every device, in order.
 
     ``timeline`` is the simulated step: things happen in the order of its times, and a device gets
     ready to receive when the transfer is predicted to start. Without it, ops go by their position.
     ``order`` is kept where the plan has one.
     """
     places, device_of = tables.places, tables.runs.device
-    num_devices, home = len(places.start_bytes), places.device[: graph.num_tensors]
+    num_devices, owner_of = len(places.start_bytes), places.device[: graph.num_tensors]
     transfers = [
-        Transfer(tensor, int(home[tensor]), int(places.device[place]))
+        Transfer(tensor, int(owner_of[tensor]), int(places.device[place]))
         for tensor, place in zip(
             tables.transfers.tensor.tolist(), tables.transfers.place.tolist(), strict=True
         )
@@ -103,7 +103,7 @@ def split(
     present: list[list[int]] = [[] for _ in range(num_devices)]
     for tensor, device in zip(places.tensor[before], places.device[before], strict=True):
         present[device].append(int(tensor))
-    emitted = _Emitter(graph, device_of, home, transfers).emit(nodes)
+    emitted = _Emitter(graph, device_of, owner_of, transfers).emit(nodes)
     return StepCalls(
         num_devices=num_devices,
         transfers=tuple(transfers),
@@ -187,10 +187,10 @@ class _Emitter:
     """Turns the global order into instructions, with drops where uses run out."""
 
     def __init__(
-        self, graph: Graph, device_of: LongArray, home: LongArray, transfers: Sequence[Transfer]
+        self, graph: Graph, device_of: LongArray, owner_of: LongArray, transfers: Sequence[Transfer]
     ) -> None:
         self.graph, self.transfers = graph, transfers
-        self.device_of, self.home = device_of.tolist(), home.tolist()
+        self.device_of, self.owner_of = device_of.tolist(), owner_of.tolist()
         self.arrives = {(t.tensor, t.dst): number for number, t in enumerate(transfers)}
         self.waited: set[int] = set()
         self.num_uses: Counter[tuple[int, int]] = Counter((t.tensor, t.src) for t in transfers)
@@ -198,7 +198,7 @@ class _Emitter:
             self.num_uses.update((tensor, device) for tensor in graph.reads_of(op).tolist())
         role = graph.tensor_role
         is_result = (role == Role.GRADIENT) | (role == Role.OUTPUT)
-        self.is_kept_home = ((graph.tensor_producer < 0) | is_result).tolist()
+        self.is_kept_by_owner = ((graph.tensor_producer < 0) | is_result).tolist()
         self.is_batch = ((graph.tensor_producer < 0) & (role == Role.INPUT)).tolist()
 
     def emit(self, nodes: Iterator[int]) -> Iterator[tuple[int, Instruction]]:
@@ -220,7 +220,7 @@ class _Emitter:
         for tensor in reads:
             yield from self._used(tensor, device)
         for tensor in self.graph.made_by(op):
-            if not self.num_uses[tensor, device] and not self.is_kept_home[tensor]:
+            if not self.num_uses[tensor, device] and not self.is_kept_by_owner[tensor]:
                 yield device, Instruction(Do.DROP, tensor)
 
     def _transfer(self, number: int) -> Iterator[tuple[int, Instruction]]:
@@ -231,7 +231,7 @@ class _Emitter:
 
     def _used(self, tensor: int, device: int) -> Iterator[tuple[int, Instruction]]:
         self.num_uses[tensor, device] -= 1
-        is_home = self.home[tensor] == device
-        stays = self.is_batch[tensor] or (is_home and self.is_kept_home[tensor])
+        is_owner = self.owner_of[tensor] == device
+        stays = self.is_batch[tensor] or (is_owner and self.is_kept_by_owner[tensor])
         if not self.num_uses[tensor, device] and not stays:
             yield device, Instruction(Do.DROP, tensor)

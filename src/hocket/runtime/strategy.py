@@ -32,7 +32,7 @@ class StepOutput(NamedTuple):
 
     loss: torch.Tensor
     outputs: Any
-    """What the model returned, as far as it was kept."""
+    """Outputs of the model, as far as they were kept."""
 
 
 class Timings(NamedTuple):
@@ -53,9 +53,9 @@ class Passes(Protocol):
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
     predicted_s: float | None
-    """What a step should take here; None where the plan's devices are only played."""
+    """Predicted step time; None where the plan's devices are emulated."""
     lost: str
-    """What the plan cannot do here, for people; empty where it does everything."""
+    """Message about what the plan cannot do here; empty where it does everything."""
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The optimizer whose step follows the next batch with nothing in between, if one does.
@@ -79,7 +79,7 @@ class Passes(Protocol):
         """The loss of a batch in evaluation mode."""
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
 
 
 class Strategy(Passes, Protocol):
@@ -97,13 +97,13 @@ class HoldsParts(Protocol):
     """A strategy whose ranks hold parts of the model, so that its state is put together."""
 
     computed_s: float | None
-    """What this rank computed in the last timed step; None before one."""
+    """Seconds that this rank computed in the last timed step; None before one."""
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
         """``model``, ``optimizer`` and, where they are ``pending``, ``gradients`` of all ranks."""
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """What this rank keeps of such a state, where each writes its own."""
+        """Return this rank's part of such a state, where each rank writes its own."""
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load this rank's part of such a state."""
@@ -111,11 +111,11 @@ class HoldsParts(Protocol):
 
 @runtime_checkable
 class TellsReplay(Protocol):
-    """A strategy that knows whether its steps are launched as a whole."""
+    """A strategy that knows whether its steps are replayed as CUDA graphs."""
 
     @property
     def replays(self) -> str:
-        """How the next step is launched, and why not as a whole; for people."""
+        """Message about how the next step is launched, and why not by CUDA graph replay."""
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
-"""One logical device inside one process: a processor, or a stream of a CUDA device.
+"""One logical device inside one process: a CPU, or a stream of a CUDA device.
 
 Several logical devices may share one real one; then their streams share it. Marks are points in
-time: the host's clock for processors, events on the stream for CUDA, told in seconds when the step
+time: the host's clock for CPUs, events on the stream for CUDA, converted to seconds when the step
 is over.
 """
 
@@ -17,7 +17,7 @@ Packing = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeviceStream:
-    """A logical device on the processor: everything happens when it is asked for."""
+    """A logical device on the CPU: everything happens when it is called."""
 
     is_cuda = False
 
@@ -50,7 +50,7 @@ class DeviceStream:
             event.synchronize()
 
     def event(self) -> Any:
-        """An event that is reached when all that was asked for so far is done."""
+        """An event that is reached when all that was launched so far is done."""
         return None
 
     def finish(self) -> None:
@@ -80,7 +80,7 @@ class CudaStream(DeviceStream):
         self._base_s = time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all that was asked for so far."""
+        """An event behind all that was launched so far."""
         event = _timed_event()
         event.record(self.stream)
         return event
@@ -105,7 +105,7 @@ class CudaStream(DeviceStream):
             self.stream.wait_event(event)
 
     def event(self) -> torch.cuda.Event:
-        """An event behind all that was asked for so far, without a time."""
+        """An event behind all that was launched so far, without a time."""
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return event
@@ -126,7 +126,7 @@ def new_stream(device: torch.device) -> DeviceStream:
 
 
 class Channel:
-    """The way from one logical device to another; between CUDA devices, a stream at each end."""
+    """The connection between two logical devices; between CUDA devices, a stream at each end."""
 
     def __init__(self, src: DeviceStream, dst: DeviceStream) -> None:
         self.src, self.dst = src, dst
@@ -171,7 +171,7 @@ class Channel:
 
 
 class Arrival(NamedTuple):
-    """A copy on its way."""
+    """A copy in flight."""
 
     data: torch.Tensor
     event: Any

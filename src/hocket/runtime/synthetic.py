@@ -32,7 +32,7 @@ from hocket.runtime.training import TrainingLoop
 from hocket.runtime.transformer_model import built_in_model, token_batch
 
 PER_STEP = 1_000
-"""How finely the progress of a step is counted."""
+"""Resolution of the progress within a step."""
 MakeBatch = Callable[[int], Any]
 """The batch of a step."""
 
@@ -64,7 +64,7 @@ class SyntheticTraining:
         else:
             parameters = trained_parameters(self._update, model)
             self.optimizer = torch_optimizer(self._update, parameters)
-        # Kernels are those of the plan, whatever stands in for its devices.
+        # Kernels are those of the plan, whatever emulates its devices.
         kernels = str(meta.get("device") or device.type)
         self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Waves))
         self._seed, self._make_batch = seed, make_batch
@@ -109,7 +109,7 @@ class SyntheticTraining:
         return record
 
     def state_bytes(self) -> dict[int, int]:
-        """Bytes of optimizer states by device of a placement on the processor.
+        """Bytes of optimizer states by device of a placement on the CPU.
 
         They belong to the user's optimizer, so that no traced step counts them.
         """

@@ -1,4 +1,4 @@
-"""A training as every strategy is given it, and what preparing one returns."""
+"""The input of every strategy, and the result of preparing one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hocket.runtime.train.trace_options import TraceOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """How the user wants to train."""
+    """Options of the training loop."""
 
     accumulate: int = 1
     """Batches per update; each counts this share of the loss."""
     clip_norm: float | None = None
     """Largest norm of all gradients together."""
     seed: int | None = None
-    """Of random draws, each with its own; None goes on where PyTorch's generator stands."""
+    """Of random draws, each with its own; None continues PyTorch's generator."""
     outputs: bool = False
     """True if all that the model returns is kept, not only single numbers."""
     max_shapes: int = 8
-    """Shapes of batches of each kind that are recorded."""
+    """Shapes of batches of each kind that are traced."""
     pad: Padding | None = None
     """Makes each batch one of few shapes."""
     replay: bool = True
-    """True if a step on one CUDA device is launched as a whole, as a CUDA graph."""
+    """True if a step on one CUDA device is replayed as a CUDA graph."""
     async_update: bool = False
     """Within a memory budget, updates on the host run into the next step: faster, but a parameter
     that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
@@ -46,16 +46,16 @@ class Prepared(NamedTuple):
     strategy: Strategy
     plan: Plan
     step_s: float | None
-    """Predicted on the plan's devices, also where others play them; None where nobody knows."""
+    """Predicted on the plan's devices, also where others emulate them; None where nobody knows."""
     searched: SavedPlan | None = None
     """The placement that was found for several devices of this process, where none was given."""
     correction: Correction | None = None
-    """What may have another memory plan go on after the first steps."""
+    """Replaces the memory plan by another one if the first steps show that it is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTask:
-    """What is trained, and how the user wants it, whatever the strategy."""
+    """Model, optimizer, batch and options of a training, whatever the strategy."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

@@ -1,4 +1,4 @@
-"""Threads of PyTorch on the processor, for a while."""
+"""Set the number of PyTorch's CPU threads for a while."""
 
 from __future__ import annotations
 

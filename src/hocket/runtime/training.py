@@ -23,6 +23,7 @@ from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError, system_reason
 from hocket.base.warn import warn_user
 from hocket.runtime.offload.patched_forward import require_unclaimed
+from hocket.runtime.rendezvous import rank_device
 from hocket.runtime.strategy import (
     Correction,
     HasWaveState,
@@ -47,7 +48,6 @@ from hocket.runtime.train.checkpoint import (
 )
 from hocket.runtime.train.cuda_graphs import REPLAYED
 from hocket.runtime.train.deferred_gc import deferred_gc
-from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.step_monitor import UNTIMED, Watch, likely_cause
 
 
@@ -70,33 +70,33 @@ class TrainingLoop:
         """Batches that were trained on."""
         self.num_updates = 0
         self.outputs: Any = None
-        """What the model returned in the last step or evaluation, as far as it was kept."""
+        """Outputs of the model in the last step or evaluation, as far as they were kept."""
         self.watch = Watch(strategy.predicted_s)
         self.timings: Timings | None = None
         """Of the last step that was timed."""
         self._wants_cause = False
         self._strategy = strategy
         self.correction: Correction | None = None
-        """What may have another plan go on after the first steps."""
+        """Replaces the strategy by another one if the first steps show that it is faster."""
         self._is_updated = False
-        """Whether the gradients that are there were used."""
+        """True if the gradients that are there were used."""
         self._turn = threading.RLock()
         """Of the thread that steps or evaluates: one at a time, or both would have the model."""
 
     def __repr__(self) -> str:
-        name, told = type(self.model).__name__, self.watch.line(self.num_steps)
-        return f"{type(self).__name__}({name!r}, {told})"
+        name, line = type(self.model).__name__, self.watch.line(self.num_steps)
+        return f"{type(self).__name__}({name!r}, {line})"
 
     @property
     def lost(self) -> str:
-        """What the plan cannot do for this model; empty where it does everything."""
+        """Message about what the plan cannot do for this model; empty where it does everything."""
         return self._strategy.lost
 
     @property
     def replays(self) -> str:
-        """Whether the next step is launched as a whole, as a CUDA graph, and why not.
+        """Message whether the next step is replayed as a CUDA graph, and why not.
 
-        Empty where that is not told: modules were moved, or ranks share the model.
+        Empty where that is unknown: modules were moved, or ranks share the model.
         """
         return self._strategy.replays if isinstance(self._strategy, TellsReplay) else ""
 
@@ -132,11 +132,11 @@ class TrainingLoop:
                 self._strategy.set_requires_gradient_sync(not accumulate)
             # Ops that are timed one by one need memory of their own beside that of a graph.
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
-                carried, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
+                found, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
             else:
                 with deferred_gc():
-                    carried = self._strategy.train(batch, self.num_steps + 1, share)
-            loss, self.outputs = carried
+                    found = self._strategy.train(batch, self.num_steps + 1, share)
+            loss, self.outputs = found
             self.num_steps += 1
             if not accumulate:
                 self._update()
@@ -176,7 +176,7 @@ class TrainingLoop:
             return loss
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
         with self._turn:
             require_unclaimed(self.model, innermost(self._strategy))
             return self._strategy.predict(self._padded(batch))
@@ -192,7 +192,7 @@ class TrainingLoop:
             return {**self._whole_state(pending=not self._is_updated), **self._progress_state()}
 
     def parts(self) -> State | None:
-        """What this rank keeps of the state that ranks write together; None where it has all."""
+        """Return this rank's part of a state that ranks write together; None where it has all."""
         if not isinstance(self._strategy, HoldsParts):
             return None
         pending = not self._is_updated
@@ -252,7 +252,7 @@ class TrainingLoop:
             reason = system_reason(error)
             raise UsageError(
                 f"cannot write a checkpoint: {reason}",
-                hint="name a folder that you may write to, with room for the model and its state",
+                hint="name a folder that you may write to, with space for the model and its state",
                 where=str(folder),
             ) from error
 
@@ -300,8 +300,8 @@ class TrainingLoop:
 
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
         if self._wants_cause and self.watch.predicted_s is not None:
-            told = f"{self.progress()}; {self._cause()}"
-            warn_user(told, DriftWarning)
+            message = f"{self.progress()}; {self._cause()}"
+            warn_user(message, DriftWarning)
         self._wants_cause = self.watch.note(loss, batch)
         if self._wants_cause:
             if torch.cuda.is_available():
@@ -310,8 +310,8 @@ class TrainingLoop:
 
     def _cause(self) -> str:
         """Why steps take other times than predicted, as far as the last timed one shows it."""
-        if told := self.watch.loop_cause():
-            return told
+        if cause := self.watch.loop_cause():
+            return cause
         if isinstance(self._strategy, HoldsParts):
             return self.watch.rank_cause(self._strategy.computed_s) or UNTIMED
         if self.replays.startswith(REPLAYED):

@@ -1,1 +1,1 @@
-"""Planned collectives carried out between processes: tables, sockets, probes, a process group."""
+"""Planned collectives between processes: tables, sockets, probes, a process group."""

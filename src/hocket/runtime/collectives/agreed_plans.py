@@ -1,4 +1,4 @@
-"""The plans that all ranks follow: the first rank makes each, the others read it at the store.
+"""Plans that all ranks follow: the first rank makes each, the others read it from the store.
 
 Planning is pure, but a plan that every rank makes for itself would be as many chances to disagree
 (another version of a solver is enough) and as much work as there are ranks.
@@ -26,7 +26,7 @@ from hocket.planners.communication.collective import plan_collective
 # summed in the order of its tree.
 
 Hear = Callable[[str], str]
-"""What is said under a key of the store, waited for."""
+"""Waits for a key of the store and returns its text."""
 _TRIES = 2
 _GAIN = 0.03
 """That a choice must bring."""

@@ -36,8 +36,8 @@ from hocket.runtime.collectives.tree_thread import TreeThread
 
 # Gradients of a GPU copied to pinned memory beside the backward pass.
 #
-# A stream of its own copies; a thread waits for each copy and tells when its bytes are on the host.
-# Copies end in the order in which they were asked for.
+# A stream of its own copies; a thread waits for each copy and calls back when it is on the host.
+# Copies end in the order in which they were launched.
 
 
 class GpuStaging:
@@ -244,7 +244,7 @@ class Propagation:
             self.is_syncing = before
 
     def finish(self) -> None:
-        """Wait until every parameter is up to date: before evaluating or saving by other ways."""
+        """Wait until every parameter is up to date: before evaluating or saving by other means."""
         if self._due:
             self._update(sorted(self._due))
 
@@ -362,7 +362,7 @@ class Propagation:
 
 
 class _Watch:
-    """How long the loop computes and how long it waits for sums, in a few steps after the first."""
+    """Times of computing and of waiting for sums, in a few steps after the first."""
 
     _STEPS = 4
 

@@ -29,7 +29,7 @@ from hocket.runtime.collectives.tree_thread import CollectiveJob, TreeThread
 PLANNED = "hocket"
 """The name of the backend."""
 _HALVES = (torch.float16, torch.bfloat16)
-"""Summed in float32 on processors, and rounded once."""
+"""Summed in float32, and rounded once."""
 _ADDED = (*(getattr(torch, name) for name in ADDABLE), *_HALVES)
 _ProcessGroup: Any = dist.ProcessGroup
 """Its types name one of several forms of each method."""
@@ -216,7 +216,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 class _PlannedWork(_Work):  # type: ignore[misc]
-    """What a call gives back; torch's own work of a future waits but keeps its error to itself."""
+    """Work of a collective; torch's own work of a future hides errors from `wait`."""
 
     def __init__(self, future: Any) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class _PlannedWork(_Work):  # type: ignore[misc]
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What was wrong."""
+        """Return the error of the collective."""
         try:
             self._future.value()
         except RuntimeError as error:
@@ -269,7 +269,7 @@ def register(find_cluster: FindCluster) -> None:
 
 
 def given_cluster(members: Sequence[int], find_cluster: FindCluster) -> Cluster | None:
-    """What the environment says the ranks are; None where they shall be measured.
+    """Return the cluster that ``HOCKET_CLUSTER`` names; None where links shall be measured.
 
     ``members`` are the numbers of a group's ranks among all: their devices come first.
     """

@@ -19,7 +19,7 @@ CALL_S = 2.5
 """After so long without progress all are called."""
 ANSWER_S = 5.0
 HEARD_S = 3.0
-"""How long the rank that announces a failure waits for the others: it may hold the store."""
+"""Time that the rank which announces a failure waits for the others: it may hold the store."""
 _POLL_S = 0.001
 
 

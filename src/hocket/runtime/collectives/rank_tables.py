@@ -18,7 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.plan.sections.communication import Communication, Tree
 
 ADDABLE = ("float32", "float64", "int32", "int64", "bfloat16")
-"""Types that can be added on the way, in the order of ``tree_executor.c``."""
+"""Types that trees can add, in the order of ``tree_executor.c``."""
 MAX_CHILDREN = 64
 """Limit of children per rank and tree: their arrivals are the bits of one word."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19
@@ -64,11 +64,11 @@ class RankTables:
         return int(up.sum() + down.sum())
 
     def sends_to(self, num_ranks: int) -> LongArray:
-        """How many messages go to each rank."""
+        """Count the messages to each rank."""
         return self._messages(num_ranks, self.up_parent, self.down_ptr, self.down_child)
 
     def receives_from(self, num_ranks: int) -> LongArray:
-        """How many messages come from each rank."""
+        """Count the messages from each rank."""
         return self._messages(num_ranks, self.down_parent, self.up_ptr, self.up_child)
 
     def _messages(
@@ -192,7 +192,7 @@ def _members(section: Communication, trees: Sequence[Tree], rank: int) -> list[_
 
 
 def _is_confirmed(section: Communication) -> bool:
-    """True if the root must be told that all have it: else it could run ahead of those that lag."""
+    """True if the root must know that all have it: else it could run ahead of those that lag."""
     return section.collective == "broadcast"
 
 

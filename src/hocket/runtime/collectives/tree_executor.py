@@ -76,7 +76,7 @@ class TreeRun:
         # NumPy has no bfloat16: its bits come as uint16, which nothing else adds.
         name = "bfloat16" if data.dtype == np.uint16 else data.dtype.name
         self.kind = ADDABLE.index(name) if name in ADDABLE else -1
-        # The fingerprint tells ranks that cut another message from those that come late.
+        # The fingerprint distinguishes ranks that cut another message from late ones.
         self.sequence = (sequence & 0xFFFF) << 16 | _fingerprint(tables, self.kind)
         self.notify_fd = notify_fd
         self.scratch = np.empty(tables.num_scratch_bytes, dtype=np.uint8)

@@ -67,7 +67,7 @@ class Accumulated:
 
     @property
     def replays(self) -> str:
-        """How microbatches are launched; see `TellsReplay`."""
+        """Message about how microbatches are launched; see `TellsReplay`."""
         source = self.inner if self._waves is None else self._waves
         return source.replays if isinstance(source, TellsReplay) else ""
 
@@ -130,7 +130,7 @@ class Accumulated:
         return _whole(parts, loss_parts, [num_rows(each) for each in batches]), timings
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Not possible: microbatches go forward and backward in turns."""
+        """Refuse: microbatches go forward and backward in turns."""
         raise UsageError(
             f"the plan takes a batch in {len(self._sizes)} microbatches, forward and backward in "
             "turns",
@@ -142,7 +142,7 @@ class Accumulated:
         return self.inner.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns for all rows."""
+        """Return the model's outputs for all rows."""
         return self.inner.predict(batch)
 
     def _draws(self, step: int) -> AbstractContextManager[None]:
@@ -179,9 +179,9 @@ class AccumulatedAlone(Accumulated):
 def _whole(
     parts: Sequence[StepOutput], loss_parts: Sequence[float], rows: Sequence[int]
 ) -> StepOutput:
-    """What came out of all microbatches: the mean loss, means of numbers, rows one below another.
+    """Join the outputs of all microbatches: the mean loss, means of numbers, rows in order.
 
-    What is neither is that of the last microbatch.
+    Anything else is that of the last microbatch.
     """
     loss = torch.stack(
         [part.loss.detach() * s for part, s in zip(parts, loss_parts, strict=True)]

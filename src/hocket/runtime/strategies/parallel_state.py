@@ -45,7 +45,7 @@ class ParallelState:
         self._device, self._tensor_rank = mesh.device, mesh.tensor_rank
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """``model``, ``optimizer`` and ``gradients`` of all ranks on each; all ranks ask.
+        """``model``, ``optimizer`` and ``gradients`` of all ranks on each; all ranks call it.
 
         Gradients are those that are ``pending``.
         """
@@ -74,7 +74,7 @@ class ParallelState:
         }
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """What this rank keeps of a state that all ranks write together, as `gathered` is laid out.
+        """Return this rank's part of a state that all ranks write, laid out as `gathered`.
 
         Tensors that are cut are `TensorPiece`s. Nothing is gathered but parts of FSDP2.
         """
@@ -139,7 +139,7 @@ class ParallelState:
         optimizer.load_state_dict({"state": kept, "param_groups": groups})
 
     def _whole_shapes(self) -> dict[str, torch.Tensor]:
-        """The model's tensors as one process has them, without memory."""
+        """Return the model's tensors as one process has them, on the meta device."""
         found = {}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             cut, shape = self._owner_of(tensor).cut, list(tensor.shape)

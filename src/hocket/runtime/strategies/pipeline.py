@@ -44,11 +44,11 @@ _Action = tuple[Segment, int]
 
 # Between two ranks messages arrive in the order in which they were sent. Both sides know the
 # schedule of both, so a receiver takes what comes before the message that it waits for and keeps
-# it. Sending never waits: what is on its way is kept until it has gone.
+# it. Sending never waits: data is kept until it has gone.
 
 
 class SegmentMessage(NamedTuple):
-    """What a segment made of one microbatch, for one rank."""
+    """Output of a segment for one microbatch, sent to one rank."""
 
     segment: Segment
     microbatch: int
@@ -73,7 +73,7 @@ class StageChannels:
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def expect(self, src: int, messages: Sequence[tuple[SegmentMessage, int]]) -> None:
-        """What will come from a position in one step, in order, with its bytes."""
+        """Announce the messages of a rank in one step, in order, with their bytes."""
         self._expected[src] = deque(messages)
 
     def send(self, dst: int, data: torch.Tensor) -> None:
@@ -167,11 +167,11 @@ class Pipeline:
         return StepOutput(self._loss(programs[0], run.losses, loss_weights), None)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """Ranks time nothing."""
+        """As `train`: ranks time nothing."""
         return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Not possible: microbatches go forward and backward in turns."""
+        """Refuse: microbatches go forward and backward in turns."""
         raise UsageError(
             "a pipeline runs forward and backward as one list",
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
@@ -183,7 +183,7 @@ class Pipeline:
         return StepOutput(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns."""
+        """Return the model's outputs."""
         return self._use("predict", batch)
 
     def refresh(self) -> None:
@@ -361,7 +361,7 @@ OnGradient = Callable[[StageProgram, int, torch.Tensor], torch.Tensor]
 
 
 class RunsSegments(Protocol):
-    """What carries segments: messages to other ranks, and what is there before a microbatch."""
+    """Owner of a run of segments: its channels, and the tensors there before a microbatch."""
 
     channels: StageChannels
 
@@ -392,7 +392,7 @@ class SegmentRun:
         self.on_gradient: OnGradient | None = None
 
     def expect(self, src: int, actions: Sequence[_Action]) -> None:
-        """Tell what another rank will send, in its order."""
+        """Announce what another rank will send, in its order."""
         if src == self._channels.own:
             return
         own = self._channels.own
@@ -422,10 +422,10 @@ class SegmentRun:
         slots[:] = [None] * len(slots)
 
     def _begin(self, traced: StageProgram, segment: Segment) -> None:
-        """What else a segment needs in the slots: nothing where all weights are there."""
+        """Fill slots that a segment needs; nothing where all weights are there."""
 
     def _end(self, traced: StageProgram, segment: Segment) -> None:
-        """What leaves the slots with a segment."""
+        """Clear slots after a segment."""
 
     def _receive(self, traced: StageProgram, message: SegmentMessage) -> None:
         if message in self._arrived:

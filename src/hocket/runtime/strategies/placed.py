@@ -187,7 +187,7 @@ def _devices(saved: SavedPlan, alone: torch.device | None) -> list[torch.device]
 
 
 def places_in_process(devices: Sequence[Device]) -> list[str]:
-    """Accelerators on the GPUs in turn; everything else on the processor."""
+    """Accelerators on the GPUs in turn; everything else on the CPU."""
     gpus, turn = torch.cuda.device_count(), count()
     return [
         "cpu" if device.kind.is_cpu or not gpus else f"cuda:{next(turn) % gpus}"

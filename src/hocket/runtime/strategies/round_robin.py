@@ -88,17 +88,17 @@ class _Fetched:
 class PartitionPrefetch:
     """Parameters of partitions where they are computed with: at most two at a time."""
 
-    def __init__(self, engines: CopyStreams, home: Mapping[str, torch.Tensor]) -> None:
-        self._engines, self._home = engines, home
+    def __init__(self, engines: CopyStreams, host: Mapping[str, torch.Tensor]) -> None:
+        self._engines, self._host = engines, host
         self._here: dict[int, _Fetched] = {}
 
     def fetch(self, stage: int, names: Sequence[str]) -> None:
-        """Start to bring a partition, unless it is here."""
+        """Start to copy a partition to the device, unless it is there."""
         if stage in self._here:
             return
         pairs = []
         for name in names:
-            source = self._home[name].detach()
+            source = self._host[name].detach()
             pairs.append((torch.empty_like(source, device=self._engines.device), source))
         ticket = self._engines.fetch(pairs)
         found = {name: target for name, (target, _) in zip(names, pairs, strict=True)}
@@ -142,7 +142,7 @@ class _RoundRobinRun(SegmentRun):
 
 
 class RoundRobinPipeline:
-    """One rank of waves that take partitions in turn; see `Strategy`."""
+    """One rank of a round-robin pipeline; see `Strategy`."""
 
     lost = ""
 
@@ -241,13 +241,13 @@ class RoundRobinPipeline:
         return total
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """Ranks time nothing."""
+        """As `train`: ranks time nothing."""
         return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Not possible: waves go forward and backward in turns."""
+        """Refuse: waves go forward and backward in turns."""
         raise UsageError(
-            "waves that take partitions in turn run forward and backward as one list",
+            "a round-robin pipeline runs forward and backward as one list",
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
         )
 
@@ -256,7 +256,7 @@ class RoundRobinPipeline:
         return self._whole.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns, by each rank alone."""
+        """Return the model's outputs, by each rank alone."""
         return self._whole.predict(batch)
 
     def clip(self, max_norm: float) -> None:
@@ -280,7 +280,7 @@ class RoundRobinPipeline:
         return self._programs[key]
 
     def given(self, stage_program: StageProgram, batch: Any) -> Slots:
-        """Slots with what is there before a wave, but for parameters, which come in turn."""
+        """Return slots with the tensors there before a wave, without parameters."""
         slots: Slots = [None] * len(stage_program.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._task.model, batch) if role == Role.INPUT}
         for number, name in stage_program.program.names.items():
@@ -301,7 +301,7 @@ def _stage_of(stage_program: StageProgram, tensor: int) -> int:
 
 
 def _require_own_buffers(program: Program) -> None:
-    """Refuse what changes a buffer: every rank would have another one."""
+    """Refuse ops that change a buffer: every rank would have another one."""
     for call in program.calls:
         for tensor in call.written:
             if program.tensors[tensor].role == Role.BUFFER and call.phase != Phase.OPTIMIZER:

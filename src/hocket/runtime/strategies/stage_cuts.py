@@ -170,7 +170,7 @@ _BEFORE = -2
 
 
 class StageCuts(NamedTuple):
-    """How a pipeline cuts a model."""
+    """Stages of a pipeline, and the stage of each forward op."""
 
     device_of_stage: tuple[int, ...]
     """The pipeline rank of each virtual stage."""

@@ -124,7 +124,7 @@ class StageProgram:
             for do, op, drops in self._bound.get(segment, ()):
                 try:
                     do()
-                # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+                # Whatever an op of a user's model raises is a failed run, not a bug of ours.
                 except Exception as error:
                     name = self.graph.op_names[op]
                     raise RunError(
@@ -264,7 +264,7 @@ class StageProgram:
         ]
 
     def is_free(self, tensor: int, segment: Segment) -> bool:
-        """Whether this rank needs a tensor no more after a segment, or not at all."""
+        """True if this rank needs a tensor no more after a segment, or not at all."""
         return tensor not in self._last or self._last[tensor] == segment
 
     def drop_after(self, segment: Segment, held: Slots) -> None:
@@ -303,4 +303,4 @@ PARTS_OF_ACTION: dict[str, tuple[Part, ...]] = {
     "I": (Part.INPUT_GRADIENT,),
     "W": (Part.WEIGHT_GRADIENT,),
 }
-"""What the letters of schedules do."""
+"""Parts of a stage's work by the letter of an action."""

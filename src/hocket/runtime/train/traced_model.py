@@ -48,7 +48,7 @@ from hocket.runtime.train.model_tensors import (
     setting_values,
     settings_of,
 )
-from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
+from hocket.runtime.train.rank_placement import RankedStep, clip_together, gather_state
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.trace_options import Kind, TraceOptions
 from hocket.runtime.train.traced_step import TracedStep, plan_like

@@ -20,7 +20,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
-from hocket.runtime.held import Held
+from hocket.runtime.device_worker import DeviceWorker, HeldTensors
 from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
@@ -28,10 +28,9 @@ from hocket.runtime.split import Do, Instruction, StepCalls, split
 from hocket.runtime.train.eager_step import EagerStep, kept_tensors
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.train.model_tensors import ModelTensors
-from hocket.runtime.train.ranked import RankedStep
+from hocket.runtime.train.rank_placement import RankedStep
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.traced_recompute import RecomputedDraws
-from hocket.runtime.worker import DeviceWorker
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
@@ -114,7 +113,7 @@ class StreamedStep(SingleProcess):
     ) -> StepRecord:
         """The whole step from the tensors that are there before, per device; and its times."""
         for worker, tensors in zip(self.workers, given, strict=True):
-            worker.held = Held()
+            worker.held = HeldTensors()
             for number, tensor in tensors.items():
                 worker.held[number] = tensor
         self.gradients, self._weight = {}, weight
@@ -132,7 +131,7 @@ class StreamedStep(SingleProcess):
     def forget(self) -> None:
         """Drop all that the step held."""
         for worker in self.workers:
-            worker.held = Held()
+            worker.held = HeldTensors()
         self.gradients = {}
 
     def _run(self, worker: DeviceWorker, op: int, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -10,8 +11,46 @@ from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call, TensorSpec
 from hocket.capture.storage import first_tensors
 from hocket.graph.graph import Role
-from hocket.runtime.held import Held
 from hocket.runtime.kernels import stand_in
+
+
+class HeldTensors(dict[int, torch.Tensor]):
+    """Tensors by number, and the bytes behind them; a storage with several views counts once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+        """Bytes of all storages that are held now."""
+        self.peak_bytes = 0
+        self._num_tensors: dict[int, int] = {}
+
+    def __setitem__(self, number: int, tensor: torch.Tensor) -> None:
+        if number in self:
+            del self[number]
+        storage = tensor.untyped_storage()
+        count = self._num_tensors.get(storage._cdata, 0)
+        self._num_tensors[storage._cdata] = count + 1
+        if not count:
+            self.num_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        super().__setitem__(number, tensor)
+
+    def __delitem__(self, number: int) -> None:
+        storage = self[number].untyped_storage()
+        count = self._num_tensors.pop(storage._cdata) - 1
+        if count:
+            self._num_tensors[storage._cdata] = count
+        else:
+            self.num_bytes -= storage.nbytes()
+        super().__delitem__(number)
+
+    def pop(self, number: int, *default: Any) -> Any:
+        """Remove a tensor and return it."""
+        if default and number not in self:
+            return default[0]
+        tensor = self[number]
+        del self[number]
+        return tensor
 
 
 class DeviceWorker:
@@ -26,13 +65,13 @@ class DeviceWorker:
         seed: int | None,
         sent: Container[int],
     ) -> None:
-        """Without a ``seed`` draws go on where the generators of PyTorch stand.
+        """Without a ``seed`` draws continue from the state of PyTorch's generators.
 
         ``sent`` are the tensors that leave the device.
         """
         self.device, self.seed = device, seed
         self.specs, self.draws = specs, draws
-        self.held = Held()
+        self.held = HeldTensors()
         self._bound = {
             op: BoundCall(
                 call,
@@ -45,7 +84,7 @@ class DeviceWorker:
         }
 
     def load(self, present: Iterable[int], storages: Mapping[int, torch.Tensor]) -> None:
-        """Put the tensors there that exist before the first step; see `given_storages`."""
+        """Load the tensors that exist before the first step; see `given_storages`."""
         for number, tensor in first_tensors(present, self.specs, storages, self.device).items():
             self.held[number] = tensor
 
@@ -56,11 +95,11 @@ class DeviceWorker:
         self._bound[op].perform(self.held, step)
 
     def drop(self, tensor: int) -> None:
-        """Forget a tensor; one that only orders ops was never there."""
+        """Drop a tensor; one that only orders ops was never there."""
         self.held.pop(tensor, None)
 
     def drop_results(self) -> None:
-        """Forget gradients and outputs of the step before."""
+        """Drop gradients and outputs of the previous step."""
         results = [t for t in self.held if self.specs[t].role in (Role.GRADIENT, Role.OUTPUT)]
         for tensor in results:
             del self.held[tensor]

@@ -12,7 +12,7 @@ from hocket.api import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.graph import GraphBuilder, Role
-from hocket.runtime import room
+from hocket.runtime import run_memory
 from hocket.runtime.run import WALK_S, with_walk
 from hocket.simulate import simulate
 
@@ -35,13 +35,13 @@ def planned():
 def needed_bytes(planned):
     graph, peaks = planned.problem.graph, planned.timeline.peak_bytes
     weights = sum(size for role, size in graph.bytes_by_role().items() if role == "parameter")
-    return int(peaks.sum()) + weights + 3 * room.PROCESS_BYTES
+    return int(peaks.sum()) + weights + 3 * run_memory.PROCESS_BYTES
 
 
 def refusal(planned, free_bytes, monkeypatch):
-    monkeypatch.setattr(room, "available_bytes", lambda: free_bytes)
+    monkeypatch.setattr(run_memory, "available_bytes", lambda: free_bytes)
     places = dict.fromkeys(range(2), "cpu")
-    room.require_room(planned.problem, planned.timeline, places, num_processes=3)
+    run_memory.require_memory_here(planned.problem, planned.timeline, places, num_processes=3)
 
 
 def test_a_run_may_take_all_that_is_free_and_not_a_byte_more(planned, monkeypatch):
@@ -66,12 +66,12 @@ def test_the_hint_leaves_room_for_the_weights_twice():
     builder = GraphBuilder("held")
     builder.op("reads", reads=[builder.tensor("weight", 100, role=Role.PARAMETER)])
     graph = replace(builder.build(), meta={"batch": 8})
-    assert "--scale 0.25 (2 of 8 samples)" in room._instead(graph, 1000, 600)
-    assert "--scale 0.5 (4 of 8 samples)" in room._instead(graph, 1000, 700)
-    assert "--scale" not in room._instead(graph, 1000, 200)
+    assert "--scale 0.25 (2 of 8 samples)" in run_memory._instead(graph, 1000, 600)
+    assert "--scale 0.5 (4 of 8 samples)" in run_memory._instead(graph, 1000, 700)
+    assert "--scale" not in run_memory._instead(graph, 1000, 200)
     # A part of a plan is told as a part of the whole plan, and each model has a sample.
-    assert "--scale 0.0625 (2 of 32 samples)" in room._instead(graph, 1000, 600, 1, 32)
-    assert "--scale" not in room._instead(graph, 1000, 700, 3, 32)
+    assert "--scale 0.0625 (2 of 32 samples)" in run_memory._instead(graph, 1000, 600, 1, 32)
+    assert "--scale" not in run_memory._instead(graph, 1000, 700, 3, 32)
 
 
 def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):
     on = ["--on", "1xcpu-core", "--planner", "one-device", "--loss", "mse"]
     hocket("plan", "m.py:make", *on, cwd=tmp_path)
     (tmp_path / "m.py").write_text("def make(): raise AssertionError('built')\n")
-    monkeypatch.setattr(room, "available_bytes", lambda: 1)
+    monkeypatch.setattr(run_memory, "available_bytes", lambda: 1)
     refused = hocket("run", "plan.json", "--json", cwd=tmp_path, expect=2)
     assert "are free" in json.loads(refused.stdout)["error"]["message"]
 

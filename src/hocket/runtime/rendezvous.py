@@ -1,10 +1,12 @@
-"""How ranks find each other: a store, on loopback by default, held by who started them."""
+"""Rendezvous of ranks: a store, on loopback by default, held by the process that started them."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -47,7 +49,7 @@ class MeetingStore:
 
 
 def own_device(header: dict[str, Any]) -> torch.device:
-    """The device on which this rank computes from here on, with its share of the threads."""
+    """Select the device and the number of threads of this rank."""
     torch.set_num_threads(header["threads"])
     device = torch.device(header["device"])
     if device.type == "cuda":
@@ -68,3 +70,30 @@ def join_group(header: dict[str, Any], device: torch.device) -> None:
         timeout=_PATIENCE,
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def join_ranks(environment: Mapping[str, str]) -> bool:
+    """Join the ranks that ``hocket launch``, torchrun or ``accelerate launch`` has started.
+
+    False where this process is alone.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    if int(environment.get("WORLD_SIZE", "1")) < 2 or "RANK" not in environment:
+        return False
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # Threads of groups that are still there when Python ends take the process down with them.
+    atexit.register(_leave_ranks)
+    return True
+
+
+def _leave_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank_device(environment: Mapping[str, str]) -> torch.device:
+    """Return the real device of this rank."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(environment.get("LOCAL_RANK", "0")))

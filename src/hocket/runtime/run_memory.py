@@ -1,4 +1,4 @@
-"""Whether this machine has room for a run, known before anything is started."""
+"""Refuse runs that need more memory than this machine has, before anything starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hocket.simulate import Timeline
 from hocket.transformer import Transformer
 
 
-def require_room(
+def require_memory_here(
     problem: Problem,
     predicted: Timeline,
     places: Mapping[int, str],
@@ -31,7 +31,7 @@ def require_room(
 ) -> None:
     """Refuse a run whose predicted peaks are more than is free where it would run.
 
-    ``places`` says by device of the plan what it is carried out on, ``num_models`` how many hold
+    ``places`` are real devices by device of the plan, ``num_models`` how many hold
     all that is trained, a sample of the batch at least, and ``planned_samples`` what the plan has
     where the problem is a part of it. The process that starts the others holds the model as well,
     until they have it.
@@ -59,7 +59,7 @@ _KEPT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
 
 
 def persistent_bytes(graph: Graph, roles: Sequence[Role] = _KEPT) -> int:
-    """What a step finds and leaves, of whatever size the batch is."""
+    """Return the bytes that outlive a step, whatever the size of the batch."""
     stays = np.isin(graph.tensor_role, roles) & (graph.tensor_producer < 0)
     return int(graph.held_bytes[stays].sum())
 
@@ -94,7 +94,7 @@ _INSTEAD = (
 )
 
 
-def require_room_for_states(plan: TransformerPlan, dtype: torch.dtype) -> None:
+def require_memory_for_states(plan: TransformerPlan, dtype: torch.dtype) -> None:
     """Refuse a run of a transformer's shape whose states alone would fill this machine."""
     model, config = plan.model, plan.config
     if config.num_devices > _MAX_PROCESSES:
