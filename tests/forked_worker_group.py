@@ -21,7 +21,7 @@ from hocket.base import config
 from hocket.processes.start import start_module
 
 MODULES = {
-    "hocket.runtime.run_rank", "hocket.runtime.launched",
+    "hocket.runtime.run_rank", "hocket.runtime.rank_script",
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_auto_plans_a_model_and_shows_it(model, tmp_path):
 
 
 def test_a_planned_step_can_be_run(tmp_path, monkeypatch):
-    from hocket.runtime.options import RunOptions
+    from hocket.runtime.run_options import RunOptions
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(

@@ -9,7 +9,7 @@ import gc
 
 import torch._dynamo  # noqa: F401
 
-import hocket.runtime.synthetic
+import hocket.runtime.synthetic_training
 import hocket.training  # noqa: F401
 from hocket.api.planned import plan_graph
 from hocket.graph.generators import generate

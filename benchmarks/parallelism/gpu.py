@@ -27,8 +27,8 @@ from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules import make_schedule
-from hocket.runtime.options import RunOptions
 from hocket.runtime.run import run_plan
+from hocket.runtime.run_options import RunOptions
 from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 WIDE = Transformer(

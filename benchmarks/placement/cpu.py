@@ -17,8 +17,8 @@ from hocket.capture import capture, load_model
 from hocket.hardware.files import cluster_from_dict
 from hocket.planners import PLANNERS
 from hocket.planners.candidates import propose
-from hocket.runtime.options import RunOptions
 from hocket.runtime.run import run_plan
+from hocket.runtime.run_options import RunOptions
 
 SLOWDOWN = 3.0
 PLANNED = ("layer-blocks", "device-map-auto", "auto")

@@ -25,9 +25,9 @@ from runtime.plain_reference import reference_steps
 from hocket.capture.execute import named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
-from hocket.runtime.setup import Setup
-from hocket.runtime.single import SingleProcess
-from hocket.runtime.split import split
+from hocket.runtime.device_instructions import split
+from hocket.runtime.in_process_placement import SingleProcess
+from hocket.runtime.placed_program import Setup
 
 LIMIT = 1e-6
 

@@ -37,7 +37,7 @@ def killed(folder: Path, number: int) -> tuple[float, bool]:
     assert launched.stdout is not None
     next(line for line in launched.stdout if f" step {3 + number % 4}:" in line)
     children = psutil.Process(launched.pid).children(recursive=True)
-    ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
+    ranks = [c for c in children if "hocket.runtime.rank_script" in c.cmdline()]
     victim = next(rank for rank in ranks if rank.environ()["RANK"] == str(number % 2))
     time.sleep(0.003 * number)
     os.kill(victim.pid, signal.SIGKILL)

@@ -23,9 +23,9 @@ import torch
 
 from hocket.cli import main as hocket
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.runtime.options import RunCallbacks, RunOptions
-from hocket.runtime.record import StepRecord
 from hocket.runtime.run import run_plan
+from hocket.runtime.run_options import RunCallbacks, RunOptions
+from hocket.runtime.step_record import StepRecord
 from hocket.simulate import simulate
 
 WARM_UP = 5

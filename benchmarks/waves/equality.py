@@ -31,7 +31,7 @@ from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.strategies.batch_split import microbatches
-from hocket.runtime.synthetic import SyntheticTraining
+from hocket.runtime.synthetic_training import SyntheticTraining
 from hocket.runtime.train.planned_optimizer import torch_optimizer
 
 

@@ -46,12 +46,12 @@ from hocket.runtime.prepare import choose_strategy, is_parallel
 from hocket.runtime.rendezvous import join_ranks, rank_device
 from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Timings, innermost
-from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.compiled_model import CompiledModel
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.trace_options import TraceOptions
-from hocket.runtime.training import TrainingLoop, is_first_rank
+from hocket.runtime.training_loop import TrainingLoop, is_first_rank
+from hocket.runtime.training_task import LoopOptions, TrainingTask
 
 __all__ = ["PadTo", "Training", "prepare"]
 

@@ -20,10 +20,10 @@ from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.dry_run import dry_run_peak
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.trace_options import TraceOptions
-from hocket.runtime.training import TrainingLoop
+from hocket.runtime.training_loop import TrainingLoop
+from hocket.runtime.training_task import LoopOptions
 
 CPU = torch.device("cpu")
 LAYER_BYTES = 2 * EXPERTS * WIDTH * HIDDEN * 4

@@ -25,7 +25,7 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.rebuild import ModelSource
+from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.view.measured import placement_run_data
@@ -123,7 +123,7 @@ def test_run_carries_out_a_plan_of_fit():
     assert result.backend == "single"
     told = placement_run_data(fitted.frontier.problem, plan, result)["devices"][0]
     assert told["peak_bytes"]["measured"] == result.peak_bytes["gpu0"]
-    with pytest.raises(UsageError, match="does not run a budget"):
+    with pytest.raises(UsageError, match="does not run a memory plan"):
         run_plan(fitted.frontier.problem, plan, RunOptions(backend="gloo"), source=source)
     assert len(result.losses) == 3
 

@@ -8,7 +8,7 @@ from runtime.test_single import place, run_single
 from torch import nn
 
 from hocket.capture.zoo import language
-from hocket.runtime.kernels import _backward, _forward
+from hocket.runtime.cpu_attention import _backward, _forward
 
 MODELS = {
     "gpt2": lambda: language.gpt2(

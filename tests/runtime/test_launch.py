@@ -64,7 +64,7 @@ def test_a_killed_rank_is_named_and_all_are_gone(alone):
     with ForkedCommand(*command, cwd=folder) as launched:
         next(line for line in launched.stdout if line.startswith("[rank0]: step 3:"))
         children = psutil.Process(launched.pid).children(recursive=True)
-        ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
+        ranks = [c for c in children if "hocket.runtime.rank_script" in c.cmdline()]
         assert len(ranks) == 2
         second = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
         os.kill(second.pid, signal.SIGKILL)

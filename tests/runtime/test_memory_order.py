@@ -11,9 +11,9 @@ from hocket.capture import capture_program, named_tensors
 from hocket.plan.plan import Plan
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.memory.release import release_gradients
-from hocket.runtime.setup import Setup
-from hocket.runtime.single import SingleProcess
-from hocket.runtime.split import split
+from hocket.runtime.device_instructions import split
+from hocket.runtime.in_process_placement import SingleProcess
+from hocket.runtime.placed_program import Setup
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
 

@@ -9,7 +9,7 @@ from hocket.capture.program import TensorSpec
 from hocket.capture.record import layout_of
 from hocket.graph import Role
 from hocket.runtime.device_worker import HeldTensors
-from hocket.runtime.package import pack, package_bytes, unpack
+from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 

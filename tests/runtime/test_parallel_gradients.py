@@ -11,7 +11,7 @@ from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime import check as check_module
-from hocket.runtime.check import (
+from hocket.runtime.numerics_check import (
     TOLERANCE,
     Agreement,
     Reference,
@@ -21,9 +21,9 @@ from hocket.runtime.check import (
     small_of,
     small_plan,
 )
-from hocket.runtime.options import RunOptions
-from hocket.runtime.refusals import DataProgram, data_program, refuse
 from hocket.runtime.run import run_plan
+from hocket.runtime.run_options import RunOptions
+from hocket.runtime.transformer_refusals import DataProgram, data_program, refuse
 from hocket.transformer import SCHEDULES
 
 RIGHT = {

@@ -21,12 +21,12 @@ from hocket.cli import main
 from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import write_plan
-from hocket.runtime import check, run_memory
+from hocket.runtime import numerics_check, run_memory
 from hocket.runtime import run as run_module
-from hocket.runtime.check import Agreement
 from hocket.runtime.lost_rank import lost_another
-from hocket.runtime.options import RunCallbacks, RunOptions
+from hocket.runtime.numerics_check import Agreement
 from hocket.runtime.run import choose_backend, run_plan
+from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.transformer_model import built_in_model
 from hocket.simulate import simulate
 from hocket.simulate.pipeline import action_busy_s
@@ -109,7 +109,7 @@ def test_only_the_check_can_be_asked_for(tmp_path, capsys, monkeypatch):
     made = small_plan()
     write_plan(path, made.problem, made.plan)
     right = Agreement(loss_error=0.0, gradient_error=2e-9, worst="head.logits.weight")
-    monkeypatch.setattr(check, "differences", lambda saved: right)
+    monkeypatch.setattr(numerics_check, "differences", lambda saved: right)
     main(["run", str(path), "--check-only"])
     assert "(largest difference 2.0e-09)" in capsys.readouterr().out
     main(["run", str(path), "--check-only", "--json"])
@@ -145,7 +145,7 @@ def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     assert "--check-only" in caught.value.hint
     wide = replace(config, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
-        run_memory.require_memory_here_for_states(
+        run_memory.require_memory_for_states(
             plan_of(large, wide, schedule, on="128xv100-16g"), torch.float32
         )
 
@@ -177,7 +177,7 @@ def test_gpus_are_chosen_where_there_are_enough(monkeypatch):
     assert choose_backend("transformer", "gloo", devices[:2])[0] == "gloo"
     with pytest.raises(UsageError, match="this machine has 2 CUDA devices"):
         choose_backend("transformer", "nccl", devices)
-    with pytest.raises(UsageError, match="'single' does not run a config"):
+    with pytest.raises(UsageError, match="'single' does not run a transformer plan"):
         choose_backend("transformer", "single", devices)
 
 

@@ -21,9 +21,9 @@ from hocket.base.errors import RunError
 from hocket.capture import capture, load_model
 from hocket.plan.plan import Plan
 from hocket.processes.worker import Worker
-from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.rendezvous import MeetingStore
 from hocket.runtime.run import run_plan
+from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.train.rank_placement import Outbox
 
 FOREVER = 10**6

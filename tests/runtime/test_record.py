@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hocket.runtime.record import StepRecord, joined, measured_timeline
-from hocket.runtime.split import Transfer
+from hocket.runtime.device_instructions import Transfer
+from hocket.runtime.step_record import StepRecord, joined, measured_timeline
 
 TRANSFERS = (Transfer(tensor=4, src=0, dst=1), Transfer(tensor=3, src=1, dst=0))
 

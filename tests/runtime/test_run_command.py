@@ -19,11 +19,11 @@ from hocket.capture import capture, load_model
 from hocket.cli import main
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
-from hocket.runtime.options import RunOptions
-from hocket.runtime.rebuild import build
-from hocket.runtime.record import StepRecord
-from hocket.runtime.result import middle_step
+from hocket.runtime.planned_model import build
 from hocket.runtime.run import choose_backend, run_plan
+from hocket.runtime.run_options import RunOptions
+from hocket.runtime.run_result import middle_step
+from hocket.runtime.step_record import StepRecord
 from hocket.simulate import simulate
 
 FACTORY = """
@@ -262,7 +262,7 @@ def test_options_of_another_kind_of_plan_are_refused():
     RunOptions(steps=3, scale=0.5).require_meaning("placement")
     with pytest.raises(UsageError, match="dtype has no meaning for a placement"):
         RunOptions(dtype="bfloat16").require_meaning("placement")
-    with pytest.raises(UsageError, match="scale has no meaning for a config"):
+    with pytest.raises(UsageError, match="scale has no meaning for a transformer plan"):
         RunOptions(scale=0.5).require_meaning("transformer")
 
 

@@ -12,7 +12,7 @@ from simulate.problems import joined, plans, problem_of, problems
 from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.plan.plan import Plan
-from hocket.runtime.split import Do, split
+from hocket.runtime.device_instructions import Do, split
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of, lower
 

@@ -15,7 +15,7 @@ from hocket.capture import capture
 from hocket.cost.profile import read_profile
 from hocket.plan.plan import Plan
 from hocket.runtime.train.step_monitor import NUM_DRIFTING, Watch, likely_cause
-from hocket.runtime.training import DriftWarning
+from hocket.runtime.training_loop import DriftWarning
 from hocket.simulate import simulate
 from hocket.training import prepare
 

@@ -20,9 +20,9 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
 from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.waves.wave_search import even_split, fit_waves, reasons
-from hocket.runtime.options import RunOptions
-from hocket.runtime.rebuild import ModelSource
-from hocket.runtime.streams import DeviceStream
+from hocket.runtime.device_streams import DeviceStream
+from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.run_options import RunOptions
 from hocket.runtime.train.waves import WaveStep, WaveWarning, wave_order
 from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.view.measured import shares_run_table

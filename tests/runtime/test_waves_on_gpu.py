@@ -12,7 +12,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_search import fit_waves
-from hocket.runtime.synthetic import SyntheticTraining
+from hocket.runtime.synthetic_training import SyntheticTraining
 from hocket.simulate.parallel.wave_streams import pass_order
 
 

@@ -30,9 +30,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.runtime.options import OnProgress, OnStart, OnStep, RunOptions
-    from hocket.runtime.rebuild import ModelSource
-    from hocket.runtime.result import RunResult
+    from hocket.runtime.planned_model import ModelSource
+    from hocket.runtime.run_options import OnProgress, OnStart, OnStep, RunOptions
+    from hocket.runtime.run_result import RunResult
     from hocket.simulate.timeline import Timeline
 
 
@@ -83,7 +83,7 @@ class Planned:
         Else the model is built anew: ``model`` must name it (a model of the zoo or
         ``package.module:function``) unless the name given to `hocket.capture` does.
         """
-        from hocket.runtime.options import RunOptions
+        from hocket.runtime.run_options import RunOptions
 
         known = [field.name for field in fields(RunOptions)]
         for name in changes:
@@ -165,8 +165,8 @@ def run_plan(
     from hocket.base.extras import require
 
     require("torch", "running a plan")
-    from hocket.runtime.options import RunCallbacks
     from hocket.runtime.run import run_plan
+    from hocket.runtime.run_options import RunCallbacks
 
     watch = RunCallbacks(on_start=on_start, on_step=on_step, on_progress=on_progress)
     return run_plan(problem, plan, options, source=source, watch=watch)
@@ -198,7 +198,7 @@ def auto(
     """
     from hocket.capture.given import first_batch, supervised, unwrapped
     from hocket.capture.sizes import capture_sizes, trying_samples
-    from hocket.runtime.rebuild import ModelSource
+    from hocket.runtime.planned_model import ModelSource
 
     model, batch = unwrapped(model), first_batch(batch)
     loss, forward = supervised(model, batch, loss, forward)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.runtime.options import BACKENDS, RunOptions
+from hocket.runtime.run_options import BACKENDS, RunOptions
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.check import Agreement
+    from hocket.runtime.numerics_check import Agreement
 
 __all__ = ["BACKENDS", "RunOptions", "check_config", "step_on_processor_s"]
 
@@ -17,13 +17,13 @@ __all__ = ["BACKENDS", "RunOptions", "check_config", "step_on_processor_s"]
 def check_config(problem: Problem, plan: Plan) -> Agreement:
     """Run a plan's config at toy size against one device; raises where they differ."""
     from hocket.plan.transformer_plan import TransformerPlan
-    from hocket.runtime.check import check_parallel
+    from hocket.runtime.numerics_check import check_parallel
 
     return check_parallel(TransformerPlan(problem, plan))
 
 
 def step_on_processor_s(problem: Problem, scale: float) -> float | None:
     """Estimated seconds of a step on this CPU; None where a GPU runs it."""
-    from hocket.runtime.pace import step_on_processor_s
+    from hocket.runtime.cpu_step_time import step_on_processor_s
 
     return step_on_processor_s(problem, scale)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.record import StepRecord
-    from hocket.runtime.result import RunResult
+    from hocket.runtime.run_result import RunResult
+    from hocket.runtime.step_record import StepRecord
 
 _LONG_STEP_S = 20.0
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 from hocket.base.errors import UsageError
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.runtime.refusals import TRAINED_DTYPES, refuse_plan, str_of
+from hocket.runtime.transformer_refusals import TRAINED_DTYPES, refuse_plan, str_of
 
 _LONGEST_NAME = 80
 

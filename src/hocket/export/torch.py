@@ -12,7 +12,7 @@ from importlib.resources import files
 from hocket.export.common import launch, plain, refuse_dtype, refuse_for_torch
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
-from hocket.runtime.refusals import data_program
+from hocket.runtime.transformer_refusals import data_program
 from hocket.transformer.stages import stage_layers
 
 Imports = dict[str, set[str]]

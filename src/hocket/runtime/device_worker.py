@@ -11,7 +11,7 @@ from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call, TensorSpec
 from hocket.capture.storage import first_tensors
 from hocket.graph.graph import Role
-from hocket.runtime.kernels import stand_in
+from hocket.runtime.cpu_attention import stand_in
 
 
 class HeldTensors(dict[int, torch.Tensor]):

@@ -36,7 +36,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.base.errors import MissingExtraError, RunError
-from hocket.runtime.refusals import DataProgram
 from hocket.runtime.transformer_model import (
     TIED,
     Embedding,
@@ -46,6 +45,7 @@ from hocket.runtime.transformer_model import (
     token_batch,
     token_loss,
 )
+from hocket.runtime.transformer_refusals import DataProgram
 from hocket.transformer import ParallelConfig, Recompute, Transformer
 
 

@@ -69,7 +69,7 @@ def launch(
         specs = [
             WorkerSpec(
                 name=f"rank {rank} ({names[rank]})",
-                module="hocket.runtime.launched",
+                module="hocket.runtime.rank_script",
                 arguments=(str(script), *arguments),
                 environment=asked
                 | _variables(

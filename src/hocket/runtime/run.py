@@ -26,22 +26,22 @@ from hocket.plan.sections import Communication, Memory, Parallel, Replica, Waves
 from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.plan.verify import raise_violations, require_structure, structure_violations
 from hocket.processes.heartbeat import Position, how_far
-from hocket.runtime.check import Agreement, check_parallel
+from hocket.runtime.cpu_threads import torch_threads
 from hocket.runtime.launch import used_devices
+from hocket.runtime.numerics_check import Agreement, check_parallel
 from hocket.runtime.offload.memory_tracker import MemoryTracker
-from hocket.runtime.options import BACKENDS, RunCallbacks, RunOptions
-from hocket.runtime.rebuild import BuiltModel, ModelSource, build
-from hocket.runtime.record import StepRecord, measured_timeline
-from hocket.runtime.refusals import TRAINED_DTYPES, refuse_plan
-from hocket.runtime.result import RunResult, middle_step
+from hocket.runtime.planned_model import BuiltModel, ModelSource, build
 from hocket.runtime.run_memory import require_memory_for_states, require_memory_here
+from hocket.runtime.run_options import BACKENDS, KIND_NAMES, RunCallbacks, RunOptions
 from hocket.runtime.run_ranks import run_ranks
-from hocket.runtime.smaller import smaller_batch, with_graph
+from hocket.runtime.run_result import RunResult, middle_step
+from hocket.runtime.scaled_batch import smaller_batch, with_graph
+from hocket.runtime.step_record import StepRecord, measured_timeline
 from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.strategies.placed import places_in_process
-from hocket.runtime.synthetic import PER_STEP, SyntheticTraining
-from hocket.runtime.threads import torch_threads
+from hocket.runtime.synthetic_training import PER_STEP, SyntheticTraining
 from hocket.runtime.train.predicted_step import claimed_step_s
+from hocket.runtime.transformer_refusals import TRAINED_DTYPES, refuse_plan
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.verify import update_violations
 
@@ -225,7 +225,7 @@ def choose_backend(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[
     if wanted not in known:
         if wanted in BACKENDS:
             raise UsageError(
-                f"backend {wanted!r} does not run a {kind}",
+                f"backend {wanted!r} does not run {KIND_NAMES[kind]}",
                 hint=f"use one of {', '.join(('auto', *known))}",
             )
         raise unknown_name("backend", wanted, BACKENDS)

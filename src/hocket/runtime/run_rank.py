@@ -13,7 +13,7 @@ from hocket.processes.child import Parent, live
 if TYPE_CHECKING:
     import torch
 
-    from hocket.runtime.synthetic import SyntheticTraining
+    from hocket.runtime.synthetic_training import SyntheticTraining
 
 
 def train(parent: Parent) -> None:
@@ -61,8 +61,8 @@ def _training(header: dict[str, Any], device: torch.device, join: Any) -> Synthe
 
     from hocket.capture.optimizer import Optimizer
     from hocket.plan.files import plan_from_data
-    from hocket.runtime.rebuild import built_by_name
-    from hocket.runtime.synthetic import SyntheticTraining, transformer_training
+    from hocket.runtime.planned_model import built_by_name
+    from hocket.runtime.synthetic_training import SyntheticTraining, transformer_training
 
     saved, seed = plan_from_data(header["plan"], "the plan of the run"), header["seed"]
     if header["model"] is None:

@@ -16,11 +16,11 @@ from hocket.plan.files import SavedPlan, plan_to_data
 from hocket.processes.heartbeat import Position, how_far
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import Timeouts, WorkerGroup
-from hocket.runtime.options import RunCallbacks, RunOptions
-from hocket.runtime.record import StepParts, StepRecord
+from hocket.runtime.device_instructions import Transfer
 from hocket.runtime.rendezvous import MeetingStore
-from hocket.runtime.split import Transfer
-from hocket.runtime.synthetic import PER_STEP
+from hocket.runtime.run_options import RunCallbacks, RunOptions
+from hocket.runtime.step_record import StepParts, StepRecord
+from hocket.runtime.synthetic_training import PER_STEP
 
 
 @dataclass

@@ -19,8 +19,8 @@ from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 
 if TYPE_CHECKING:
-    from hocket.runtime.check import Agreement
-    from hocket.runtime.result import RunResult
+    from hocket.runtime.numerics_check import Agreement
+    from hocket.runtime.run_result import RunResult
 
 _MANY = 2
 """From this many times the prediction on, a percentage says little."""

@@ -20,7 +20,7 @@ from hocket.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hocket.runtime.result import RunResult
+    from hocket.runtime.run_result import RunResult
     from hocket.view.budgeted import WithinBudget
 
 

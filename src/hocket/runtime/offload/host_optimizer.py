@@ -28,6 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hocket.base.errors import RunError, UsageError
+from hocket.runtime.cpu_threads import torch_threads
 from hocket.runtime.offload.copy_streams import DONE, CopyEvent
 from hocket.runtime.offload.host_adam import fused_adam_step, is_fused_adam
 from hocket.runtime.offload.memory_tracker import on_host
@@ -38,7 +39,6 @@ from hocket.runtime.offload.optimizer_parts import (
     updates_in_parts,
 )
 from hocket.runtime.offload.parameter_blocks import Block
-from hocket.runtime.threads import torch_threads
 from hocket.simulate.rewriting.homes import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1

@@ -46,10 +46,10 @@ from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.offload.plan_cache import CachedPlan
 from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.plan_correction import PlanCorrection
-from hocket.runtime.rebuild import require_same
+from hocket.runtime.planned_model import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
-from hocket.runtime.task import Prepared, TrainingTask
 from hocket.runtime.train.predicted_step import are_played, claimed_step_s, predicted_s
+from hocket.runtime.training_task import Prepared, TrainingTask
 
 
 def budget_strategy(

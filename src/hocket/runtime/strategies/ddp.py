@@ -39,10 +39,10 @@ from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.pipeline import Pipeline
 from hocket.runtime.strategies.tensor import sum_both_ways
 from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
-from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.training_task import LoopOptions
 
 
 class DataParallel:

@@ -16,8 +16,7 @@ from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph
-from hocket.runtime.kernels import stand_in
-from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
+from hocket.runtime.cpu_attention import stand_in
 from hocket.runtime.strategies.stage_cuts import (
     Part,
     Segment,
@@ -25,6 +24,7 @@ from hocket.runtime.strategies.stage_cuts import (
     segments_of,
     shared_gradients,
 )
+from hocket.runtime.tensor_bytes import needs_storage, pack, package_bytes, unpack
 from hocket.runtime.train.eager_step import Slots, performed
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 

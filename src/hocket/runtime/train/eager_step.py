@@ -21,10 +21,10 @@ from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Phase, Role
-from hocket.runtime.kernels import stand_in
-from hocket.runtime.package import pack, unpack
-from hocket.runtime.setup import Setup
-from hocket.runtime.split import Do
+from hocket.runtime.cpu_attention import stand_in
+from hocket.runtime.device_instructions import Do
+from hocket.runtime.placed_program import Setup
+from hocket.runtime.tensor_bytes import pack, unpack
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.train.traced_recompute import RecomputedDraws
 

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from hocket.base.errors import RunError, UsageError, one_line
 from hocket.capture.program import TensorSpec
 from hocket.graph.graph import Phase
+from hocket.runtime.device_instructions import Do, Instruction
+from hocket.runtime.device_streams import new_stream
 from hocket.runtime.device_worker import DeviceWorker, HeldTensors
 from hocket.runtime.lost_rank import CommunicationError
-from hocket.runtime.package import pack, package_bytes, unpack
-from hocket.runtime.record import StepRecord
-from hocket.runtime.setup import Setup
-from hocket.runtime.split import Do, Instruction
-from hocket.runtime.streams import new_stream
+from hocket.runtime.placed_program import Setup
+from hocket.runtime.step_record import StepRecord
+from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
 from hocket.runtime.train.broadcast import broadcast_slots
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 

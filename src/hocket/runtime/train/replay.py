@@ -14,7 +14,7 @@ import torch
 
 from hocket.capture.program import Program
 from hocket.graph.graph import Role
-from hocket.runtime.setup import Setup
+from hocket.runtime.placed_program import Setup
 from hocket.runtime.train.captured import StaticBatch
 from hocket.runtime.train.cuda_graphs import GraphReplay, Same
 from hocket.runtime.train.eager_step import EagerStep, Given

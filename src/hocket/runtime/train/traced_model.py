@@ -27,8 +27,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.autocast import autocast_state
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.record import StepRecord, measured_timeline
-from hocket.runtime.smaller import with_graph
+from hocket.runtime.scaled_batch import with_graph
+from hocket.runtime.step_record import StepRecord, measured_timeline
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import (
     Signature,

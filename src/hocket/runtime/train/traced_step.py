@@ -20,11 +20,11 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
+from hocket.runtime.device_instructions import Do, Instruction, StepCalls, split
 from hocket.runtime.device_worker import DeviceWorker, HeldTensors
-from hocket.runtime.record import StepRecord
-from hocket.runtime.setup import Setup
-from hocket.runtime.single import SingleProcess
-from hocket.runtime.split import Do, Instruction, StepCalls, split
+from hocket.runtime.in_process_placement import SingleProcess
+from hocket.runtime.placed_program import Setup
+from hocket.runtime.step_record import StepRecord
 from hocket.runtime.train.eager_step import EagerStep, kept_tensors
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.train.model_tensors import ModelTensors

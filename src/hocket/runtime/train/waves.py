@@ -23,10 +23,10 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Waves
 from hocket.plan.sections.waves import NUM_STREAMS, Changes
 from hocket.planners.waves.wave_candidate import wave_sequence
+from hocket.runtime.device_streams import CudaStream, DeviceStream
 from hocket.runtime.offload.optimizer_parts import versions_of
-from hocket.runtime.setup import Setup
+from hocket.runtime.placed_program import Setup
 from hocket.runtime.strategy import StepOutput
-from hocket.runtime.streams import CudaStream, DeviceStream
 from hocket.runtime.train.captured import cloned
 from hocket.runtime.train.cuda_graphs import GraphReplay, eager, never_replayed
 from hocket.runtime.train.eager_step import EagerStep, Given

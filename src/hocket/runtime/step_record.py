@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.runtime.split import Transfer
+from hocket.runtime.device_instructions import Transfer
 from hocket.simulate.timeline import Timeline, step_timeline
 
 _TABLES = ("op_start_s", "op_end_s", "sent_s", "posted_s", "arrived_s", "peak_bytes")

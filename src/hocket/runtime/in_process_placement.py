@@ -17,12 +17,12 @@ import torch
 from hocket.base.errors import RunError, one_line
 from hocket.capture.program import Program
 from hocket.capture.storage import given_storages
+from hocket.runtime.device_instructions import Do, Instruction
+from hocket.runtime.device_streams import Arrival, Channel, new_stream
 from hocket.runtime.device_worker import DeviceWorker
-from hocket.runtime.package import pack, unpack
-from hocket.runtime.record import StepRecord
-from hocket.runtime.setup import Setup
-from hocket.runtime.split import Do, Instruction
-from hocket.runtime.streams import Arrival, Channel, new_stream
+from hocket.runtime.placed_program import Setup
+from hocket.runtime.step_record import StepRecord
+from hocket.runtime.tensor_bytes import pack, unpack
 
 
 class SingleProcess:

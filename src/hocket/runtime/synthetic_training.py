@@ -21,14 +21,14 @@ from hocket.plan.sections import Memory, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.runtime.offload.budgeted_model import BudgetedModel
 from hocket.runtime.prepare import choose_strategy
-from hocket.runtime.record import StepRecord
+from hocket.runtime.step_record import StepRecord
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.runtime.strategy import ReportsProgress
-from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.trace_options import TraceOptions
 from hocket.runtime.train.traced_model import TracedModel
-from hocket.runtime.training import TrainingLoop
+from hocket.runtime.training_loop import TrainingLoop
+from hocket.runtime.training_task import LoopOptions, TrainingTask
 from hocket.runtime.transformer_model import built_in_model, token_batch
 
 PER_STEP = 1_000

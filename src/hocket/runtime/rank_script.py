@@ -1,4 +1,4 @@
-"""The user's script as one rank: ``python -m hocket.runtime.launched``, started by `launch`."""
+"""The user's script as one rank: ``python -m hocket.runtime.rank_script``, started by `launch`."""
 
 from __future__ import annotations
 

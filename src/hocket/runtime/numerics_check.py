@@ -15,13 +15,13 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Schedule
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.runtime.options import RunCallbacks, RunOptions
-from hocket.runtime.record import StepRecord
-from hocket.runtime.refusals import refuse_plan, str_of
+from hocket.runtime.cpu_threads import torch_threads
+from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.run_ranks import run_ranks
+from hocket.runtime.step_record import StepRecord
 from hocket.runtime.strategies.parallel import refuse_degrees
-from hocket.runtime.threads import torch_threads
 from hocket.runtime.transformer_model import built_in_model, token_batch
+from hocket.runtime.transformer_refusals import refuse_plan, str_of
 from hocket.transformer import ParallelConfig, Transformer
 
 # A parallel configuration at small size: the same structure on few processes and a model of a few

@@ -34,7 +34,6 @@ from hocket.runtime.strategy import (
     Timings,
     innermost,
 )
-from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.broadcast import broadcast_text
 from hocket.runtime.train.checkpoint import (
     State,
@@ -49,6 +48,7 @@ from hocket.runtime.train.checkpoint import (
 from hocket.runtime.train.cuda_graphs import REPLAYED
 from hocket.runtime.train.deferred_gc import deferred_gc
 from hocket.runtime.train.step_monitor import UNTIMED, Watch, likely_cause
+from hocket.runtime.training_task import LoopOptions
 
 
 class DriftWarning(UserWarning):

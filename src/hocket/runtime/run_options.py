@@ -10,7 +10,7 @@ from hocket.base.errors import UsageError
 from hocket.processes.worker_group import Timeouts
 
 if TYPE_CHECKING:
-    from hocket.runtime.record import StepRecord
+    from hocket.runtime.step_record import StepRecord
 
 SILENCE_S = Timeouts().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
@@ -57,7 +57,7 @@ class RunOptions:
             if kind not in kinds and getattr(self, field_.name) != default:
                 hint = f"leave it out: it is for a {kinds[0]}"
                 raise UsageError(
-                    f"{field_.name} has no meaning for {_ARTICLE.get(kind, kind)}", hint=hint
+                    f"{field_.name} has no meaning for {KIND_NAMES.get(kind, kind)}", hint=hint
                 )
         if not 0 < self.scale <= 1:
             raise UsageError(
@@ -65,8 +65,8 @@ class RunOptions:
             )
 
 
-_ARTICLE = {
-    "placement": "a placement", "transformer": "a transformer plan", "shares": "shares of a batch",
+KIND_NAMES = {
+    "placement": "a placement", "transformer": "a transformer plan", "shares": "a batch split",
     "budget": "a memory plan", "waves": "waves",
 }  # fmt: skip
 _ONLY_FOR = {

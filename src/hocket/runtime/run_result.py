@@ -13,8 +13,8 @@ from hocket.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.check import Agreement
-    from hocket.runtime.record import StepRecord
+    from hocket.runtime.numerics_check import Agreement
+    from hocket.runtime.step_record import StepRecord
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,9 +7,9 @@ from functools import cached_property
 from hocket.base.arrays import IntArray
 from hocket.capture.program import Call, Program
 from hocket.graph.graph import Graph
-from hocket.runtime.kernels import FUSED_ATTENTION
-from hocket.runtime.package import needs_storage
-from hocket.runtime.split import StepCalls
+from hocket.runtime.cpu_attention import FUSED_ATTENTION
+from hocket.runtime.device_instructions import StepCalls
+from hocket.runtime.tensor_bytes import needs_storage
 
 
 class Setup:

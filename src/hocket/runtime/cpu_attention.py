@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hocket.capture.program import Call, TensorSpec
-from hocket.runtime.package import conformed
+from hocket.runtime.tensor_bytes import conformed
 
 FUSED_ATTENTION = "aten._scaled_dot_product_efficient_attention"
 _BACKWARD = "aten._scaled_dot_product_efficient_attention_backward"
