@@ -3,10 +3,10 @@
     sudo PYTHONPATH=src python benchmarks/runtime/strategies.py [--mbit 300] [--pairs 30]
 
 Ranks are network namespaces (benchmarks/testbed.py), each with one thread. A pair is a few steps of
-the strategy and the same steps of torch's DistributedDataParallel, in turns within one run; the
-ratio is the median over the pairs. Predicted is the simulator's step after a profile of the ops on
-all ranks at once. Prints a row per strategy as soon as it is there; ``--seconds`` ends a strategy
-early, with the pairs that it has.
+the strategy and the same steps of torch's own engine (DDP, FSDP2 or pipelining), in turns within
+one run; the ratio is the median over the pairs. Predicted is the simulator's step after a profile of
+the ops on all ranks at once. Prints a row per strategy as soon as it is there; ``--seconds`` ends a
+strategy early, with the pairs that it has.
 
 With ``--cuda`` all ranks share the one GPU that is here and gloo moves its tensors, without shaped
 links; nothing is predicted then.
@@ -15,6 +15,9 @@ links; nothing is predicted then.
     unequal    two thirds of the batch on the first rank
     priority   gradients in the order of the next forward pass (P3)
     trees      buckets over planned trees (Blink)
+    fsdp       weights, gradients and optimizer states sharded (ZeRO 3), beside FSDP2
+    pipeline   one stage per rank, four microbatches per stage in 1F1B, beside torch's pipelining
+    budget     equal replicas, each within a memory budget of 1.5 times the plain peak, beside DDP
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from testbed import drive_or_follow
 
-STRATEGIES = ("ddp", "unequal", "priority", "trees")
+STRATEGIES = ("ddp", "unequal", "priority", "trees", "fsdp", "pipeline", "budget")
 MODELS = {
     # Inputs, outputs of each layer, samples per rank.
     "mlp": ([1024, 1024, 1024, 1024, 1024, 1024, 640], 512),
@@ -46,6 +49,8 @@ MODELS = {
 }
 """5.9, 4.2 and 0.2 million parameters."""
 WARM_UP = 2
+MICROBATCHES = 4
+"""Per stage of a pipeline."""
 KIND = """
 [kinds.rank]
 memory = "8GiB"
@@ -65,7 +70,7 @@ count = {count}
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategies", default="ddp,unequal,priority,trees")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mbit", type=float, default=300)
@@ -81,7 +86,7 @@ def _drive(options: argparse.Namespace) -> None:
 
     where = "one GPU" if options.cuda else f"{options.mbit:g} Mbit/s"
     print(f"{options.model}, {options.ranks} ranks, {where}", flush=True)
-    print("| strategy | predicted, s | ours, s | torch DDP, s | ours / torch | pairs |")
+    print("| strategy | predicted, s | ours, s | torch, s | ours / torch | pairs |")
     print("|---|---|---|---|---|---|", flush=True)
     names = [f"r{n}" for n in range(options.ranks)]
     shape = link_shape(options.mbit * 1e6 / 8)
@@ -116,9 +121,9 @@ def _drive(options: argparse.Namespace) -> None:
 def _rank(file: Path) -> None:
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
     import hocket
+    from hocket.simulate import simulate
 
     options = argparse.Namespace(**json.loads(file.read_text()))
     dist.init_process_group("gloo")
@@ -129,15 +134,18 @@ def _rank(file: Path) -> None:
     saved = _planned(torch, options, sizes, batch)
     model = _model(torch, sizes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    train = hocket.prepare(model, optimizer, batch, plan=saved, forward=_loss)
+    memory = None
+    if options.strategy == "budget":
+        # Gradients are held until all ranks have them, and the peak of a plan counts none of that.
+        memory = int(1.5 * simulate(saved.problem, saved.plan).peak_bytes.max())
+    train = hocket.prepare(model, optimizer, batch, plan=saved, forward=_loss, memory=memory)
     plain = _model(torch, sizes).to(device)
-    wrapped = DistributedDataParallel(plain)
-    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
     rows = tuple(part[rank * samples : (rank + 1) * samples] for part in batch)
     if options.strategy == "unequal":
         start = [0, *_unequal(samples, count)]
         first = sum(start[: rank + 1])
         rows = tuple(part[first : first + start[rank + 1]] for part in batch)
+    step_of_torch = _torch_step(torch, options.strategy, plain, rows, batch)
 
     def ours() -> None:
         for _ in range(options.steps):
@@ -147,9 +155,7 @@ def _rank(file: Path) -> None:
 
     def torchs() -> None:
         for _ in range(options.steps):
-            plain_optimizer.zero_grad()
-            _loss(wrapped, rows).backward()
-            plain_optimizer.step()
+            step_of_torch()
 
     spent: dict[str, list[float]] = {"ours": [], "torch": []}
     for side in (ours, torchs):
@@ -173,6 +179,54 @@ def _rank(file: Path) -> None:
         print(json.dumps({**spent, "predicted_s": saved.plan.claims.step_s}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _torch_step(torch: Any, strategy: str, model: Any, rows: Any, batch: Any) -> Callable[[], None]:
+    """A training step by torch's own engine: ``rows`` of this rank, or the whole ``batch``."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, count = dist.get_rank(), dist.get_world_size()
+    if strategy == "pipeline":
+        layers = len(model) // count
+        part = torch.nn.Sequential(*list(model)[rank * layers : (rank + 1) * layers or None])
+        if rank == count - 1:
+            part = torch.nn.Sequential(*list(model)[rank * layers :])
+        optimizer = torch.optim.SGD(part.parameters(), lr=1e-3)
+        stage = PipelineStage(part, rank, count, batch[0].device)
+        schedule = Schedule1F1B(
+            stage, MICROBATCHES * count, loss_fn=lambda out, y: (out - y).square().mean()
+        )
+
+        def pipelined() -> None:
+            optimizer.zero_grad()
+            given = (batch[0],) if rank == 0 else ()
+            schedule.step(*given, target=batch[1] if rank == count - 1 else None, losses=[])
+            optimizer.step()
+
+        return pipelined
+    if strategy == "fsdp":
+        for layer in model:
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer)
+        fully_shard(model)
+        # Gloo has no reduction that averages.
+        for module in model.modules():
+            if hasattr(module, "set_gradient_divide_factor"):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        _loss(model, rows).backward()
+        optimizer.step()
+
+    return step
 
 
 def _unequal(samples: int, count: int) -> list[int]:
@@ -234,11 +288,14 @@ def _as_planned(options: argparse.Namespace, problem: Any, samples: int) -> Any:
     count = options.ranks
     parts = _unequal(samples, count) if options.strategy == "unequal" else [samples] * count
     names = problem.cluster.device_names
-    shares = Parallel(replicas=tuple(
-        Replica(devices=(name,), microbatches=(part,))
-        for name, part in zip(names, parts, strict=True)
-    ))  # fmt: skip
-    plan = Plan(planner="benchmark").having(shares)
+    if options.strategy == "pipeline":
+        parallel = _pipeline(problem, names, samples * count)
+    else:
+        parallel = Parallel(replicas=tuple(
+            Replica(devices=(name,), microbatches=(part,))
+            for name, part in zip(names, parts, strict=True)
+        ), zero=3 if options.strategy == "fsdp" else 0)  # fmt: skip
+    plan = Plan(planner="benchmark").having(parallel)
     step_s = claimed_step_s(problem, plan)
     if options.strategy == "priority":
         choice = choose_for_replicas(problem, plan)
@@ -249,6 +306,23 @@ def _as_planned(options: argparse.Namespace, problem: Any, samples: int) -> Any:
     if options.strategy == "trees":
         plan = plan.having(Communication("allreduce", "packed trees", names, names[0], ()))
     return SavedPlan(problem, plan.claiming(step_s=step_s))
+
+
+def _pipeline(problem: Any, names: Any, samples: int) -> Any:
+    """One stage per rank, cut at the layers where torch's stages are cut."""
+    from hocket.graph.graph import Phase
+    from hocket.plan.sections import Parallel, Replica
+
+    graph, count = problem.graph, len(names)
+    forward = [op for op in range(graph.num_ops) if graph.op_phase[op] == Phase.FORWARD]
+    layer_of = {op: graph.module_of(op).partition(".")[0] for op in forward}
+    layers = 1 + max(int(name) for name in layer_of.values() if name.isdigit())
+    cuts = tuple(
+        next(op for op in forward if layer_of[op] == str(rank * (layers // count)))
+        for rank in range(1, count)
+    )
+    sizes = (samples // (MICROBATCHES * count),) * (MICROBATCHES * count)
+    return Parallel(replicas=(Replica(devices=tuple(names), microbatches=sizes, cuts=cuts),))
 
 
 def _model(torch: Any, sizes: list[int]) -> Any:

@@ -244,7 +244,7 @@ def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
     devices = read_plan(plan_file).problem.cluster.devices
     assert choose_backend("placement", "auto", devices) == ("gloo", ["cpu", "cpu"])
     assert choose_backend("placement", "auto", devices[1:]) == ("single", ["cpu"])
-    with pytest.raises(UsageError, match="0 processors, this machine has 0 CUDA devices"):
+    with pytest.raises(UsageError, match="0 CPUs, this machine has 0 CUDA devices"):
         choose_backend("placement", "nccl", devices)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
