@@ -4,9 +4,9 @@
 
 Ranks are network namespaces (benchmarks/testbed.py), each with one thread. A pair is a few steps of
 the strategy and the same steps of torch's own engine (DDP, FSDP2 or pipelining), in turns within
-one run; the ratio is the median over the pairs. Predicted is the simulator's step after a profile of
-the ops on all ranks at once. Prints a row per strategy as soon as it is there; ``--seconds`` ends a
-strategy early, with the pairs that it has.
+one run; the ratio is the median over the pairs. Predicted is the simulator's step after a profile
+of the ops on all ranks at once. Prints a row per strategy as soon as it is there; ``--seconds``
+ends a strategy early, with the pairs that it has.
 
 With ``--cuda`` all ranks share the one GPU that is here and gloo moves its tensors, without shaped
 links; nothing is predicted then.
