@@ -10,7 +10,7 @@ from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.parallel.schedules import make_schedule
-from hocket.runtime import check as check_module
+from hocket.runtime import numerics_check as check_module
 from hocket.runtime.numerics_check import (
     TOLERANCE,
     Agreement,
