@@ -1,9 +1,9 @@
-"""Python's search for cycles of objects that nobody reaches, put off while a step runs.
+"""Python's garbage collection, deferred while a step runs.
 
-A step of many blocks makes ten thousands of small objects, so that Python looks through all that
-there are every few steps, and starts no kernel meanwhile. Between steps it may. What a step itself
-has left in cycles is searched for when it ends: a model that holds tensors in them would hold those
-of several steps, and more than its step was rehearsed to hold.
+A step of many blocks makes tens of thousands of small objects, so that Python would search all
+objects for cycles every few steps, and launch no kernel meanwhile. What a step itself leaves in
+cycles is collected when it ends: a model that holds tensors in cycles would hold those of several
+steps, and more than in its dry run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_gc() -> Iterator[None]:
-    """No search inside, and one among what was made there at the end; where none was wanted before,
-    none is wanted after."""
+    """Disable collection inside; at the end collect what is young, if it was enabled before."""
     was_wanted = gc.isenabled()
     gc.disable()
     try:

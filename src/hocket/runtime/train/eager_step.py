@@ -1,10 +1,10 @@
-"""Carry out a recorded step on a person's own tensors, with as little in between as possible.
+"""Carry out a recorded step on the user's own tensors, with as little in between as possible.
 
 Where all devices of the plan are one real device, the instructions become a flat list of functions
 over slots, made once: per op one call into PyTorch, one write, and the drops after it. What crosses
 between devices of the plan is copied as it would be. Where there are several real devices, streams
 and events carry it (`SingleProcess`). Updates are not part of it: where the plan updates a
-parameter, its gradient is handed out, for the person's own optimizer.
+parameter, its gradient is handed out, for the user's own optimizer.
 """
 
 from __future__ import annotations
@@ -154,13 +154,13 @@ def _all_refs(items: Sequence[Any]) -> bool:
     return all(isinstance(item, Ref) for item in items)
 
 
-# Carry out a recorded step on a person's own tensors, with as little in between as possible.
+# Carry out a recorded step on the user's own tensors, with as little in between as possible.
 #
 # Where all devices of the plan are one real device, the instructions become a flat list of
 # functions over slots, made once: per op one call into PyTorch, one write, and the drops after it.
 # What crosses between devices of the plan is copied as it would be. Where there are several real
 # devices, streams and events carry it (`SingleProcess`). Updates are not part of it: where the
-# plan updates a parameter, its gradient is handed out, for the person's own optimizer.
+# plan updates a parameter, its gradient is handed out, for the user's own optimizer.
 
 
 Given = Sequence[Mapping[int, torch.Tensor]]

@@ -1,6 +1,6 @@
-"""The tensors of a person's model, each where the plan wants it, and still theirs.
+"""The tensors of the user's model, each where the plan wants it, and still theirs.
 
-Nothing is copied that is in the right place already: what a step writes is what the person's model
+Nothing is copied that is in the right place already: what a step writes is what the user's model
 holds. A tensor that has to move takes all that look at its storage along, tied weights included.
 """
 

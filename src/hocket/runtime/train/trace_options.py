@@ -1,4 +1,4 @@
-"""A step of a person's model, recorded for one shape of batch and placed as the plan says."""
+"""A step of the user's model, recorded for one shape of batch and placed as the plan says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TraceOptions:
     again: RecomputedBlocks | None = None
     """Which blocks of a training step run again for their backward pass; None for none."""
     make_update: Callable[[torch.optim.Optimizer], None] = _step
-    """How a step of the person's optimizer is made."""
+    """How a step of the user's optimizer is made."""
 
     @property
     def calls_optimizer(self) -> bool:

@@ -1,4 +1,4 @@
-"""A step of a person's model, recorded for one shape of batch and placed as the plan says."""
+"""A step of the user's model, recorded for one shape of batch and placed as the plan says."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _place(
     return next((found[maker] for maker in makers if maker >= 0), 0)
 
 
-# A step of a person's model, recorded for one shape of batch and placed as the plan says.
+# A step of the user's model, recorded for one shape of batch and placed as the plan says.
 
 # Carry out a recorded step on several real devices of this process, or with every op timed.
 #
@@ -88,7 +88,7 @@ def _place(
 
 
 class StreamedStep(SingleProcess):
-    """The forward and backward of a step, as `SingleProcess` runs it, on a person's own tensors."""
+    """The forward and backward of a step, as `SingleProcess` runs it, on the user's own tensors."""
 
     def __init__(
         self,
