@@ -50,7 +50,7 @@ ROOMS = {
     "plan/sections/memory": "plan/test_memory_section.py simulate/test_rewriting.py",
     "service/tokens": "service/test_tokens.py",
     "base/checkpoint_folder": "service/test_checkpoint.py",
-    "service/store/parts": "service/test_parts.py",
+    "service/store/store": "service/test_store_parts.py",
     "service/daemon/draft": "service/test_daemon_losses.py service/test_daemon_refusals.py",
     "planners/memory/refine": "planners/memory/test_budget.py",
     "planners/memory/rounding": "planners/memory/test_budget.py",

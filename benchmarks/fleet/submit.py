@@ -30,7 +30,6 @@ from hocket.service.rest.app import make_app
 from hocket.service.serve import SWITCH_S, listening_socket, server_config
 from hocket.service.tokens import Tokens
 
-TOKEN = "token-of-a-benchmark-0123456789"
 PAUSE_S = 0.02
 CLIENT = """
 import http.client, json, sys, time
@@ -81,15 +80,15 @@ def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) ->
     listener = listening_socket("127.0.0.1", 0)
     forecaster = ForecastProcess()
     tokens = Tokens()
-    tokens.take_over(TOKEN)
+    token = tokens.add("benchmark", role="admin")
     server = uvicorn.Server(server_config(make_app(daemon, tokens, forecaster=forecaster)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     random = np.random.default_rng(1)
     bodies = [under_load.make_spec(random).model_dump_json() for _ in range(num_requests)]
-    arguments = [str(listener.getsockname()[1]), TOKEN, str(num_requests), str(PAUSE_S)]
+    arguments = [str(listener.getsockname()[1]), token, str(num_requests), str(PAUSE_S)]
     curious = subprocess.Popen(
-        [sys.executable, "-c", CURIOUS, arguments[0], TOKEN, str(num_curious)],
+        [sys.executable, "-c", CURIOUS, arguments[0], token, str(num_curious)],
         stdin=subprocess.PIPE,
     )
     time.sleep(5.0 if num_curious else 0.0)
