@@ -137,7 +137,7 @@ _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
 
 
-class _Room(NamedTuple):
+class _WalkScratch(NamedTuple):
     """Arrays that one walk works in."""
 
     queue: LongArray
@@ -157,64 +157,64 @@ class _Room(NamedTuple):
     """Per op: the number of the search that met it last."""
     num_searches: LongArray
     waiting: Heaps
-    """Ops that lacked room under the target, by the room that they want."""
+    """Ops that need more bytes than the target leaves, by those bytes."""
 
 
 @kernel
-def _enqueue(room: _Room, op: int) -> None:
-    if room.queued[op]:
+def _enqueue(scratch: _WalkScratch, op: int) -> None:
+    if scratch.queued[op]:
         return
-    room.queued[op] = True
-    at = (room.num_queued[0] + room.num_queued[1]) % len(room.queue)
-    room.queue[at] = op
-    room.num_queued[1] += 1
+    scratch.queued[op] = True
+    at = (scratch.num_queued[0] + scratch.num_queued[1]) % len(scratch.queue)
+    scratch.queue[at] = op
+    scratch.num_queued[1] += 1
 
 
 @kernel
-def _offer(room: _Room, op: int) -> None:
-    if room.num_choices[0] < len(room.choice):
-        room.choice[room.num_choices[0]] = op
-        room.num_choices[0] += 1
+def _offer(scratch: _WalkScratch, op: int) -> None:
+    if scratch.num_choices[0] < len(scratch.choice):
+        scratch.choice[scratch.num_choices[0]] = op
+        scratch.num_choices[0] += 1
 
 
 @kernel
-def _note(room: _Room, op: int, looks_ahead: bool) -> None:
+def _note(scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
     if looks_ahead:
-        _offer(room, op)
+        _offer(scratch, op)
     else:
-        _enqueue(room, op)
+        _enqueue(scratch, op)
 
 
 @kernel
-def _follow(ways: Direction, walk: Walk, room: _Room, op: int, looks_ahead: bool) -> None:
+def _follow(ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
     """What follows an op or ends the same storages: offered to the present look ahead, or queued
     where it may be worth running now that the op has run."""
     for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
         if looks_ahead or walk.waits[ways.after[at]] == 0:
-            _note(room, ways.after[at], looks_ahead)
+            _note(scratch, ways.after[at], looks_ahead)
     for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
         storage = ways.closes[at]
         if walk.num_left[storage] != 1:
             continue
         for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
             if walk.waits[ways.closers[index]] >= 0:
-                _note(room, ways.closers[index], looks_ahead)
+                _note(scratch, ways.closers[index], looks_ahead)
 
 
 @kernel
-def _choose(ways: Direction, walk: Walk, room: _Room, target: int) -> int:
-    """The offered op that leaves the least bytes and has room, of those that are ready.
+def _choose(ways: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
+    """The offered op that leaves the least bytes and has scratch, of those that are ready.
 
     Without one, the op that waits for the fewest others. It is taken out; -1 for none.
     """
     best, best_net, is_ready = -1, _MOST, False
     at = 0
-    while at < room.num_choices[0]:
-        op = room.choice[at]
+    while at < scratch.num_choices[0]:
+        op = scratch.choice[at]
         waits = walk.waits[op]
         if waits < 0:
-            room.num_choices[0] -= 1
-            room.choice[at] = room.choice[room.num_choices[0]]
+            scratch.num_choices[0] -= 1
+            scratch.choice[at] = scratch.choice[scratch.num_choices[0]]
             continue
         if waits == 0:
             taken = taken_bytes(ways, walk, op)
@@ -226,71 +226,75 @@ def _choose(ways: Direction, walk: Walk, room: _Room, target: int) -> int:
         at += 1
     if best < 0:
         return -1
-    found: int = room.choice[best]
-    room.num_choices[0] -= 1
-    room.choice[best] = room.choice[room.num_choices[0]]
+    found: int = scratch.choice[best]
+    scratch.num_choices[0] -= 1
+    scratch.choice[best] = scratch.choice[scratch.num_choices[0]]
     return found
 
 
 @kernel
-def _missing(ways: Direction, walk: Walk, room: _Room, op: int, first: int, limit: int) -> int:
+def _missing(
+    ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int, limit: int
+) -> int:
     """List what has to run for ``op``, itself last, in ``tried`` from ``first`` on.
 
     Depth first; returns where the list ends, or -1 where it would be longer than ``limit``.
     """
-    room.num_searches[0] += 1
-    search, depth, end = room.num_searches[0], 0, first
-    room.stack[0] = op
-    room.place[0] = ways.before_ptr[op]
-    room.seen[op] = search
+    scratch.num_searches[0] += 1
+    search, depth, end = scratch.num_searches[0], 0, first
+    scratch.stack[0] = op
+    scratch.place[0] = ways.before_ptr[op]
+    scratch.seen[op] = search
     while depth >= 0:
-        top = room.stack[depth]
-        at = room.place[depth]
+        top = scratch.stack[depth]
+        at = scratch.place[depth]
         while at < ways.before_ptr[top + 1]:
             other = ways.before[at]
-            if walk.waits[other] >= 0 and room.seen[other] != search:
+            if walk.waits[other] >= 0 and scratch.seen[other] != search:
                 break
             at += 1
-        room.place[depth] = at + 1
+        scratch.place[depth] = at + 1
         if at < ways.before_ptr[top + 1]:
-            if depth + 1 == len(room.stack):
+            if depth + 1 == len(scratch.stack):
                 return -1
             depth += 1
             other = ways.before[at]
-            room.seen[other] = search
-            room.stack[depth] = other
-            room.place[depth] = ways.before_ptr[other]
+            scratch.seen[other] = search
+            scratch.stack[depth] = other
+            scratch.place[depth] = ways.before_ptr[other]
             continue
         if end == limit:
             return -1
-        room.tried[end] = top
+        scratch.tried[end] = top
         end += 1
         depth -= 1
     return end
 
 
 @kernel
-def _look_ahead(ways: Direction, walk: Walk, room: _Room, op: int, target: int, reach: int) -> int:
+def _look_ahead(
+    ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int, reach: int
+) -> int:
     """Run ops from ``op`` on until no more bytes are held than before; how many, or 0."""
     start_bytes, most = walk.held[0], walk.held[1]
-    room.num_choices[0] = 0
+    scratch.num_choices[0] = 0
     count = 0
     while op >= 0 and count < reach:
-        end = _missing(ways, walk, room, op, count, reach)
+        end = _missing(ways, walk, scratch, op, count, reach)
         while count < end:
-            next_op = room.tried[count]
+            next_op = scratch.tried[count]
             if walk.held[0] + taken_bytes(ways, walk, next_op) > target:
                 break
             run_op(ways, walk, next_op)
             count += 1
             if walk.held[0] <= start_bytes:
                 return count
-            _follow(ways, walk, room, next_op, True)
+            _follow(ways, walk, scratch, next_op, True)
         if count < end:
             break
-        op = _choose(ways, walk, room, target)
+        op = _choose(ways, walk, scratch, target)
     for at in range(count - 1, -1, -1):
-        take_back(ways, walk, room.tried[at])
+        take_back(ways, walk, scratch.tried[at])
     walk.held[1] = most
     return 0
 
@@ -299,7 +303,7 @@ def _look_ahead(ways: Direction, walk: Walk, room: _Room, op: int, target: int, 
 def _hoist_from(
     ways: Direction,
     walk: Walk,
-    room: _Room,
+    scratch: _WalkScratch,
     order: LongArray,
     num_done: int,
     target: int,
@@ -307,27 +311,27 @@ def _hoist_from(
 ) -> int:
     """Run all that pays, beginning with what is queued; how many ops have run then."""
     while True:
-        if room.num_queued[1] == 0:
+        if scratch.num_queued[1] == 0:
             headroom = target - walk.held[0]
-            if room.waiting.size[0] == 0 or room.waiting.key[0] > headroom:
+            if scratch.waiting.size[0] == 0 or scratch.waiting.key[0] > headroom:
                 return num_done
-            _enqueue(room, pop(room.waiting, _ZERO))
-        op = room.queue[room.num_queued[0]]
-        room.num_queued[0] = (room.num_queued[0] + 1) % len(room.queue)
-        room.num_queued[1] -= 1
-        room.queued[op] = False
+            _enqueue(scratch, pop(scratch.waiting, _ZERO))
+        op = scratch.queue[scratch.num_queued[0]]
+        scratch.num_queued[0] = (scratch.num_queued[0] + 1) % len(scratch.queue)
+        scratch.num_queued[1] -= 1
+        scratch.queued[op] = False
         if walk.waits[op] < 0:
             continue
         taken = taken_bytes(ways, walk, op)
         if walk.held[0] + taken > target:
-            if taken <= target and room.waiting.size[0] < len(room.waiting.key) - 1:
-                push(room.waiting, _ZERO, float(taken), op)
+            if taken <= target and scratch.waiting.size[0] < len(scratch.waiting.key) - 1:
+                push(scratch.waiting, _ZERO, float(taken), op)
             continue
-        count = _look_ahead(ways, walk, room, op, target, reach)
+        count = _look_ahead(ways, walk, scratch, op, target, reach)
         for at in range(count):
-            order[num_done + at] = room.tried[at]
+            order[num_done + at] = scratch.tried[at]
         for at in range(count):
-            _follow(ways, walk, room, room.tried[at], False)
+            _follow(ways, walk, scratch, scratch.tried[at], False)
         num_done += count
 
 
@@ -335,7 +339,7 @@ def _hoist_from(
 def _hoist(
     ways: Direction,
     walk: Walk,
-    room: _Room,
+    scratch: _WalkScratch,
     base: LongArray,
     order: LongArray,
     target: int,
@@ -349,8 +353,8 @@ def _hoist(
         run_op(ways, walk, op)
         order[num_done] = op
         num_done += 1
-        _follow(ways, walk, room, op, False)
-        num_done = _hoist_from(ways, walk, room, order, num_done, target, reach)
+        _follow(ways, walk, scratch, op, False)
+        num_done = _hoist_from(ways, walk, scratch, order, num_done, target, reach)
     most: int = walk.held[1]
     return most
 
@@ -365,7 +369,7 @@ def hoisted(
     """
     ways = storages.backwards if backwards else storages.forwards
     num_ops = storages.num_ops
-    room = _Room(
+    scratch = _WalkScratch(
         queue=zeros(num_ops + 1),
         queued=np.zeros(num_ops, dtype=np.bool_),
         num_queued=zeros(2),
@@ -380,5 +384,5 @@ def hoisted(
     )
     order = zeros(num_ops)
     along = np.ascontiguousarray(base[::-1] if backwards else base)
-    most = _hoist(ways, new_walk(ways), room, along, order, target, reach)
+    most = _hoist(ways, new_walk(ways), scratch, along, order, target, reach)
     return (np.ascontiguousarray(order[::-1]) if backwards else order), int(most)

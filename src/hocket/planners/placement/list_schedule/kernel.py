@@ -36,9 +36,9 @@ from hocket.planners.placement.list_schedule.state import (
 
 
 @kernel
-def _needs(world: ScheduleState, op: int, device: int) -> tuple[int, int]:
+def _needs(state: ScheduleState, op: int, device: int) -> tuple[int, int]:
     """Bytes that an op would take, and those of them that are there when the step begins."""
-    net, row = world.net, world.net.ops[op]
+    net, row = state.net, state.net.ops[op]
     need, early = row.taken_bytes + 0, row.taken_bytes * 0
     for index in range(row.read_start, row.read_stop):
         tensor = net.reads[index]
@@ -46,11 +46,11 @@ def _needs(world: ScheduleState, op: int, device: int) -> tuple[int, int]:
             need += net.tensors[tensor].num_bytes
             if net.tensors[tensor].is_everywhere:
                 early += net.tensors[tensor].num_bytes
-    group = world.groups[row.group]
+    group = state.groups[row.group]
     if group.bound < 0:
         need += group.reserve_bytes
         for index in range(group.family_start, group.family_stop):
-            family = net.tensors[world.families[index]]
+            family = net.tensors[state.families[index]]
             if family.home < 0:
                 need += family.num_bytes
                 early += family.num_bytes
@@ -58,59 +58,59 @@ def _needs(world: ScheduleState, op: int, device: int) -> tuple[int, int]:
 
 
 @kernel
-def lacking_bytes(world: ScheduleState, op: int, device: int) -> int:
+def lacking_bytes(state: ScheduleState, op: int, device: int) -> int:
     """Bytes that are missing for an op on a device; 0 or less where it fits."""
-    row = world.devices[device]
-    at_most: int = row.peak_bytes + world.net.ops[op].most_bytes - row.memory_bytes
+    row = state.devices[device]
+    at_most: int = row.peak_bytes + state.net.ops[op].most_bytes - row.memory_bytes
     if at_most <= 0:
         return at_most
-    need, early = _needs(world, op, device)
+    need, early = _needs(state, op, device)
     lacking: int = max(row.used_bytes + need, row.peak_bytes + early) - row.memory_bytes
     return lacking
 
 
 @kernel
-def fits_at_bytes(world: ScheduleState, op: int, device: int) -> float:
+def fits_at_bytes(state: ScheduleState, op: int, device: int) -> float:
     """How many free bytes would do for an op; infinite where no release can help."""
-    need, early = _needs(world, op, device)
-    if world.devices[device].peak_bytes + early > world.devices[device].memory_bytes:
+    need, early = _needs(state, op, device)
+    if state.devices[device].peak_bytes + early > state.devices[device].memory_bytes:
         return np.inf
     return float(need)
 
 
 @kernel
-def take(world: ScheduleState, op: int, device: int) -> None:
+def take(state: ScheduleState, op: int, device: int) -> None:
     """Count what an op takes; before its tensors are sent and its group is bound."""
-    row = world.devices[device]
-    need, early = _needs(world, op, device)
+    row = state.devices[device]
+    need, early = _needs(state, op, device)
     row.used_bytes += need
     row.peak_bytes = max(row.peak_bytes + early, row.used_bytes)
 
 
 @kernel
-def add_copy(world: ScheduleState, tensor: int, copy: int, device: int) -> None:
+def add_copy(state: ScheduleState, tensor: int, copy: int, device: int) -> None:
     """The storage of a copy."""
-    storage = world.storages[copy + len(world.net.tensors)]
+    storage = state.storages[copy + len(state.net.tensors)]
     storage.device = device
-    storage.num_bytes = world.net.tensors[tensor].num_bytes
+    storage.num_bytes = state.net.tensors[tensor].num_bytes
     storage.num_living = 1
-    storage.is_kept = world.net.tensors[tensor].is_everywhere
+    storage.is_kept = state.net.tensors[tensor].is_everywhere
 
 
 @kernel
-def add_result(world: ScheduleState, tensor: int, device: int) -> None:
+def add_result(state: ScheduleState, tensor: int, device: int) -> None:
     """The storage of what a placed op makes: its own, or that of the tensor it is an alias of."""
-    row = world.net.tensors[tensor]
+    row = state.net.tensors[tensor]
     row.home = device
     number = tensor
     if row.alias_of >= 0:
-        copy = copy_on(world.net, row.alias_of, device)
-        own = world.net.tensors[row.alias_of].storage
-        number = copy + len(world.net.tensors) if copy >= 0 else own
+        copy = copy_on(state.net, row.alias_of, device)
+        own = state.net.tensors[row.alias_of].storage
+        number = copy + len(state.net.tensors) if copy >= 0 else own
     row.storage = number
     if number < 0:
         return
-    storage = world.storages[number]
+    storage = state.storages[number]
     storage.num_living += 1
     if row.is_held:
         storage.is_kept = 1
@@ -120,66 +120,66 @@ def add_result(world: ScheduleState, tensor: int, device: int) -> None:
 
 
 @kernel
-def _leave(world: ScheduleState, number: int) -> None:
+def _leave(state: ScheduleState, number: int) -> None:
     """One of the tensors in a storage is not needed any more."""
-    storage = world.storages[number]
+    storage = state.storages[number]
     storage.num_living -= 1
     if storage.num_living == 0 and not storage.is_kept:
-        world.devices[storage.device].used_bytes -= storage.num_bytes
+        state.devices[storage.device].used_bytes -= storage.num_bytes
 
 
 @kernel
-def release(world: ScheduleState, tensor: int) -> None:
+def release(state: ScheduleState, tensor: int) -> None:
     """All readers of a tensor have ended."""
-    row = world.net.tensors[tensor]
+    row = state.net.tensors[tensor]
     if row.storage >= 0:
-        _leave(world, row.storage)
+        _leave(state, row.storage)
     copy = row.last_copy
     while copy >= 0:
-        _leave(world, copy + len(world.net.tensors))
-        copy = world.net.copies[copy].older
+        _leave(state, copy + len(state.net.tensors))
+        copy = state.net.copies[copy].older
 
 
 # What a free device would start now: the earliest op, or what an awake device takes.
 
 
 @kernel
-def may_run(world: ScheduleState, op: int, device: int) -> bool:
+def may_run(state: ScheduleState, op: int, device: int) -> bool:
     """Whether an op may run on a device, memory aside."""
-    bound: int = world.groups[world.net.ops[op].group].bound
+    bound: int = state.groups[state.net.ops[op].group].bound
     if bound >= 0:
         return bound == device
-    seconds: float = world.kind_s[world.devices[device].kind, op]
+    seconds: float = state.kind_s[state.devices[device].kind, op]
     return seconds < np.inf
 
 
 @kernel
-def _earliest_s(world: ScheduleState, op: int, device: int) -> float:
+def _earliest_s(state: ScheduleState, op: int, device: int) -> float:
     """When an op could start on a device; infinite where it may not run or does not fit."""
-    if not may_run(world, op, device) or lacking_bytes(world, op, device) > 0:
+    if not may_run(state, op, device) or lacking_bytes(state, op, device) > 0:
         return np.inf
-    avail_s: float = world.devices[device].avail_s
-    return max(data_s(world.net, op, device), avail_s)
+    avail_s: float = state.devices[device].avail_s
+    return max(data_s(state.net, op, device), avail_s)
 
 
 @kernel
-def _fits_or_parks(world: ScheduleState, op: int, device: int) -> bool:
+def _fits_or_parks(state: ScheduleState, op: int, device: int) -> bool:
     """Whether an op fits now; if not, it is put aside until bytes are released."""
-    if lacking_bytes(world, op, device) <= 0:
+    if lacking_bytes(state, op, device) <= 0:
         return True
-    move(world.queues, device, PARKED, fits_at_bytes(world, op, device), op)
+    move(state.queues, device, PARKED, fits_at_bytes(state, op, device), op)
     return False
 
 
 @kernel
-def _sort_by_now(world: ScheduleState, device: int, now: float) -> None:
+def _sort_by_now(state: ScheduleState, device: int, now: float) -> None:
     """Ops that may fit again, and ops whose data may have come, go to the heap that is theirs."""
-    queues, row = world.queues, world.devices[device]
+    queues, row = state.queues, state.devices[device]
     while top_key(queues, device, PARKED) <= row.memory_bytes - row.used_bytes:
         move(queues, device, LATER, 0.0, op_at(queues, device, PARKED, 0))
     while top_key(queues, device, LATER) <= now:
         op = op_at(queues, device, LATER, 0)
-        arrival_s = data_s(world.net, op, device)
+        arrival_s = data_s(state.net, op, device)
         if arrival_s > now:
             move(queues, device, LATER, arrival_s, op)
         elif arrival_s > row.avail_s:
@@ -192,15 +192,15 @@ def _sort_by_now(world: ScheduleState, device: int, now: float) -> None:
 
 
 @kernel
-def _earliest(world: ScheduleState, device: int, now: float) -> tuple[int, float]:
+def _earliest(state: ScheduleState, device: int, now: float) -> tuple[int, float]:
     """The op with the smallest (earliest start, rank) that could start by now, and its start."""
-    queues, avail_s = world.queues, world.devices[device].avail_s
+    queues, avail_s = state.queues, state.devices[device].avail_s
     while num_in(queues, device, DUE) + num_in(queues, device, ARRIVED) > 0:
         heap = DUE if num_in(queues, device, DUE) > 0 else ARRIVED
         op = op_at(queues, device, heap, 0)
-        if not _fits_or_parks(world, op, device):
+        if not _fits_or_parks(state, op, device):
             continue
-        arrival_s = data_s(world.net, op, device)
+        arrival_s = data_s(state.net, op, device)
         expected_s = avail_s if heap == DUE else top_key(queues, device, ARRIVED)
         if arrival_s <= expected_s:
             return op, max(arrival_s, avail_s)
@@ -210,56 +210,56 @@ def _earliest(world: ScheduleState, device: int, now: float) -> tuple[int, float
 
 
 @kernel
-def _awaited(world: ScheduleState, device: int, now: float) -> int:
+def _awaited(state: ScheduleState, device: int, now: float) -> int:
     """The favourite for which a device stays awake; -1 for none."""
-    ops, last = world.net.ops, world.devices[device].last_op
+    ops, last = state.net.ops, state.devices[device].last_op
     favourite: int = ops[last].favourite if last >= 0 else -1
     if favourite < 0 or ops[favourite].status == PLACED:
         return -1
     for index in range(ops[favourite].read_start, ops[favourite].read_stop):
-        producer = world.net.tensors[world.net.reads[index]].producer
+        producer = state.net.tensors[state.net.reads[index]].producer
         if producer >= 0 and ops[producer].status != PLACED:
             return -1
-    here_s = _earliest_s(world, favourite, device)
+    here_s = _earliest_s(state, favourite, device)
     if here_s == np.inf:
         return -1
     if ops[favourite].status != READY and here_s - now > ops[last].spared_s:
         return -1
-    return -1 if _starts_before(world, favourite, here_s) else favourite
+    return -1 if _starts_before(state, favourite, here_s) else favourite
 
 
 @kernel
-def _is_before(world: ScheduleState, op: int, device: int, here_s: float) -> bool:
+def _is_before(state: ScheduleState, op: int, device: int, here_s: float) -> bool:
     """Whether a device could start an op before the given time."""
-    if world.devices[device].avail_s >= here_s:
+    if state.devices[device].avail_s >= here_s:
         return False
-    return _earliest_s(world, op, device) < here_s
+    return _earliest_s(state, op, device) < here_s
 
 
 @kernel
-def _starts_before(world: ScheduleState, op: int, here_s: float) -> bool:
+def _starts_before(state: ScheduleState, op: int, here_s: float) -> bool:
     """Whether some device could start an op before the given time."""
-    net, found = world.net, False
+    net, found = state.net, False
     tensor, sent_s = remote_s(net, op)
     if tensor < 0 or sent_s < here_s:
-        for device in range(len(world.devices)):
-            found = found or _is_before(world, op, device, here_s)
+        for device in range(len(state.devices)):
+            found = found or _is_before(state, op, device, here_s)
         return found
     # That tensor cannot have been sent by then: only devices that hold it come into question.
-    found = _is_before(world, op, home_of(net, tensor), here_s)
+    found = _is_before(state, op, home_of(net, tensor), here_s)
     copy = net.tensors[tensor].last_copy
     while copy >= 0 and not found:
-        found = _is_before(world, op, net.copies[copy].device, here_s)
+        found = _is_before(state, op, net.copies[copy].device, here_s)
         copy = net.copies[copy].older
     return found
 
 
 @kernel
-def _urgent_s(world: ScheduleState, op: int, now: float) -> float:
+def _urgent_s(state: ScheduleState, op: int, now: float) -> float:
     """When an op could start on every device that can hold it; infinite if after now."""
     latest_s = 0.0
-    for device in range(len(world.devices)):
-        earliest_s = _earliest_s(world, op, device)
+    for device in range(len(state.devices)):
+        earliest_s = _earliest_s(state, op, device)
         if earliest_s == np.inf:
             continue
         if earliest_s > now:
@@ -269,52 +269,52 @@ def _urgent_s(world: ScheduleState, op: int, now: float) -> float:
 
 
 @kernel
-def _only_bound_are_urgent(world: ScheduleState, now: float) -> bool:
+def _only_bound_are_urgent(state: ScheduleState, now: float) -> bool:
     """Whether a device that any op could wait for is busy: then no op can start everywhere."""
-    for device in range(len(world.devices)):
-        row = world.devices[device]
-        has_room = row.peak_bytes + world.counts[0].most_bytes <= row.memory_bytes
+    for device in range(len(state.devices)):
+        row = state.devices[device]
+        has_room = row.peak_bytes + state.counts[0].most_bytes <= row.memory_bytes
         if row.avail_s > now and row.runs_all and has_room:
             return True
     return False
 
 
 @kernel
-def _most_urgent(world: ScheduleState, device: int, now: float) -> int:
+def _most_urgent(state: ScheduleState, device: int, now: float) -> int:
     """The op with the smallest (time when it can start everywhere, rank) by now; -1 for none."""
-    queues, row = world.queues, world.devices[device]
-    best, best_s, only_bound = -1, np.inf, _only_bound_are_urgent(world, now)
+    queues, row = state.queues, state.devices[device]
+    best, best_s, only_bound = -1, np.inf, _only_bound_are_urgent(state, now)
     if only_bound and row.num_bound == 0:
         return best
     for heap in (DUE, ARRIVED):
         for at in range(num_in(queues, device, heap)):
             op = op_at(queues, device, heap, at)
-            if only_bound and world.groups[world.net.ops[op].group].bound < 0:
+            if only_bound and state.groups[state.net.ops[op].group].bound < 0:
                 continue
-            earliest_s = _earliest_s(world, op, device)
+            earliest_s = _earliest_s(state, op, device)
             if earliest_s > now:
                 # Queues have moved since it was sorted in here.
                 row.wake_s = min(row.wake_s, earliest_s)
                 continue
-            urgent_s = _urgent_s(world, op, now)
+            urgent_s = _urgent_s(state, op, now)
             if urgent_s < best_s or (urgent_s == best_s and op < best):
                 best, best_s = op, urgent_s
     return best
 
 
 @kernel
-def offer(world: ScheduleState, device: int, now: float) -> tuple[int, float]:
+def offer(state: ScheduleState, device: int, now: float) -> tuple[int, float]:
     """The op that a free device would start now, and when; -1 for none."""
-    row = world.devices[device]
-    _sort_by_now(world, device, now)
-    favourite = _awaited(world, device, now)
+    row = state.devices[device]
+    _sort_by_now(state, device, now)
+    favourite = _awaited(state, device, now)
     if favourite < 0:
-        return _earliest(world, device, now)
-    op = _most_urgent(world, device, now)
+        return _earliest(state, device, now)
+    op = _most_urgent(state, device, now)
     op = favourite if op < 0 else op
-    if world.net.ops[op].status != READY:
+    if state.net.ops[op].status != READY:
         return -1, np.inf
-    start_s = _earliest_s(world, op, device)
+    start_s = _earliest_s(state, op, device)
     if start_s <= now:
         return op, start_s
     row.wake_s = min(row.wake_s, start_s)
@@ -322,222 +322,222 @@ def offer(world: ScheduleState, device: int, now: float) -> tuple[int, float]:
 
 
 @kernel
-def _look_again(world: ScheduleState, op: int, device: int) -> None:
+def _look_again(state: ScheduleState, op: int, device: int) -> None:
     """Compute the key of an op anew."""
-    move(world.queues, device, LATER, data_s(world.net, op, device), op)
+    move(state.queues, device, LATER, data_s(state.net, op, device), op)
 
 
 @kernel
-def _join(world: ScheduleState, op: int, device: int) -> None:
+def _join(state: ScheduleState, op: int, device: int) -> None:
     """A device can offer a ready op, if it may run it."""
-    if world.queues.where[op, device] < 0 and may_run(world, op, device):
-        _look_again(world, op, device)
+    if state.queues.where[op, device] < 0 and may_run(state, op, device):
+        _look_again(state, op, device)
 
 
 @kernel
-def _queue_up(world: ScheduleState, op: int, now: float) -> None:
+def _queue_up(state: ScheduleState, op: int, now: float) -> None:
     """Put a ready op into the queues of the devices that could have its data by now.
 
     One of the tensors that it reads decides: until that could have been sent anywhere, only the
     devices that hold it are worth a look.
     """
-    net = world.net
+    net = state.net
     tensor, earliest_s = remote_s(net, op)
     if tensor < 0 or earliest_s <= now:
-        for device in range(len(world.devices)):
-            _join(world, op, device)
+        for device in range(len(state.devices)):
+            _join(state, op, device)
         return
-    push(world.remote, ZERO, earliest_s, op)
-    _join(world, op, home_of(net, tensor))
+    push(state.remote, ZERO, earliest_s, op)
+    _join(state, op, home_of(net, tensor))
     copy = net.tensors[tensor].last_copy
     while copy >= 0:
-        _join(world, op, net.copies[copy].device)
+        _join(state, op, net.copies[copy].device)
         copy = net.copies[copy].older
 
 
 @kernel
-def _get_ready(world: ScheduleState, op: int, now: float) -> None:
+def _get_ready(state: ScheduleState, op: int, now: float) -> None:
     """All predecessors of an op have ended."""
-    row = world.net.ops[op]
+    row = state.net.ops[op]
     row.status = READY
-    bound = world.groups[row.group].bound
+    bound = state.groups[row.group].bound
     if bound >= 0:
-        world.devices[bound].num_bound += 1
-        _join(world, op, bound)
+        state.devices[bound].num_bound += 1
+        _join(state, op, bound)
     else:
-        _queue_up(world, op, now)
+        _queue_up(state, op, now)
 
 
 @kernel
-def _queue_up_remote(world: ScheduleState, now: float) -> None:
+def _queue_up_remote(state: ScheduleState, now: float) -> None:
     """Look again at ops whose data may be elsewhere by now."""
-    while world.remote.size[0] > 0 and world.remote.key[0] <= now:
-        op = pop(world.remote, ZERO)
-        row = world.net.ops[op]
-        if row.status == READY and world.groups[row.group].bound < 0:
-            _queue_up(world, op, now)
+    while state.remote.size[0] > 0 and state.remote.key[0] <= now:
+        op = pop(state.remote, ZERO)
+        row = state.net.ops[op]
+        if row.status == READY and state.groups[row.group].bound < 0:
+            _queue_up(state, op, now)
 
 
 @kernel
-def _find_home(world: ScheduleState, family: int, device: int) -> None:
+def _find_home(state: ScheduleState, family: int, device: int) -> None:
     """A storage that exists before the step is on this device from now on."""
-    where = world.queues.where
-    world.net.tensors[family].home = device
+    where = state.queues.where
+    state.net.tensors[family].home = device
     # Groups that read it take less elsewhere: where their ops were put aside, they may fit now.
-    for index in range(world.family_ptr[family], world.family_ptr[family + 1]):
-        group = world.groups[world.readers[index]]
+    for index in range(state.family_ptr[family], state.family_ptr[family + 1]):
+        group = state.groups[state.readers[index]]
         if group.bound >= 0:
             continue
         for at in range(group.member_start, group.member_stop):
-            op = world.members[at]
-            if world.net.ops[op].status != READY:
+            op = state.members[at]
+            if state.net.ops[op].status != READY:
                 continue
-            for other in range(len(world.devices)):
+            for other in range(len(state.devices)):
                 if where[op, other] >= 0 and where[op, other] % NUM_HEAPS == PARKED:
-                    _look_again(world, op, other)
+                    _look_again(state, op, other)
 
 
 @kernel
-def _bind_group(world: ScheduleState, number: int, device: int) -> None:
+def _bind_group(state: ScheduleState, number: int, device: int) -> None:
     """The first op of a group is placed: all of it goes to this device."""
-    group = world.groups[number]
+    group = state.groups[number]
     group.bound = device
     for index in range(group.family_start, group.family_stop):
-        if world.net.tensors[world.families[index]].home < 0:
-            _find_home(world, world.families[index], device)
+        if state.net.tensors[state.families[index]].home < 0:
+            _find_home(state, state.families[index], device)
     for index in range(group.member_start, group.member_stop):
-        member = world.members[index]
-        if world.net.ops[member].status != READY:
+        member = state.members[index]
+        if state.net.ops[member].status != READY:
             continue
-        for other in range(len(world.devices)):
+        for other in range(len(state.devices)):
             if other != device:
-                remove(world.queues, other, member)
-        world.devices[device].num_bound += 1
-        _look_again(world, member, device)
+                remove(state.queues, other, member)
+        state.devices[device].num_bound += 1
+        _look_again(state, member, device)
 
 
 @kernel
-def _fetch(world: ScheduleState, tensor: int, device: int) -> None:
+def _fetch(state: ScheduleState, tensor: int, device: int) -> None:
     """Send a tensor; its other ready readers could start earlier here."""
-    copy = world.counts[0].num_copies + 0
-    world.counts[0].num_copies += 1
-    send(world.net, copy, tensor, device)
-    add_copy(world, tensor, copy, device)
-    row = world.net.tensors[tensor]
+    copy = state.counts[0].num_copies + 0
+    state.counts[0].num_copies += 1
+    send(state.net, copy, tensor, device)
+    add_copy(state, tensor, copy, device)
+    row = state.net.tensors[tensor]
     for index in range(row.user_start, row.user_stop):
-        user = world.users[index]
-        if world.net.ops[user].status == READY and may_run(world, user, device):
-            _look_again(world, user, device)
+        user = state.users[index]
+        if state.net.ops[user].status == READY and may_run(state, user, device):
+            _look_again(state, user, device)
 
 
 @kernel
-def _commit(world: ScheduleState, op: int, device: int, now: float) -> None:
+def _commit(state: ScheduleState, op: int, device: int, now: float) -> None:
     """Place an op: take its memory, bring what it reads, and start it."""
-    net, row, place = world.net, world.net.ops[op], world.devices[device]
+    net, row, place = state.net, state.net.ops[op], state.devices[device]
     row.status = PLACED
-    for other in range(len(world.devices)):
-        remove(world.queues, other, op)
-    take(world, op, device)
-    if world.groups[row.group].bound < 0:
-        _bind_group(world, row.group, device)
+    for other in range(len(state.devices)):
+        remove(state.queues, other, op)
+    take(state, op, device)
+    if state.groups[row.group].bound < 0:
+        _bind_group(state, row.group, device)
     else:
         place.num_bound -= 1
     for index in range(row.read_start, row.read_stop):
         if is_missing(net, net.reads[index], device):
-            _fetch(world, net.reads[index], device)
+            _fetch(state, net.reads[index], device)
     row.device = device
     row.start_s = max(max(data_s(net, op, device), place.avail_s), now)
-    row.end_s = row.start_s + world.kind_s[place.kind, op]
+    row.end_s = row.start_s + state.kind_s[place.kind, op]
     place.avail_s = row.end_s
     place.last_op = op
-    push(world.running, ZERO, row.end_s, op)
+    push(state.running, ZERO, row.end_s, op)
     for tensor in range(row.made_start, row.made_stop):
         net.tensors[tensor].made_s = row.end_s
-        add_result(world, tensor, device)
+        add_result(state, tensor, device)
 
 
 @kernel
-def _end(world: ScheduleState, op: int, now: float) -> None:
+def _end(state: ScheduleState, op: int, now: float) -> None:
     """An op ends: release what nobody needs any more, and see which ops become ready."""
-    net, row = world.net, world.net.ops[op]
-    world.devices[row.device].used_bytes -= row.workspace_bytes
+    net, row = state.net, state.net.ops[op]
+    state.devices[row.device].used_bytes -= row.workspace_bytes
     for index in range(row.read_start, row.read_stop):
         tensor = net.tensors[net.reads[index]]
         tensor.num_left -= 1
         if tensor.num_left == 0:
-            release(world, net.reads[index])
+            release(state, net.reads[index])
     for number in range(row.made_start, row.made_stop):
         tensor = net.tensors[number]
         if tensor.num_left == 0:
-            release(world, number)
+            release(state, number)
         for index in range(tensor.user_start, tensor.user_stop):
-            user = net.ops[world.users[index]]
+            user = net.ops[state.users[index]]
             user.waits -= 1
             if user.waits == 0:
-                _get_ready(world, world.users[index], now)
+                _get_ready(state, state.users[index], now)
 
 
 @kernel
-def _best_offer(world: ScheduleState, now: float) -> tuple[int, int]:
+def _best_offer(state: ScheduleState, now: float) -> tuple[int, int]:
     """The smallest (earliest start, rank, device) that free devices offer; -1 for none."""
     best, best_device, best_s = -1, -1, np.inf
-    for device in range(len(world.devices)):
-        world.devices[device].wake_s = np.inf
-        if world.devices[device].avail_s > now or not has_work(world.queues, device, now):
+    for device in range(len(state.devices)):
+        state.devices[device].wake_s = np.inf
+        if state.devices[device].avail_s > now or not has_work(state.queues, device, now):
             continue
-        op, start_s = offer(world, device, now)
+        op, start_s = offer(state, device, now)
         if op >= 0 and (start_s < best_s or (start_s == best_s and op < best)):
             best, best_device, best_s = op, device, start_s
     return best, best_device
 
 
 @kernel
-def _next_event_s(world: ScheduleState, now: float) -> float:
+def _next_event_s(state: ScheduleState, now: float) -> float:
     """When something can change: an op ends, or data may be on a free device."""
-    event_s = world.running.key[0] if world.running.size[0] > 0 else np.inf
-    if world.remote.size[0] > 0:
-        event_s = min(event_s, world.remote.key[0])
-    for device in range(len(world.devices)):
-        row = world.devices[device]
+    event_s = state.running.key[0] if state.running.size[0] > 0 else np.inf
+    if state.remote.size[0] > 0:
+        event_s = min(event_s, state.remote.key[0])
+    for device in range(len(state.devices)):
+        row = state.devices[device]
         if row.avail_s <= now:
-            event_s = min(event_s, min(row.wake_s, top_key(world.queues, device, LATER)))
+            event_s = min(event_s, min(row.wake_s, top_key(state.queues, device, LATER)))
     return event_s
 
 
 @kernel
-def _report_stuck(world: ScheduleState) -> None:
+def _report_stuck(state: ScheduleState) -> None:
     """Nothing fits: name the first ready op, and what it lacks where it lacks least."""
     op = 0
-    while world.net.ops[op].status != READY:
+    while state.net.ops[op].status != READY:
         op += 1
     least = np.iinfo(np.int64).max
-    for device in range(len(world.devices)):
-        if may_run(world, op, device):
-            least = min(least, lacking_bytes(world, op, device))
-    world.counts[0].stuck_op = op
-    world.counts[0].stuck_bytes = least
+    for device in range(len(state.devices)):
+        if may_run(state, op, device):
+            least = min(least, lacking_bytes(state, op, device))
+    state.counts[0].stuck_op = op
+    state.counts[0].stuck_bytes = least
 
 
 @kernel
-def run(world: ScheduleState) -> None:
-    """Schedule every op; ``world`` then tells where, when, or what is stuck."""
-    num_left = len(world.net.ops)
+def run(state: ScheduleState) -> None:
+    """Schedule every op; ``state`` then tells where, when, or what is stuck."""
+    num_left = len(state.net.ops)
     for op in range(num_left):
-        if world.net.ops[op].waits == 0:
-            _get_ready(world, op, 0.0)
+        if state.net.ops[op].waits == 0:
+            _get_ready(state, op, 0.0)
     now = 0.0
     while True:
-        while world.running.size[0] > 0 and world.running.key[0] <= now:
-            _end(world, pop(world.running, ZERO), now)
+        while state.running.size[0] > 0 and state.running.key[0] <= now:
+            _end(state, pop(state.running, ZERO), now)
             num_left -= 1
-        _queue_up_remote(world, now)
-        op, device = _best_offer(world, now)
+        _queue_up_remote(state, now)
+        op, device = _best_offer(state, now)
         if op >= 0:
-            _commit(world, op, device, now)
+            _commit(state, op, device, now)
             continue
         if num_left == 0:
             return
-        now = _next_event_s(world, now)
+        now = _next_event_s(state, now)
         if now == np.inf:
-            _report_stuck(world)
+            _report_stuck(state)
             return

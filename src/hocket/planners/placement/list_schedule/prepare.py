@@ -72,7 +72,7 @@ def breadth_first(graph: Graph) -> LongArray:
     return order
 
 
-def make_world(
+def new_state(
     problem: Problem,
     tasks: TaskTable,
     order: LongArray,
@@ -80,7 +80,7 @@ def make_world(
     favourite: IntArray,
     spared_s: FloatArray,
 ) -> ScheduleState:
-    """The world before the step; ``order`` lists the ops by rank, the rest is per op."""
+    """The state before the step; ``order`` lists the ops by rank, the rest is per op."""
     rank = np.empty(len(order) + 1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     rank[-1] = -1

@@ -13,7 +13,7 @@ from hocket.graph.coarsen import bound_ops
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
-from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world
+from hocket.planners.placement.list_schedule.prepare import breadth_first, new_state
 from hocket.planners.placement.list_schedule.state import ScheduleState
 from hocket.planners.tables import task_table
 
@@ -48,13 +48,13 @@ def list_schedule(
     _require_able_devices(problem, group)
     tasks = task_table(problem)
     order = breadth_first(problem.graph)
-    world = make_world(problem, tasks, order, group, favourite, spared_s)
+    state = new_state(problem, tasks, order, group, favourite, spared_s)
 
     from hocket.planners.placement.list_schedule.kernel import run
 
-    run(world)
-    _require_all_placed(problem, order, world)
-    ops = world.net.ops
+    run(state)
+    _require_all_placed(problem, order, state)
+    ops = state.net.ops
     device_of, start_s = np.empty(num_ops, dtype=np.int32), np.empty(num_ops)
     device_of[order], start_s[order] = ops["device"], ops["start_s"]
     step_s = float(ops["end_s"].max(initial=0.0))
@@ -73,8 +73,8 @@ def _require_able_devices(problem: Problem, group: IntArray) -> None:
     )
 
 
-def _require_all_placed(problem: Problem, order: LongArray, world: ScheduleState) -> None:
-    counts = world.counts[0]
+def _require_all_placed(problem: Problem, order: LongArray, state: ScheduleState) -> None:
+    counts = state.counts[0]
     if counts["stuck_op"] < 0:
         return
     op, lacking_bytes = int(order[counts["stuck_op"]]), int(counts["stuck_bytes"])
