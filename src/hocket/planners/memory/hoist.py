@@ -203,7 +203,7 @@ def _follow(ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_a
 
 @kernel
 def _choose(ways: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
-    """The offered op that leaves the least bytes and has scratch, of those that are ready.
+    """The offered op that leaves the least bytes and fits the target, of those that are ready.
 
     Without one, the op that waits for the fewest others. It is taken out; -1 for none.
     """
