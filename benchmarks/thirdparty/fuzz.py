@@ -327,7 +327,7 @@ def ours(case: Case, mode: str) -> dict[str, Any]:
 
 def how(train: Any) -> str:
     name = type(train._strategy).__name__
-    return {"Programs": "ops", "PlacedModules": "modules", "BudgetedModel": "budget"}.get(
+    return {"TracedModel": "ops", "PlacedModules": "modules", "BudgetedModel": "budget"}.get(
         name, name
     ) + ("*" if train.lost else "")
 

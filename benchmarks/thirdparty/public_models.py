@@ -224,7 +224,12 @@ def loaded(path: str) -> Any:
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            # Examples read the command line when they are imported.
+            arguments, sys.argv = sys.argv, [path]
+            try:
+                spec.loader.exec_module(module)
+            finally:
+                sys.argv = arguments
             return module
     raise ImportError(f"{path} is in no folder of --path")
 
@@ -265,7 +270,7 @@ def program(name: str) -> Subject:
         graph = torch.randn(10, 12), torch.ones(10, 10)
         return Subject(
             lambda: gat.GAT(12, 8, 2, 4), (graph, torch.randint(0, 4, (10,))),
-            lambda m, b: nn.functional.nll_loss(m(b[0]), b[1]),
+            lambda m, b: nn.functional.nll_loss(m(*b[0]), b[1]),
         )  # fmt: skip
     module = loaded(f"examples/{name}/main.py")
     digits = torch.rand(BATCH, 1, 28, 28)
@@ -378,7 +383,7 @@ def run(name: str, make: Callable[[], Subject], *, budgets: bool = True) -> Row:
         try:
             *found, train, took = our_steps(subject)
             worst = distance(wanted, tuple(found))
-            how = {"Programs": "ops", "PlacedModules": "modules"}.get(
+            how = {"TracedModel": "ops", "PlacedModules": "modules"}.get(
                 type(train._strategy).__name__, "eager"
             )
             row = row._replace(

@@ -256,7 +256,8 @@ class _RecomputedRun:
         if not isinstance(packed, int):
             return self._kept(packed)
         number = packed
-        if not self._recomputed or self._recomputed[number] is None:
+        # A gradient inside of the forward pass asks before all of it was saved.
+        if number >= len(self._recomputed) or self._recomputed[number] is None:
             self._recompute()
         tensor, self._recomputed[number] = self._recomputed[number], None
         assert tensor is not None
