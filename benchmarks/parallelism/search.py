@@ -17,7 +17,7 @@ from hocket.hardware import cluster_from_text
 from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallel.forecast import outlook_of
+from hocket.planners.parallel.forecast import forecast_of
 from hocket.planners.parallel.recheck import RecheckEffort, recheck
 from hocket.planners.parallel.transformer_search import ROUNDS, compare_configs, described, scan
 from hocket.transformer.files import find_model
@@ -60,7 +60,7 @@ def measure(problem: Problem, limits: Limits, rounds: int) -> None:
         f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
     )
     if winner is not None:
-        mfu = outlook_of(problem, winner).mfu
+        mfu = forecast_of(problem, winner).mfu
         print(f"  {winner.planner}: step {winner.step_s:.3f} s, MFU {mfu:.1%}")
 
 

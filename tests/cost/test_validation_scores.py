@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.validate import command
 from hocket.cost import validation as module
-from hocket.cost.parallel.likeness import likeness
+from hocket.cost.parallel.similarity import similarity
 from hocket.cost.published_tables import load_tables
 from hocket.cost.validation import (
     RankingScore,
@@ -82,7 +82,7 @@ def test_out_of_memory_is_counted_both_ways():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=8, max_size=30))
 def test_chosen_rows_are_distinct_even_where_configurations_repeat(points):
     array = np.array(points, dtype=float)
-    shared, tables = likeness(array, array), ["one"] * len(array)
+    shared, tables = similarity(array, array), ["one"] * len(array)
     chosen = most_telling(shared, tables, 4)
     assert len(set(chosen)) == 4
     assert chosen == most_telling(shared, tables, 4)
@@ -91,14 +91,14 @@ def test_chosen_rows_are_distinct_even_where_configurations_repeat(points):
 def test_chosen_rows_stand_for_their_neighbours():
     centres = np.array([0.0, 100.0, 200.0])
     points = (centres[:, None] + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])).reshape(-1, 1)
-    chosen = most_telling(likeness(points, points), ["one"] * len(points), 3)
+    chosen = most_telling(similarity(points, points), ["one"] * len(points), 3)
     assert sorted(points[chosen, 0]) == centres.tolist()
 
 
 def test_at_most_half_of_a_table_is_taken():
     points = np.arange(12.0)[:, None]
     tables = ["small"] * 4 + ["large"] * 8
-    chosen = most_telling(likeness(points, points), tables, 10)
+    chosen = most_telling(similarity(points, points), tables, 10)
     assert sum(tables[index] == "small" for index in chosen) == 2
     assert len(chosen) == 6
 

@@ -19,7 +19,7 @@ from hocket.simulate import simulate
 from hocket.simulate.engine import lower
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.events import run
-from hocket.simulate.lowering import lower_draft
+from hocket.simulate.lowering import lower_into
 
 FLOATS: Any = types.Array(types.float64, 1, "C")
 
@@ -35,7 +35,7 @@ def test_simulating_lowering_and_evaluating_compile_the_engine_once() -> None:
     lower(problem, device_of)
     assert Evaluator(problem)(device_of).step_s == timeline.makespan_s
     assert cast(Any, try_changes).entry is not None
-    for part in cast(tuple[Any, ...], (run, lower_draft)):
+    for part in cast(tuple[Any, ...], (run, lower_into)):
         assert part.entry is None
 
 

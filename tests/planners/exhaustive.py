@@ -16,7 +16,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import structure_violations
 from hocket.simulate.engine import simulate
-from hocket.simulate.lowering import home_devices
+from hocket.simulate.lowering import owner_devices
 from hocket.simulate.verify import update_violations
 
 
@@ -127,7 +127,7 @@ def _shortest_parallel_order_s(problem: Problem, device_of: np.ndarray, best: fl
 
 def _arrivals(problem: Problem, device_of: np.ndarray) -> list[list[tuple[int, float]]]:
     """Per op: the maker of each tensor that it reads, -1 for none, and the transfer's seconds."""
-    graph, homes = problem.graph, home_devices(problem.graph, device_of)
+    graph, homes = problem.graph, owner_devices(problem.graph, device_of)
     found: list[list[tuple[int, float]]] = []
     for op in range(graph.num_ops):
         reads = []

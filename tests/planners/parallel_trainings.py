@@ -7,7 +7,7 @@ from hocket.hardware import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.fixed_degrees import fixed_limits
-from hocket.planners.parallel.forecast import outlook_of
+from hocket.planners.parallel.forecast import forecast_of
 from hocket.planners.parallel.recheck import RecheckEffort
 from hocket.planners.parallel.transformer_search import default_limits
 from hocket.transformer import Transformer
@@ -33,11 +33,11 @@ def training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", d
 
 def outlooks(comparison):
     """What is told of every candidate, and of the winner first of all."""
-    return [outlook_of(comparison.problem, candidate) for candidate in comparison.candidates]
+    return [forecast_of(comparison.problem, candidate) for candidate in comparison.candidates]
 
 
 def winning(comparison):
-    return outlook_of(comparison.problem, comparison.winner)
+    return forecast_of(comparison.problem, comparison.winner)
 
 
 def fixing(problem, text):

@@ -23,7 +23,7 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
-from hocket.planners.bounds.bound import CROWD, MEMORY, PATH, SERIAL, WORK, windows_s
+from hocket.planners.bounds.bound import CONTENTION, MEMORY, PATH, SERIAL, WORK, windows_s
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.m_topo import m_topo
@@ -142,7 +142,7 @@ def test_three_equal_ops_on_two_devices_take_two_turns():
     for index in range(3):
         builder.op(f"op{index}")
     bound = lower_bound(problem_of(builder.build(), joined(2), 1.0))
-    assert bound.why == CROWD
+    assert bound.why == CONTENTION
     assert bound.seconds == pytest.approx(2)
 
 

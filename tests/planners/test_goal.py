@@ -1,4 +1,4 @@
-"""Which of several plans is chosen: ties to the thrifty, money where it is asked for."""
+"""Which of several plans is chosen: ties to the efficient, money where it is asked for."""
 
 from dataclasses import replace
 
@@ -12,7 +12,14 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
-from hocket.planners.goal import GOALS, merit_told, num_devices, ranked, thrift_told, thrifty
+from hocket.planners.goal import (
+    GOALS,
+    cost_efficiency_text,
+    efficient,
+    num_devices,
+    objective_text,
+    ranked,
+)
 
 GRAPH = generate("chain", 8, 0)
 
@@ -53,7 +60,7 @@ def test_the_simplest_within_the_error_range_is_chosen_and_explained(problem):
     assert ranked(problem, [many, placed(problem, [0], 1.1)], "time", 0.09) == [0, 1]
     # Memory is counted, not timed: its ties stay narrow.
     assert ranked(problem, [many, few], "memory", 0.09) == ranked(problem, [many, few], "memory")
-    assert merit_told(problem, few, [many], "time", 0.09) == (
+    assert objective_text(problem, few, [many], "time", 0.09) == (
         "it is the simplest within the error range: on [0, 1, 2] is 7 % shorter, and predictions "
         "of two candidates are comparable within 9 %"
     )
@@ -87,35 +94,35 @@ def test_the_cheapest_step_is_chosen_where_that_is_the_goal(problem):
 
 def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
     tried = [placed(problem, [0, 1, 2], 1.0), placed(problem, [0], 1.2)]
-    assert thrifty(tried, 0) == 1
-    assert thrifty([tried[0], placed(problem, [0], 2.9)], 0) is None
-    assert thrifty(tried, 1) is None
+    assert efficient(tried, 0) == 1
+    assert efficient([tried[0], placed(problem, [0], 2.9)], 0) is None
+    assert efficient(tried, 1) is None
     # Of two that are tied the first, which is the plainest.
-    assert thrifty([*tried, placed(problem, [0], 1.199)], 0) == 1
-    told = thrift_told(tried, 0)
+    assert efficient([*tried, placed(problem, [0], 1.199)], 0) == 1
+    told = cost_efficiency_text(tried, 0)
     assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--objective cost)"
-    assert not thrift_told(tried, 1)
+    assert not cost_efficiency_text(tried, 1)
     # Chosen for its memory although it is longer: nothing is "-20 % longer".
-    assert not thrift_told([placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)
+    assert not cost_efficiency_text([placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)
 
 
 def test_why_a_plan_was_chosen_is_told_by_what_was_wanted(problem):
     """A longer step is never said to take no longer."""
     fast, slow = placed(problem, [0, 1, 2], 1.0), placed(problem, [1], 2.0)
-    assert merit_told(problem, fast, [slow], "time") == "its step is 50 % shorter than on [1]"
-    assert merit_told(problem, fast, [fast], "time") == "it takes no longer than on [0, 1, 2]"
-    cheap = merit_told(problem, slow, [fast], "cost")
+    assert objective_text(problem, fast, [slow], "time") == "its step is 50 % shorter than on [1]"
+    assert objective_text(problem, fast, [fast], "time") == "it takes no longer than on [0, 1, 2]"
+    cheap = objective_text(problem, slow, [fast], "cost")
     assert cheap.startswith("its steps take 74 % less money than on [0, 1, 2]")
     assert cheap.endswith(", and its step 100 % longer")
     peaks = fast.timeline.peak_bytes
     lean = replace(slow, timeline=replace(slow.timeline, peak_bytes=peaks * 0 + 2**30))
     full = replace(fast, timeline=replace(fast.timeline, peak_bytes=peaks * 0 + 2 * 2**30))
-    told = merit_told(problem, lean, [full], "memory")
+    told = objective_text(problem, lean, [full], "memory")
     assert told.startswith("its fullest device is ")
     assert told.endswith(" %, and its step 100 % longer")
     unknown = make_problem(GRAPH, "3xrtx3090")
     one, three = placed(unknown, [0], 2.0), placed(unknown, [0, 1, 2], 1.0)
-    assert "33 % less device time than" in merit_told(unknown, one, [three], "cost")
+    assert "33 % less device time than" in objective_text(unknown, one, [three], "cost")
 
 
 def test_one_device_is_one_row_unless_only_another_order_fits():

@@ -24,7 +24,7 @@ from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
 from hocket.runtime.offload.memory_tracker import MemoryTracker, on_host
-from hocket.simulate.rewriting.homes import NUM_BERTHS
+from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.timeline import Timeline
 
@@ -60,7 +60,7 @@ class RewrittenSteps:
         self._given, self._program, self._graph = given, program, step.rewritten.graph
         self._origin, self._seed, self._num_steps = step.rewritten.origin, seed, 0
         self._events = list(_events(timeline))
-        places = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_BERTHS}
+        places = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_STAGING_BUFFERS}
         self._num_places = {
             self._graph.tensor_names.index(name): count
             for name, count in places.items()

@@ -32,9 +32,9 @@ from hocket.runtime.training_loop import TrainingLoop
 from hocket.runtime.training_task import LoopOptions
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
+from hocket.simulate.rewriting.module_calls import find_module_calls
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.rewriting.uses import held_by_calls
-from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
@@ -171,7 +171,7 @@ def _visited(name):
     model, batch, forward = FORESEEN[name]()
     _, graph, frontier, _ = _planned(model, batch, forward)
     cut = frontier.uses.blocks
-    return model, graph, frontier, find_visits(graph, cut.start, cut.block_of).visits
+    return model, graph, frontier, find_module_calls(graph, cut.start, cut.block_of).calls
 
 
 def test_layers_that_are_called_twice_are_recomputed_call_by_call():
@@ -214,7 +214,7 @@ def test_calls_hold_what_they_were_given_and_lists_of_modules_are_not_called():
     _, _, frontier, visits = _visited("rounded")
     uses = frontier.uses
     graph, num_forward = uses.graph, int(uses.blocks.start[-1])
-    given = held_by_calls(graph, uses.visits, num_forward, uses.is_forward).tolist()
+    given = held_by_calls(graph, uses.module_calls, num_forward, uses.is_forward).tolist()
     last = next(visit for visit in visits if visit.module == "layers.3")
     held = {graph.tensor_names[graph.root_of[t]] for op, t in given if op == last.stop - 1}
     assert held == {"layers.2/add"}

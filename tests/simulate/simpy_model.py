@@ -11,7 +11,7 @@ import simpy
 from hocket.graph import Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate import home_devices
+from hocket.simulate import owner_devices
 
 AFTER_ALL = 2
 """SimPy's own events have priority 0 or 1."""
@@ -21,7 +21,7 @@ def simpy_times(problem: Problem, plan: Plan) -> tuple[list[float], dict[tuple[i
     """End of each op, and of each transfer by (tensor, destination)."""
     graph, costs, routes = problem.graph, problem.costs, problem.costs.routes
     device_of = np.asarray(plan.device_of).tolist()
-    home = home_devices(graph, np.asarray(plan.device_of)).tolist()
+    home = owner_devices(graph, np.asarray(plan.device_of)).tolist()
     producer, role = graph.tensor_producer.tolist(), graph.tensor_role.tolist()
     reads = [graph.reads_of(op).tolist() for op in range(graph.num_ops)]
     op_s = costs.op_s[costs.device_row]

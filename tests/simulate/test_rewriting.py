@@ -14,7 +14,7 @@ from hocket.graph.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.homes import NUM_BERTHS
+from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS
 from hocket.simulate.rewriting.rewrite import rewrite
 from hocket.simulate.rewriting.step import budgeted, carried_out, moved_bytes
 from hocket.simulate.rewriting.uses import can_run_twice
@@ -230,7 +230,7 @@ def test_streamed_parameters_updated_on_the_device_take_their_state_along():
     assert moved_bytes(done) == (5 * 12 * MIB, 5 * (4 + 4 + 12) * MIB)
     assert not (done.graph.op_stream == Stream.HOST).any()
     berths = done.graph.tensor_names.index("berths")
-    assert done.graph.tensor_bytes[berths] == NUM_BERTHS * 12 * MIB
+    assert done.graph.tensor_bytes[berths] == NUM_STAGING_BUFFERS * 12 * MIB
 
 
 def test_parameters_of_one_storage_visit_the_device_in_one_piece():

@@ -218,8 +218,8 @@ def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     found, (_, timeline) = expand(problem, section), simulate_parallel(problem, section)
     verify_graph(found.problem.graph)
 
-    def held(unfolded):
-        graph = unfolded.problem.graph
+    def held(expanded):
+        graph = expanded.problem.graph
         is_state = np.isin(graph.tensor_role, (Role.PARAMETER, Role.OPTIMIZER_STATE))
         return int(graph.held_bytes[is_state & (graph.tensor_producer < 0)].sum())
 

@@ -14,7 +14,7 @@ from simulate.test_simulate_models import random_problem
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES
-from hocket.simulate import home_devices, simulate
+from hocket.simulate import owner_devices, simulate
 
 GENERATED = settings(
     derandomize=True,
@@ -43,7 +43,7 @@ def test_simulate_equals_the_oracle_exactly(data):
 def test_home_devices_are_the_first_readers(data):
     problem = data.draw(problems(has_streams=True))
     device_of = data.draw(placements(problem))
-    homes = home_devices(problem.graph, device_of)
+    homes = owner_devices(problem.graph, device_of)
     assert homes.tolist() == homes_of(problem.graph, device_of.tolist())
 
 

@@ -21,10 +21,10 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.abilities import PROGRAMS, Abilities, asked_limits
+from hocket.planners.parallel.abilities import PROGRAMS, Abilities, requested_limits
 from hocket.planners.parallel.config_file import read_configuration
 from hocket.planners.parallel.fixed_degrees import fixed_limits
-from hocket.planners.parallel.forecast import SPARE, outlook_of
+from hocket.planners.parallel.forecast import SPARE, forecast_of
 from hocket.planners.parallel.transformer_search import default_limits, plan_of, single
 from hocket.transformer import SCHEDULES, Transformer
 from hocket.transformer.files import find_model
@@ -37,9 +37,9 @@ __all__ = [
     "Abilities",
     "Coefficients",
     "find_software",
+    "forecast_of",
     "limited",
     "make_training",
-    "outlook_of",
     "plan_of",
     "plan_parallel",
     "read_coefficients",
@@ -124,6 +124,6 @@ def limited(
             raise unknown_name("schedule", name, SCHEDULES)
     if schedules:
         limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
-    limits = asked_limits(fixed_limits(limits, fixed), software)
+    limits = requested_limits(fixed_limits(limits, fixed), software)
     num_synthesised = NUM_SYNTHESISED if synthesise else 0
     return replace(problem, limits=replace(limits, num_synthesised=num_synthesised))

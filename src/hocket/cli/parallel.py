@@ -352,7 +352,7 @@ def _refuse_besides_predict() -> None:
 
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
-    from hocket.api.parallel_configs import outlook_of, read_configuration, single
+    from hocket.api.parallel_configs import forecast_of, read_configuration, single
     from hocket.view.parallel import forecast_data, parts_data
     from hocket.view.parallel_text import comparison_table
 
@@ -365,7 +365,7 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     )  # fmt: skip
     with working("predicting"):
         comparison = single(problem, asked, str(config))
-    outlook = outlook_of(problem, comparison.candidates[0])
+    outlook = forecast_of(problem, comparison.candidates[0])
     if not as_json:
         console().print(comparison_table(comparison, 1))
     result = forecast_data(outlook) | parts_data(outlook)

@@ -21,7 +21,6 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import unknown_name
 from hocket.cost.parallel.calibrate import MIN_RUNS, NOISE, calibrate
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.likeness import UNEXPLAINED, likeness, places
 from hocket.cost.parallel.memory import (
     FORMULAS_ONLY,
     GIVEN_BACK,
@@ -29,6 +28,7 @@ from hocket.cost.parallel.memory import (
     fit_overheads,
     stage_memory,
 )
+from hocket.cost.parallel.similarity import UNEXPLAINED, places, similarity
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict
 from hocket.cost.published_tables import Measured
@@ -287,7 +287,7 @@ def _devices(cluster: Cluster, site: Site) -> tuple[Device, ...]:
 # Which measured runs to calibrate with: few that tell most about the others.
 #
 # Each run shares with others what predictions leave open, the more the more alike they are
-# (`hocket.cost.parallel.likeness`). The next run to take is the one that leaves least open in all
+# (`hocket.cost.parallel.similarity`). The next run to take is the one that leaves least open in all
 # of them together (Cohn 1996, active learning for a Gaussian process). Measured times play no part.
 # O(taken * runs^2) time, O(runs^2) memory.
 
@@ -308,7 +308,7 @@ def alike(rows: Sequence[Measured]) -> FloatArray:
         [places(row.model, row.software, ParallelConfigs.of([row.config])) for row in rows]
     )
     programs = np.array([row.software.name for row in rows])
-    return likeness(found, found, programs[:, None] == programs[None, :])
+    return similarity(found, found, programs[:, None] == programs[None, :])
 
 
 def most_telling(shared: FloatArray, tables: Sequence[str], count: int) -> list[int]:

@@ -18,7 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.graph.graph import Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate import home_devices
+from hocket.simulate import owner_devices
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
     """Per module with parameters or buffers of its own, their bytes on each device."""
     graph = problem.graph
     assert plan.device_of is not None
-    devices = home_devices(graph, plan.device_of)
+    devices = owner_devices(graph, plan.device_of)
     is_weight = np.isin(graph.tensor_role, (Role.PARAMETER, Role.BUFFER))
     held: dict[str, FloatArray] = {}
     for tensor in np.flatnonzero(is_weight & (graph.tensor_producer < 0)).tolist():

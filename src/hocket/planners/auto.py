@@ -184,10 +184,10 @@ def _starts(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[
     if problem.graph.num_ops > _LARGE_OPS:
         return fitting
     names = [name for name in BY_POSITION if name in effort.names and name not in SLOW]
-    again = [propose(problem, name, by_structure(BASE[name])) for name in names]
-    again = [candidate for candidate in again if candidate.feasible]
+    recompute = [propose(problem, name, by_structure(BASE[name])) for name in names]
+    recompute = [candidate for candidate in recompute if candidate.feasible]
     known = [candidate for candidate in fitting if _origin(candidate) not in BY_POSITION]
-    return [*known, *again, *(_ordered(problem, candidate) for candidate in again)]
+    return [*known, *recompute, *(_ordered(problem, candidate) for candidate in recompute)]
 
 
 def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:

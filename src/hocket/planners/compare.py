@@ -14,7 +14,14 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
-from hocket.planners.goal import TIED, Goal, devices_told, merit_told, num_devices, thrift_told
+from hocket.planners.goal import (
+    TIED,
+    Goal,
+    cost_efficiency_text,
+    devices_text,
+    num_devices,
+    objective_text,
+)
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.planners.placement.memory import explain_shortage, spread_memory
@@ -102,28 +109,30 @@ def _shortage(problem: Problem, tried: list[Candidate]) -> str:
 def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate, ...]:
     """The candidates, each feasible one with the reason why it won or lost."""
     best = tried[ranked[0]]
-    told = list(tried)
-    told[ranked[0]] = replace(best, reason=_advantage(best, [tried[i] for i in ranked[1:]], tried))
+    message = list(tried)
+    message[ranked[0]] = replace(
+        best, reason=_advantage(best, [tried[i] for i in ranked[1:]], tried)
+    )
     for i in ranked[1:]:
         longer = _ratio(tried[i], best) - 1
         reason = (
             f"{format_percent(longer)} longer than {best.planner}" if longer > 0 else "no shorter"
         )
-        told[i] = replace(tried[i], reason=reason)
-    return tuple(told)
+        message[i] = replace(tried[i], reason=reason)
+    return tuple(message)
 
 
 def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal: Goal) -> str:
     best = tried[ranked[0]]
     assert best.timeline is not None
     if goal == "cost":
-        parts = [f"chosen because its steps cost least ({devices_told(num_devices(best))})"]
+        parts = [f"chosen because its steps cost least ({devices_text(num_devices(best))})"]
     elif goal == "memory" and len(ranked) > 1:
         others = [tried[i] for i in ranked[1:]]
-        parts = [f"chosen because {merit_told(problem, best, others, goal)}"]
+        parts = [f"chosen because {objective_text(problem, best, others, goal)}"]
     else:
         parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
-    parts.append(thrift_told(tried, ranked[0]))
+    parts.append(cost_efficiency_text(tried, ranked[0]))
     if best.plan is not None and best.plan.claims.made_from:
         parts.append(f"made from {best.plan.claims.made_from}")
     if problem.objective == "latency":
@@ -138,7 +147,7 @@ def _advantage(best: Candidate, others: list[Candidate], tried: list[Candidate])
     shorter = 1 - 1 / _ratio(others[0], best)
     if shorter < TIED:
         fewer = num_devices(best) < num_devices(others[0])
-        on = f" on {devices_told(num_devices(best))} instead of {num_devices(others[0])}"
+        on = f" on {devices_text(num_devices(best))} instead of {num_devices(others[0])}"
         return f"its {what} is as short as that of {others[0].planner}{on if fewer else ''}"
     return f"its {what} is {format_percent(shorter)} shorter than the next ({others[0].planner})"
 

@@ -53,7 +53,7 @@ def ranked(
     ]
 
 
-def thrifty(tried: Sequence[Candidate], chosen: int) -> int | None:
+def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
     """The candidate that gives most of the chosen one's speed per device, where that is telling.
 
     Of several that give as much, the first, which is the plainest.
@@ -67,9 +67,9 @@ def thrifty(tried: Sequence[Candidate], chosen: int) -> int | None:
     return cheapest if gain >= WORTHWHILE else None
 
 
-def thrift_told(tried: Sequence[Candidate], chosen: int) -> str:
+def cost_efficiency_text(tried: Sequence[Candidate], chosen: int) -> str:
     """The thrifty candidate beside the chosen one, in words; empty where there is none."""
-    cheapest = thrifty(tried, chosen)
+    cheapest = efficient(tried, chosen)
     if cheapest is None:
         return ""
     other_s, best_s = tried[cheapest].value_s or 0.0, tried[chosen].value_s or 0.0
@@ -78,12 +78,12 @@ def thrift_told(tried: Sequence[Candidate], chosen: int) -> str:
     longer = format_percent(other_s / best_s - 1) if best_s > 0 else "no"
     count = num_devices(tried[cheapest])
     return (
-        f"{tried[cheapest].planner} takes {longer} longer on {devices_told(count)} instead of "
+        f"{tried[cheapest].planner} takes {longer} longer on {devices_text(count)} instead of "
         f"{num_devices(tried[chosen])} (--objective cost)"
     )
 
 
-def merit_told(
+def objective_text(
     problem: Problem,
     best: Candidate,
     others: Sequence[Candidate],
@@ -107,18 +107,18 @@ def merit_told(
     longer = best.value_s / others[0].value_s - 1 if others[0].value_s else 0.0
     price = "" if longer <= TIED else f", and its step {format_percent(longer)} longer"
     if goal == "memory":
-        told = f"its fullest device is {format_percent(mine)} full"
-        return f"{told}, where {name} fills {format_percent(next_one)}{price}"
+        message = f"its fullest device is {format_percent(mine)} full"
+        return f"{message}, where {name} fills {format_percent(next_one)}{price}"
     if goal == "cost":
         thing = "money" if is_priced([(problem, c) for c in (best, *others)]) else "device time"
-        told = f"{gain} less" if less > 0 else "no more"
-        return f"its steps take {told} {thing} than {name}{price}"
+        message = f"{gain} less" if less > 0 else "no more"
+        return f"its steps take {message} {thing} than {name}{price}"
     return (
         f"its step is {gain} shorter than {name}" if less > 0 else f"it takes no longer than {name}"
     )
 
 
-def devices_told(count: int) -> str:
+def devices_text(count: int) -> str:
     """So many devices, in words."""
     return "1 device" if count == 1 else f"{count} devices"
 

@@ -9,7 +9,7 @@ from hocket.simulate.analysis import (
     summarize,
 )
 from hocket.simulate.engine import kernels_are_compiled, simulate
-from hocket.simulate.lowering import home_devices
+from hocket.simulate.lowering import owner_devices
 from hocket.simulate.timeline import Timeline
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "bottleneck",
     "channel_busy_s",
     "critical_path",
-    "home_devices",
     "kernels_are_compiled",
+    "owner_devices",
     "simulate",
     "summarize",
 ]

@@ -61,18 +61,18 @@ def simulate_parallel(
     The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages
     wait for each other in a circle.
     """
-    unfolded = expand(problem, shares, planned, waves, is_named=False)
+    expanded = expand(problem, shares, planned, waves, is_named=False)
     _, timeline = simulate_placement(
-        unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
+        expanded.problem, expanded.device_of, expanded.priority, is_strict=expanded.is_strict
     )
     if np.isnan(timeline.op_end_s).any():
         raise CheckError(
             "stages of the pipeline wait for each other in a circle",
             hint="cut the model at other ops, where nothing goes back to an earlier stage",
         )
-    if unfolded.stands_for is not None:
-        timeline = for_all(timeline, unfolded.stands_for.tolist())
-    return unfolded, timeline
+    if expanded.stands_for is not None:
+        timeline = for_all(timeline, expanded.stands_for.tolist())
+    return expanded, timeline
 
 
 def simulate_placement(
@@ -90,7 +90,7 @@ def simulate_placement(
     """
     evaluator = Evaluator(problem, device_of)
     evaluator(device_of, priority, is_strict=is_strict)
-    tables = trimmed(evaluator.draft)
+    tables = trimmed(evaluator.buffers)
     return tables, _timeline(problem, tables, evaluator.state)
 
 

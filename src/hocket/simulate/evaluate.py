@@ -21,7 +21,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.events import run
 from hocket.simulate.instructions import Given, Instructions, RunTable
-from hocket.simulate.lowering import LoweringDraft, lower_draft, new_draft, order_priority
+from hocket.simulate.lowering import LoweringBuffers, lower_into, new_buffers, order_priority
 from hocket.simulate.state import Agenda, EngineState, Flow, MemoryState, Spans, new_state
 
 _NOISE = 1e-9
@@ -79,8 +79,8 @@ class Evaluator:
 
     def __init__(self, problem: Problem, devices: IntArray | None = None) -> None:
         """``devices`` are those that plans use, all by default."""
-        self.draft: LoweringDraft = new_draft(problem, devices)
-        self.state: EngineState = new_state(self.draft.tables)
+        self.buffers: LoweringBuffers = new_buffers(problem, devices)
+        self.state: EngineState = new_state(self.buffers.tables)
         self.op_start_s: FloatArray = self.state.spans.op_start_s
         self.op_end_s: FloatArray = self.state.spans.op_end_s
         self.peak_bytes: LongArray = self.state.memory.peak
@@ -90,7 +90,7 @@ class Evaluator:
     @property
     def runs(self) -> RunTable:
         """Ops as they were evaluated last."""
-        return self.draft.tables.runs
+        return self.buffers.tables.runs
 
     def __call__(
         self, device_of: IntArray, priority: FloatArray | None = None, *, is_strict: bool = False
@@ -144,7 +144,7 @@ class Evaluator:
             best_device=zeros(num_ops),
             best_priority=np.zeros(num_ops),
         )
-        found = try_changes(self.draft, self.state, changes, walk, self._score, is_strict)
+        found = try_changes(self.buffers, self.state, changes, walk, self._score, is_strict)
         return walk, found
 
     @property
@@ -243,10 +243,12 @@ def _take_score(
 
 
 @kernel
-def evaluate(draft: LoweringDraft, state: EngineState, score: FloatArray, is_strict: bool) -> None:
+def evaluate(
+    buffers: LoweringBuffers, state: EngineState, score: FloatArray, is_strict: bool
+) -> None:
     """Simulate what the draft says; the score, the spans and the peaks are there afterwards."""
-    given, tables, scratch = draft
-    lower_draft(given, tables, scratch)
+    given, tables, scratch = buffers
+    lower_into(given, tables, scratch)
     _reset(state, tables, scratch.num_found[0])
     run(state, tables, given.mode[0], is_strict)
     tensors = tables.transfers.tensor
@@ -294,7 +296,7 @@ def _remember(walk: ChangeWalk, score: FloatArray, device: LongArray, priority: 
 
 @kernel
 def try_changes(
-    draft: LoweringDraft,
+    buffers: LoweringBuffers,
     state: EngineState,
     changes: Changes,
     walk: ChangeWalk,
@@ -305,11 +307,11 @@ def try_changes(
 
     Stops at the first that is if the walk does; returns its number, or -1.
     """
-    device, priority = draft.tables.runs.device, draft.tables.runs.priority
+    device, priority = buffers.tables.runs.device, buffers.tables.runs.priority
     for which in range(len(changes.ptr) - 1):
         _exchange(changes, device, priority, which)
         state.schedule.limit_s[0] = _limit_s(walk.present, changes.tolerance[which])
-        evaluate(draft, state, score, is_strict)
+        evaluate(buffers, state, score, is_strict)
         if not _is_better(score, walk.present, changes.tolerance[which]):
             _exchange(changes, device, priority, which)
             continue

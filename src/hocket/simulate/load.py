@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
-from hocket.simulate.lowering import home_devices
+from hocket.simulate.lowering import owner_devices
 
 
 class LinkTimes(NamedTuple):
@@ -68,8 +68,8 @@ def device_load_s(problem: Problem, device_of: IntArray) -> FloatArray:
     coming_s = summed(dst, seconds, num_devices)
     slowest_s = np.zeros(graph.num_tensors)
     np.maximum.at(slowest_s, tensor, seconds)
-    home = home_devices(graph, device_of)
-    going_s = summed(home, slowest_s, num_devices)
+    owner = owner_devices(graph, device_of)
+    going_s = summed(owner, slowest_s, num_devices)
     return np.where(links.pays, load_s + coming_s + going_s, load_s)
 
 
@@ -88,10 +88,10 @@ def _crossings(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """(tensor, home, other device) of every tensor that another device reads, each once."""
     graph, num_devices = problem.graph, max(problem.cluster.num_devices, 1)
-    home = home_devices(graph, device_of)
+    owner = owner_devices(graph, device_of)
     reader = graph.reader
     where = device_of[reader]
-    away = (where != home[graph.reads]) & ~links.is_free[graph.reads]
+    away = (where != owner[graph.reads]) & ~links.is_free[graph.reads]
     key = np.unique(graph.reads[away].astype(np.int64) * num_devices + where[away])
     tensor, other = np.divmod(key, num_devices)
-    return tensor.astype(np.int32), home[tensor], other.astype(np.int32)
+    return tensor.astype(np.int32), owner[tensor], other.astype(np.int32)

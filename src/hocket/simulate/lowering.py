@@ -3,7 +3,7 @@
 Every tensor is at its home, and on each other device with an op that reads it; a transfer fills
 these further places unless the tensor is the batch. An alias lives in the bytes of its base where
 both are on the device from the start or made there. What does not depend on the plan is prepared
-once (`LoweringDraft`), so that many plans of one problem can be lowered into the same arrays.
+once (`LoweringBuffers`), so that many plans of one problem can be lowered into the same arrays.
 O(ops + reads + tensors + routes), compiled.
 """
 
@@ -31,7 +31,7 @@ from hocket.simulate.instructions import (
 )
 
 
-class LoweringDraft(NamedTuple):
+class LoweringBuffers(NamedTuple):
     """What is known of a problem, and the tables that each lowering fills.
 
     They have room for the placement with the most transfers: every tensor sent to every device on
@@ -43,7 +43,7 @@ class LoweringDraft(NamedTuple):
     scratch: Scratch
 
 
-def new_draft(problem: Problem, devices: IntArray | None = None) -> LoweringDraft:
+def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBuffers:
     """Room for the plans of a problem; ``devices`` are those that they use, all by default."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     used = np.arange(num_devices) if devices is None else np.unique(devices)
@@ -51,12 +51,12 @@ def new_draft(problem: Problem, devices: IntArray | None = None) -> LoweringDraf
     num_away = int(np.minimum(np.diff(graph.user_ptr), max(len(used) - 1, 0)).sum())
     given = _given(problem, route_of_pair)
     num_queues = num_devices * int(given.num_streams[0])
-    return LoweringDraft(
+    return LoweringBuffers(
         given=given,
         tables=Instructions(
-            runs=_run_room(graph, num_queues, int(given.num_streams[0])),
-            places=_place_room(graph, graph.num_tensors + num_away, num_devices),
-            transfers=_transfer_room(num_away),
+            runs=_run_capacity(graph, num_queues, int(given.num_streams[0])),
+            places=_place_capacity(graph, graph.num_tensors + num_away, num_devices),
+            transfers=_transfer_capacity(num_away),
             routes=routes,
         ),
         scratch=Scratch(
@@ -68,7 +68,7 @@ def new_draft(problem: Problem, devices: IntArray | None = None) -> LoweringDraf
     )
 
 
-def home_devices(graph: Graph, device_of: IntArray) -> IntArray:
+def owner_devices(graph: Graph, device_of: IntArray) -> IntArray:
     """The device on which each tensor first is: that of its `Graph.home_op`, or device 0."""
     return np.append(device_of, 0)[graph.home_op].astype(np.int32)
 
@@ -81,10 +81,10 @@ def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
     return priority
 
 
-def trimmed(draft: LoweringDraft) -> Instructions:
+def trimmed(buffers: LoweringBuffers) -> Instructions:
     """The tables as they were filled last, without the room that was not needed."""
-    num_places, num_transfers = draft.scratch.num_found.tolist()
-    runs, places, transfers, routes = draft.tables
+    num_places, num_transfers = buffers.scratch.num_found.tolist()
+    runs, places, transfers, routes = buffers.tables
     columns = ("tensor", "device", "is_copy", "storage", "num_bytes", "is_kept", "num_uses")
     return Instructions(
         runs=runs,
@@ -168,7 +168,7 @@ def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTa
     ), route_of_pair
 
 
-def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
+def _run_capacity(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
     num_ops = graph.num_ops
     return RunTable(
         device=zeros(num_ops),
@@ -191,7 +191,7 @@ def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
     )
 
 
-def _place_room(graph: Graph, num_places: int, num_devices: int) -> PlaceTable:
+def _place_capacity(graph: Graph, num_places: int, num_devices: int) -> PlaceTable:
     return PlaceTable(
         tensor=zeros(num_places),
         device=zeros(num_places),
@@ -206,7 +206,7 @@ def _place_room(graph: Graph, num_places: int, num_devices: int) -> PlaceTable:
     )
 
 
-def _transfer_room(count: int) -> TransferTable:
+def _transfer_capacity(count: int) -> TransferTable:
     return TransferTable(
         place=zeros(count),
         tensor=zeros(count),
@@ -230,14 +230,14 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
     scratch.away_ptr[0] = end
     for tensor in range(num_tensors):
         keeper, first = given.home_op[tensor], end
-        home = device_of[keeper] if keeper >= 0 else 0
-        places.device[tensor] = home
+        owner = device_of[keeper] if keeper >= 0 else 0
+        places.device[tensor] = owner
         places.tensor[tensor] = tensor
         places.is_copy[tensor] = False
         for index in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
             read = given.user_read[index]
             device = device_of[places.reader[read]]
-            if device != home and here[device] < 0:
+            if device != owner and here[device] < 0:
                 # Few devices read one tensor, so sorting by insertion is the quickest.
                 at = end
                 while at > first and places.device[at - 1] > device:
@@ -246,7 +246,7 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
                 places.device[at] = device
                 here[device] = 0
                 end += 1
-        here[home] = tensor
+        here[owner] = tensor
         for place in range(first, end):
             here[places.device[place]] = place
             places.tensor[place] = tensor
@@ -254,7 +254,7 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
         for index in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
             read = given.user_read[index]
             places.read_place[read] = here[device_of[places.reader[read]]]
-        here[home] = -1
+        here[owner] = -1
         for place in range(first, end):
             here[places.device[place]] = -1
         scratch.away_ptr[tensor + 1] = end
@@ -375,7 +375,7 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
 
 
 @kernel
-def lower_draft(given: Given, tables: Instructions, scratch: Scratch) -> None:
+def lower_into(given: Given, tables: Instructions, scratch: Scratch) -> None:
     """Fill the tables from the devices that stand in ``tables.runs``."""
     runs, places, transfers = tables.runs, tables.places, tables.transfers
     num_places = _find_places(given, runs.device, places, scratch)

@@ -37,19 +37,19 @@ def pipeline_problem(
     here; transfers do not notice each other.
     """
     check_costs(costs, schedule.num_stages, schedule.num_devices)
-    draft = _GraphDraft(schedule, costs)
+    buffers = _PipelineGraph(schedule, costs)
     for action in _runnable_order(schedule).tolist():
-        draft.add(action)
-    line_up = draft.finish()
+        buffers.add(action)
+    line_up = buffers.finish()
     names = rank_names or tuple(f"rank{index}" for index in range(schedule.num_devices))
-    graph, cluster = draft.builder.build(), _cluster(names)
+    graph, cluster = buffers.builder.build(), _cluster(names)
     problem = Problem(
         work=graph,
         cluster=cluster,
-        op_costs=_costs(graph, cluster, np.array(draft.op_s), np.array(draft.tensor_s)),
+        op_costs=_costs(graph, cluster, np.array(buffers.op_s), np.array(buffers.tensor_s)),
         transfers="parallel",
     )
-    device_of = np.array(draft.op_device, dtype=np.int32)
+    device_of = np.array(buffers.op_device, dtype=np.int32)
     return problem, Plan(planner=schedule.name).placing(device_of, by_device=line_up)
 
 
@@ -63,7 +63,7 @@ def _runnable_order(schedule: Schedule) -> IntArray:
 
 
 @dataclass
-class _GraphDraft:
+class _PipelineGraph:
     """A graph in the making, with its times and the tensors that later ops will read."""
 
     schedule: Schedule

@@ -25,7 +25,7 @@ from hocket.plan.verify import (
 )
 from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
-from hocket.simulate.lowering import home_devices
+from hocket.simulate.lowering import owner_devices
 from hocket.simulate.parallel import expand
 from hocket.simulate.parallel.wave_streams import stream_memory
 from hocket.simulate.rewriting.blocks import blocks_of
@@ -52,9 +52,9 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     found += update_violations(plan.device_of, problem)
     if problem.contiguous:
         found += contiguity_violations(plan.device_of, problem)
-    carried, inner = carried_out(problem, plan)
-    timeline = timeline or simulate(carried, inner)
-    found += memory_violations(carried, timeline)
+    executed, inner = carried_out(problem, plan)
+    timeline = timeline or simulate(executed, inner)
+    found += memory_violations(executed, timeline)
     memory = plan.get(Memory)
     if memory is not None:
         found += chunk_violations(problem, memory)
@@ -65,14 +65,14 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
     """Stages that wait for each other in a circle, and devices that lack memory."""
     try:
-        unfolded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
+        expanded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
         return [Violation("parallel", error.message)]
-    found = list(memory_violations(unfolded.problem, timeline))
+    found = list(memory_violations(expanded.problem, timeline))
     waves = plan.get(Waves)
     if waves is not None and waves.separate_bytes:
-        needed = stream_memory(unfolded, timeline).separate_bytes
+        needed = stream_memory(expanded, timeline).separate_bytes
         if waves.separate_bytes < needed:
             found.append(Violation(
                 "waves",
@@ -104,17 +104,17 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
     )
     if not len(updates):
         return
-    homes = home_devices(graph, device_of)
+    homes = owner_devices(graph, device_of)
     for tensor in updates:
         base = int(graph.root_of[tensor])
         op = int(graph.tensor_producer[tensor])
-        home = homes[base]
-        if device_of[op] != home:
+        owner = homes[base]
+        if device_of[op] != owner:
             names = problem.cluster.device_names
             yield Violation(
                 "updates",
                 f"op {graph.op_names[op]!r} on {names[device_of[op]]!r} updates "
-                f"{graph.tensor_names[base]!r}, which lives on {names[home]!r}",
+                f"{graph.tensor_names[base]!r}, which lives on {names[owner]!r}",
                 graph.op_names[op],
                 names[device_of[op]],
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.forecast import ConfigForecast, outlook_of
+from hocket.planners.parallel.forecast import ConfigForecast, forecast_of
 from hocket.planners.parallel.pools import pools_of
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import ParallelConfig
@@ -167,13 +167,13 @@ def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
     fitting = [c for c in comparison.candidates if c.feasible]
     others = [c for c in comparison.candidates if not c.feasible]
     num_others = min(len(others), max(top // 3, 1)) if fitting else top
-    return tuple(outlook_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
+    return tuple(forecast_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
 
 
 def winning(comparison: Comparison) -> ConfigForecast | None:
     """The forecast of the chosen config."""
     winner = comparison.winner
-    return None if winner is None else outlook_of(comparison.problem, winner)
+    return None if winner is None else forecast_of(comparison.problem, winner)
 
 
 def counts_text(comparison: Comparison) -> str:

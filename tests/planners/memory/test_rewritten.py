@@ -9,8 +9,8 @@ from hocket.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.following import sent_home
-from hocket.simulate.rewriting.homes import NUM_BERTHS, PIECE_BYTES
+from hocket.simulate.rewriting.following import written_back
+from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS, PIECE_BYTES
 from hocket.simulate.rewriting.step import budgeted, moved_bytes
 
 NUM_LAYERS = 5
@@ -105,8 +105,8 @@ def test_state_of_a_large_parameter_visits_in_parts_that_overlap():
         assert end[here] <= start[left]
     for early, late in pairwise(range(8)):
         assert start[comes[late]] < end[goes[early]]
-    for number in range(NUM_BERTHS, 8):
-        assert start[comes[number]] >= end[goes[number - NUM_BERTHS]]
+    for number in range(NUM_STAGING_BUFFERS, 8):
+        assert start[comes[number]] >= end[goes[number - NUM_STAGING_BUFFERS]]
     out, come = moved_bytes(step.rewritten)
     # Parameters for two passes, and parameters with twice as much state for the update.
     assert (out, come) == (2 * 3 * weight, 2 * (2 + 3) * weight)
@@ -125,7 +125,7 @@ def test_what_updates_on_the_host_wait_for_is_found_by_what_they_read(parameters
         comes = (new.op_stream == Stream.COPY_IN) & (new.op_phase == Phase.FORWARD)
         weights = int(graph.tensor_bytes[graph.tensor_role == Role.PARAMETER].max())
         total = weights * int((graph.op_phase == Phase.OPTIMIZER).sum())
-        assert moved[sent_home(new)].sum() == total
+        assert moved[written_back(new)].sum() == total
         assert moved[comes].sum() == total
         renewed = [name for name in new.op_names if name.endswith("@renew")]
         assert len(renewed) == (NUM_LAYERS if parameters == "resident" else 0)

@@ -67,12 +67,12 @@ def test_one_replica_stands_for_all(text, on, limit, monkeypatch):
         _, all_of_them = simulate_parallel(problem, section)
         with monkeypatch.context() as patch:
             patch.setattr(symmetry, limit, 0)
-            unfolded, one = simulate_parallel(problem, section)
-        assert unfolded.stands_for is not None, name
+            expanded, one = simulate_parallel(problem, section)
+        assert expanded.stands_for is not None, name
         # One by one, ranks also send each other signals, which take long in so short a step.
         assert one.makespan_s == pytest.approx(all_of_them.makespan_s, rel=0.06), name
         assert np.allclose(one.peak_bytes, all_of_them.peak_bytes, rtol=1e-6), name
-        assert len(np.unique(unfolded.device_of)) == section.num_stages(section.replicas[0]), name
+        assert len(np.unique(expanded.device_of)) == section.num_stages(section.replicas[0]), name
 
 
 def test_tensor_parallelism_is_found_under_autocast(text):

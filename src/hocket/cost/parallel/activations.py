@@ -52,9 +52,9 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
     experts = model.experts
     if experts:
         width = experts.active * experts.mlp_width + experts.shared_width
-        visits = experts.active + (1 if experts.shared_width else 0)
-        sparse = _layer(model, software, shape, width, visits, experts.count)
-        sparse_gradient = _weight_gradient(model, shape, width, visits)
+        routes = experts.active + (1 if experts.shared_width else 0)
+        sparse = _layer(model, software, shape, width, routes, experts.count)
+        sparse_gradient = _weight_gradient(model, shape, width, routes)
     return ActivationTables(
         dense_layer=on_device * _modes(dense, dense_gradient, shape),
         sparse_layer=on_device * _modes(sparse, sparse_gradient, shape),
@@ -86,17 +86,17 @@ class _Shape:
 
 
 def _layer(
-    model: Transformer, software: Software, shape: _Shape, width: int, visits: int, routed: int
+    model: Transformer, software: Software, shape: _Shape, width: int, routes: int, routed: int
 ) -> FloatArray:
     """Bytes of one layer ``[tensor, sequence_parallel, plain or selective]``."""
     dropout = float(model.dropout)
     # Inputs of both norms, inputs of attention and of each visited MLP; masks of both residuals.
     # What 8-bit products keep of their inputs is 8 bits wide.
     product = 1 if software.dtype == "float8" else _ELEMENT
-    whole = (_ELEMENT * 2 + product * (1 + visits) + 2 * dropout) * shape.whole
+    whole = (_ELEMENT * 2 + product * (1 + routes) + 2 * dropout) * shape.whole
     if routed:
         # Each expert's output is kept for the gradient of the router, with the router's choices.
-        weighed = 0 if software.weighs_inside else _ELEMENT * visits
+        weighed = 0 if software.weighs_inside else _ELEMENT * routes
         whole = whole + weighed * shape.whole + _LOGIT * routed * shape.tokens
     query = model.heads * model.head_width / shape.tensor
     key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
@@ -122,13 +122,13 @@ def _layer(
     return np.stack([everything, np.minimum(halves, everything)], axis=-1)
 
 
-def _weight_gradient(model: Transformer, shape: _Shape, width: int, visits: int) -> FloatArray:
+def _weight_gradient(model: Transformer, shape: _Shape, width: int, routes: int) -> FloatArray:
     """Inputs and output gradients of the matrix products of one layer."""
     query = model.heads * model.head_width / shape.tensor
     key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
     wide = (1 if model.mlp == "gelu" else 2) * width / shape.tensor
     narrow = width / shape.tensor
-    whole = 2 * (1 + visits) * shape.whole
+    whole = 2 * (1 + routes) * shape.whole
     return np.asarray(_ELEMENT * (whole + shape.tokens * (2 * query + 2 * key + wide + narrow)))
 
 

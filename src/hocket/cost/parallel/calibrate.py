@@ -2,7 +2,7 @@
 
 What a run took over what was predicted is a sum of three unknowns: coefficients, each expected to
 be 1 and to leave it as far as clusters are known to differ; what no coefficient explains, which
-runs share the more the more alike they are (`likeness`); and noise. Where all three are normal and
+runs share the more the more alike they are (`similarity`); and noise. Where all are normal and
 steps follow the coefficients linearly, their most likely values are one linear system (kriging with
 a trend; Kennedy and O'Hagan 2001); steps are made linear again around each solution, and a run that
 nothing explains is given more noise (soft L1). Few runs thus move a prediction little, and runs
@@ -26,9 +26,9 @@ from hocket.cost.parallel.coefficients import (
     Anchor,
     Coefficients,
 )
-from hocket.cost.parallel.likeness import UNEXPLAINED, factors, likeness, places
 from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
+from hocket.cost.parallel.similarity import UNEXPLAINED, factors, places, similarity
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict_settings, slowest_kind
 from hocket.hardware.cluster import Cluster
@@ -112,7 +112,7 @@ class _Runs:
         """Covariance of what no coefficient explains."""
         names = np.array(self.programs)
         is_same = names[:, None] == names[None, :]
-        return UNEXPLAINED**2 * likeness(self.places, self.places, is_same)
+        return UNEXPLAINED**2 * similarity(self.places, self.places, is_same)
 
 
 def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -> Coefficients:

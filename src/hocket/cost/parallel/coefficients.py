@@ -14,7 +14,7 @@ COEFFICIENTS_SCHEMA = "hocket.parallel-coefficients/1"
 MAX_FILE_BYTES = 1_000_000
 MIN_COEFFICIENT, MAX_COEFFICIENT = 1e-3, 1e3
 NUM_COORDINATES = 15
-"""Of a run's place; `hocket.cost.parallel.likeness.places` says which."""
+"""Of a run's place; `hocket.cost.parallel.similarity.places` says which."""
 _MAX_PLACE, _MAX_WEIGHT = 64.0, 100.0
 
 

@@ -80,7 +80,7 @@ class StepTables(NamedTuple):
     once_s: FloatArray
     each_s: FloatArray
     fixed_s: FloatArray
-    way: IntArray
+    pattern: IntArray
     """How each schedule fills the pipeline."""
 
 

@@ -95,22 +95,22 @@ def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficient
         [forward.matrix_s / 2 + forward.around_s, forward.around_s / 2],
         forward.core_s,
     )
-    again = np.select(
+    rerun = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE],
         [forward.total_s, selected],
         0.0,
     )
-    communicates_again = slices.recompute == FULL
-    device_s = forward.total_s + backward.total_s + matrix + again
+    recomputes_communication = slices.recompute == FULL
+    device_s = forward.total_s + backward.total_s + matrix + rerun
     stretch = _stretch(device_s, setting, slices, coefficients)
     parameters = layer_parameters(setting, slices.tensor, slices.expert)
     first_s, logits_s, logits_backward_s = _ends(setting, slices, coefficients)
     return LayerTimes(
         forward_s=stretch * forward.total_s,
-        input_gradient_s=stretch * (backward.total_s + again),
+        input_gradient_s=stretch * (backward.total_s + rerun),
         weight_gradient_s=stretch * matrix + accumulation_s(parameters, setting, coefficients),
-        tensor_s=stretch * (forward.tensor_s * (1 + communicates_again) + backward.tensor_s),
-        other_s=stretch * (forward.other_s * (1 + communicates_again) + backward.other_s),
+        tensor_s=stretch * (forward.tensor_s * (1 + recomputes_communication) + backward.tensor_s),
+        other_s=stretch * (forward.other_s * (1 + recomputes_communication) + backward.other_s),
         embedding_s=first_s,
         logits_s=logits_s,
         logits_backward_s=logits_backward_s,
@@ -290,8 +290,8 @@ def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     sparse = setting.num_sparse / setting.layers
     width = (1 - sparse) * setting.mlp_width
     width = width + sparse * (setting.shared_width + setting.expert_active * setting.expert_width)
-    visits = 1 + sparse * np.maximum(setting.expert_active - 1, 0)
-    inputs = (1 + visits) * setting.hidden + (setting.query_width + width) / slices.tensor
+    routes = 1 + sparse * np.maximum(setting.expert_active - 1, 0)
+    inputs = (1 + routes) * setting.hidden + (setting.query_width + width) / slices.tensor
     weights = layer_parameters(setting, slices.tensor, slices.expert)
     elements = _tokens(setting, slices) * inputs + setting.casts_weights * weights
     return setting.is_float8 * setting.cast_bytes * elements

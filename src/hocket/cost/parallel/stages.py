@@ -17,9 +17,9 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
-from hocket.cost.parallel.likeness import factors
 from hocket.cost.parallel.ranks import Degrees, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
+from hocket.cost.parallel.similarity import factors
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory

@@ -29,10 +29,10 @@ from hocket.cost.parallel.columns import (
     columns_of,
 )
 from hocket.cost.parallel.layer import LayerSlices
-from hocket.cost.parallel.likeness import factors
 from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
+from hocket.cost.parallel.similarity import factors
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import (
     DEPTH,
@@ -187,11 +187,11 @@ def _renamed(
     return [own[part].astype(np.float64) for own, part in zip(values, parts, strict=True)]
 
 
-_WAYS = {
+_PATTERNS = {
     "gpipe": FLUSH, "1f1b": FLUSH, "interleaved": FLUSH, "looped-bfs": FLUSH, "zb-h1": ZB_H1,
     "zb-h2": ZB_H2, "zb-v": ZB_V, "v-half": V_HALF, "dualpipe-v": DUALPIPE_V,
 }  # fmt: skip
-_WAY = np.array([_WAYS[name] for name in SCHEDULES], dtype=np.int32)
+_PATTERN = np.array([_PATTERNS[name] for name in SCHEDULES], dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -242,15 +242,15 @@ class Times:
 
         ``each_s`` is exposed once per microbatch on every stage, so that the fill has it, too.
         """
-        way, stage, fill_s = _WAY[self.configs.schedule], self.stage, self.stages.fill_s
+        pattern, stage, fill_s = _PATTERN[self.configs.schedule], self.stage, self.stages.fill_s
         others = self.configs.pipeline - 1
         flush_s = (fill_s[FLUSH, stage] + others * each_s) / self.configs.chunks
         # Few microbatches have too few weight gradients to fill the wait.
-        enough = np.maximum(np.array(DEPTH)[way] * self.configs.pipeline, 1)
+        enough = np.maximum(np.array(DEPTH)[pattern] * self.configs.pipeline, 1)
         filled = np.minimum(1.0, count / enough)
-        split_s = filled * fill_s[way, stage] + (1 - filled) * fill_s[SCARCE, stage]
-        lag_s = np.where(way == V_HALF, count * self.stages.lag_s[stage], 0.0)
-        return np.asarray(np.where(way == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
+        split_s = filled * fill_s[pattern, stage] + (1 - filled) * fill_s[SCARCE, stage]
+        lag_s = np.where(pattern == V_HALF, count * self.stages.lag_s[stage], 0.0)
+        return np.asarray(np.where(pattern == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
     def step_s(self) -> FloatArray:
         """Every config's step; for many in compiled code, which makes no arrays on the way."""
@@ -266,7 +266,7 @@ class Times:
             once_s=self.ranks.once_s,
             each_s=self.ranks.each_s,
             fixed_s=self.ranks.ends_s + self.ranks.optimizer_s,
-            way=_WAY,
+            pattern=_PATTERN,
         )
         constants = efficiency.CONSTANTS
         hiding = (
@@ -290,7 +290,7 @@ class StepPrediction:
     flops_per_sequence: float
     """Model FLOPs, without what is computed again."""
     factor: FloatArray
-    """What measured runs make of the formulas' times; see `hocket.cost.parallel.likeness`."""
+    """What measured runs make of the formulas' times; see `hocket.cost.parallel.similarity`."""
 
     def __len__(self) -> int:
         return len(self.step_s)

@@ -94,7 +94,7 @@ def add_up(
     for i in range(len(stage)):
         s, r = stage[i], rank[i]
         count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
-        way = tables.way[columns.schedule[i]]
+        pattern = tables.pattern[columns.schedule[i]]
         chunks = columns.chunks[i]
         busy_s = tables.busy_s[s]
         hidden_s = overlaps * busy_s
@@ -103,11 +103,11 @@ def add_up(
         waited_s = np.sqrt(each_s**2 + hidden_s**2) if columns.zero[i] == GATHERED else each_s
         left_s = max(never * each_s, waited_s - hidden_s)
         bubble_s = (tables.fill_s[FLUSH, s] + (columns.pipeline[i] - 1) * left_s) / chunks
-        if way != FLUSH:
+        if pattern != FLUSH:
             # Few microbatches have too few weight gradients to fill the wait.
-            filled = min(1.0, count / (DEPTH[way] * columns.pipeline[i]))
-            bubble_s = filled * tables.fill_s[way, s] + (1 - filled) * tables.fill_s[SCARCE, s]
-        if way == V_HALF:
+            filled = min(1.0, count / (DEPTH[pattern] * columns.pipeline[i]))
+            bubble_s = filled * tables.fill_s[pattern, s] + (1 - filled) * tables.fill_s[SCARCE, s]
+        if pattern == V_HALF:
             bubble_s += count * tables.lag_s[s]
         # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
         exchange_s = tables.exchange_s[s]

@@ -140,7 +140,7 @@ class Load:
     """The work of all devices together."""
     memory_s: float
     """The same with memory counted; 0 where memory cannot matter."""
-    crowd_s: float
+    contention_s: float
     """More long units than devices: some device runs several of them."""
     weight: FloatArray
     """Per class: the weight of a second of each of its devices."""
@@ -156,8 +156,8 @@ def find_load(units: BoundUnits, classes: BoundClasses) -> Load:
     total = held_bytes.sum()
     if memory_bytes.min() < total <= memory_bytes.sum() and len(seconds) > 1:
         memory_s, _ = _best_weights(seconds, held_bytes, memory_bytes, classes)
-    crowd_s = _crowd_s(seconds.min(axis=0), int(classes.num_devices.sum()))
-    return Load(work_s=work_s, memory_s=memory_s, crowd_s=crowd_s, weight=weight)
+    contention_s = _contention_s(seconds.min(axis=0), int(classes.num_devices.sum()))
+    return Load(work_s=work_s, memory_s=memory_s, contention_s=contention_s, weight=weight)
 
 
 def shared_work_s(op_s: FloatArray, weight: FloatArray) -> FloatArray:
@@ -241,7 +241,7 @@ def _programme(
     return -float(result.fun), weight, price
 
 
-def _crowd_s(unit_s: FloatArray, num_devices: int) -> float:
+def _contention_s(unit_s: FloatArray, num_devices: int) -> float:
     """Of the q·n + 1 longest units some of n devices runs q + 1: at least the shortest of them."""
     longest_first = np.sort(unit_s)[::-1]
     summed = np.concatenate(([0.0], np.cumsum(longest_first)))
@@ -376,7 +376,7 @@ SERIAL = "ops that must share a device"
 WORK = "the work of all devices together"
 WINDOW = "the work that stands between heads and tails"
 MEMORY = "the work of all devices together, as memory lets it be shared out"
-CROWD = "more long ops than devices"
+CONTENTION = "more long ops than devices"
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ def lower_bound(problem: Problem) -> LowerBound:
 
 
 def _load_parts(load: Load) -> dict[str, float]:
-    return {WORK: load.work_s, MEMORY: load.memory_s, CROWD: load.crowd_s}
+    return {WORK: load.work_s, MEMORY: load.memory_s, CONTENTION: load.contention_s}
 
 
 def _step_parts(

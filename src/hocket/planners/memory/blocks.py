@@ -26,9 +26,9 @@ from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import WITHOUT_MODULE
 from hocket.simulate.rewriting.blocks import StepBlocks, make_blocks, num_forward_ops
-from hocket.simulate.rewriting.calls import CALLS, Span, calls_of, outer_modules
 from hocket.simulate.rewriting.chunks import find_logits
-from hocket.simulate.rewriting.homes import runs_within
+from hocket.simulate.rewriting.host_parameters import runs_within
+from hocket.simulate.rewriting.repeated_calls import CALLS, Span, calls_of, outer_modules
 
 FEWEST = 3
 """With fewer numbered parts than this, narrow places are looked for."""

@@ -12,7 +12,7 @@ from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.following import (
     ASYNC,
     FINISHED,
-    has_updates_at_home,
+    has_host_updates,
     period_s,
 )
 from hocket.simulate.rewriting.step import BudgetedStep, moved_bytes
@@ -54,7 +54,7 @@ class Fitted:
         if self.memory is None:
             return 0
         done = self.step.rewritten
-        return int(done.moved_bytes[done.is_offload].sum()) + self.step.at_home_bytes
+        return int(done.moved_bytes[done.is_offload].sum()) + self.step.host_bytes
 
     @property
     def moved_bytes(self) -> int:
@@ -71,7 +71,7 @@ class Fitted:
         """Time of a step among many, with updates on the host finished or asynchronous as the
         section says. That is not claimed to make a step shorter than the plain one."""
         taken_s = self.timeline.makespan_s
-        if self.memory is not None and has_updates_at_home(self.step.rewritten.graph):
+        if self.memory is not None and has_host_updates(self.step.rewritten.graph):
             how = ASYNC if self.memory.async_update else FINISHED
             taken_s = period_s(self.step, self.uses, how)
         return max(taken_s, self.least_s)

@@ -104,7 +104,7 @@ def solve(
     program.add_passes(tail_s)
     program.add_turns()
     has_visitors = bool(allowed.homes[:, VISITING].any())
-    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * has_visitors
+    room = budget_bytes - numbers.base_bytes - numbers.staging_buffers_bytes * has_visitors
     program.add_memory(room, tail_work, host_bytes, turn.in_flight)
     return program.solved(allowed)
 

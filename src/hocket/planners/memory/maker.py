@@ -178,7 +178,7 @@ class Asking:
         uses, policies = self._uses, memory.blocks
         again = sum(
             len(reads)
-            for visit, reads in zip(uses.visits.visits, uses.backward_reads, strict=True)
+            for visit, reads in zip(uses.module_calls.calls, uses.backward_reads, strict=True)
             if policies[visit.block].activations == "recomputed"
         )
         moved = int(done.is_offload.sum())

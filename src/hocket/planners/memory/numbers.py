@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import SMALLEST_MOVED
 from hocket.simulate.rewriting.chunks import find_region
 from hocket.simulate.rewriting.experts import all_in_groups, parts_of
-from hocket.simulate.rewriting.homes import num_parts, visiting_pieces
+from hocket.simulate.rewriting.host_parameters import num_parts, state_chunks
 from hocket.simulate.rewriting.needs import NUM_LINGERING
 from hocket.simulate.rewriting.updates import Update
 from hocket.simulate.rewriting.uses import Uses
@@ -191,7 +191,7 @@ class BlockNumbers(WayNumbers, HomeNumbers):
     """Most bytes that its forward pass holds besides what other blocks left behind."""
     backward_work: FloatArray
     """The same of its backward pass, with all that it saved present."""
-    berths_bytes: float
+    staging_buffers_bytes: float
     """Room on the device for state that comes for updates, wherever any does."""
     base_bytes: float
     """What is on the device in any case: batch, buffers, parameters that are nobody's."""
@@ -221,7 +221,7 @@ def measure(
     graph = uses.graph
     op_s = problem.costs.op_s[problem.costs.device_row[device]]
     groups = all_in_groups(uses.experts, expert_groups)
-    homes, berths_bytes = _homes(uses, op_s, groups)
+    homes, staging_buffers_bytes = _homes(uses, op_s, groups)
     work = find_work(uses, groups)
     return BlockNumbers(
         **vars(_ways(uses, op_s, groups)),
@@ -230,7 +230,7 @@ def measure(
         backward_s=_by_block(uses, graph.op_phase == Phase.BACKWARD, op_s),
         forward_work=work.forward,
         backward_work=work.backward,
-        berths_bytes=berths_bytes,
+        staging_buffers_bytes=staging_buffers_bytes,
         base_bytes=_base_bytes(uses),
         tail_s=op_s[work.tail],
         tail_again_s=float(op_s[list(work.chunked)].sum()),
@@ -260,7 +260,7 @@ def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> WayNumbers
         stay[block] = _bytes(graph, own)
         moved[block, OFFLOADED] = _bytes(graph, own & _movable(uses, block))
         stay[block, OFFLOADED] -= moved[block, OFFLOADED]
-        again = [op for visit in uses.visits_of[block] for op in uses.again[visit]]
+        again = [op for visit in uses.block_calls[block] for op in uses.recompute[visit]]
         if not again:
             # It cannot be made again: these ways are as keeping it.
             continue
@@ -279,8 +279,8 @@ def _bytes(graph: Graph, storages: Iterable[int]) -> float:
 
 def _movable(uses: Uses, block: int) -> set[int]:
     """Storages of a block that can go to the host: those that its visits save."""
-    there = range(len(uses.visits) - NUM_LINGERING)
-    saved = {s for visit in uses.visits_of[block] if visit in there for s in uses.saved(visit)}
+    there = range(len(uses.module_calls) - NUM_LINGERING)
+    saved = {s for visit in uses.block_calls[block] if visit in there for s in uses.saved(visit)}
     large = {s for s in saved if uses.graph.tensor_bytes[s] >= SMALLEST_MOVED}
     return large - uses.outside[block]
 
@@ -289,8 +289,8 @@ def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
     """What a block needs where its visits run again: what these take, and what is kept besides."""
     taken: set[int] = set()
     kept = set(uses.outside[block])
-    for visit in uses.visits_of[block]:
-        is_made = bool(uses.again[visit])
+    for visit in uses.block_calls[block]:
+        is_made = bool(uses.recompute[visit])
         (taken if is_made else kept).update(uses.taken[visit] if is_made else uses.saved(visit))
     return taken, kept
 
@@ -309,11 +309,11 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> tuple[Hom
         _add_update(homes, update, uses, op_s, groups)
         if not uses.is_shared(update):
             visiting[update.block].append(update)
-    pieces, berths_bytes = visiting_pieces(visiting)
+    pieces, staging_buffers_bytes = state_chunks(visiting)
     for block, of_block in pieces.items():
         parts = sum(num_parts([uses.updates[op] for op in ops]) for ops in of_block)
         homes.last_piece[block, VISITING] = homes.gradients[block, VISITING] / parts
-    return homes, float(berths_bytes)
+    return homes, float(staging_buffers_bytes)
 
 
 def _add_parameters(homes: HomeNumbers, uses: Uses, groups: Mapping[int, int]) -> None:

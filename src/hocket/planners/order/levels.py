@@ -161,8 +161,8 @@ def latest_starts(evaluator: Evaluator, *, keeps_order: bool) -> FloatArray:
     device may do any number of ops at once, which says how urgent an op is whatever the order.
     """
 
-    given, spans = evaluator.draft.given, evaluator.state.spans
-    runs, places, transfers, _ = evaluator.draft.tables
+    given, spans = evaluator.buffers.given, evaluator.state.spans
+    runs, places, transfers, _ = evaluator.buffers.tables
     # Of things of no length at one instant the graph's own order says which came first.
     by_start = np.lexsort((spans.op_end_s, spans.op_start_s))
     latest_s = np.zeros(len(by_start))

@@ -62,7 +62,7 @@ PROGRAMS = {
 """Programs with limits of their own; others run everything."""
 
 
-def asked_limits(limits: Limits, program: str | None) -> Limits:
+def requested_limits(limits: Limits, program: str | None) -> Limits:
     """The limits of a search for a program, or for the usual one where none is named.
 
     Schedules that the person chose stand where no program is named; a program that has none of

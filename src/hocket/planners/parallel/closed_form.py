@@ -97,8 +97,8 @@ class Tables:
 
     def forward_part(self, device: int, size: int) -> float:
         """The forward pass as a part of both passes."""
-        whole_s = max(float(self.stage_s(device, size)[-1]), 1e-30)
-        return float(self.forward_pass_s(device)[size]) / whole_s
+        total_s = max(float(self.stage_s(device, size)[-1]), 1e-30)
+        return float(self.forward_pass_s(device)[size]) / total_s
 
     def stage_s(self, device: int, size: int) -> FloatArray:
         """Forward and backward seconds before each place, at any size."""

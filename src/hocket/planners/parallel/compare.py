@@ -32,7 +32,7 @@ from hocket.planners.candidates import (
     empty_plan,
     propose,
 )
-from hocket.planners.goal import TIED, Goal, merit_told, num_devices, thrift_told
+from hocket.planners.goal import TIED, Goal, cost_efficiency_text, num_devices, objective_text
 from hocket.planners.goal import ranked as rank
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.frontier import find_frontier
@@ -169,8 +169,13 @@ _QUICK = ("m-etf", "m-sct", "pardnn")
 def can_split_batch(problem: Problem) -> bool:
     """True if the samples of the problem's batch can be shared out at all."""
     other = problem.graph.other_batch
-    is_asked = problem.objective == "latency" and not problem.contiguous
-    return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
+    is_requested = problem.objective == "latency" and not problem.contiguous
+    return (
+        is_requested
+        and other is not None
+        and other.num_samples > 1
+        and problem.graph.stated is None
+    )
 
 
 def compare_parallel(
@@ -254,8 +259,8 @@ def _ranked(
         )  # fmt: skip
     best = candidates[order[0]]
     why = explained(problem, best, [candidates[i] for i in order[1:]], found, goal)
-    thrift = thrift_told(candidates, order[0])
-    why += f"; {thrift}" if thrift else ""
+    efficiency = cost_efficiency_text(candidates, order[0])
+    why += f"; {efficiency}" if efficiency else ""
     rows = [*candidates, *_by_degrees(found, num_degrees)]
     return Comparison(
         problem=problem, chosen=order[0], why=why, bound=bound, counts=counts,
@@ -340,12 +345,12 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
     """The best placement of the unsplit batch, searched only where it could win."""
     bound = lower_bound(problem)
     if bound.seconds >= best_s:
-        told = (
+        message = (
             f"not searched: its lower bound with the full batch is {format_seconds(bound.seconds)}"
         )
         return Candidate(
             planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
-            reason=told,
+            reason=message,
         )  # fmt: skip
     num_ops, quick = problem.graph.num_ops, list[Candidate]()
     if num_ops > min(_FEW_OPS, _MOST_PLACED_OPS):
@@ -377,10 +382,10 @@ def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
     if candidate.step_s is None or not best.step_s:
         return candidate
     longer = candidate.step_s / best.step_s - 1
-    told = f"{format_percent(longer)} longer" if longer > 0 else "no shorter"
+    message = f"{format_percent(longer)} longer" if longer > 0 else "no shorter"
     if longer < -TIED:
-        told = f"{format_percent(-longer)} shorter, less than the error range; less simple"
-    return replace(candidate, reason=told)
+        message = f"{format_percent(-longer)} shorter, less than the error range; less simple"
+    return replace(candidate, reason=message)
 
 
 def explained(
@@ -395,7 +400,7 @@ def explained(
     tied_part = ratio_range(problem.costs.settings)
     parts = []
     if rest:
-        parts.append(f"chosen because {merit_told(problem, best, rest, goal, tied_part)}")
+        parts.append(f"chosen because {objective_text(problem, best, rest, goal, tied_part)}")
     if best.plan is None or best.timeline is None:
         return "; ".join(parts)
     is_split = best.plan.get(Parallel) is not None

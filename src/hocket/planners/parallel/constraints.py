@@ -79,18 +79,24 @@ class Constraints:
     def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
         """Why none of those that fit keeps all limits, and how near they come."""
         quickest = min(fitting, key=lambda c: c.step_s or 0.0)
-        told = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
+        message = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
         costs = [dollars_per_million(problem, candidate) for candidate in fitting]
         known = [cost for cost in costs if cost is not None]
         if known and self.dollars_per_million < float("inf"):
-            told.append(f"the least cost is ${min(known):.2g} per million samples")
-        near = f"of ways that fit, {', '.join(told)}"
+            message.append(f"the least cost is ${min(known):.2g} per million samples")
+        near = f"of ways that fit, {', '.join(message)}"
         return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
 
     def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
         """Why nothing has the replicas, stages and parts that are asked for; empty if some do."""
-        asked = {"data": self.num_replicas, "pipeline": self.num_stages, "tensor": self.num_parts}
-        named = " x ".join(f"{name} {count}" for name, count in asked.items() if count is not None)
+        requested = {
+            "data": self.num_replicas,
+            "pipeline": self.num_stages,
+            "tensor": self.num_parts,
+        }
+        named = " x ".join(
+            f"{name} {count}" for name, count in requested.items() if count is not None
+        )
         plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
         shares = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
         few = [each for each in shares if len(each.devices) <= self.num_devices]

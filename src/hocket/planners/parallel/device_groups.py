@@ -87,8 +87,8 @@ def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArr
     usable = float(tables.problem.memory_bytes[device])
     # Where too much is held, blocks are recomputed and updates done on the host.
     least = _eased_bytes(tables, size, in_flight)
-    again = 1 + tables.forward_part(device, size)
-    eased_s = np.where(least + passing > usable, np.inf, seconds * again)
+    recompute = 1 + tables.forward_part(device, size)
+    eased_s = np.where(least + passing > usable, np.inf, seconds * recompute)
     seconds = np.where(held + passing > usable, eased_s, seconds)
     seconds[places[None, :] <= places[:, None]] = np.inf
     return seconds
@@ -188,10 +188,10 @@ def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
     plain = _on_one(tables, device, exchanges, "none")
     if np.isfinite(plain.time_s).all() and int(plain.size[-1]) == tables.num_samples:
         return plain
-    ways = [plain, *(_on_one(tables, device, exchanges, relief) for relief in ("host", "all"))]
-    time_s = np.stack([way.time_s for way in ways])
+    options = [plain, *(_on_one(tables, device, exchanges, relief) for relief in ("host", "all"))]
+    time_s = np.stack([candidate.time_s for candidate in options])
     best = time_s.argmin(axis=0)
-    size = np.choose(best, [way.size for way in ways])
+    size = np.choose(best, [candidate.size for candidate in options])
     least_s = np.maximum.accumulate(time_s.min(axis=0))
     # Of what recomputes, the simulator will say how many blocks it takes and whether more.
     return DeviceGroup((device,), least_s, size, {}, best == 1)

@@ -218,7 +218,7 @@ class ConfigForecast:
         )
 
 
-def outlook_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
+def forecast_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
     """What a candidate's plan claims, with all that follows from it."""
     assert candidate.plan is not None, "every config is a plan"
     plan, claims = candidate.plan, candidate.plan.claims

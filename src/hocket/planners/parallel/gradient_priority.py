@@ -25,41 +25,44 @@ _WITHIN_REACH = 1.5
 """Ways that are longer than the best by more than this cannot win by an order of gradients."""
 
 
-def by_priority(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
+def by_priority(problem: Problem, options: Iterable[Candidate]) -> list[Candidate]:
     """The quickest way that could, with gradients by priority; nothing where that gains nothing."""
     fitting = sorted(
-        (way for way in ways if way.step_s is not None), key=lambda way: way.step_s or 0.0
+        (candidate for candidate in options if candidate.step_s is not None),
+        key=lambda candidate: candidate.step_s or 0.0,
     )
-    quickest = next((way for way in fitting if _can(way)), None)
+    quickest = next((candidate for candidate in fitting if _can(candidate)), None)
     if quickest is None or (quickest.step_s or 0.0) > _WITHIN_REACH * (fitting[0].step_s or 0.0):
         return []
     found = _travelling(problem, quickest)
     return [] if found is None else [found]
 
 
-def _can(way: Candidate) -> bool:
-    shares = None if way.plan is None else way.plan.get(Parallel)
+def _can(candidate: Candidate) -> bool:
+    shares = None if candidate.plan is None else candidate.plan.get(Parallel)
     return shares is not None and takes_priority(shares)
 
 
-def _travelling(problem: Problem, way: Candidate) -> Candidate | None:
-    assert way.plan is not None
-    assert way.step_s is not None
-    plan = with_priority(problem, way.plan)
+def _travelling(problem: Problem, candidate: Candidate) -> Candidate | None:
+    assert candidate.plan is not None
+    assert candidate.step_s is not None
+    plan = with_priority(problem, candidate.plan)
     if plan.get(Priority) is None:
         return None
-    saved_s = _saved_s(problem, plan, way.step_s)
-    step_s = way.step_s - saved_s
-    if not _is_carried(problem, plan[Parallel]):
-        told = f"a step among many would take {format_seconds(step_s)} instead of "
-        told += f"{format_seconds(way.step_s)}; it is carried out on processors alone"
+    saved_s = _saved_s(problem, plan, candidate.step_s)
+    step_s = candidate.step_s - saved_s
+    if not _is_supported(problem, plan[Parallel]):
+        message = f"a step among many would take {format_seconds(step_s)} instead of "
+        message += f"{format_seconds(candidate.step_s)}; it is carried out on processors alone"
         return replace(
-            way, planner=BY_PRIORITY, plan=None, timeline=None, feasible=False, reason=told
+            candidate, planner=BY_PRIORITY, plan=None, timeline=None, feasible=False, reason=message
         )
-    return replace(way, planner=BY_PRIORITY, plan=plan.claiming(step_s=step_s), saved_s=saved_s)
+    return replace(
+        candidate, planner=BY_PRIORITY, plan=plan.claiming(step_s=step_s), saved_s=saved_s
+    )
 
 
-def _is_carried(problem: Problem, shares: Parallel) -> bool:
+def _is_supported(problem: Problem, shares: Parallel) -> bool:
     used = set(shares.devices)
     return all(device.kind.is_cpu for device in problem.cluster.devices if device.name in used)
 

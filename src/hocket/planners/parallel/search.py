@@ -168,8 +168,8 @@ def _all_sets(devices: list[int]) -> Iterator[Structure]:
 def _sensible(tables: Tables, devices: list[int]) -> Iterator[Structure]:
     """The quickest devices as replicas, as one pipeline, or as replicas of pipelines."""
     quickest = sorted(devices, key=lambda d: (tables.passes_s[tables.row(d), -1, -1], d))
-    roomy = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
-    for order in (quickest, devices, roomy):
+    by_memory = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
+    for order in (quickest, devices, by_memory):
         for count in sensible_counts(len(devices)):
             some = order[:count]
             yield tuple((device,) for device in some)
@@ -267,12 +267,12 @@ def search_parallel(
     tables, devices = tables_of(problem), workers(problem).tolist()
     found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
     estimates = sorted(found, key=lambda e: (e.seconds, in_words(e.shares)))
-    asked = [
+    requested = [
         e for e in estimates
         if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
     ]  # fmt: skip
     best_s, families = np.inf, set[tuple[bool, bool, bool]]()
-    for estimate in _families_first(asked):
+    for estimate in _families_first(requested):
         shares, family = estimate.shares, estimate.family
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
@@ -306,11 +306,11 @@ def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
     """The quickest way of each structure, of the structures that small moves could make win."""
     first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
-    for way in fitting:
-        shares = way.plan[Parallel]
+    for candidate in fitting:
+        shares = candidate.plan[Parallel]
         devices = frozenset(replica.devices for replica in shares.replicas)
-        if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
-            first.setdefault((devices, shares.sharded, shares.tensor), way)
+        if (candidate.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
+            first.setdefault((devices, shares.sharded, shares.tensor), candidate)
     return list(first.values())[:_STARTS]
 
 
@@ -423,13 +423,13 @@ def _exposed_s(
     ring = best_ring(tables.problem, tuple(group.devices[0] for group in groups))
     count = len(groups)
     per_byte_s = 2 * (count - 1) / count / ring.bandwidth_bps
-    whole_s = tables.gradient_bytes * per_byte_s / min(len(g.devices) for g in groups)
+    total_s = tables.gradient_bytes * per_byte_s / min(len(g.devices) for g in groups)
     last_s = tables.largest_bucket_bytes * per_byte_s
     hidden_s = min(
         float(group.time_s[replica.microbatches[-1]]) * 2 / 3
         for group, replica in zip(groups, replicas, strict=True)
     )
-    return max(min(last_s, whole_s) / 2, whole_s - hidden_s)
+    return max(min(last_s, total_s) / 2, total_s - hidden_s)
 
 
 # ── small moves ──────────────────────────────────────────────────────────────────────────────────

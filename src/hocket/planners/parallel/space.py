@@ -213,10 +213,10 @@ def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int
     schedules are enough.
     """
     most = model.layers // pipeline
-    ways = _ways(most) if pipeline > 1 else [("1f1b", 1, _ANY)]
+    options = _ways(most) if pipeline > 1 else [("1f1b", 1, _ANY)]
     return [
         (SCHEDULES.index(name), chunks, asks)
-        for name, chunks, asks in ways
+        for name, chunks, asks in options
         if name in limits.schedules and limits.allowed("chunks", [chunks])
     ]
 

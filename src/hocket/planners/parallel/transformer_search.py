@@ -26,7 +26,7 @@ from hocket.plan.limits import Limits
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
-from hocket.planners.parallel.abilities import asked_limits
+from hocket.planners.parallel.abilities import requested_limits
 from hocket.planners.parallel.config_file import (
     Configuration,
     check_configuration,
@@ -45,7 +45,7 @@ from hocket.planners.parallel.space import (
     shape_blocks,
     tensor_degrees,
 )
-from hocket.planners.parallel.transformer_why import Told, explain, explain_one, shortage
+from hocket.planners.parallel.transformer_why import Explanation, explain, explain_one, shortage
 from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
 # Every config through the closed forms of memory and time, the best of each shape kept.
@@ -151,10 +151,10 @@ class _Judge:
         training = self.problem.training
         return memory(training.model, configs, training.software).total_bytes
 
-    def step_s(self, configs: ParallelConfigs, asked: BoolArray) -> FloatArray:
+    def step_s(self, configs: ParallelConfigs, requested: BoolArray) -> FloatArray:
         """Step times of those that are asked for; infinite for the others."""
         times = np.full(len(configs), np.inf)
-        which = np.flatnonzero(asked)
+        which = np.flatnonzero(requested)
         if len(which):
             training = self.problem.training
             times[which] = predict(
@@ -235,8 +235,8 @@ class MixedConfig:
 
 def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedConfig]:
     """The best configs over at least two kinds, shortest step first; none for one kind."""
-    is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
-    if len(pools_of(problem)) < 2 or not is_asked:
+    is_requested = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
+    if len(pools_of(problem)) < 2 or not is_requested:
         return []
     layouts, shapes = [], []
     for stages, shape in _shapes(problem, limits):
@@ -324,7 +324,9 @@ ROUNDS = 3
 def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
     """All configs within the problem's limits, the best of them simulated, and the winner."""
     effort = effort or RecheckEffort()
-    limits = problem.limits or asked_limits(default_limits(problem), problem.training.software.name)
+    limits = problem.limits or requested_limits(
+        default_limits(problem), problem.training.software.name
+    )
     scans = [
         scan(problem, pool, limits, ROUNDS * effort.num_simulated)
         for pool in range(len(pools_of(problem)))
@@ -367,10 +369,10 @@ def _compared(
     if not fits:
         smallest = [c for i, s in enumerate(scans) for c in described(problem, i, s.smallest)]
         candidates = ranked([*candidates, *smallest])
-    told = explain(candidates) if fits else shortage(problem, candidates, limits)
+    message = explain(candidates) if fits else shortage(problem, candidates, limits)
     return _comparison(
         problem,
-        told,
+        message,
         fits=fits,
         configs=sum(s.num_configs for s in scans) + num_mixed,
         fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
@@ -378,12 +380,12 @@ def _compared(
     )
 
 
-def _comparison(problem: Problem, told: Told, *, fits: bool, **counts: int) -> Comparison:
+def _comparison(problem: Problem, message: Explanation, *, fits: bool, **counts: int) -> Comparison:
     return Comparison(
         problem=problem,
-        candidates=tuple(outlook.as_candidate(told.sentence) for outlook in told.outlooks),
+        candidates=tuple(forecast.as_candidate(message.sentence) for forecast in message.forecasts),
         chosen=0 if fits else None,
-        why=told.sentence,
+        why=message.sentence,
         counts=counts,
     )
 
@@ -440,26 +442,26 @@ def judged(
 # ── one config ─────────────────────────────────────────────────────────────────────────────────
 
 
-def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
+def single(problem: Problem, requested: Configuration, where: str) -> Comparison:
     """One config alone, simulated; ``where`` names its file in errors."""
-    stages, config = _seated(problem, asked, where)
+    stages, config = _seated(problem, requested, where)
     check_configuration(problem.training.model, config, where)
     (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
     seen = replace(seen, config=config, stages=stages)
     seen = simulated(seen) if config.layers is None else run(seen, config)
-    told = explain_one(seen)
+    message = explain_one(seen)
     return _comparison(
-        problem, told, fits=seen.feasible, configs=1, fitting=int(seen.feasible), simulated=1
+        problem, message, fits=seen.feasible, configs=1, fitting=int(seen.feasible), simulated=1
     )
 
 
 def _seated(
-    problem: Problem, asked: Configuration, where: str
+    problem: Problem, requested: Configuration, where: str
 ) -> tuple[PoolStages, ParallelConfig]:
     """The pools of a config's ranks: one that holds all, else several, large memory first."""
-    pools, tensor = pools_of(problem), asked.config.tensor
+    pools, tensor = pools_of(problem), requested.config.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
-    config = filled(asked, groups)
+    config = filled(requested, groups)
     per_rank = config.data * config.context
     for index, count in enumerate(groups):
         if count >= per_rank * config.pipeline:

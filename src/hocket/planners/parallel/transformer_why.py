@@ -96,10 +96,10 @@ A_LITTLE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class Explanation:
     """ParallelConfigs with their reasons, and the sentence about the choice."""
 
-    outlooks: list[ConfigForecast]
+    forecasts: list[ConfigForecast]
     sentence: str
 
 
@@ -108,13 +108,15 @@ def _label(candidate: ConfigForecast) -> str:
     return label(candidate.config, candidate.schedule_name, program)
 
 
-def explain(candidates: list[ConfigForecast]) -> Told:
+def explain(candidates: list[ConfigForecast]) -> Explanation:
     """Reasons of all candidates, of which the first has won."""
     best = candidates[0]
     others = [c for c in candidates[1:] if c.feasible]
     won = replace(best, reason=_advantage(best, others))
-    told = [won, *(replace(c, reason=_why_lost(c, best)) for c in candidates[1:])]
-    return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
+    message = [won, *(replace(c, reason=_why_lost(c, best)) for c in candidates[1:])]
+    return Explanation(
+        message, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}"
+    )
 
 
 def limit_sentence(best: ConfigForecast) -> str:
@@ -174,15 +176,15 @@ def lacking(candidate: ConfigForecast) -> str:
     )
 
 
-def explain_one(candidate: ConfigForecast) -> Told:
+def explain_one(candidate: ConfigForecast) -> Explanation:
     """Whether a config that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
-        return Told(
+        return Explanation(
             [replace(candidate, reason="it fits")],
             f"{_label(candidate)}: it fits; {limit_sentence(candidate)}",
         )
     reason = lacking(candidate)
-    return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
+    return Explanation([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
 
 def _fixed_rule(problem: Problem, limits: Limits) -> str:
@@ -195,17 +197,17 @@ def _fixed_rule(problem: Problem, limits: Limits) -> str:
     return next(broken_degrees(problem.training.model, config), "")
 
 
-def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Told:
+def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Explanation:
     """What is missing where nothing fits: the config that lacks least, and what would do."""
-    told = [replace(c, reason=lacking(c)) for c in candidates]
-    if not told:
+    message = [replace(c, reason=lacking(c)) for c in candidates]
+    if not message:
         sentence = "no config exists within what is asked for"
         reason = (
             _fixed_rule(problem, limits) or "allow other degrees, another batch or more devices"
         )
-        return Told([], f"{sentence}: {reason}")
-    least = told[0]
+        return Explanation([], f"{sentence}: {reason}")
+    least = message[0]
     sentence = f"nothing fits: {_label(least)} {least.reason}, less than any other"
-    ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
-    ways += hosts_needed(problem, limits)
-    return Told(told, f"{sentence}; it would fit on {' or '.join(ways)}")
+    options = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
+    options += hosts_needed(problem, limits)
+    return Explanation(message, f"{sentence}; it would fit on {' or '.join(options)}")

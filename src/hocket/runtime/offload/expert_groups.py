@@ -27,7 +27,7 @@ from hocket.runtime.autocast import autocast_dtype
 from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.offload.lazy_tensor import LazyTensor
 from hocket.runtime.offload.parameter_blocks import Block, ParameterView
-from hocket.simulate.rewriting.homes import NUM_TURNS
+from hocket.simulate.rewriting.host_parameters import NUM_TURNS
 
 CopyGradient = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
 """Copies the gradient of some experts to the host."""

@@ -39,7 +39,7 @@ from hocket.runtime.offload.optimizer_parts import (
     updates_in_parts,
 )
 from hocket.runtime.offload.parameter_blocks import Block
-from hocket.simulate.rewriting.homes import PIECE_BYTES, runs_within
+from hocket.simulate.rewriting.host_parameters import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1
 """A GPT on an H200 with 16 cores trains 5 % slower with 14 update threads than with 15, and no

@@ -23,11 +23,11 @@ from hocket.runtime.offload.copy_streams import extent
 from hocket.runtime.offload.expert_groups import can_be_grouped
 from hocket.runtime.offload.parameter_blocks import Block
 from hocket.simulate.rewriting.blocks import blocks_of
-from hocket.simulate.rewriting.calls import outer_modules
 from hocket.simulate.rewriting.chunks import logits_module
 from hocket.simulate.rewriting.experts import find_experts, in_groups
+from hocket.simulate.rewriting.module_calls import ModuleCall, find_module_calls
+from hocket.simulate.rewriting.repeated_calls import outer_modules
 from hocket.simulate.rewriting.uses import can_run_twice
-from hocket.simulate.rewriting.visits import StepVisit, find_visits
 
 SHARED = "(shared)"
 """Name of the block of parameters that several blocks use, or none."""
@@ -160,12 +160,12 @@ def find_head(
     return head
 
 
-def _module_calls(graph: Graph | None, memory: Memory) -> Sequence[StepVisit]:
+def _module_calls(graph: Graph | None, memory: Memory) -> Sequence[ModuleCall]:
     """Return the calls of modules that compute the blocks."""
     if graph is None or not memory.blocks:
         return ()
     blocks = blocks_of(graph, memory)
-    return find_visits(graph, blocks.start, blocks.block_of).visits
+    return find_module_calls(graph, blocks.start, blocks.block_of).calls
 
 
 # ── blocks without a traced step ─────────────────────────────────────────────────────────────────

@@ -36,9 +36,9 @@ from hocket.runtime.offload.copy_streams import (
 from hocket.runtime.offload.memory_tracker import on_host
 from hocket.runtime.offload.optimizer_parts import has_fused_kernels, part_of
 from hocket.runtime.offload.parameter_blocks import Block, BufferView, ParameterView
-from hocket.simulate.rewriting.homes import NUM_BERTHS, PIECE_BYTES, runs_within
+from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS, PIECE_BYTES, runs_within
 
-NUM_BUFFERS, CHUNK_BYTES = NUM_BERTHS, PIECE_BYTES
+NUM_BUFFERS, CHUNK_BYTES = NUM_STAGING_BUFFERS, PIECE_BYTES
 
 
 @dataclass(frozen=True, eq=False)

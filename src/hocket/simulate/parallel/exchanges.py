@@ -54,7 +54,7 @@ def all_reduced_bytes(size_bytes: LongArray, num_parties: int) -> LongArray:
 
 
 def exchange_all(
-    sheet: StepBuilder,
+    builder: StepBuilder,
     kind: str,
     exchanges: Exchanges,
     waiting: tuple[IntArray, LongArray],
@@ -69,27 +69,27 @@ def exchange_all(
     shape = exchanges.devices.shape
     count, num_parties = exchanges.devices.size, shape[1]
     common: dict[str, Any] = {
-        "kind": sheet.kind(kind), "phase": Phase.BACKWARD, "stream": Stream.COMMUNICATION,
+        "kind": builder.kind(kind), "phase": Phase.BACKWARD, "stream": Stream.COMMUNICATION,
         "device": exchanges.devices.ravel(),
     }  # fmt: skip
 
     def named(suffix: str) -> JoinedNames:
         return JoinedNames(exchanges.names, exchanges.labels, suffix)
 
-    ready = sheet.add_ops(
+    ready = builder.add_ops(
         named("/ready"), np.zeros((num_kinds, count)), priority=exchanges.ready_priority.ravel(),
         **common,
     )  # fmt: skip
     tensors, at = waiting
-    sheet.add_reads(ready[at], tensors)
-    told = sheet.add_tensors(named("#ready"), role=Role.CONTROL, producer=ready)
-    ops = sheet.add_ops(
+    builder.add_reads(ready[at], tensors)
+    signal = builder.add_tensors(named("#ready"), role=Role.CONTROL, producer=ready)
+    ops = builder.add_ops(
         named(""), np.tile(np.repeat(exchanges.seconds, num_parties), (num_kinds, 1)),
         priority=exchanges.priority.ravel(),
         bytes_touched=np.repeat(exchanges.sent_bytes, num_parties), **common, **columns,
     )  # fmt: skip
     # Every party of an exchange reads what all of them say.
-    all_told = np.repeat(told.reshape(shape), num_parties, axis=0).ravel()
-    sheet.add_reads(np.repeat(ops, num_parties), all_told)
+    all_signals = np.repeat(signal.reshape(shape), num_parties, axis=0).ravel()
+    builder.add_reads(np.repeat(ops, num_parties), all_signals)
     found: IntArray = ops.reshape(shape)
     return found

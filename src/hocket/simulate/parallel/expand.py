@@ -48,8 +48,8 @@ from hocket.simulate.parallel.recompute_and_host import (
     copies_out,
     host_update_s,
     lasting_bytes,
-    made_again,
-    run_again,
+    recompute_ops,
+    recomputed_copies,
     second_run,
 )
 from hocket.simulate.parallel.replica_copy import Pass, ReplicaCopy
@@ -78,14 +78,14 @@ def join_parts(
     regions: Regions,
     copies: Sequence[ReplicaCopy],
     degree: int,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> None:
     """Add the sums over the parts of every replica; copies stand replica by replica."""
     for start in range(0, len(copies), degree):
         group = copies[start : start + degree]  # fewer where one stands for all
         for number in range(len(group[0].replica.microbatches)):
             for runs in (_first_runs(group, number), _second_runs(group, number)):
-                _sum_all(problem, regions, group, number, runs, sheet)
+                _sum_all(problem, regions, group, number, runs, builder)
 
 
 class _MicrobatchRuns(NamedTuple):
@@ -111,7 +111,7 @@ def _first_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
 def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
     passes = [own.passes[number] for own in group]
     return _MicrobatchRuns(
-        [p.again for p in passes], [p.again_priority for p in passes], None, _CLOSE,
+        [p.recompute for p in passes], [p.recompute_priority for p in passes], None, _CLOSE,
         f"#{number}@again",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def _sum_all(
     group: Sequence[ReplicaCopy],
     number: int,
     runs: _MicrobatchRuns,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> None:
     """The sums of one run, all at once."""
     makers = np.array([each.maker for each in regions.sums])
@@ -149,25 +149,25 @@ def _sum_all(
         ),
         sent_bytes=all_reduced_bytes(sizes, num_parts),
     )  # fmt: skip
-    waiting = _waits(sized, makers, runs, sheet)
-    ops = exchange_all(sheet, "exchange", exchanges, waiting, len(problem.costs.kind_names))
+    waiting = _waits(sized, makers, runs, builder)
+    ops = exchange_all(builder, "exchange", exchanges, waiting, len(problem.costs.kind_names))
     names = JoinedNames(exchanges.names, exchanges.labels, "#done")
-    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
+    signal = builder.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
     for part, op_of in enumerate(runs.op):
         readers = op_of[np.concatenate([each.readers for each in sums])]
-        done = np.repeat(told[:, part], [len(each.readers) for each in sums])
-        sheet.add_reads(readers[readers >= 0], done[readers >= 0])
+        done = np.repeat(signal[:, part], [len(each.readers) for each in sums])
+        builder.add_reads(readers[readers >= 0], done[readers >= 0])
 
 
 def _waits(
-    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: StepBuilder
+    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, builder: StepBuilder
 ) -> tuple[IntArray, LongArray]:
     """What sums wait for, and the flat number of the sum and part that does."""
     num_parts, number = len(runs.op), np.arange(len(makers))
     if runs.tensor is None:
         # Of second runs it is known when they end, and that is all a sum has to know.
         found = [
-            sheet.add_tensors([""] * len(makers), role=Role.CONTROL, producer=op_of[makers])
+            builder.add_tensors([""] * len(makers), role=Role.CONTROL, producer=op_of[makers])
             for op_of in runs.op
         ]
         at = [number * num_parts + part for part in range(num_parts)]
@@ -250,49 +250,49 @@ def expand(
         regions, degree = regions_of(problem.graph), shares.tensor
         problem, shares = one_part(problem, degree), shares.part_by_part()
     graph = problem.graph
-    sheet = StepBuilder(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
-    homes = _homes(problem, shares)
+    builder = StepBuilder(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
+    owners = _owners(problem, shares)
     kept = shares.replicas if stands_for is None else shares.replicas[:1]
     copies = []
     for index in range(len(kept)):
         first = index // degree * degree
-        peers, parts_peers = homes[index % degree :: degree], homes[first : first + degree]
-        copies.append(_replicate(problem, shares, index, peers, parts_peers, waves, sheet))
+        peers, parts_peers = owners[index % degree :: degree], owners[first : first + degree]
+        copies.append(_replicate(problem, shares, index, peers, parts_peers, waves, builder))
     done: dict[int, IntArray] = {}
     if regions is not None:
-        join_parts(problem, regions, copies, degree, sheet)
+        join_parts(problem, regions, copies, degree, builder)
     if shares.sharded:
-        exchange_shards(problem, copies, sheet)
+        exchange_shards(problem, copies, builder)
     for own in copies:
-        _finish(problem, own, sheet)
+        _finish(problem, own, builder)
     if not shares.sharded:
-        done = exchange_alike(problem, copies, degree, planned, sheet)
+        done = exchange_alike(problem, copies, degree, planned, builder)
     num_hosted = Counter(
         _host(problem, name) for replica in shares.replicas if replica.update == "host"
         for name in replica.devices
     )  # fmt: skip
     for index, own in enumerate(copies):
         num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
-        _update(with_wave_updates(problem, own, waves), own, done.get(index), num_sharing, sheet)
-    unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
-    demand = None if waves is None else sheet.demand()
-    costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
+        _update(with_wave_updates(problem, own, waves), own, done.get(index), num_sharing, builder)
+    expanded = builder.graph(graph.name, {**graph.meta, "unfolded": True})
+    demand = None if waves is None else builder.demand()
+    costs = _costs(problem.costs, builder.op_s(), demand, expanded)
     if stands_for is not None and stands_for.shape[1] > 1:
         shared_bps = shared_bandwidth_bps(problem, stands_for)
         costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
     is_ordered = waves is not None or regions is not None
     is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
     return ExpandedStep(
-        problem=replace(problem, work=unfolded, op_costs=costs),
-        device_of=sheet.column("device").astype(np.int32),
-        priority=sheet.column("priority").astype(np.float64),
+        problem=replace(problem, work=expanded, op_costs=costs),
+        device_of=builder.column("device").astype(np.int32),
+        priority=builder.column("priority").astype(np.float64),
         is_strict=is_strict,
-        passes=tuple(np.stack([sheet.placed(p.op) for p in own.passes]) for own in copies),
+        passes=tuple(np.stack([builder.placed(p.op) for p in own.passes]) for own in copies),
         stands_for=stands_for,
     )
 
 
-def _homes(problem: Problem, shares: Parallel) -> list[IntArray]:
+def _owners(problem: Problem, shares: Parallel) -> list[IntArray]:
     """Per replica and op of the graph: the device of its stage."""
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     return [
@@ -324,7 +324,7 @@ def _replicate(
     peers: list[IntArray],
     parts_peers: list[IntArray],
     waves: Waves | None,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
@@ -345,13 +345,13 @@ def _replicate(
     )
     is_lasting = (graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT)
     lasting = np.flatnonzero(is_lasting).astype(np.int32)
-    own.tensor[lasting] = sheet.add_tensors(
+    own.tensor[lasting] = builder.add_tensors(
         CopiedNames(graph.tensor_names, lasting, label),
         bytes=lasting_bytes(graph, own, lasting),
         role=graph.tensor_role[lasting],
     )
     aliased = lasting[graph.alias_of[lasting] >= 0]
-    sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
+    builder.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
     order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
     kind = pass_kinds(graph, replica.cuts, shares.schedule)
     for microbatch, size in enumerate(replica.microbatches):
@@ -359,9 +359,9 @@ def _replicate(
         sized = priced_at(problem, size)
         if waves is not None:
             sized = on_stream(sized, microbatch % NUM_STREAMS)
-        _run_microbatch(problem, own, microbatch, sized, start, sheet)
+        _run_microbatch(problem, own, microbatch, sized, start, builder)
     if waves is not None:
-        add_waits(graph, own, waves, sheet)
+        add_waits(graph, own, waves, builder)
     return own
 
 
@@ -371,7 +371,7 @@ def _run_microbatch(
     microbatch: int,
     sized: Problem,
     start: FloatArray,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> None:
     graph, num_microbatches = sized.graph, len(own.replica.microbatches)
     label = own.label + (f"#{microbatch}" if num_microbatches > 1 else "")
@@ -380,13 +380,13 @@ def _run_microbatch(
     ops = np.flatnonzero(is_repeated).astype(np.int32)
     priority = start + np.arange(graph.num_ops)
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    again = second_run(problem.graph, own.replica.recomputed)
+    recompute = second_run(problem.graph, own.replica.recomputed)
     # Second runs stand between the passes, so that ops are in an order in which they can run.
     is_forward = graph.op_phase[ops] == Phase.FORWARD
     forward, backward = ops[is_forward], ops[~is_forward]
-    op_of[forward] = _add_ops(sheet, sized, forward, label, own.device_of, priority)
-    remade = run_again(sized, own, again, label, priority, sheet)
-    op_of[backward] = _add_ops(sheet, sized, backward, label, own.device_of, priority)
+    op_of[forward] = _add_ops(builder, sized, forward, label, own.device_of, priority)
+    remade = recompute_ops(sized, own, recompute, label, priority, builder)
+    op_of[backward] = _add_ops(builder, sized, backward, label, own.device_of, priority)
     tensors = _tensors_of(graph, ops)
     role = graph.tensor_role.copy()
     if microbatch or own.num_shards > 1:
@@ -395,19 +395,21 @@ def _run_microbatch(
         role[role == Role.GRADIENT] = Role.ACTIVATION
     else:
         role[own.parts] = Role.GRADIENT
-    own.tensor[tensors] = _add_tensors(sheet, graph, tensors, op_of, label, role[tensors])
-    made = made_again(graph, again, remade, own.tensor, label, sheet)
+    own.tensor[tensors] = _add_tensors(builder, graph, tensors, op_of, label, role[tensors])
+    made = recomputed_copies(graph, recompute, remade, own.tensor, label, builder)
     aliased = tensors[graph.alias_of[tensors] >= 0]
     is_late = graph.op_phase[graph.tensor_producer[aliased]] == Phase.BACKWARD
     early, late = aliased[~is_late], aliased[is_late]
-    sheet.set_alias(own.tensor[early], own.tensor[graph.alias_of[early]])
-    sheet.set_alias(own.tensor[late], again.bases(graph, late, own.tensor, made))
-    _add_reads(sheet, graph, op_of, own.tensor, np.where(again.is_read, made[graph.reads], -1))
+    builder.set_alias(own.tensor[early], own.tensor[graph.alias_of[early]])
+    builder.set_alias(own.tensor[late], recompute.bases(graph, late, own.tensor, made))
+    _add_reads(
+        builder, graph, op_of, own.tensor, np.where(recompute.is_read, made[graph.reads], -1)
+    )
     own.passes.append(Pass(op_of, own.tensor.copy(), priority, remade.op, remade.priority))
     if own.num_shards > 1:
         return
     if microbatch:
-        _accumulate(problem, own, label, priority, graph.op_stream, sheet)
+        _accumulate(problem, own, label, priority, graph.op_stream, builder)
     else:
         own.sums[own.parts] = own.tensor[own.parts]
 
@@ -418,16 +420,16 @@ def _accumulate(
     label: str,
     priority: FloatArray,
     op_stream: NDArray[np.int8],
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> None:
     """Add the gradients of a microbatch to those before, each as soon as it is there."""
     graph, parts = problem.graph, own.parts
     maker, sizes = graph.tensor_producer[parts], graph.tensor_bytes[parts]
-    added = sheet.add_ops(
+    added = builder.add_ops(
         CopiedNames(graph.op_names, maker, f"+{label}"),
         accumulate_s(problem, tuple(parts.tolist())),
         accumulate_demand(problem, tuple(parts.tolist())),
-        kind=sheet.kind(ACCUMULATE),
+        kind=builder.kind(ACCUMULATE),
         module=graph.op_module[maker],
         phase=Phase.BACKWARD,
         flops=sizes / 4,
@@ -436,8 +438,8 @@ def _accumulate(
         stream=op_stream[maker],
         priority=priority[maker] + 0.5,
     )
-    sheet.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
-    own.sums[parts] = sheet.add_tensors(
+    builder.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
+    own.sums[parts] = builder.add_tensors(
         CopiedNames(graph.tensor_names, parts, f"+{label}"),
         bytes=sizes,
         role=Role.GRADIENT,
@@ -456,7 +458,7 @@ def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
 
 
 def _add_ops(
-    sheet: StepBuilder,
+    builder: StepBuilder,
     sized: Problem,
     ops: IntArray,
     label: str,
@@ -464,11 +466,11 @@ def _add_ops(
     priority: FloatArray,
     seconds: FloatArray | None = None,
     *,
-    at_home: bool = False,
+    host_resident: bool = False,
 ) -> IntArray:
     """Add ops of the graph, with times of their own where ``seconds`` says so."""
     graph = sized.graph
-    return sheet.add_ops(
+    return builder.add_ops(
         CopiedNames(graph.op_names, ops, label),
         sized.costs.op_s[:, ops] if seconds is None else seconds,
         None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
@@ -478,18 +480,18 @@ def _add_ops(
         dtype=graph.op_dtype[ops],
         flops=graph.flops[ops],
         bytes_touched=graph.bytes_touched[ops],
-        workspace_bytes=0 if at_home else graph.workspace_bytes[ops],
-        stream=Stream.HOST if at_home else graph.op_stream[ops],
+        workspace_bytes=0 if host_resident else graph.workspace_bytes[ops],
+        stream=Stream.HOST if host_resident else graph.op_stream[ops],
         device=device_of[ops],
         priority=priority[ops],
     )
 
 
 def _add_tensors(
-    sheet: StepBuilder, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
+    builder: StepBuilder, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
 ) -> IntArray:
     producer = graph.tensor_producer[tensors]
-    return sheet.add_tensors(
+    return builder.add_tensors(
         CopiedNames(graph.tensor_names, tensors, label),
         bytes=graph.tensor_bytes[tensors],
         role=role,
@@ -498,7 +500,7 @@ def _add_tensors(
 
 
 def _add_reads(
-    sheet: StepBuilder,
+    builder: StepBuilder,
     graph: Graph,
     op_of: IntArray,
     tensor: IntArray,
@@ -510,20 +512,20 @@ def _add_reads(
     read = tensor[graph.reads]
     if instead is not None:
         read = np.where(instead >= 0, instead, read)
-    sheet.add_reads(reader[kept], read[kept])
+    builder.add_reads(reader[kept], read[kept])
 
 
 # ── finish, exchange and update ───────────────────────────────────────────────────────────────────
 
 
-def _finish(problem: Problem, own: ReplicaCopy, sheet: StepBuilder) -> None:
+def _finish(problem: Problem, own: ReplicaCopy, builder: StepBuilder) -> None:
     """Put the parts of gradients together that were added up apart."""
     graph, ops = problem.graph, own.finals
     if len(ops):
         priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
         tensor = np.where(own.sums >= 0, own.sums, own.tensor)
         own.sums = np.where(
-            own.sums >= 0, own.sums, _once(problem, own, ops, tensor, priority, sheet)
+            own.sums >= 0, own.sums, _once(problem, own, ops, tensor, priority, builder)
         )
 
 
@@ -533,7 +535,7 @@ def _once(
     ops: IntArray,
     tensor: IntArray,
     priority: FloatArray,
-    sheet: StepBuilder,
+    builder: StepBuilder,
     num_sharing: int = 0,
 ) -> IntArray:
     """Add ops that run once per step; per tensor of the graph the one that they make, or -1.
@@ -542,27 +544,38 @@ def _once(
     """
     graph = problem.graph
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    at_home = own.replica.update == "host" and num_sharing > 0
+    host_resident = own.replica.update == "host" and num_sharing > 0
     seconds = problem.costs.op_s[:, ops] / own.num_shards
-    if at_home:
+    if host_resident:
         seconds = host_update_s(problem, own, ops, num_sharing)
     op_of[ops] = _add_ops(
-        sheet, problem, ops, own.label, own.device_of, priority, seconds, at_home=at_home
+        builder,
+        problem,
+        ops,
+        own.label,
+        own.device_of,
+        priority,
+        seconds,
+        host_resident=host_resident,
     )
     is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
     is_own[ops] = True
     made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
     found = np.full(graph.num_tensors, -1, dtype=np.int32)
-    found[made] = _add_tensors(sheet, graph, made, op_of, own.label, graph.tensor_role[made])
+    found[made] = _add_tensors(builder, graph, made, op_of, own.label, graph.tensor_role[made])
     known = np.where(found >= 0, found, tensor)
     aliased = made[graph.alias_of[made] >= 0]
-    sheet.set_alias(found[aliased], known[graph.alias_of[aliased]])
-    _add_reads(sheet, graph, op_of, known)
+    builder.set_alias(found[aliased], known[graph.alias_of[aliased]])
+    _add_reads(builder, graph, op_of, known)
     return found
 
 
 def _update(
-    problem: Problem, own: ReplicaCopy, done: IntArray | None, num_sharing: int, sheet: StepBuilder
+    problem: Problem,
+    own: ReplicaCopy,
+    done: IntArray | None,
+    num_sharing: int,
+    builder: StepBuilder,
 ) -> None:
     """The optimizer's ops of a replica, which read the summed gradients, here or on the host."""
     graph = problem.graph
@@ -571,15 +584,15 @@ def _update(
         return
     sent: list[tuple[IntArray, int]] = []
     if own.replica.update == "host":
-        done, sent = copies_out(problem, own, done, sheet)
-    first = sheet.num_ops
+        done, sent = copies_out(problem, own, done, builder)
+    first = builder.num_ops
     priority = _LATE + np.arange(graph.num_ops, dtype=np.float64)
     tensor = np.where(own.sums >= 0, own.sums, own.tensor)
-    _once(problem, own, ops, tensor, priority, sheet, num_sharing)
+    _once(problem, own, ops, tensor, priority, builder, num_sharing)
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
     op_of[ops] = np.arange(first, first + len(ops))
     if done is not None:
         reader = np.repeat(op_of, np.diff(graph.read_ptr))
         waits = (reader >= 0) & (done[graph.reads] >= 0)
-        sheet.add_reads(reader[waits], done[graph.reads[waits]])
-    copies_in(problem, own, sent, op_of, sheet)
+        builder.add_reads(reader[waits], done[graph.reads[waits]])
+    copies_in(problem, own, sent, op_of, builder)

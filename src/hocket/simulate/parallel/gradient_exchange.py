@@ -31,7 +31,7 @@ def exchange_alike(
     copies: list[ReplicaCopy],
     degree: int,
     planned: Communication | None,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> dict[int, IntArray]:
     """As `exchange`, between those that have the same part of every matrix."""
     done: dict[int, IntArray] = {}
@@ -39,7 +39,7 @@ def exchange_alike(
         alike = range(part, len(copies), degree)
         if len(copies[part].peers) > 1:
             found = exchange(
-                problem, [copies[i] for i in alike], planned, sheet, is_between=degree > 1
+                problem, [copies[i] for i in alike], planned, builder, is_between=degree > 1
             )
             done |= {alike[i]: ends for i, ends in found.items()}
     return done
@@ -49,7 +49,7 @@ def exchange(
     problem: Problem,
     copies: list[ReplicaCopy],
     planned: Communication | None,
-    sheet: StepBuilder,
+    builder: StepBuilder,
     *,
     is_between: bool = False,
 ) -> dict[int, IntArray]:
@@ -59,13 +59,13 @@ def exchange(
     """
     graph, gradients = problem.graph, gradients_of(problem.graph)
     maker = graph.tensor_producer[gradients]
-    homes = np.stack([device_of[maker] for device_of in copies[0].peers])
+    owners = np.stack([device_of[maker] for device_of in copies[0].peers])
     done = {i: np.full(graph.num_tensors, -1, dtype=np.int32) for i in range(len(copies))}
-    filled = list(buckets(graph.tensor_bytes[gradients], homes))
+    filled = list(buckets(graph.tensor_bytes[gradients], owners))
     if not filled:
         return done
     sizes = [int(graph.tensor_bytes[gradients[members]].sum()) for members in filled]
-    rings = np.stack([homes[:, members[0]] for members in filled])
+    rings = np.stack([owners[:, members[0]] for members in filled])
     devices = np.stack(
         [[own.device_of[maker[members[0]]] for own in copies] for members in filled]
     ).astype(np.int32)
@@ -82,7 +82,7 @@ def exchange(
             exchange_s(problem, tuple(row), size, planned)
             for row, size in zip(rings.tolist(), sizes, strict=True)
         ]),
-        sent_bytes=all_reduced_bytes(np.array(sizes), len(homes)),
+        sent_bytes=all_reduced_bytes(np.array(sizes), len(owners)),
         ready_priority=when,
         priority=when + (0.1 if is_between else 1),
     )  # fmt: skip
@@ -93,19 +93,19 @@ def exchange(
         np.concatenate([bucket_of * len(copies) + party for party in range(len(copies))]),
     )
     ops = exchange_all(
-        sheet, "all_reduce", exchanges, waiting, len(problem.costs.kind_names),
+        builder, "all_reduce", exchanges, waiting, len(problem.costs.kind_names),
         # The flat copy in which the gradients of a bucket travel.
         workspace_bytes=np.repeat(sizes, len(copies)),
     )  # fmt: skip
     names = JoinedNames(exchanges.names, exchanges.labels, "#done")
-    ends = sheet.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
+    ends = builder.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
     for party in range(len(copies)):
         done[party][sent] = ends[bucket_of, party]
     return done
 
 
-def buckets(sizes: LongArray, homes: IntArray) -> Iterator[IntArray]:
+def buckets(sizes: LongArray, owners: IntArray) -> Iterator[IntArray]:
     """Gradients that travel together: in order, of the same devices, up to a size."""
-    keyed = zip(map(tuple, homes.T.tolist()), sizes.tolist(), strict=True)
+    keyed = zip(map(tuple, owners.T.tolist()), sizes.tolist(), strict=True)
     for members in fill_buckets(keyed):
         yield np.array(members, dtype=np.int32)

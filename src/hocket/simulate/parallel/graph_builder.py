@@ -156,8 +156,8 @@ class StepBuilder:
         """Names of ops or tensors in an order; empty ones where none are wanted."""
         if not self.is_named:
             return ("",) * len(order)
-        told = list(chain.from_iterable(pieces))
-        return tuple(map(told.__getitem__, order.tolist()))
+        signal = list(chain.from_iterable(pieces))
+        return tuple(map(signal.__getitem__, order.tolist()))
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
         """The graph of all that was added."""

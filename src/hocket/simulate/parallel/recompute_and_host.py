@@ -26,7 +26,7 @@ from hocket.simulate.parallel.graph_builder import CopiedNames, StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 from hocket.simulate.parallel.stage_order import places_of
 
-_AGAIN = "@again"
+_RECOMPUTE = "@again"
 
 
 class SecondRun(NamedTuple):
@@ -99,13 +99,13 @@ class Remade(NamedTuple):
     """Per op of the graph."""
 
 
-def run_again(
+def recompute_ops(
     sized: Problem,
     own: ReplicaCopy,
     found: SecondRun,
     label: str,
     priority: FloatArray,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> Remade:
     """Add the second runs of a microbatch, each block right before its first reader."""
     graph, ops = sized.graph, found.ops
@@ -114,8 +114,8 @@ def run_again(
     if not len(ops):
         return Remade(op_of, when)
     when[ops] = priority[found.before] - 1 + np.arange(1, len(ops) + 1) / (len(ops) + 1)
-    op_of[ops] = sheet.add_ops(
-        CopiedNames(graph.op_names, ops, _AGAIN + label),
+    op_of[ops] = builder.add_ops(
+        CopiedNames(graph.op_names, ops, _RECOMPUTE + label),
         sized.costs.op_s[:, ops],
         None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
         kind=graph.op_kind[ops],
@@ -132,8 +132,13 @@ def run_again(
     return Remade(op_of, when)
 
 
-def made_again(
-    graph: Graph, found: SecondRun, remade: Remade, tensor: IntArray, label: str, sheet: StepBuilder
+def recomputed_copies(
+    graph: Graph,
+    found: SecondRun,
+    remade: Remade,
+    tensor: IntArray,
+    label: str,
+    builder: StepBuilder,
 ) -> IntArray:
     """Add what the second runs make and read; per tensor of the graph its second form, or -1."""
     op_of, producer = remade.op, graph.tensor_producer
@@ -141,21 +146,21 @@ def made_again(
     tensors = np.flatnonzero((producer >= 0) & (op_of[producer] >= 0)).astype(np.int32)
     if not len(tensors):
         return made
-    made[tensors] = sheet.add_tensors(
-        CopiedNames(graph.tensor_names, tensors, _AGAIN + label),
+    made[tensors] = builder.add_tensors(
+        CopiedNames(graph.tensor_names, tensors, _RECOMPUTE + label),
         bytes=graph.tensor_bytes[tensors],
         role=Role.ACTIVATION,
         producer=op_of[producer[tensors]],
     )
     aliased = tensors[graph.alias_of[tensors] >= 0]
-    sheet.set_alias(made[aliased], found.bases(graph, aliased, tensor, made))
+    builder.set_alias(made[aliased], found.bases(graph, aliased, tensor, made))
     reader = graph.reader
     chosen = op_of[reader] >= 0
     reads, reader = graph.reads[chosen], reader[chosen]
     maker = np.maximum(producer[reads], 0)
     # Of another block the first run's output is read: it is the checkpoint.
     is_inner = (made[reads] >= 0) & (found.block_of[maker] == found.block_of[reader])
-    sheet.add_reads(op_of[reader], np.where(is_inner, made[reads], tensor[reads]))
+    builder.add_reads(op_of[reader], np.where(is_inner, made[reads], tensor[reads]))
     return made
 
 
@@ -182,25 +187,25 @@ def host_update_s(
 
 
 def copies_out(
-    problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: StepBuilder
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, builder: StepBuilder
 ) -> tuple[IntArray, list[tuple[IntArray, int]]]:
     """Copy summed gradients to the host; per tensor what says that it is there, and the buckets."""
     graph, gradients = problem.graph, gradients_of(problem.graph)
-    homes = own.device_of[graph.tensor_producer[gradients]]
+    owners = own.device_of[graph.tensor_producer[gradients]]
     sizes = -(-graph.tensor_bytes[gradients] // own.num_shards)
-    filled = list(buckets(sizes, homes[None, :]))
+    filled = list(buckets(sizes, owners[None, :]))
     sent = [(gradients[members], int(sizes[members].sum())) for members in filled]
     there = np.full(graph.num_tensors, -1, dtype=np.int32)
     if not sent:
         return there, sent
-    ops = _copies(problem, own, sheet, sent, Stream.COPY_OUT)
+    ops = _copies(problem, own, builder, sent, Stream.COPY_OUT)
     names = [f"out.{number}{own.label}#done" for number in range(len(sent))]
-    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops)
+    signal = builder.add_tensors(names, role=Role.CONTROL, producer=ops)
     copied, bucket = np.concatenate([c for c, _ in sent]), _of_buckets(sent)
-    sheet.add_reads(ops[bucket], own.sums[copied])
+    builder.add_reads(ops[bucket], own.sums[copied])
     if done is not None:
-        sheet.add_reads(ops[bucket], done[copied])
-    there[copied] = told[bucket]
+        builder.add_reads(ops[bucket], done[copied])
+    there[copied] = signal[bucket]
     return there, sent
 
 
@@ -209,13 +214,13 @@ def copies_in(
     own: ReplicaCopy,
     sent: Sequence[tuple[IntArray, int]],
     op_of: IntArray,
-    sheet: StepBuilder,
+    builder: StepBuilder,
 ) -> None:
     """Copy parameters back once all updates of their bucket are done."""
     if not sent:
         return
     graph = problem.graph
-    ops = _copies(problem, own, sheet, sent, Stream.COPY_IN)
+    ops = _copies(problem, own, builder, sent, Stream.COPY_IN)
     bucket_of = np.full(graph.num_tensors, -1, dtype=np.int64)
     bucket_of[np.concatenate([copied for copied, _ in sent])] = _of_buckets(sent)
     reader = graph.reader
@@ -224,8 +229,8 @@ def copies_in(
     pairs = np.unique(bucket[is_update] * graph.num_ops + reader[is_update])
     users = pairs % graph.num_ops
     names = [f"updated.{user}{own.label}" for user in users.tolist()]
-    told = sheet.add_tensors(names, role=Role.CONTROL, producer=op_of[users])
-    sheet.add_reads(ops[pairs // graph.num_ops], told)
+    signal = builder.add_tensors(names, role=Role.CONTROL, producer=op_of[users])
+    builder.add_reads(ops[pairs // graph.num_ops], signal)
 
 
 def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
@@ -236,7 +241,7 @@ def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
 def _copies(
     problem: Problem,
     own: ReplicaCopy,
-    sheet: StepBuilder,
+    builder: StepBuilder,
     sent: Sequence[tuple[IntArray, int]],
     stream: Stream,
 ) -> IntArray:
@@ -249,10 +254,10 @@ def _copies(
         for route, (_, size) in zip(routes, sent, strict=True)
     ]
     word = "out" if is_out else "in"
-    return sheet.add_ops(
+    return builder.add_ops(
         [f"{word}.{number}{own.label}" for number in range(len(sent))],
         np.tile(seconds, (len(problem.costs.kind_names), 1)),
-        kind=sheet.kind("copy"), phase=Phase.OPTIMIZER, stream=stream, device=devices,
+        kind=builder.kind("copy"), phase=Phase.OPTIMIZER, stream=stream, device=devices,
         priority=np.arange(len(sent), dtype=np.float64),
     )  # fmt: skip
 

@@ -30,8 +30,8 @@ def replayed_step_s(problem: Problem, shares: Parallel, planned: Communication |
     )
     sizes = problem.graph.tensor_bytes[gradients_of(problem.graph)]
     devices = tuple(index(own.devices[0]) for own in shares.replicas)
-    homes = np.zeros((1, len(sizes)), dtype=np.int32)
+    owners = np.zeros((1, len(sizes)), dtype=np.int32)
     return computes_s + sum(
         exchange_s(problem, devices, int(sizes[members].sum()), planned)
-        for members in buckets(sizes, homes)
+        for members in buckets(sizes, owners)
     )

@@ -17,9 +17,9 @@ class Pass(NamedTuple):
     tensor: IntArray
     """Per tensor of the graph, likewise."""
     priority: FloatArray
-    again: IntArray
+    recompute: IntArray
     """Per op of the graph: the number of its second run, before the backward pass; -1 for none."""
-    again_priority: FloatArray
+    recompute_priority: FloatArray
     """Likewise."""
 
 

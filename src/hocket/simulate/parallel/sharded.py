@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
     op: int
     """Of the graph."""
-    is_again: bool
+    is_recompute: bool
     """True if its second run does."""
 
 
@@ -53,20 +53,20 @@ class ShardBlocks:
     """Per gradient that the optimizer reads."""
 
 
-def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], sheet: StepBuilder) -> None:
+def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], builder: StepBuilder) -> None:
     """Add the gathers and scatters of all passes; sums of gradients are then shards."""
     graph = problem.graph
     blocks = find_blocks(graph)
     shards: list[IntArray | None] = [None] * blocks.num_blocks
-    again = second_run(graph, copies[0].replica.recomputed)  # the same for all
-    uses = {phase: _uses(graph, blocks, phase, again) for phase in PASSES}
+    recompute = second_run(graph, copies[0].replica.recomputed)  # the same for all
+    uses = {phase: _uses(graph, blocks, phase, recompute) for phase in PASSES}
     for number in range(len(copies[0].passes)):
         for phase in PASSES:
             for block in uses[phase]:
                 after = _held_back(graph, uses, phase, block, number)
-                _gather(problem, copies, sheet, blocks, block, phase, number, uses[phase], after)
+                _gather(problem, copies, builder, blocks, block, phase, number, uses[phase], after)
         for block in range(blocks.num_blocks):
-            shards[block] = _scatter(problem, copies, sheet, blocks, block, number, shards[block])
+            shards[block] = _scatter(problem, copies, builder, blocks, block, number, shards[block])
 
 
 def find_blocks(graph: Graph) -> ShardBlocks:
@@ -104,25 +104,25 @@ def _readers(graph: Graph) -> IntArray:
 
 
 def _uses(
-    graph: Graph, blocks: ShardBlocks, phase: Phase, again: SecondRun
+    graph: Graph, blocks: ShardBlocks, phase: Phase, recompute: SecondRun
 ) -> dict[int, list[Use]]:
     """By block, in the order in which a pass needs them: its uses, the first one first.
 
     A backward pass needs a block also where forward ops run again.
     """
     reader = _readers(graph)
-    runs_again = np.zeros(graph.num_ops, dtype=np.bool_)
-    runs_again[again.ops] = phase == Phase.BACKWARD
+    is_recomputed = np.zeros(graph.num_ops, dtype=np.bool_)
+    is_recomputed[recompute.ops] = phase == Phase.BACKWARD
     # Second runs come right before the backward op that needs them, in their own order.
     when = np.arange(graph.num_ops, dtype=np.float64)
     if phase == Phase.BACKWARD:
-        when[again.ops] = again.before - 1 + again.ops / graph.num_ops
-    chosen = (blocks.of_read >= 0) & ((graph.op_phase[reader] == phase) | runs_again[reader])
+        when[recompute.ops] = recompute.before - 1 + recompute.ops / graph.num_ops
+    chosen = (blocks.of_read >= 0) & ((graph.op_phase[reader] == phase) | is_recomputed[reader])
     ops, block = reader[chosen], blocks.of_read[chosen]
     found: dict[int, list[Use]] = {}
     for index in np.argsort(when[ops], kind="stable").tolist():
         op = int(ops[index])
-        use = Use(op, bool(runs_again[op]))
+        use = Use(op, bool(is_recomputed[op]))
         members = found.setdefault(int(block[index]), [])
         if not members or members[-1] != use:
             members.append(use)
@@ -146,13 +146,13 @@ def _held_back(
 
 def _op_of(own: ReplicaCopy, number: int, use: Use) -> int:
     one = own.passes[number]
-    return int(one.again[use.op] if use.is_again else one.op[use.op])
+    return int(one.recompute[use.op] if use.is_recompute else one.op[use.op])
 
 
 def _gather(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: StepBuilder,
+    builder: StepBuilder,
     blocks: ShardBlocks,
     block: int,
     phase: Phase,
@@ -168,23 +168,23 @@ def _gather(
             waits.append(np.zeros(0, dtype=np.int32))
             continue
         op = _op_of(own, *after)
-        waits.append(sheet.add_tensors([f"through.{op}"], role=Role.CONTROL, producer=[op]))
+        waits.append(builder.add_tensors([f"through.{op}"], role=Role.CONTROL, producer=[op]))
     first, one = users[0], copies[0].passes[number]
-    when = one.again_priority if first.is_again else one.priority
+    when = one.recompute_priority if first.is_recompute else one.priority
     label = f"gather.{block}.{phase.name.lower()}#{number}"
-    ops = together(problem, copies, sheet, label, size, float(when[first.op]) - 0.5, waits)
-    held = sheet.add_tensors(
+    ops = together(problem, copies, builder, label, size, float(when[first.op]) - 0.5, waits)
+    held = builder.add_tensors(
         [f"{label}{own.label}" for own in copies], bytes=size, role=Role.ACTIVATION, producer=ops
     )
     for own, tensor in zip(copies, held, strict=True):
         readers = [_op_of(own, number, use) for use in users]
-        sheet.add_reads(np.array(readers), np.full(len(readers), tensor))
+        builder.add_reads(np.array(readers), np.full(len(readers), tensor))
 
 
 def _scatter(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: StepBuilder,
+    builder: StepBuilder,
     blocks: ShardBlocks,
     block: int,
     number: int,
@@ -200,14 +200,14 @@ def _scatter(
     makers = graph.tensor_producer[members]
     priority = float(copies[0].passes[number].priority[makers].max()) + 0.25
     label = f"scatter.{block}#{number}"
-    ops = together(problem, copies, sheet, label, size, priority, waits)
-    made = sheet.add_tensors(
+    ops = together(problem, copies, builder, label, size, priority, waits)
+    made = builder.add_tensors(
         [f"{label}{own.label}" for own in copies],
         bytes=-(-size // copies[0].num_shards), role=Role.GRADIENT, producer=ops,
         alias=-1 if shards is None else shards,
     )  # fmt: skip
     if shards is not None:
-        sheet.add_reads(ops, shards)
+        builder.add_reads(ops, shards)
     for own, shard in zip(copies, made, strict=True):
         own.sums[members] = shard
     return made
@@ -216,7 +216,7 @@ def _scatter(
 def together(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: StepBuilder,
+    builder: StepBuilder,
     label: str,
     size: int,
     priority: float,
@@ -242,6 +242,6 @@ def together(
     at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits]).astype(np.int64)
     waiting = np.concatenate([np.zeros(0, dtype=np.int32), *waits]), at
     found: IntArray = exchange_all(
-        sheet, "exchange", exchange, waiting, len(problem.costs.kind_names)
+        builder, "exchange", exchange, waiting, len(problem.costs.kind_names)
     )[0]
     return found

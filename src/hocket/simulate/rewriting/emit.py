@@ -43,7 +43,7 @@ class WrittenOps(NamedTuple):
     """Ops of the given graph where they run."""
     num_parts: LongArray
     """In how many parts the given op is done; 0 for what takes room and nothing else."""
-    is_again: BoolArray
+    is_recompute: BoolArray
     phase: LongArray
     stream: LongArray
     num_bytes: LongArray
@@ -106,20 +106,20 @@ class Columns:
         columns.num_reads[-1] += len(tensors)
         self.ops[run] = columns._replace(reads=np.append(columns.reads, tensors))
 
-    def told(self, op: int) -> int:
+    def signal(self, op: int) -> int:
         """The control tensor that tells of the end of an op that was written."""
         if op not in self._ends:
-            (self._ends[op],) = self.told_all(np.array([op]))
+            (self._ends[op],) = self.signals_of(np.array([op]))
         return self._ends[op]
 
-    def told_all(self, ops: LongArray) -> list[int]:
+    def signals_of(self, ops: LongArray) -> list[int]:
         """The same of several."""
         names = [f"{self.op_names[op]}@end" for op in ops.tolist()]
         nothing = np.zeros(len(ops), dtype=np.int64)
-        told: list[int] = self.add_tensors(
+        signal: list[int] = self.add_tensors(
             names, nothing, ops, nothing + int(Role.CONTROL), nothing - 1
         ).tolist()
-        return told
+        return signal
 
     def finished(self, name: str) -> tuple[Graph, IntArray, FloatArray, LongArray, IntArray]:
         """The graph, and the columns of `Rewritten` beside it."""
@@ -158,7 +158,9 @@ class Columns:
             partner=ops.partner,
             group=np.where(is_copy, -1, given.group[source]),
             # What draws random numbers again, or in parts, draws the same ones.
-            rng_order=np.where(is_copy | ops.is_again | (count > 1), -1, given.rng_order[source]),
+            rng_order=np.where(
+                is_copy | ops.is_recompute | (count > 1), -1, given.rng_order[source]
+            ),
             stream=ops.stream,
             module=Interned(given.modules, given.op_module[ops.beside]),
             signature=Interned(given.signatures, signature),
@@ -230,9 +232,9 @@ class Emitter:
 
     # ── when ops begin, and what is there until they end ─────────────────────────────────────────
 
-    def wait(self, told: Iterable[int]) -> None:
+    def wait(self, signal: Iterable[int]) -> None:
         """What the next op of the computation waits for."""
-        self._waiting += told
+        self._waiting += signal
 
     def hold(self, tensors: LongArray) -> None:
         """What is still there when the op of the computation ends that was written last."""
@@ -244,32 +246,32 @@ class Emitter:
         is_before = (tensors >= 0) & ((own < 0) | (made_by < last.op))
         self.columns.read_more(last.run, tensors[is_before])
 
-    def told_last(self) -> list[int]:
+    def last_signals(self) -> list[int]:
         """The control tensor that tells of the end of the op of the computation that was written
         last; none before the first."""
-        return [self.columns.told(self._last.op)] if self._last.op >= 0 else []
+        return [self.columns.signal(self._last.op)] if self._last.op >= 0 else []
 
     # ── ops of the graph ─────────────────────────────────────────────────────────────────────────
 
     def run(
-        self, ops: Sequence[int] | LongArray, *, suffix: str = "", is_again: bool = False
+        self, ops: Sequence[int] | LongArray, *, suffix: str = "", is_recompute: bool = False
     ) -> None:  # fmt: skip
         """Ops of the graph one after the other."""
         ops = np.asarray(ops, dtype=np.int64)
         if not len(ops):
             return
         made, maker = spans(self.graph.made_ptr, ops)
-        if is_again:
+        if is_recompute:
             is_new = ~self._is_persistent[self._role[made]]
             made, maker = made[is_new], maker[is_new]
             # A later visit may have fetched it as its input, and has used it.
             self._fetched[made[self.graph.root_of[made] == made]] = -1
         producer = self.columns.num_ops + maker
         self._make(made, producer, self.graph.tensor_bytes[made])
-        reads, num_reads = self._reads_now(ops, is_again=is_again)
-        self._like(ops, [suffix] * len(ops), reads, num_reads, producer, is_again=is_again)
+        reads, num_reads = self._reads_now(ops, is_recompute=is_recompute)
+        self._like(ops, [suffix] * len(ops), reads, num_reads, producer, is_recompute=is_recompute)
 
-    def at_home(self, ops: Sequence[int], after: Sequence[int], num_bytes: LongArray) -> None:
+    def host_resident(self, ops: Sequence[int], after: Sequence[int], num_bytes: LongArray) -> None:
         """Updates on the host, once copies have ended, that read and write so many bytes."""
         count = len(ops)
         self._like(
@@ -285,37 +287,37 @@ class Emitter:
             np.array(ops), [f"@{number}" if num_parts > 1 else ""] * count,
             np.full(count, num_parts), (), grows=False, stream=Stream.COPY_OUT,
         )  # fmt: skip
-        return self.columns.told_all(first + np.arange(count))
+        return self.columns.signals_of(first + np.arange(count))
 
     def chunk(
-        self, ops: Sequence[int], region: Region, chunk: int, count: int, *, is_again: bool
+        self, ops: Sequence[int], region: Region, chunk: int, count: int, *, is_recompute: bool
     ) -> None:
         """A part of each op of a region, one after the other; what leaves the region is made whole
         and added to by later chunks. What is done once is done with the first. Until the chunk is
         over, what it adds is there besides."""
         given = np.array(ops, dtype=np.int64)
         is_once = np.isin(given, list(region.once))
-        self.run(given[is_once] if not chunk and not is_again else ())
+        self.run(given[is_once] if not chunk and not is_recompute else ())
         given = given[~is_once]
         if not len(given):
             return
-        whole = [] if is_again else list(region.whole)
-        suffix = f"@again{chunk}" if is_again else f"@{chunk}"
+        whole = [] if is_recompute else list(region.whole)
+        suffix = f"@again{chunk}" if is_recompute else f"@{chunk}"
         parts = np.full(len(given), count)
         self._parts(
-            given, [suffix] * len(given), parts, whole, grows=chunk > 0, is_again=is_again,
+            given, [suffix] * len(given), parts, whole, grows=chunk > 0, is_recompute=is_recompute,
             with_addends=True,
         )  # fmt: skip
 
     def part(
         self, op: int, number: int, count: int, whole: Collection[int], *, suffix: str,
-        is_again: bool = False,
+        is_recompute: bool = False,
     ) -> int:  # fmt: skip
         """One of so many parts of an op, which is returned; storages of ``whole`` are made by the
         first part and added to by later ones, of others each part makes its own."""
         self._parts(
             np.array([op]), [suffix], np.array([count]), list(whole), grows=number > 0,
-            is_again=is_again,
+            is_recompute=is_recompute,
         )  # fmt: skip
         return self.columns.num_ops - 1
 
@@ -327,7 +329,7 @@ class Emitter:
 
     def _parts(
         self, ops: LongArray, suffixes: Sequence[str], num_parts: LongArray, whole: Sequence[int],
-        *, grows: bool, is_again: bool = False, with_addends: bool = False,
+        *, grows: bool, is_recompute: bool = False, with_addends: bool = False,
         stream: Stream | None = None,
     ) -> None:  # fmt: skip
         graph = self.graph
@@ -341,7 +343,14 @@ class Emitter:
         reads = np.insert(reads, at, grown)
         num_reads += np.bincount(maker[is_grown], minlength=len(ops))
         self._like(
-            ops, suffixes, reads, num_reads, producer, num_parts, is_again=is_again, stream=stream
+            ops,
+            suffixes,
+            reads,
+            num_reads,
+            producer,
+            num_parts,
+            is_recompute=is_recompute,
+            stream=stream,
         )
         if with_addends:
             is_added = np.isin(made, whole) & (graph.alias_of[made] < 0)
@@ -379,9 +388,9 @@ class Emitter:
         phase: Phase = Phase.BACKWARD,
     ) -> int:
         """A copy to or from the host; returns the control tensor that tells of its end."""
-        return self.columns.told(self._copy(name, stream, num_bytes, reads, beside, phase))
+        return self.columns.signal(self._copy(name, stream, num_bytes, reads, beside, phase))
 
-    def make_room(self, tensors: Sequence[int], beside: int) -> list[int]:
+    def reserve(self, tensors: Sequence[int], beside: int) -> list[int]:
         """Room that the computation takes from here on for what will be copied into it."""
         given = np.array(tensors, dtype=np.int64)
         waits, self._waiting = np.array(self._waiting, dtype=np.int64), []
@@ -399,11 +408,11 @@ class Emitter:
 
     def fetch(
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
-        beside: int, phase: Phase, room: int = -1, is_held: bool = True,
+        beside: int, phase: Phase, buffer: int = -1, is_held: bool = True,
     ) -> list[int]:  # fmt: skip
         """A copy from the host that stands for the storages of these tensors from now on; how many
         bytes each has is in ``sizes``, by its number, and held unless they lie in what lasts or in
-        ``room`` that was made. Returns what it made."""
+        ``buffer`` that was made. Returns what it made."""
         given = np.array(tensors, dtype=np.int64)
         new = self._copy(name, Stream.COPY_IN, int(sizes[given].sum()), reads, beside, phase)
         # Parameters of one storage, such as those of a layer of cuDNN, come in one.
@@ -414,7 +423,7 @@ class Emitter:
             sizes[roots] * is_held,
             np.full(len(roots), new),
             role,
-            np.full(len(roots), room),
+            np.full(len(roots), buffer),
         )
         found: list[int] = self._fetched[roots].tolist()
         return found
@@ -455,13 +464,15 @@ class Emitter:
         # Of several tensors in one storage the last one stays.
         self._latest[graph.root_of[tensors]] = new
 
-    def _reads_now(self, ops: LongArray, *, is_again: bool = False) -> tuple[LongArray, LongArray]:
+    def _reads_now(
+        self, ops: LongArray, *, is_recompute: bool = False
+    ) -> tuple[LongArray, LongArray]:
         """What ops read or hold, one op after the other, and how many each; what runs again was
         called by nobody."""
         at, reader = spans(self.graph.read_ptr, ops)
         read = self.standing(self.graph.reads[at])
         num_reads = np.bincount(reader, minlength=len(ops))
-        if is_again or not self._holds[ops].any():
+        if is_recompute or not self._holds[ops].any():
             return read, num_reads
         at, holder = spans(self._nodes.held_ptr, ops)
         held = self.standing(self._nodes.held[at])
@@ -472,7 +483,7 @@ class Emitter:
 
     def _like(
         self, ops: LongArray, suffixes: Sequence[str], reads: LongArray, num_reads: LongArray,
-        producer: LongArray, num_parts: LongArray | None = None, *, is_again: bool = False,
+        producer: LongArray, num_parts: LongArray | None = None, *, is_recompute: bool = False,
         stream: Stream | None = None, num_bytes: LongArray | None = None,
     ) -> None:  # fmt: skip
         """Ops that do what ops of the graph do, or parts of it; ``producer`` are those of the
@@ -496,8 +507,8 @@ class Emitter:
         self._made_by[ops[is_new]] = new[is_new]
         first = self._made_by[np.maximum(partner, 0)]
         self.columns.ops.append(WrittenOps(
-            origin=ops, beside=ops, num_parts=parts, is_again=np.full(len(ops), is_again),
-            phase=np.where(is_again & (phase == Phase.FORWARD), int(Phase.BACKWARD), phase),
+            origin=ops, beside=ops, num_parts=parts, is_recompute=np.full(len(ops), is_recompute),
+            phase=np.where(is_recompute & (phase == Phase.FORWARD), int(Phase.BACKWARD), phase),
             stream=np.where(stream is None, graph.op_stream[ops], int(stream or 0)),
             num_bytes=graph.bytes_touched[ops] // np.maximum(parts, 1) if num_bytes is None
             else num_bytes,

@@ -167,9 +167,9 @@ def _gradient(graph: Graph, update: int) -> _Chain | None:
         if graph.kind_of(op) == _COPY:
             # A gradient that is laid out as its parameter is copied into room made for it.
             made = [int(graph.tensor_producer[t]) for t in sources]
-            room = [maker for maker in made if maker >= 0 and "empty" in graph.kind_of(maker)]
-            chain.ops |= {op, *room}
-            sources = [t for t, maker in zip(sources, made, strict=True) if maker not in room]
+            buffer = [maker for maker in made if maker >= 0 and "empty" in graph.kind_of(maker)]
+            chain.ops |= {op, *buffer}
+            sources = [t for t, maker in zip(sources, made, strict=True) if maker not in buffer]
         elif graph.kind_of(op) in _TURNS:
             chain.ops.add(op)
         else:

@@ -93,9 +93,9 @@ def busiest_s(step: BudgetedStep) -> float:
     return float(np.bincount(stream, weights=seconds).max(initial=0.0))
 
 
-def has_updates_at_home(graph: Graph) -> bool:
+def has_host_updates(graph: Graph) -> bool:
     """Whether something of a rewritten step goes on beside the next one."""
-    return bool((_at_home(graph) | _visiting_updates(graph)).any())
+    return bool((_on_host(graph) | _swapped_updates(graph)).any())
 
 
 def _seconds(step: BudgetedStep) -> FloatArray:
@@ -131,21 +131,21 @@ def _dependences(graph: Graph) -> tuple[LongArray, LongArray]:
     return reader[maker >= 0], maker[maker >= 0]
 
 
-def _at_home(graph: Graph) -> BoolArray:
+def _on_host(graph: Graph) -> BoolArray:
     return np.asarray(graph.op_stream == Stream.HOST)
 
 
-def _visiting_updates(graph: Graph) -> BoolArray:
+def _swapped_updates(graph: Graph) -> BoolArray:
     """Updates on the device of state that came for them, in turn with what is sent."""
     is_update = graph.op_phase == Phase.OPTIMIZER
     return np.asarray(is_update & (graph.op_stream == Stream.COPY_OUT))
 
 
-def sent_home(graph: Graph) -> BoolArray:
+def written_back(graph: Graph) -> BoolArray:
     """Copies to the host that updates there wait for: gradients."""
     reader, maker = _dependences(graph)
     before = np.zeros(graph.num_ops, dtype=np.bool_)
-    before[maker[_at_home(graph)[reader]]] = True
+    before[maker[_on_host(graph)[reader]]] = True
     return np.asarray(before & (graph.op_stream == Stream.COPY_OUT))
 
 
@@ -159,7 +159,7 @@ def _after(graph: Graph, chosen: BoolArray) -> BoolArray:
 
 def _jobs(step: BudgetedStep, seconds: FloatArray, uses: Uses) -> tuple[LongArray, _Jobs]:
     """Updates on the host, each of which is ended before another begins."""
-    chosen = np.flatnonzero(_at_home(step.rewritten.graph))
+    chosen = np.flatnonzero(_on_host(step.rewritten.graph))
     job = np.full(len(seconds), -1, dtype=np.int64)
     job[chosen] = np.arange(len(chosen))
     blank = np.zeros(len(chosen))
@@ -174,8 +174,8 @@ def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray
     parameters for what changed them."""
     graph, block = step.rewritten.graph, uses.first_block[step.rewritten.beside]
     is_forward = graph.op_phase == Phase.FORWARD
-    visits = _visiting_updates(graph)
-    changes = _at_home(graph) | (_after(graph, visits) & (graph.op_stream == Stream.COPY_OUT))
+    swapped = _swapped_updates(graph)
+    changes = _on_host(graph) | (_after(graph, swapped) & (graph.op_stream == Stream.COPY_OUT))
     later, earlier = list[int](), list[int]()
     by_block: dict[int, list[int]] = {}
     for op in np.flatnonzero(changes).tolist():
@@ -185,7 +185,7 @@ def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray
         later += [op] * len(found)
         earlier += found
     # Gradients are given up when the step ends: all of them were used or sent by then.
-    used = np.flatnonzero(visits | sent_home(graph))
+    used = np.flatnonzero(swapped | written_back(graph))
     computes = np.flatnonzero(graph.op_stream == Stream.COMPUTE)
     if len(computes) and len(used):
         later.append(int(computes[0]))

@@ -15,16 +15,16 @@ from hocket.base.arrays import LongArray
 from hocket.graph.graph import Phase, Stream
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.experts import BatchedExperts
-from hocket.simulate.rewriting.homes import NUM_TURNS, ParameterHomes
+from hocket.simulate.rewriting.host_parameters import NUM_TURNS, HostParameters
 from hocket.simulate.rewriting.uses import Uses
 
 
 class GroupWriter:
     """Writes the ops of experts that are streamed in groups."""
 
-    def __init__(self, out: Emitter, uses: Uses, homes: ParameterHomes) -> None:
-        self._out, self._graph, self._groups = out, uses.graph, homes.groups
-        chosen = [uses.experts[root] for root in homes.groups]
+    def __init__(self, out: Emitter, uses: Uses, host: HostParameters) -> None:
+        self._out, self._graph, self._groups = out, uses.graph, host.groups
+        chosen = [uses.experts[root] for root in host.groups]
         self._products = {op: each for each in chosen for op in each.turned}
         self._makers = {each.maker: each for each in chosen if each.maker >= 0}
         self._aside = sorted({op for each in chosen for op in each.aside})
@@ -34,7 +34,7 @@ class GroupWriter:
         """What tells that the gradients of the groups before are on the host."""
         self.landed: dict[int, list[int]] = {}
         """Parameters to what tells that their gradients are there, group by group."""
-        self._coming = homes.copied.copy()
+        self._coming = host.copied.copy()
         for root, count in self._groups.items():
             self._coming[root] = -(-self._coming[root] // count)
 
@@ -46,30 +46,42 @@ class GroupWriter:
         """True if an op is written in groups."""
         return op in self._products or op in self._makers
 
-    def write(self, op: int, *, room: Iterable[int], suffix: str, is_again: bool) -> None:
+    def write(self, op: int, *, buffer: Iterable[int], suffix: str, is_recompute: bool) -> None:
         """An op in groups."""
         if op in self._makers:
             self._write_gradient(self._makers[op])
         else:
-            self._write_product(op, self._products[op], list(room), suffix, is_again=is_again)
+            self._write_product(
+                op, self._products[op], list(buffer), suffix, is_recompute=is_recompute
+            )
 
     def _write_product(
-        self, op: int, experts: BatchedExperts, room: list[int], suffix: str, *, is_again: bool
+        self,
+        op: int,
+        experts: BatchedExperts,
+        buffer: list[int],
+        suffix: str,
+        *,
+        is_recompute: bool,
     ) -> None:
         out, count = self._out, self._groups[experts.root]
-        is_forward = self._graph.op_phase[op] == Phase.FORWARD and not is_again
+        is_forward = self._graph.op_phase[op] == Phase.FORWARD and not is_recompute
         phase = Phase.FORWARD if is_forward else Phase.BACKWARD
         whole = {int(self._graph.root_of[t]) for t in self._graph.made_by(op)}
         for number in range(count):
             out.fetch(
                 f"{self._graph.op_names[op]}@experts{number}{suffix}", [experts.root],
-                self._coming, reads=[*room, *self._place_left()],
+                self._coming, reads=[*buffer, *self._place_left()],
                 beside=op, phase=phase, is_held=False,
             )  # fmt: skip
             for turn in experts.turned[op]:
-                out.part(turn, 0, count, (), suffix=f"@{op}.{number}{suffix}", is_again=is_again)
-            new = out.part(op, number, count, whole, suffix=f"@{number}{suffix}", is_again=is_again)
-            self._ring = [*self._ring[-NUM_TURNS + 1 :], out.columns.told(new)]
+                out.part(
+                    turn, 0, count, (), suffix=f"@{op}.{number}{suffix}", is_recompute=is_recompute
+                )
+            new = out.part(
+                op, number, count, whole, suffix=f"@{number}{suffix}", is_recompute=is_recompute
+            )
+            self._ring = [*self._ring[-NUM_TURNS + 1 :], out.columns.signal(new)]
         out.forget([experts.root])
 
     def _place_left(self) -> list[int]:
@@ -87,9 +99,9 @@ class GroupWriter:
             out.part(maker, 0, count, (), suffix=f"@{number}")
             for turn in experts.gradient:
                 out.part(turn, 0, count, (), suffix=f"@{number}")
-            told = out.copy(
+            signal = out.copy(
                 f"{graph.op_names[maker]}@gradients:{number}", Stream.COPY_OUT, size,
                 reads=[int(out.now[gradient])], beside=maker,
             )  # fmt: skip
-            self._sent = [*self._sent[-1:], told]
-            self.landed.setdefault(experts.root, []).append(told)
+            self._sent = [*self._sent[-1:], signal]
+            self.landed.setdefault(experts.root, []).append(signal)

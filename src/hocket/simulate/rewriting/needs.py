@@ -45,13 +45,13 @@ class Needs:
     offloaded: dict[int, Trip]
 
 
-def runs_again(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
+def is_recomputed(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
     """Per visit: forward ops that its backward pass runs again under a plan, in order."""
     last = len(memory.blocks) - 1
     return tuple(
-        () if (visit.block == last and memory.loss_chunks > 1)
-        or memory.blocks[visit.block].activations != "recomputed" else again
-        for visit, again in zip(uses.visits.visits, uses.again, strict=True)
+        () if (module_call.block == last and memory.loss_chunks > 1)
+        or memory.blocks[module_call.block].activations != "recomputed" else recompute
+        for module_call, recompute in zip(uses.module_calls.calls, uses.recompute, strict=True)
     )  # fmt: skip
 
 
@@ -64,9 +64,9 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
     # What is made of one group of experts is made again for the backward pass of the group.
     passing = {s for root in in_groups(uses.experts, memory) for s in uses.experts[root].made}
     passing.update(with_parameters)
-    for number, visit in enumerate(uses.visits.visits):
-        policy = memory.blocks[visit.block]
-        if visit.block == last and memory.loss_chunks > 1:
+    for number, module_call in enumerate(uses.module_calls.calls):
+        policy = memory.blocks[module_call.block]
+        if module_call.block == last and memory.loss_chunks > 1:
             # In chunks nothing of it is left behind.
             policy = replace(policy, activations="kept")
         is_checkpoint = _is_checkpoint(uses, number, policy)
@@ -74,7 +74,7 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
         needed = [storage for storage in needed if storage not in passing]
         taken.append(needed if is_checkpoint else [])
         goes = _offloaded(uses.graph, policy, needed)
-        is_lingering = number >= len(uses.visits) - NUM_LINGERING
+        is_lingering = number >= len(uses.module_calls) - NUM_LINGERING
         for storage in needed:
             is_small = uses.graph.tensor_bytes[storage] < SMALLEST_MOVED
             if storage in goes and not is_small and not is_lingering:
@@ -89,11 +89,11 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
     return Needs(tuple(taken), offloaded)
 
 
-def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
+def _is_checkpoint(uses: Uses, module_call: int, policy: MemoryBlock) -> bool:
     """True if a visit keeps its input in place of what it saves."""
     if policy.activations != "recomputed":
         return False
-    return bool(uses.again[visit]) or not uses.makes(visit, uses.saved(visit))
+    return bool(uses.recompute[module_call]) or not uses.makes(module_call, uses.saved(module_call))
 
 
 def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[int]:
@@ -105,5 +105,5 @@ def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[in
         return set()
     storages = [s for s in storages if graph.tensor_bytes[s] >= SMALLEST_MOVED]
     sizes = graph.tensor_bytes[storages]
-    room = policy.share * float(sizes.sum())
-    return {s for s, end in zip(storages, np.cumsum(sizes).tolist(), strict=True) if end <= room}
+    buffer = policy.share * float(sizes.sum())
+    return {s for s, end in zip(storages, np.cumsum(sizes).tolist(), strict=True) if end <= buffer}

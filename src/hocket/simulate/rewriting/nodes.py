@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, IntArray, LongArray, pointers
 from hocket.graph.graph import Graph, Phase
-from hocket.simulate.rewriting.visits import OUTSIDE
+from hocket.simulate.rewriting.module_calls import OUTSIDE
 
 _SUM = "aten.add"
 
@@ -42,7 +42,7 @@ class PassTurn(NamedTuple):
     """Something happens to a visit before the op at this place."""
 
     at: int
-    visit: int
+    module_call: int
     what: Happening
 
 
@@ -77,17 +77,17 @@ def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
 
 
 def find_turns(
-    ops: LongArray, visit_of: IntArray, nodes: BackwardNodes, reads_saved: BoolArray, before: int
+    ops: LongArray, call_of: IntArray, nodes: BackwardNodes, reads_saved: BoolArray, before: int
 ) -> list[PassTurn]:
     """What happens to visits in a run of backward ops; visits from ``before`` on are over."""
-    visit = visit_of[ops].astype(np.int64)
-    inside = np.where(visit == OUTSIDE, before, visit)
+    module_call = call_of[ops].astype(np.int64)
+    inside = np.where(module_call == OUTSIDE, before, module_call)
     lowest = np.minimum.accumulate(np.append(before, inside))[:-1]
     turns = []
     for at in np.flatnonzero(inside < lowest).tolist():
-        number = int(visit[at])
+        number = int(module_call[at])
         turns.append(PassTurn(at, number, Happening.ENTERED))
-        asking = np.flatnonzero((visit == number) & reads_saved[ops])
+        asking = np.flatnonzero((module_call == number) & reads_saved[ops])
         if len(asking):
             end = int(np.searchsorted(ops, nodes.end[ops[asking[-1]]])) + 1
             turns += [PassTurn(int(asking[0]), number, Happening.ASKED),

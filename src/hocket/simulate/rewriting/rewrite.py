@@ -27,11 +27,16 @@ from hocket.simulate.rewriting.casts import find_casts
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.groups import GroupWriter
-from hocket.simulate.rewriting.homes import NUM_BERTHS, ParameterHomes, find_homes, num_parts
-from hocket.simulate.rewriting.needs import NUM_LINGERING, find_needs, runs_again
+from hocket.simulate.rewriting.host_parameters import (
+    NUM_STAGING_BUFFERS,
+    HostParameters,
+    find_host_parameters,
+    num_parts,
+)
+from hocket.simulate.rewriting.module_calls import OUTSIDE
+from hocket.simulate.rewriting.needs import NUM_LINGERING, find_needs, is_recomputed
 from hocket.simulate.rewriting.nodes import Happening, PassTurn, find_turns
 from hocket.simulate.rewriting.uses import Uses, find_uses
-from hocket.simulate.rewriting.visits import OUTSIDE
 
 # The updates of a rewritten step: where the optimizer changes the parameters of each block.
 #
@@ -47,21 +52,21 @@ class UpdateWriter:
     """Writes updates of blocks as their gradients are whole."""
 
     def __init__(
-        self, uses: Uses, homes: ParameterHomes, groups: GroupWriter, out: Emitter,
+        self, uses: Uses, host: HostParameters, groups: GroupWriter, out: Emitter,
         done: dict[tuple[str, int], int],
     ) -> None:  # fmt: skip
         """``done`` are control tensors of the last ops of the passes of blocks."""
         self._graph, self._names, self._updates = uses.graph, uses.blocks.names, uses.updates
-        self._homes, self._groups, self._out, self._done = homes, groups, out, done
-        self._asked: list[list[int]] = [list(ops) for ops in homes.updates]
+        self._host, self._groups, self._out, self._done = host, groups, out, done
+        self._asked: list[list[int]] = [list(ops) for ops in host.updates]
         """Per block: updates that are still to be made."""
-        self.berths: list[int] = []
+        self.staging: list[int] = []
         """What stands for the room of state that comes to the device."""
         self._sent: tuple[LongArray, list[int]] = _NONE, []
         """Gradients that are on their way to the host, and what tells that they are there."""
         self._used: tuple[LongArray, list[int]] = _NONE, []
         """Likewise gradients that are read beside the computation."""
-        self._visitors: list[tuple[list[int], int]] = []
+        self._state_swaps: list[tuple[list[int], int]] = []
         """Pieces of state, and their blocks, that are still to come to the device."""
         self._left: list[int] = []
         """Control tensors of the pieces of state that last went home."""
@@ -77,8 +82,8 @@ class UpdateWriter:
         others, and what has come to the device goes home."""
         for block in reversed(range(len(self._asked))):
             self.finish(block)
-        self._update(self._homes.last_updates, 0, "shared")
-        self.visit()
+        self._update(self._host.last_updates, 0, "shared")
+        self.module_call()
         self._give_up(self._sent)
         self._give_up(self._used)
 
@@ -88,18 +93,18 @@ class UpdateWriter:
             return []
         has_all = self._have_gradients(np.array(ops))
         ready = {op for op, is_ready in zip(ops, has_all, strict=True) if is_ready}
-        pieces = [piece for piece in self._homes.visits.get(block, ()) if piece[0] in ready]
-        visiting = {op for piece in pieces for op in piece}
-        on_host = [op for op in ops if op in ready and op in self._homes.host_updates]
-        here = [op for op in ops if op in ready.difference(on_host, visiting)]
+        pieces = [piece for piece in self._host.state_swaps.get(block, ()) if piece[0] in ready]
+        swapped = {op for piece in pieces for op in piece}
+        on_host = [op for op in ops if op in ready and op in self._host.host_updates]
+        here = [op for op in ops if op in ready.difference(on_host, swapped)]
         gradients = self._gradients(here)
         self._out.run(here)
         self._out.hold(gradients)
         if pieces:
-            self._visitors += [(piece, block) for piece in pieces]
-            gradients = self._gradients(visiting)
+            self._state_swaps += [(piece, block) for piece in pieces]
+            gradients = self._gradients(swapped)
             self._give_up(self._used)
-            self.visit(NUM_BERTHS)
+            self.module_call(NUM_STAGING_BUFFERS)
             self._used = gradients, self._changed
         if on_host:
             self._update_on_host(on_host, block, how)
@@ -107,9 +112,9 @@ class UpdateWriter:
 
     def _give_up(self, lent: tuple[LongArray, list[int]]) -> None:
         """What is read beside the computation gives up its room once that is over."""
-        tensors, told = lent
+        tensors, signal = lent
         self._out.hold(tensors)
-        self._out.wait(told)
+        self._out.wait(signal)
 
     def _gradients(self, ops: Sequence[int] | set[int]) -> LongArray:
         """What stands for the gradients that updates read."""
@@ -121,56 +126,56 @@ class UpdateWriter:
         graph = self._graph
         at, reader = spans(graph.read_ptr, ops)
         reads = graph.reads[at]
-        is_missing = ~(self._out.has(reads) | self._homes.is_on_host[graph.root_of[reads]])
+        is_missing = ~(self._out.has(reads) | self._host.is_on_host[graph.root_of[reads]])
         have: list[bool] = (np.bincount(reader[is_missing], minlength=len(ops)) == 0).tolist()
         return have
 
     # ── beside the computation ───────────────────────────────────────────────────────────────────
 
-    def visit(self, most: int | None = None) -> None:
+    def module_call(self, most: int | None = None) -> None:
         """Updates of the next pieces of state that come to the device, or of all."""
-        most = len(self._visitors) if most is None else most
-        for piece, block in self._visitors[:most]:
-            self._update_visitor(piece, block)
-        del self._visitors[:most]
+        most = len(self._state_swaps) if most is None else most
+        for piece, block in self._state_swaps[:most]:
+            self._update_swapped(piece, block)
+        del self._state_swaps[:most]
 
-    def _update_visitor(self, ops: list[int], block: int) -> None:
+    def _update_swapped(self, ops: list[int], block: int) -> None:
         """State and parameters in full come in a piece, when an earlier one has left its berth, are
         changed beside the computation, and go home, rounded parameters with their twin. One large
         parameter goes in parts."""
-        visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
+        swapped = list(dict.fromkeys(t for op in ops for t in self._on_host(op)))
         count = num_parts([self._updates[op] for op in ops])
         for number in range(count):
-            self._update_part(ops, block, visiting, number, count)
+            self._update_part(ops, block, swapped, number, count)
 
     def _update_part(
-        self, ops: list[int], block: int, visiting: list[int], number: int, count: int
+        self, ops: list[int], block: int, swapped: list[int], number: int, count: int
     ) -> None:
         graph, name = self._graph, self._graph.op_names[ops[0]]
         part = f":{number}" if count > 1 else ""
-        told = self._done.get(("backward", block + 1))
-        waits = self.berths + ([] if told is None else [told])
+        signal = self._done.get(("backward", block + 1))
+        waits = self.staging + ([] if signal is None else [signal])
         # There is room when an earlier piece has left.
-        waits += self._left[:1] if len(self._left) == NUM_BERTHS else []
+        waits += self._left[:1] if len(self._left) == NUM_STAGING_BUFFERS else []
         here = self._out.fetch(
-            f"{name}@fetch{part}", visiting, -(-graph.tensor_bytes // count), reads=waits,
+            f"{name}@fetch{part}", swapped, -(-graph.tensor_bytes // count), reads=waits,
             beside=ops[0], phase=Phase.OPTIMIZER, is_held=False,
         )  # fmt: skip
         changed = self._out.beside(ops, number, count)
-        whole, copied = graph.tensor_bytes[visiting], self._homes.copied[visiting]
+        whole, copied = graph.tensor_bytes[swapped], self._host.copied[swapped]
         size = int((whole + np.where(copied < whole, copied, 0)).sum())
         self._changed = changed[-1:]
         left = self._out.copy(
             f"{name}@return{part}", Stream.COPY_OUT, -(-size // count), reads=[*changed, *here],
             beside=ops[0],
         )  # fmt: skip
-        self._left = [*self._left[1 - NUM_BERTHS :], left]
-        self._out.forget(visiting)
+        self._left = [*self._left[1 - NUM_STAGING_BUFFERS :], left]
+        self._out.forget(swapped)
 
-    def _at_home(self, op: int) -> list[int]:
+    def _on_host(self, op: int) -> list[int]:
         """What an update reads that is at home on the host."""
         reads = self._graph.reads_of(op)
-        found: list[int] = reads[self._homes.is_on_host[self._graph.root_of[reads]]].tolist()
+        found: list[int] = reads[self._host.is_on_host[self._graph.root_of[reads]]].tolist()
         return found
 
     # ── on the host ──────────────────────────────────────────────────────────────────────────────
@@ -179,7 +184,7 @@ class UpdateWriter:
         updates, landed = [self._updates[op] for op in ops], self._groups.landed
         whole = [u for u in updates if not any(root in landed for root in u.roots)]
         leaving = self._gradients([u.op for u in whole])
-        sent = [told for u in updates for root in u.roots for told in landed.get(root, ())]
+        sent = [signal for u in updates for root in u.roots for signal in landed.get(root, ())]
         self._give_up(self._sent)
         if len(leaving):
             sent.append(self._out.copy(
@@ -187,7 +192,7 @@ class UpdateWriter:
                 sum(u.sent_bytes for u in whole), reads=leaving.tolist(), beside=ops[0],
             ))  # fmt: skip
         self._sent = leaving, sent
-        self._out.at_home(ops, sent, np.array([u.host_bytes for u in updates]))
+        self._out.host_resident(ops, sent, np.array([u.host_bytes for u in updates]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +208,7 @@ class Rewritten:
     """What copies move."""
     beside: IntArray
     """An op of the given graph on whose device each op runs."""
-    room_bytes: int
+    reserved_bytes: int
     """What lasts on the device for streamed parameters and visiting state to take turns in."""
 
     @property
@@ -226,20 +231,20 @@ class _Rewriter:
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
         self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
         self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
-        self.again = runs_again(uses, memory)
+        self.recompute = is_recomputed(uses, memory)
         """Per visit: forward ops that its backward pass runs again."""
-        self.homes: ParameterHomes = find_homes(graph, memory, uses, self.again)
+        self.host: HostParameters = find_host_parameters(graph, memory, uses, self.recompute)
         is_whole = memory.loss_chunks == 1
         self.region: Region | None = None if is_whole else find_region(graph, uses.blocks)
-        casts = find_casts(graph, self.homes.rounded, uses.parameter_reads)
+        casts = find_casts(graph, self.host.rounded, uses.parameter_reads)
         # Gradients of chunks are added up as wide as their parameters are, and rounded then.
         chunked = frozenset[int]() if self.region is None else self.region.ops
         self.widened = [each for each in casts.widening if each.op in chunked]
         narrow = tuple(each for each in casts.widening if each.op not in chunked)
         casts = casts._replace(widening=narrow)
         self.needs = find_needs(uses, memory, casts.copies(graph))
-        self.out = Emitter(graph, uses.nodes_beside(self.homes.groups), casts)
-        self.groups = GroupWriter(self.out, uses, self.homes)
+        self.out = Emitter(graph, uses.nodes_beside(self.host.groups), casts)
+        self.groups = GroupWriter(self.out, uses, self.host)
         self.done: dict[tuple[str, int], int] = {}
         """Control tensors of the last op of the forward or backward pass of a block."""
         self.brought: dict[tuple[str, int], list[int]] = {}
@@ -249,16 +254,16 @@ class _Rewriter:
         self.offloads: dict[int, int] = {}
         """Storages to the control tensors of their offloads."""
         self.sending, self.leaving, self.coming = self._trips()
-        self.visit = OUTSIDE
+        self.module_call = OUTSIDE
         """The visit that the pass is in, or was in last."""
         self.unfetched = self.num_blocks - 1
         """The last block whose parameters were not fetched for the backward pass."""
-        self.room: dict[str, list[int]] = {}
-        """What stands for the ``berths`` of state that comes to the device, for the ``slots`` of
+        self.buffer: dict[str, list[int]] = {}
+        """What stands for the ``staging`` of state that comes to the device, for the ``slots`` of
         streamed parameters and for the ``ring`` of groups of experts."""
-        self.updates = UpdateWriter(uses, self.homes, self.groups, self.out, self.done)
+        self.updates = UpdateWriter(uses, self.host, self.groups, self.out, self.done)
         if self.region is not None:
-            reads = self.homes.streamed_reads
+            reads = self.host.streamed_reads
             reads["backward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
 
     def _trips(self) -> tuple[dict[int, list[int]], ...]:
@@ -278,35 +283,37 @@ class _Rewriter:
             self._fetch_parameters("forward", block)
         for block in range(last + 1):
             self._forward(block)
-        self.visit = len(self.uses.visits)
+        self.module_call = len(self.uses.module_calls)
         self._look_back(last + 1)
         for block in range(last, -1, -1):
             self._backward(block)
         self._leave()
         self.updates.finish_step()
         columns = self.out.columns.finished(f"{self.graph.name} within its budget")
-        return Rewritten(*columns, self.homes.room_bytes)
+        return Rewritten(*columns, self.host.reserved_bytes)
 
     def _add_persistent(self) -> None:
-        graph, homes = self.graph, self.homes
+        graph, host = self.graph, self.host
         there = np.flatnonzero(graph.tensor_producer < 0)
         # What lies in the memory of another tensor is where that one is.
-        self.out.persistent(there[~homes.is_on_host[graph.root_of[there]]], homes.sizes)
-        for name, size in (("berths", homes.berths_bytes), ("slots", homes.slots_bytes),
-                           ("ring", homes.ring_bytes)):  # fmt: skip
-            self.room[name] = [self.out.lasting(name, size)] if size else []
-        self.updates.berths = self.room["berths"]
+        self.out.persistent(there[~host.is_on_host[graph.root_of[there]]], host.sizes)
+        for name, size in (("berths", host.staging_buffers_bytes), ("slots", host.slots_bytes),
+                           ("ring", host.ring_bytes)):  # fmt: skip
+            self.buffer[name] = [self.out.lasting(name, size)] if size else []
+        self.updates.staging = self.buffer["berths"]
 
-    def _write(self, ops: LongArray, *, suffix: str = "", is_again: bool = False) -> None:
+    def _write(self, ops: LongArray, *, suffix: str = "", is_recompute: bool = False) -> None:
         """Ops one after the other, in groups where they are of experts that are streamed so."""
-        if not self.homes.groups:
-            self.out.run(ops, suffix=suffix, is_again=is_again)
+        if not self.host.groups:
+            self.out.run(ops, suffix=suffix, is_recompute=is_recompute)
             return
         for op in self.groups.others(ops).tolist():
             if self.groups.has(op):
-                self.groups.write(op, room=self.room["ring"], suffix=suffix, is_again=is_again)
+                self.groups.write(
+                    op, buffer=self.buffer["ring"], suffix=suffix, is_recompute=is_recompute
+                )
             else:
-                self.out.run([op], suffix=suffix, is_again=is_again)
+                self.out.run([op], suffix=suffix, is_recompute=is_recompute)
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
 
@@ -317,34 +324,34 @@ class _Rewriter:
         at, stop = self.blocks.start[block : block + 2].tolist()
         if block == self.num_blocks - 1 and self.region is not None:
             stop = self.region.forward[0]
-        for visit in self.uses.visits_of[block]:
-            if self.visit in self.sending or visit in self.leaving:
-                start = min(self.uses.visits.visits[visit].start, stop)
+        for module_call in self.uses.block_calls[block]:
+            if self.module_call in self.sending or module_call in self.leaving:
+                start = min(self.uses.module_calls.calls[module_call].start, stop)
                 self._write(np.arange(at, start))
                 at = start
-                self._send(self.visit)
-                self._let_go(visit)
-            self.visit = visit
+                self._send(self.module_call)
+                self._let_go(module_call)
+            self.module_call = module_call
         self._write(np.arange(at, stop))
         if block == self.num_blocks - 1 and self.region is not None:
             for chunk in range(self.memory.loss_chunks):
-                self._chunk(self.region.forward, chunk, is_again=False)
-        self._send(self.visit)
+                self._chunk(self.region.forward, chunk, is_recompute=False)
+        self._send(self.module_call)
         self._end("forward", block)
 
     def _end(self, phase: str, block: int) -> None:
         """A pass of a block is over."""
-        for told in self.out.told_last():
-            self.done[phase, block] = told
+        for signal in self.out.last_signals():
+            self.done[phase, block] = signal
         # What was fetched for it goes with it, but for what a coming pass has fetched anew.
         gone = {root for each in ("forward", "backward")
                 for root in self.brought.pop((each, block), ())}  # fmt: skip
         self.out.forget(gone.difference(*self.brought.values()))
 
-    def _send(self, visit: int) -> None:
+    def _send(self, module_call: int) -> None:
         """Copy out what a visit that is over sends: each storage as soon as it is whole, while the
         visit goes on."""
-        for storage in sorted(self.sending.pop(visit, ()), key=self.out.latest):
+        for storage in sorted(self.sending.pop(module_call, ()), key=self.out.latest):
             size = int(self.graph.tensor_bytes[storage])
             self.offloads[storage] = self.out.copy(
                 f"{self.graph.tensor_names[storage]}@offload", Stream.COPY_OUT, size,
@@ -352,9 +359,9 @@ class _Rewriter:
                 phase=Phase.FORWARD,
             )  # fmt: skip
 
-    def _let_go(self, visit: int) -> None:
+    def _let_go(self, module_call: int) -> None:
         """What was sent before gives up its room when a visit begins."""
-        for storage in self.leaving.pop(visit, ()):
+        for storage in self.leaving.pop(module_call, ()):
             self.out.hold(np.array([self.out.latest(storage)]))
             self.out.wait([self.offloads[storage]])
 
@@ -372,7 +379,7 @@ class _Rewriter:
                 at = turn.at
                 self._take(turn)
             elif turn.what == Happening.ENTERED:
-                self.visit = turn.visit
+                self.module_call = turn.module_call
         self._write(ops[at:])
         self._end("backward", block)
 
@@ -380,36 +387,42 @@ class _Rewriter:
         if len(ops) == len(self.uses.backward[block]):
             return self.uses.turns[block]
         return find_turns(
-            ops, self.uses.visits.visit_of, self.uses.nodes, self.uses.reads_saved, self.visit
+            ops,
+            self.uses.module_calls.call_of,
+            self.uses.nodes,
+            self.uses.reads_saved,
+            self.module_call,
         )
 
     def _changes_something(self, turn: PassTurn) -> bool:
         """True if anything is done at a turn of the backward pass."""
         if turn.what != Happening.ENTERED:
-            return bool(self.again[turn.visit])
-        is_first = self.uses.visits.visits[turn.visit].block - self.ahead <= self.unfetched
-        has_come = any(reader >= turn.visit - self.ahead for reader in self.coming)
-        return is_first or has_come or self.visit in self.uses.last_visits
+            return bool(self.recompute[turn.module_call])
+        is_first = (
+            self.uses.module_calls.calls[turn.module_call].block - self.ahead <= self.unfetched
+        )
+        has_come = any(reader >= turn.module_call - self.ahead for reader in self.coming)
+        return is_first or has_come or self.module_call in self.uses.last_calls
 
     def _take(self, turn: PassTurn) -> None:
         if turn.what == Happening.ENTERED:
-            self._enter(turn.visit)
+            self._enter(turn.module_call)
         elif turn.what == Happening.ASKED:
             # Without the wait, a visit whose input never left could be made again much too early.
-            self.out.wait(self.out.told_last())
-            again = np.array(self.again[turn.visit], dtype=np.int64)
-            self._write(again, suffix="@again", is_again=True)
+            self.out.wait(self.out.last_signals())
+            recompute = np.array(self.recompute[turn.module_call], dtype=np.int64)
+            self._write(recompute, suffix="@again", is_recompute=True)
         else:
             # What a visit took to run again is there until all that it saved was read.
-            taken = np.array(self.needs.taken[turn.visit], dtype=np.int64)
+            taken = np.array(self.needs.taken[turn.module_call], dtype=np.int64)
             self.out.hold(self.out.standing(taken))
 
-    def _enter(self, visit: int) -> None:
+    def _enter(self, module_call: int) -> None:
         """The backward pass comes to a visit, and is over for all later ones."""
         self._leave()
-        self.visit = visit
-        self._look_back(self.uses.visits.visits[visit].block)
-        for reader in [each for each in self.coming if each >= visit - self.ahead]:
+        self.module_call = module_call
+        self._look_back(self.uses.module_calls.calls[module_call].block)
+        for reader in [each for each in self.coming if each >= module_call - self.ahead]:
             self._fetch(self.coming.pop(reader))
 
     def _look_back(self, block: int) -> None:
@@ -418,21 +431,21 @@ class _Rewriter:
             self._fetch_parameters("backward", self.unfetched)
             self.unfetched -= 1
             # Behind what the next pass wants, because they wait for others to leave.
-            self.updates.visit()
+            self.updates.module_call()
 
     def _leave(self) -> None:
         """A visit is over; its block is updated where that was the last one of it."""
-        if self.visit in self.uses.last_visits:
-            self.updates.finish(self.uses.visits.visits[self.visit].block)
+        if self.module_call in self.uses.last_calls:
+            self.updates.finish(self.uses.module_calls.calls[self.module_call].block)
 
     def _fetch(self, storages: Sequence[int]) -> None:
         """Take room for storages that are coming, and bring them."""
-        began = self.out.told_last()
-        rooms = self.out.make_room(storages, int(self.graph.tensor_producer[storages[0]]))
-        for storage, room in zip(storages, rooms, strict=True):
+        began = self.out.last_signals()
+        buffers = self.out.reserve(storages, int(self.graph.tensor_producer[storages[0]]))
+        for storage, buffer in zip(storages, buffers, strict=True):
             self.out.fetch(
                 f"{self.graph.tensor_names[storage]}@fetch", [storage], self.graph.tensor_bytes,
-                reads=[self.offloads[storage], room, *began], room=room,
+                reads=[self.offloads[storage], buffer, *began], buffer=buffer,
                 beside=int(self.graph.tensor_producer[storage]), phase=Phase.BACKWARD,
             )  # fmt: skip
 
@@ -442,20 +455,20 @@ class _Rewriter:
         if not 0 <= block < self.num_blocks:
             return
         op = int(self.blocks.start[block])
-        renewed = self.homes.renewed[block]
+        renewed = self.host.renewed[block]
         if renewed and phase == "forward":
-            size = int(self.homes.copied[renewed].sum())
+            size = int(self.host.copied[renewed].sum())
             self.renewals[block] = self.out.copy(
                 f"{self.blocks.names[block]}@renew", Stream.COPY_IN, size,
                 reads=self._trigger(phase, block), beside=op, phase=Phase.FORWARD,
             )  # fmt: skip
-        roots = self.homes.streamed_reads[phase][block]
+        roots = self.host.streamed_reads[phase][block]
         if not roots:
             return
         self.brought[phase, block] = roots
         self.out.fetch(
-            f"{self.blocks.names[block]}@fetch-{phase}", roots, self.homes.copied,
-            reads=[*self._trigger(phase, block), *self.room["slots"]], beside=op, is_held=False,
+            f"{self.blocks.names[block]}@fetch-{phase}", roots, self.host.copied,
+            reads=[*self._trigger(phase, block), *self.buffer["slots"]], beside=op, is_held=False,
             phase=Phase.FORWARD if phase == "forward" else Phase.BACKWARD,
         )  # fmt: skip
 
@@ -466,23 +479,23 @@ class _Rewriter:
         position = block if phase == "forward" else 2 * last + 1 - block
         before = position - self.ahead - 1
         key = ("forward", before) if before <= last else ("backward", 2 * last + 1 - before)
-        told = self.done.get(key)
-        return [] if told is None else [told]
+        signal = self.done.get(key)
+        return [] if signal is None else [signal]
 
     # ── the loss in chunks ───────────────────────────────────────────────────────────────────────
 
     def _backward_chunks(self, region: Region) -> None:
         """Each chunk goes forward once more and backward at once."""
-        visit = int(self.uses.visits.visit_of[region.forward[0]])
-        if visit != OUTSIDE:
-            self._enter(visit)
+        module_call = int(self.uses.module_calls.call_of[region.forward[0]])
+        if module_call != OUTSIDE:
+            self._enter(module_call)
         for chunk in range(self.memory.loss_chunks):
-            self._chunk(region.forward, chunk, is_again=True)
-            self._chunk(region.backward, chunk, is_again=False)
+            self._chunk(region.forward, chunk, is_recompute=True)
+            self._chunk(region.backward, chunk, is_recompute=False)
         self.out.hold(self.out.standing(region.rows))
         for op, gradient, narrow in self.widened:
             self.out.narrow(op, gradient, int(self.graph.tensor_bytes[narrow]))
 
-    def _chunk(self, ops: Sequence[int], chunk: int, *, is_again: bool) -> None:
+    def _chunk(self, ops: Sequence[int], chunk: int, *, is_recompute: bool) -> None:
         assert self.region is not None
-        self.out.chunk(ops, self.region, chunk, self.memory.loss_chunks, is_again=is_again)
+        self.out.chunk(ops, self.region, chunk, self.memory.loss_chunks, is_recompute=is_recompute)

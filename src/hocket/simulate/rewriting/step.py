@@ -33,7 +33,7 @@ class BudgetedStep:
     problem: Problem
     plan: Plan
     rewritten: Rewritten
-    at_home_bytes: int
+    host_bytes: int
     """Parameters and optimizer state that are at home on the host."""
 
 
@@ -58,7 +58,7 @@ def budgeted(
     placed = Plan(
         planner=plan.planner, work_hash=new.work_hash, cluster_hash=plan.cluster_hash
     ).placing(device_of.astype(np.int32), by_device=order)
-    away = _persistent_bytes(problem.graph) - _persistent_bytes(done.graph) + done.room_bytes
+    away = _persistent_bytes(problem.graph) - _persistent_bytes(done.graph) + done.reserved_bytes
     return BudgetedStep(new, placed, done, away)
 
 
@@ -103,8 +103,8 @@ def _costs(problem: Problem, done: Rewritten) -> Costs:
         in_parts = (done.share < 1) & (op_s[row] > 0)
         op_s[row] = np.where(in_parts, np.maximum(op_s[row], kind.launch_s), op_s[row])
         _price_copies(op_s[row], done, host_route(problem.cluster, device))
-    at_home = graph.op_stream == Stream.HOST
-    op_s[:, at_home] = graph.bytes_touched[at_home] / problem.cluster.host_update_bps
+    host_resident = graph.op_stream == Stream.HOST
+    op_s[:, host_resident] = graph.bytes_touched[host_resident] / problem.cluster.host_update_bps
     return replace(
         old,
         op_s=op_s,

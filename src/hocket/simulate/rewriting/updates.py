@@ -36,7 +36,7 @@ class Update(NamedTuple):
     parameter_bytes: int
     aligned_bytes: int
     """Of its parameters side by side in one buffer."""
-    berth_bytes: int
+    staging_bytes: int
     """Of these and of its state."""
     state_bytes: int
     gradient_bytes: int
@@ -80,7 +80,7 @@ def find_updates(
         found[op] = Update(
             op=op, block=block, readers=of or frozenset({block}), parameters=parameters,
             roots=roots, state=state, gradients=gradients, parameter_bytes=whole,
-            aligned_bytes=apart, berth_bytes=apart + int(aligned(sizes[list(state)]).sum()),
+            aligned_bytes=apart, staging_bytes=apart + int(aligned(sizes[list(state)]).sum()),
             state_bytes=int(sizes[list(state)].sum()), gradient_bytes=full,
             rounded_bytes=int(copied[rounded].sum()), is_rounded=bool(rounded),
             sent_bytes=full * sent // whole if whole else full,

@@ -16,9 +16,14 @@ import numpy as np
 from hocket.base.arrays import BoolArray, LongArray, pointers, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
-from hocket.simulate.rewriting.calls import Span, calls_of, outer_modules
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
+from hocket.simulate.rewriting.module_calls import (
+    OUTSIDE,
+    ModuleCalls,
+    find_module_calls,
+    uncalled_lists,
+)
 from hocket.simulate.rewriting.nodes import (
     BackwardNodes,
     Happening,
@@ -26,8 +31,8 @@ from hocket.simulate.rewriting.nodes import (
     find_nodes,
     find_turns,
 )
+from hocket.simulate.rewriting.repeated_calls import Span, calls_of, outer_modules
 from hocket.simulate.rewriting.updates import Update, find_updates
-from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits, uncalled_lists
 
 # What calls of modules were given: the code that made them has it until they return.
 #
@@ -37,11 +42,11 @@ from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits, u
 
 
 def held_by_calls(
-    graph: Graph, visits: StepVisits, num_forward: int, is_forward: BoolArray
+    graph: Graph, module_calls: ModuleCalls, num_forward: int, is_forward: BoolArray
 ) -> LongArray:
     """Pairs of a call's last op and a tensor that it was given, of tensors ``is_forward``."""
     found = [np.zeros((0, 2), dtype=np.int64)]
-    for start, stop in _calls(graph, visits, num_forward):
+    for start, stop in _calls(graph, module_calls, num_forward):
         at, _ = spans(graph.read_ptr, np.arange(start, stop))
         read = np.unique(graph.reads[at].astype(np.int64))
         given = read[is_forward[read] & (graph.tensor_producer[graph.root_of[read]] < start)]
@@ -49,12 +54,14 @@ def held_by_calls(
     return np.concatenate(found)
 
 
-def _calls(graph: Graph, visits: StepVisits, num_forward: int) -> list[Span]:
+def _calls(graph: Graph, module_calls: ModuleCalls, num_forward: int) -> list[Span]:
     """Of visited modules and of those around them that are called."""
-    modules = dict.fromkeys(visit.module for visit in visits.visits if visit.module)
+    modules = dict.fromkeys(
+        module_call.module for module_call in module_calls.calls if module_call.module
+    )
     uncalled = uncalled_lists(graph)
     around = dict.fromkeys(outer for path in modules for outer in outer_modules(path))
-    return [(visit.start, visit.stop) for visit in visits.visits] + [
+    return [(module_call.start, module_call.stop) for module_call in module_calls.calls] + [
         call
         for path in around
         if path not in uncalled
@@ -102,7 +109,7 @@ class Uses:
 
     graph: Graph
     blocks: StepBlocks
-    visits: StepVisits
+    module_calls: ModuleCalls
     is_forward: BoolArray
     """Per tensor: whether its storage is made by the forward pass."""
     backward_reads: tuple[tuple[int, ...], ...]
@@ -110,7 +117,7 @@ class Uses:
     forward pass saves them."""
     outside: tuple[frozenset[int], ...]
     """Per block: storages that its backward ops outside of visits read."""
-    again: tuple[tuple[int, ...], ...]
+    recompute: tuple[tuple[int, ...], ...]
     """Per visit: forward ops that make again what its backward ops read; empty where there is
     nothing to make, or where they change something that is not theirs."""
 
@@ -122,7 +129,7 @@ class Uses:
     @cached_property
     def _given(self) -> LongArray:
         num_forward = int(self.blocks.start[-1])
-        return held_by_calls(self.graph, self.visits, num_forward, self.is_forward)
+        return held_by_calls(self.graph, self.module_calls, num_forward, self.is_forward)
 
     @cached_property
     def _nodes_beside(self) -> dict[frozenset[int], BackwardNodes]:
@@ -150,21 +157,21 @@ class Uses:
     @cached_property
     def turns(self) -> list[list[PassTurn]]:
         """Per block: what happens to visits in its backward pass."""
-        before, found = len(self.visits), list[list[PassTurn]]()
+        before, found = len(self.module_calls), list[list[PassTurn]]()
         for ops in reversed(self.backward):
             found.append(
-                find_turns(ops, self.visits.visit_of, self.nodes, self.reads_saved, before)
+                find_turns(ops, self.module_calls.call_of, self.nodes, self.reads_saved, before)
             )
-            before = min((turn.visit for turn in found[-1]), default=before)
+            before = min((turn.module_call for turn in found[-1]), default=before)
         return found[::-1]
 
     @cached_property
-    def last_visits(self) -> frozenset[int]:
+    def last_calls(self) -> frozenset[int]:
         """Per block, the one of its visits that the backward pass is in last."""
         lowest: dict[int, int] = {}
         for turn in (turn for turns in reversed(self.turns) for turn in turns):
             if turn.what == Happening.ENTERED:
-                lowest[self.visits.visits[turn.visit].block] = turn.visit
+                lowest[self.module_calls.calls[turn.module_call].block] = turn.module_call
         return frozenset(lowest.values())
 
     @cached_property
@@ -205,9 +212,9 @@ class Uses:
     @cached_property
     def shared(self) -> frozenset[int]:
         """Parameters that are no block's own: several blocks read them, or the model's own code."""
-        visit_of, num_forward = self.visits.visit_of.tolist(), int(self.blocks.start[-1])
+        call_of, num_forward = self.module_calls.call_of.tolist(), int(self.blocks.start[-1])
         outside = {root for op, root in self.parameter_reads
-                   if op < num_forward and visit_of[op] == OUTSIDE}  # fmt: skip
+                   if op < num_forward and call_of[op] == OUTSIDE}  # fmt: skip
         return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
 
     def is_shared(self, update: Update) -> bool:
@@ -217,9 +224,9 @@ class Uses:
     @cached_property
     def sharing(self) -> frozenset[int]:
         """Blocks whose visits read such parameters."""
-        visit_of, shared = self.visits.visit_of.tolist(), self.shared
+        call_of, shared = self.module_calls.call_of.tolist(), self.shared
         return frozenset(int(self.blocks.block_of[op]) for op, root in self.parameter_reads
-                         if root in shared and visit_of[op] != OUTSIDE)  # fmt: skip
+                         if root in shared and call_of[op] != OUTSIDE)  # fmt: skip
 
     @cached_property
     def updates(self) -> dict[int, Update]:
@@ -254,16 +261,18 @@ class Uses:
     # ── activations ──────────────────────────────────────────────────────────────────────────────
 
     @cached_property
-    def visits_of(self) -> tuple[range, ...]:
+    def block_calls(self) -> tuple[range, ...]:
         """Per block: its visits."""
-        of = np.array([visit.block for visit in self.visits.visits], dtype=np.int64)
+        of = np.array(
+            [module_call.block for module_call in self.module_calls.calls], dtype=np.int64
+        )
         edges = np.searchsorted(of, np.arange(self.blocks.num_blocks + 1)).tolist()
         return tuple(range(a, b) for a, b in pairwise(edges))
 
-    def makes(self, visit: int, storages: Collection[int]) -> list[int]:
+    def makes(self, module_call: int, storages: Collection[int]) -> list[int]:
         """Those of some storages that a visit makes."""
         roots = np.array(list(storages), dtype=np.int64)
-        is_own = self.visits.visit_of[self.graph.tensor_producer[roots]] == visit
+        is_own = self.module_calls.call_of[self.graph.tensor_producer[roots]] == module_call
         own: list[int] = roots[is_own].tolist()
         return own
 
@@ -272,17 +281,17 @@ class Uses:
         root_of = self.graph.root_of
         return [list(dict.fromkeys(root_of[list(reads)].tolist())) for reads in self.backward_reads]
 
-    def saved(self, visit: int) -> list[int]:
+    def saved(self, module_call: int) -> list[int]:
         """Storages that the backward pass of a visit reads, in the order in which the forward pass
         saves them."""
-        return self._saved[visit]
+        return self._saved[module_call]
 
     @cached_property
     def needed(self) -> tuple[list[int], ...]:
         """Per block: storages that its backward pass reads."""
         return tuple(
-            sorted(set(outside).union(*map(self.saved, visits)))
-            for outside, visits in zip(self.outside, self.visits_of, strict=True)
+            sorted(set(outside).union(*map(self.saved, module_calls)))
+            for outside, module_calls in zip(self.outside, self.block_calls, strict=True)
         )
 
     @cached_property
@@ -290,12 +299,12 @@ class Uses:
         """Per visit: storages from elsewhere that it needs where it runs again."""
         graph = self.graph
         found = []
-        for visit, again in enumerate(self.again):
-            at, _ = spans(graph.read_ptr, np.array(again, dtype=np.int64))
-            saved = np.array(self.saved(visit), dtype=np.int64)
+        for module_call, recompute in enumerate(self.recompute):
+            at, _ = spans(graph.read_ptr, np.array(recompute, dtype=np.int64))
+            saved = np.array(self.saved(module_call), dtype=np.int64)
             roots = np.unique(np.append(graph.root_of[graph.reads[at]], saved))
             roots = roots[self.is_forward[roots]]
-            is_own = self.visits.visit_of[graph.tensor_producer[roots]] == visit
+            is_own = self.module_calls.call_of[graph.tensor_producer[roots]] == module_call
             found.append(roots[~is_own].tolist())
         return tuple(found)
 
@@ -306,27 +315,33 @@ def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
     num_forward = int(blocks.start[-1])
     owner = graph.tensor_producer[graph.root_of]
     is_forward = (owner >= 0) & (owner < num_forward) & (graph.tensor_bytes[graph.root_of] > 0)
-    visits = find_visits(graph, blocks.start, blocks.block_of)
-    reads: list[set[tuple[int, int]]] = [set() for _ in visits.visits]
+    module_calls = find_module_calls(graph, blocks.start, blocks.block_of)
+    reads: list[set[tuple[int, int]]] = [set() for _ in module_calls.calls]
     outside: list[set[int]] = [set() for _ in blocks.names]
     reader = graph.reader
     chosen = (graph.op_phase[reader] == Phase.BACKWARD) & is_forward[graph.reads]
     ops, tensors = reader[chosen], graph.reads[chosen]
-    for visit, block, partner, tensor, root in zip(
-        visits.visit_of[ops].tolist(), blocks.block_of[ops].tolist(), graph.partner[ops].tolist(),
-        tensors.tolist(), graph.root_of[tensors].tolist(), strict=True,
+    for module_call, block, partner, tensor, root in zip(
+        module_calls.call_of[ops].tolist(), blocks.block_of[ops].tolist(),
+        graph.partner[ops].tolist(), tensors.tolist(), graph.root_of[tensors].tolist(), strict=True,
     ):  # fmt: skip
-        if visit == OUTSIDE:
+        if module_call == OUTSIDE:
             outside[block].add(root)
         else:
-            reads[visit].add((partner, tensor))
+            reads[module_call].add((partner, tensor))
     ordered = tuple(tuple(dict.fromkeys(t for _, t in sorted(each))) for each in reads)
-    again = [
-        _from_start(graph, visit.start, visit.stop, tensors)
-        for visit, tensors in zip(visits.visits, ordered, strict=True)
+    recompute = [
+        _from_start(graph, module_call.start, module_call.stop, tensors)
+        for module_call, tensors in zip(module_calls.calls, ordered, strict=True)
     ]
     return Uses(
-        graph, blocks, visits, is_forward, ordered, tuple(map(frozenset, outside)), tuple(again)
+        graph,
+        blocks,
+        module_calls,
+        is_forward,
+        ordered,
+        tuple(map(frozenset, outside)),
+        tuple(recompute),
     )
 
 

@@ -26,11 +26,11 @@ _NONE = -1
 @kernel
 def _could_finish(table: PipelineTable, state: GreedyState, device: int, stage: int) -> bool:
     """Whether a further forward of ``stage`` leaves room to finish all microbatches in turn."""
-    free = table.room_bytes[device] - state.used_bytes[device] - table.held_bytes[stage]
+    free = table.free_bytes[device] - state.used_bytes[device] - table.held_bytes[stage]
     if free < 0:
         return False
     # Where one whole microbatch more would fit, any one in flight can be finished at once.
-    if free >= table.whole_bytes[device]:
+    if free >= table.total_bytes[device]:
         return True
     chunks = table.stage_of.shape[1]
     if chunks == 1:

@@ -28,11 +28,11 @@ class PipelineTable(NamedTuple):
     """From each stage to the next; 0 where both are on one device."""
     held_bytes: LongArray
     """Per stage: what a microbatch takes from its forward on."""
-    whole_bytes: LongArray
+    total_bytes: LongArray
     """Per device: what a microbatch takes on all its stages."""
     late_bytes: LongArray
     """Per stage: what of this is kept until the gradient of the weights."""
-    room_bytes: LongArray
+    free_bytes: LongArray
     """Per device: memory for activations."""
     after_s: FloatArray
 
@@ -92,9 +92,9 @@ def pipeline_table(
         duration_s=durations_s(costs),
         send_s=table(np.where(is_near, 0.0, (*costs.send_s, 0.0)), np.float64),
         held_bytes=table(held, np.int64),
-        whole_bytes=table(held[stage_of].sum(axis=1), np.int64),
+        total_bytes=table(held[stage_of].sum(axis=1), np.int64),
         late_bytes=table(costs.weight_gradient_bytes, np.int64),
-        room_bytes=table(np.subtract(memory_bytes, costs.state_bytes), np.int64),
+        free_bytes=table(np.subtract(memory_bytes, costs.state_bytes), np.int64),
         after_s=table(costs.after_s, np.float64),
     )
 

@@ -43,19 +43,19 @@ from hocket.simulate.pipeline import check_costs, simulate_pipeline
 
 def lower_bound_s(pipeline: PipelineTable, *, split_backward: bool) -> float:
     """No schedule of the pipeline is shorter."""
-    forward_s, whole_s, input_s, weight_s = pipeline.duration_s
-    back_s = input_s if split_backward else whole_s
+    forward_s, total_s, input_s, weight_s = pipeline.duration_s
+    back_s = input_s if split_backward else total_s
     after_first_s = float(pipeline.after_s[pipeline.device_of_stage[0]])
     last_s = (float(weight_s[0]) if split_backward else 0.0) + after_first_s
     sends_s = pipeline.send_s[:-1]
     head_s = np.concatenate(([0.0], np.cumsum(forward_s[:-1] + sends_s)))
     tail_s = np.concatenate(([0.0], np.cumsum(back_s[:-1] + sends_s))) + last_s
     own, first, count = pipeline.stage_of, pipeline.stage_of[:, 0], pipeline.num_microbatches
-    all_s = count * (forward_s + whole_s)[own].sum(axis=1)
+    all_s = count * (forward_s + total_s)[own].sum(axis=1)
     path_s = count * (forward_s + back_s)[own].sum(axis=1)
     trips_s = round_trips_s(pipeline, split_backward=split_backward)
     held_byte_s = count * (pipeline.held_bytes * trips_s)[own].sum(axis=1)
-    held_s = held_byte_s / np.maximum(pipeline.room_bytes, 1)
+    held_s = held_byte_s / np.maximum(pipeline.free_bytes, 1)
     ends_s = head_s[first] + np.maximum(path_s, held_s) + tail_s[first]
     one_s = trips_s[0] + last_s
     return float(max(np.max(head_s[first] + all_s + pipeline.after_s), np.max(ends_s), one_s))
@@ -166,7 +166,7 @@ def _limits(pipeline: PipelineTable, *, split_backward: bool) -> list[LongArray]
     period_s = max(float(per_device_s.max()), 1e-30)
     need = round_trips_s(pipeline, split_backward=split_backward) / period_s
     behind = len(need) - np.arange(len(need))
-    fits = pipeline.room_bytes / np.maximum(pipeline.whole_bytes, 1)
+    fits = pipeline.free_bytes / np.maximum(pipeline.total_bytes, 1)
     fits = fits[pipeline.device_of_stage]
     found = [np.full(len(need), count), np.ceil(need), np.ceil(need) + 1, np.ceil(1.5 * need)]
     found += [np.ceil(2 * need), behind, 2 * behind - 1, np.ceil(need) + 3]
@@ -322,7 +322,7 @@ def synthesise(
     )
     _check(task)
     pipeline = pipeline_table(costs, num_microbatches, memory_bytes, task.layout)
-    _check_room(pipeline, task)
+    _check_memory(pipeline, task)
     known, known_s = _best_known(task)
     enough_s = lower_bound_s(pipeline, split_backward=split_backward) * _CLOSE
     found, found_s = _search(pipeline, task, enough_s, known_s)
@@ -345,10 +345,10 @@ def _check(task: _Task) -> None:
         )
 
 
-def _check_room(pipeline: PipelineTable, task: _Task) -> None:
+def _check_memory(pipeline: PipelineTable, task: _Task) -> None:
     """One microbatch is on all of a device's stages before its backward begins."""
-    need = pipeline.whole_bytes
-    lacks = need - pipeline.room_bytes
+    need = pipeline.total_bytes
+    lacks = need - pipeline.free_bytes
     device = int(np.argmax(lacks))
     if lacks[device] > 0:
         total = int(need[device]) + task.costs.state_bytes[device]

@@ -28,7 +28,7 @@ from hocket.planners.shared import is_large
 from hocket.planners.tables import mean_transfer_s
 from hocket.simulate.engine import simulate_placement
 from hocket.simulate.instructions import PlaceTable
-from hocket.simulate.lowering import home_devices
+from hocket.simulate.lowering import owner_devices
 from hocket.simulate.timeline import Timeline
 
 # ParDNN step 2, emulation: when every storage comes to a device and when it goes.
@@ -327,7 +327,7 @@ def spread_variables(problem: Problem, device_of: IntArray) -> list[IntArray]:
     num_moves = max(_COUNTED_OPS // graph.num_ops, len(devices))
     placements: list[IntArray] = []
     for _ in range(min(_MOVES_PER_DEVICE * len(devices), num_moves)):
-        home = home_devices(graph, device_of)
+        home = owner_devices(graph, device_of)
         share = _shares(problem, home)
         source = devices[np.argmax(share[devices])]
         target = devices[np.argmin(share[devices])]

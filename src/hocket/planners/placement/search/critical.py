@@ -149,7 +149,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
 
     search.show()
     evaluator = search.evaluator
-    runs, places, _, _ = evaluator.draft.tables
+    runs, places, _, _ = evaluator.buffers.tables
     start_s, end_s, step_s = evaluator.op_start_s, evaluator.op_end_s, search.score.step_s
     latest_s = latest_starts(evaluator, keeps_order=True)
     slack_s = latest_s - start_s
@@ -178,7 +178,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
         started_s=start_s[by_device],
         busy_s=before_s,
     )
-    fill_gains(evaluator.draft.given, runs, places, step, listed_op, listed_row, gain_s)
+    fill_gains(evaluator.buffers.given, runs, places, step, listed_op, listed_row, gain_s)
     gain_s[~units.can_run[:, chosen].T] = -np.inf
     first = units.groups.ops[units.groups.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
@@ -193,6 +193,6 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
 
 def _is_overfull(search: LocalSearch) -> BoolArray:
     """Devices that hold more than they have: everything there is worth moving."""
-    has = search.evaluator.draft.given.memory_bytes
+    has = search.evaluator.buffers.given.memory_bytes
     is_overfull: BoolArray = search.evaluator.peak_bytes > has
     return is_overfull

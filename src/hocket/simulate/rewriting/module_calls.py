@@ -18,8 +18,8 @@ import numpy as np
 
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph, Phase
-from hocket.simulate.rewriting.calls import calls_of, num_calls, outer_modules
 from hocket.simulate.rewriting.chunks import logits_module
+from hocket.simulate.rewriting.repeated_calls import calls_of, num_calls, outer_modules
 
 _LISTS = "lists"
 """Note of a graph: paths of modules that are never called, only their members."""
@@ -27,7 +27,7 @@ OUTSIDE = -1
 """Of ops that are in no visit."""
 
 
-class StepVisit(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of a module: forward ops ``start`` up to ``stop``."""
 
     module: str
@@ -37,15 +37,15 @@ class StepVisit(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class StepVisits:
+class ModuleCalls:
     """Visits in the order of the forward pass."""
 
-    visits: tuple[StepVisit, ...]
-    visit_of: IntArray
+    calls: tuple[ModuleCall, ...]
+    call_of: IntArray
     """Per op of the forward and backward pass; `OUTSIDE` where it is in none."""
 
     def __len__(self) -> int:
-        return len(self.visits)
+        return len(self.calls)
 
 
 def uncalled_lists(graph: Graph) -> set[str]:
@@ -54,7 +54,7 @@ def uncalled_lists(graph: Graph) -> set[str]:
     return {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
 
 
-def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
+def called_modules(graph: Graph, start: IntArray) -> list[list[str]]:
     """Per block, of which ``start`` are the first forward ops and the end of the last: the largest
     modules of which it has whole calls alone, in the order of their first ops."""
     head = logits_module(graph, *start[-2:].tolist())
@@ -93,33 +93,33 @@ def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
     return [(int(block[op]), graph.module_of(op)) for op in np.sort(first).tolist()]
 
 
-def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits:
+def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> ModuleCalls:
     """The visits of a step; a backward op is in that of the forward op that it belongs to. Of
     graphs that were not recorded from a model nothing is known: each block is one visit."""
     num_forward = int(start[-1])
     if not graph.is_recorded:
-        visits = [
-            StepVisit("", block, *span) for block, span in enumerate(pairwise(start.tolist()))
+        module_calls = [
+            ModuleCall("", block, *span) for block, span in enumerate(pairwise(start.tolist()))
         ]
     else:
-        visits = _calls(graph, start)
-    visit_of = np.full(graph.num_ops, OUTSIDE, dtype=np.int32)
-    for number, visit in enumerate(visits):
-        visit_of[visit.start : visit.stop] = number
+        module_calls = _calls(graph, start)
+    call_of = np.full(graph.num_ops, OUTSIDE, dtype=np.int32)
+    for number, module_call in enumerate(module_calls):
+        call_of[module_call.start : module_call.stop] = number
     backward = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
     partner = graph.partner[backward]
-    own = np.where((partner >= 0) & (partner < num_forward), visit_of[partner], OUTSIDE)
-    of_block = np.array([visit.block for visit in visits], dtype=np.int32)
+    own = np.where((partner >= 0) & (partner < num_forward), call_of[partner], OUTSIDE)
+    of_block = np.array([module_call.block for module_call in module_calls], dtype=np.int32)
     inside = own >= 0
     # Where an op was counted to another block than its partner, it is outside.
     inside[inside] = of_block[own[inside]] == block_of[backward[inside]]
-    visit_of[backward] = np.where(inside, own, OUTSIDE)
-    return StepVisits(tuple(visits), visit_of)
+    call_of[backward] = np.where(inside, own, OUTSIDE)
+    return ModuleCalls(tuple(module_calls), call_of)
 
 
-def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
+def _calls(graph: Graph, start: IntArray) -> list[ModuleCall]:
     """Runs of forward ops inside one of the visited modules, cut where its calls are known."""
-    of_blocks = visited_modules(graph, start)
+    of_blocks = called_modules(graph, start)
     paths = list(dict.fromkeys(path for of_block in of_blocks for path in of_block))
     number = {path: at for at, path in enumerate(paths)}
     of_module = np.array(
@@ -133,7 +133,7 @@ def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
     edges = sorted({*changes, *calls})
     block = np.searchsorted(start, edges, side="right") - 1
     return [
-        StepVisit(paths[inside[first]], int(block[at]), first, stop)
+        ModuleCall(paths[inside[first]], int(block[at]), first, stop)
         for at, (first, stop) in enumerate(pairwise(edges))
         if inside[first] != OUTSIDE
     ]

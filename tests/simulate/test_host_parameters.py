@@ -2,11 +2,11 @@
 
 import random
 
-from hocket.simulate.rewriting.homes import (
-    NUM_BERTHS,
+from hocket.simulate.rewriting.host_parameters import (
+    NUM_STAGING_BUFFERS,
     PIECE_BYTES,
     runs_within,
-    visiting_pieces,
+    state_chunks,
 )
 from hocket.simulate.rewriting.updates import Update
 
@@ -28,7 +28,7 @@ def _update(op, num_bytes, *, is_rounded=False):
     return Update(
         op=op, block=0, readers=frozenset({0}), parameters=(op,), roots=(op,), state=(),
         gradients=(), parameter_bytes=num_bytes, aligned_bytes=num_bytes,
-        berth_bytes=3 * num_bytes,
+        staging_bytes=3 * num_bytes,
         state_bytes=2 * num_bytes, gradient_bytes=num_bytes, rounded_bytes=num_bytes // 2,
         is_rounded=is_rounded, sent_bytes=num_bytes, host_bytes=0,
     )  # fmt: skip
@@ -37,11 +37,11 @@ def _update(op, num_bytes, *, is_rounded=False):
 def test_visitors_take_turns_in_room_for_the_largest_and_for_its_gradient_in_full():
     half = PIECE_BYTES // 2
     plain = {0: [_update(0, half), _update(1, half), _update(2, half)]}
-    pieces, room = visiting_pieces(plain)
+    pieces, room = state_chunks(plain)
     assert pieces == {0: [[0, 1], [2]]}
-    assert room == NUM_BERTHS * 3 * PIECE_BYTES
+    assert room == NUM_STAGING_BUFFERS * 3 * PIECE_BYTES
     rounded = {0: [_update(0, half), _update(1, half), _update(2, half, is_rounded=True)]}
-    assert visiting_pieces(rounded) == (pieces, room + half)
+    assert state_chunks(rounded) == (pieces, room + half)
     # What is larger than a piece comes in parts.
-    assert visiting_pieces({0: [_update(0, 4 * PIECE_BYTES)]}) == ({0: [[0]]}, room)
-    assert visiting_pieces({}) == ({}, 0)
+    assert state_chunks({0: [_update(0, 4 * PIECE_BYTES)]}) == ({0: [[0]]}, room)
+    assert state_chunks({}) == ({}, 0)

@@ -21,7 +21,7 @@ from hocket.simulate.rewriting.updates import Update
 from hocket.simulate.rewriting.uses import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
-NUM_BERTHS = 4
+NUM_STAGING_BUFFERS = 4
 """Pieces of state that are on the device at once for updates there: some come, some go."""
 PIECE_BYTES = 2**26
 """Of parameters in such a piece."""
@@ -30,7 +30,7 @@ NUM_TURNS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterHomes:
+class HostParameters:
     """What is at home on the host, and who reads and updates it."""
 
     is_on_host: BoolArray
@@ -47,9 +47,9 @@ class ParameterHomes:
     """Ops that update parameters that are no block's own."""
     host_updates: frozenset[int]
     """Those of them that the host does."""
-    visits: dict[int, list[list[int]]]
+    state_swaps: dict[int, list[list[int]]]
     """Per block: those of them whose state comes to the device, in pieces."""
-    berths_bytes: int
+    staging_buffers_bytes: int
     """Room on the device for such pieces."""
     slots_bytes: int
     """Room on the device that streamed parameters take turns in."""
@@ -66,9 +66,9 @@ class ParameterHomes:
     """Parameters that come to the device rounded."""
 
     @property
-    def room_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """What lasts on the device for all that comes and goes."""
-        return self.berths_bytes + self.slots_bytes + self.ring_bytes
+        return self.staging_buffers_bytes + self.slots_bytes + self.ring_bytes
 
 
 def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
@@ -91,28 +91,28 @@ def num_parts(piece: Sequence[Update]) -> int:
     return max(1, -(-piece[0].parameter_bytes // PIECE_BYTES)) if len(piece) == 1 else 1
 
 
-def visiting_pieces(
+def state_chunks(
     updates: Mapping[int, Sequence[Update]],
 ) -> tuple[dict[int, list[list[int]]], int]:
     """Updates of neighbouring parameters together, by block, and the room on the device that they
     take turns in, large ones in parts: parameters in full, state, and once, where parameters are
     copied rounded, gradients in full."""
     pieces: dict[int, list[list[int]]] = {}
-    room = once = 0
+    buffer = once = 0
     for block, of_block in updates.items():
         runs = runs_within([update.aligned_bytes for update in of_block], PIECE_BYTES)
         pieces[block] = [[update.op for update in of_block[a:b]] for a, b in runs]
         for piece in (of_block[a:b] for a, b in runs):
             parts = max(1, -(-sum(u.aligned_bytes for u in piece) // PIECE_BYTES))
-            room = max(room, -(-sum(u.berth_bytes for u in piece) // parts))
+            buffer = max(buffer, -(-sum(u.staging_bytes for u in piece) // parts))
             rounded = sum(u.aligned_bytes for u in piece if u.is_rounded)
             once = max(once, -(-rounded // parts))
-    return pieces, NUM_BERTHS * room + once
+    return pieces, NUM_STAGING_BUFFERS * buffer + once
 
 
-def find_homes(
-    graph: Graph, memory: Memory, uses: Uses, again: tuple[tuple[int, ...], ...]
-) -> ParameterHomes:
+def find_host_parameters(
+    graph: Graph, memory: Memory, uses: Uses, recompute: tuple[tuple[int, ...], ...]
+) -> HostParameters:
     """A parameter that several blocks read, or the model's own code, stays on the device; such ones
     are updated on the host where all of these blocks are at home there, or all blocks where such
     parameters are read by the model's own code alone."""
@@ -122,7 +122,7 @@ def find_homes(
     streamed = {root for root, of in uses.readers.items()
                 if root not in uses.shared and is_streamed[min(of)]}  # fmt: skip
     sharing = uses.sharing or range(len(policies))
-    is_shared_home = bool(sharing) and all(policies[b].is_on_host for b in sharing)
+    is_shared_on_host = bool(sharing) and all(policies[b].is_on_host for b in sharing)
     is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_on_host[list(streamed)] = True
     sizes = graph.tensor_bytes.astype(np.int64)
@@ -130,42 +130,43 @@ def find_homes(
     last_updates: list[int] = []
     renewed: list[list[int]] = [[] for _ in policies]
     host_updates: set[int] = set()
-    visiting: dict[int, list[Update]] = defaultdict(list)
-    at_home = set(streamed)
+    swapped: dict[int, list[Update]] = defaultdict(list)
+    host_resident = set(streamed)
     for update in uses.updates.values():
         block = update.block
         is_shared = uses.is_shared(update)
         (last_updates if is_shared else updates[block]).append(update.op)
         is_guest = not is_hosted[block] and any(root in streamed for root in update.roots)
-        is_home = is_shared_home if is_shared else is_hosted[block]
-        if is_home:
+        is_on_host_only = is_shared_on_host if is_shared else is_hosted[block]
+        if is_on_host_only:
             host_updates.add(update.op)
             staying = [root for root in update.roots if root not in streamed]
             renewed[min(update.readers)] += staying
             sizes[staying] = aligned(uses.copied_bytes[staying])
-            at_home.update(staying)
+            host_resident.update(staying)
         if is_guest:
-            visiting[block].append(update)
-        if is_home or is_guest:
+            swapped[block].append(update)
+        if is_on_host_only or is_guest:
             is_on_host[list(update.state)] = True
     groups = {r: n for r, n in in_groups(uses.experts, memory).items() if r in streamed}
-    kept = _streamed_reads(uses, again, streamed - groups.keys())
+    kept = _streamed_reads(uses, recompute, streamed - groups.keys())
     own = [int(aligned(uses.copied_bytes[sorted({*a, *b})]).sum())
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
-    visits, berths_bytes = visiting_pieces(visiting)
-    return ParameterHomes(
+    state_swaps, staging_buffers_bytes = state_chunks(swapped)
+    return HostParameters(
         is_on_host=is_on_host, streamed_reads=kept, renewed=renewed, updates=updates,
-        last_updates=last_updates, host_updates=frozenset(host_updates), visits=visits,
-        berths_bytes=berths_bytes, copied=uses.copied_bytes, sizes=sizes, groups=groups,
+        last_updates=last_updates, host_updates=frozenset(host_updates), state_swaps=state_swaps,
+        staging_buffers_bytes=staging_buffers_bytes, copied=uses.copied_bytes, sizes=sizes,
+        groups=groups,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0),
         ring_bytes=ring_bytes(uses, groups),
-        rounded=frozenset(root for root in at_home - groups.keys()
+        rounded=frozenset(root for root in host_resident - groups.keys()
                           if uses.copied_bytes[root] < graph.tensor_bytes[root]),
     )  # fmt: skip
 
 
 def _streamed_reads(
-    uses: Uses, again: tuple[tuple[int, ...], ...], streamed: set[int]
+    uses: Uses, recompute: tuple[tuple[int, ...], ...], streamed: set[int]
 ) -> dict[str, list[list[int]]]:
     """Per pass and block: those of some parameters that it reads."""
     found: dict[str, list[set[int]]] = {
@@ -173,13 +174,13 @@ def _streamed_reads(
     }
     if streamed:
         phase, block_of = uses.graph.op_phase.tolist(), uses.blocks.block_of.tolist()
-        runs_again = {op for ops in again for op in ops}
+        is_recomputed = {op for ops in recompute for op in ops}
         for op, root in uses.parameter_reads:
             if root in streamed:
                 is_backward = phase[op] == _BACKWARD
                 if not is_backward:
                     found["forward"][block_of[op]].add(root)
-                if is_backward or op in runs_again:
+                if is_backward or op in is_recomputed:
                     found["backward"][block_of[op]].add(root)
     return {phase: [sorted(roots) for roots in by_block] for phase, by_block in found.items()}
 

@@ -43,7 +43,7 @@ def places(model: Transformer, software: Software, configs: ParallelConfigs) -> 
     return np.asarray(found, dtype=np.float64)
 
 
-def likeness(
+def similarity(
     one: FloatArray, other: FloatArray, is_same_program: BoolArray | bool = True
 ) -> FloatArray:
     """[line of one, line of other]: how much of what is unexplained two runs share, up to 1."""
@@ -68,6 +68,6 @@ def factors(
     for start in range(0, len(configs), _PIECE):
         piece = slice(start, start + _PIECE)
         part = configs.take(np.arange(*piece.indices(len(configs))))
-        shared = likeness(places(model, software, part), measured, is_same)
+        shared = similarity(places(model, software, part), measured, is_same)
         found[piece] = np.exp(shared @ weights)
     return found
