@@ -236,3 +236,32 @@ def test_masks_made_of_constants_are_read_while_tracing(kind):
             found.append(loss.item())
     assert found[:3] == found[3:]
     assert not train.lost
+
+
+class Log:
+    """An object of a library that holds a file, as loggers and progress bars do."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.lines = itertools.count()
+
+
+def test_files_of_the_model_stay_in_place(tmp_path: Any) -> None:
+    class Logging(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.log.file.write("step\n")
+            return super().forward(x)
+
+    with (tmp_path / "log").open("w") as file:
+        model = Logging(WIDTH, WIDTH)
+        model.log = Log(file)
+        lines = model.log.lines
+        train = hocket.prepare(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            torch.ones(2, WIDTH),
+            forward=lambda model, x: model(x).sum(),
+        )
+        train.step(torch.ones(2, WIDTH))
+        assert model.log.file is file
+        assert model.log.lines is lines

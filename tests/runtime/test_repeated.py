@@ -16,7 +16,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.planners.parallel.closed_form import block_edges
-from hocket.runtime.offload.optimizer_parts import HostUpdate
+from hocket.runtime.optimizer_parts import HostUpdate
 from hocket.runtime.train.traced_recompute import with_recompute
 from hocket.simulate import simulate
 from hocket.simulate.parallel.recompute_and_host import blocks_of

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import random
 import sys
 import threading
@@ -164,6 +165,9 @@ class _ReachableState:
             self._caches.append(item)
         elif issubclass(kind, torch.Generator):
             self._generators.append((item, item.get_state()))
+        elif issubclass(kind, io.IOBase):
+            # A file is its own iterator of lines. It may be the process's standard output.
+            return
         elif hasattr(kind, "__next__") and _is_closed(kind.__module__):
             self._iterators[id(item)] = _UntracedIterator()
         else:
@@ -364,10 +368,12 @@ def _slot_contents(place: tuple[Any, Any]) -> tuple[Any, ...]:
 
 def _set_slot(place: tuple[Any, Any], contents: tuple[Any, ...]) -> None:
     item, slot = place
-    if contents:
-        slot.__set__(item, *contents)
-    else:
-        slot.__delete__(item)
+    # Members of types written in C may be read-only: what they hold stays as it is.
+    with suppress(AttributeError, TypeError):
+        if contents:
+            slot.__set__(item, *contents)
+        else:
+            slot.__delete__(item)
 
 
 def _named_contents(place: tuple[Any, str]) -> tuple[Any, ...]:

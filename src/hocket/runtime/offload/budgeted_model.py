@@ -44,7 +44,6 @@ from hocket.runtime.offload.hooks import BlockHooks
 from hocket.runtime.offload.host_optimizer import HostOptimizerThread, OptimizerSteps, host_step
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import find_head, group_experts, model_blocks
-from hocket.runtime.offload.optimizer_parts import updates_in_parts
 from hocket.runtime.offload.parameter_blocks import Block, blocks_by_module, place_parameters
 from hocket.runtime.offload.patched_forward import (
     claim_model,
@@ -56,6 +55,7 @@ from hocket.runtime.offload.patched_forward import (
 from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.prefetch import staging_buffers
 from hocket.runtime.offload.state_swap import StateSwap
+from hocket.runtime.optimizer_parts import updates_in_parts
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import (
     larger_batch_warning,

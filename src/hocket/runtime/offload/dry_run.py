@@ -48,9 +48,9 @@ from hocket.runtime.offload.host_adam import compiled_in_background, is_fused_ad
 from hocket.runtime.offload.host_optimizer import wait_for_all
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
 from hocket.runtime.offload.memory_tracker import MemoryTracker, WideStatistics, is_product
-from hocket.runtime.offload.optimizer_parts import part_of, updates_in_parts, without_parameters
 from hocket.runtime.offload.patched_forward import claim_model
 from hocket.runtime.offload.plan_choice import BudgetPlan, fastest_within_budget
+from hocket.runtime.optimizer_parts import part_of, updates_in_parts, without_parameters
 from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA
 from hocket.runtime.train.deferred_gc import deferred_gc
 from hocket.runtime.training_task import TrainingTask

@@ -32,13 +32,13 @@ from hocket.runtime.cpu_threads import torch_threads
 from hocket.runtime.offload.copy_streams import DONE, CopyEvent
 from hocket.runtime.offload.host_adam import fused_adam_step, is_fused_adam
 from hocket.runtime.offload.memory_tracker import on_host
-from hocket.runtime.offload.optimizer_parts import (
+from hocket.runtime.offload.parameter_blocks import Block
+from hocket.runtime.optimizer_parts import (
     group_of,
     has_fused_kernels,
     part_of,
     updates_in_parts,
 )
-from hocket.runtime.offload.parameter_blocks import Block
 from hocket.simulate.rewriting.host_parameters import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1

@@ -32,8 +32,8 @@ from hocket.runtime.offload.copy_streams import (
     typed_view,
 )
 from hocket.runtime.offload.memory_tracker import on_host
-from hocket.runtime.offload.optimizer_parts import versions_of
 from hocket.runtime.offload.recompute import ModuleBuffers
+from hocket.runtime.optimizer_parts import versions_of
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from hocket.runtime.offload.copy_streams import (
     typed_view,
 )
 from hocket.runtime.offload.memory_tracker import on_host
-from hocket.runtime.offload.optimizer_parts import has_fused_kernels, part_of
 from hocket.runtime.offload.parameter_blocks import Block, BufferView, ParameterView
+from hocket.runtime.optimizer_parts import has_fused_kernels, part_of
 from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS, PIECE_BYTES, runs_within
 
 NUM_BUFFERS, CHUNK_BYTES = NUM_STAGING_BUFFERS, PIECE_BYTES

@@ -29,7 +29,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica, Schedule, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.schedules import make_schedule
-from hocket.runtime.offload.optimizer_parts import HostUpdate
+from hocket.runtime.optimizer_parts import HostUpdate
 from hocket.runtime.strategies.accumulate import Accumulated, AccumulatedAlone
 from hocket.runtime.strategies.batch_split import (
     has_ignored_labels,

@@ -22,7 +22,7 @@ import torch
 from torch.optim import optimizer as torch_optimizers
 
 from hocket.base.errors import one_line
-from hocket.runtime.offload.optimizer_parts import count_fused
+from hocket.runtime.optimizer_parts import count_fused
 
 NUM_WARM = 2
 """Eager steps before the capture."""

@@ -24,7 +24,7 @@ from hocket.plan.sections import Parallel, Waves
 from hocket.plan.sections.waves import NUM_STREAMS, Changes
 from hocket.planners.waves.wave_candidate import wave_sequence
 from hocket.runtime.device_streams import CudaStream, DeviceStream
-from hocket.runtime.offload.optimizer_parts import versions_of
+from hocket.runtime.optimizer_parts import versions_of
 from hocket.runtime.placed_program import Setup
 from hocket.runtime.strategy import StepOutput
 from hocket.runtime.train.captured import cloned
