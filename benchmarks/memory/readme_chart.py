@@ -280,17 +280,22 @@ def chart(rows: list[Row]) -> str:
             f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{2.0**power:g} s</text>'
         )
     for index, (system, color) in enumerate(COLORS.items()):
-        points = [at(r["card_bytes"] / GIB, r["step_s"]) for r in good if r["system"] == system]
+        of_system = sorted(
+            (row for row in good if row["system"] == system), key=lambda row: row["card_bytes"]
+        )
+        points = [at(row["card_bytes"] / GIB, row["step_s"]) for row in of_system]
         if not points:
             continue
         if system == "hocket":
-            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(points))
+            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{color}"/>')
-        for (x, y), row in zip(points, (r for r in good if r["system"] == system), strict=True):
+        for number, ((x, y), row) in enumerate(zip(points, of_system, strict=True)):
+            # Neighbours on a line would write over each other's labels.
+            label_y = y + 20 if number % 2 else y - 10
             text = f"{row['card_bytes'] / GIB:.1f} GiB, {row['step_s']:.2f} s"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
-                f'<text x="{x:.1f}" y="{y - 10:.1f}" text-anchor="middle">{text}</text>'
+                f'<text x="{x:.1f}" y="{label_y:.1f}" text-anchor="middle">{text}</text>'
             )
         key_x, key_y = left + index % 3 * 220, top + height + 40 + index // 3 * 22
         parts.append(
