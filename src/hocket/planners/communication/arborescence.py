@@ -50,7 +50,7 @@ def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]
 
 
 def _change(cost: Sequence[Sequence[Any]], parent: list[int], a: int, b: int) -> Any:
-    """What entering a cycle from a to its node b costs more than b's arc in the cycle."""
+    """Extra cost of entering a cycle over a→b, compared with b's arc inside the cycle."""
     return NEVER if cost[a][b] == NEVER else cost[a][b] - cost[parent[b]][b]
 
 

@@ -54,7 +54,7 @@ class Prices:
     """Prices under which one unit of the collective costs 1 or more however it is done."""
 
     bound: Fraction
-    """What all channels cost together."""
+    """Total price of all channels."""
     price: tuple[Fraction, ...]
     """Per channel of the fabric."""
     demand: tuple[tuple[str, str, Fraction], ...] = ()

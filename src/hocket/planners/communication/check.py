@@ -1,9 +1,9 @@
 """The checker of certificates: what a bound claims is proven again from the arcs alone.
 
 It shares nothing with the code that finds bounds. Cuts and partitions are added up link by link.
-Prices prove a bound when one unit of the collective costs at least 1: ways are relaxed arc by arc
-(Bellman and Ford), and trees are bounded from below by raising duals of sets that nothing cheap
-enters (Fulkerson, 1974), which is a proof whatever order they are raised in.
+Prices prove a bound when one unit of the collective costs at least 1: path costs are relaxed arc
+by arc (Bellman and Ford), and trees are bounded from below by raising duals of sets that nothing
+cheap enters (Fulkerson, 1974), which is a proof whatever order they are raised in.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def _prices(fabric: Fabric, collective: Collective, root: int, prices: Prices) -
         (price * units for price, units in zip(prices.price, fabric.capacity, strict=True)),
         Fraction(0),
     )
-    cost = _ways(fabric, prices, through_ranks=collective == "alltoall")
+    cost = _path_costs(fabric, prices, through_ranks=collective == "alltoall")
     least = _least(cost, collective, root)
     if least <= 0:
         raise _refuse("its prices let the collective be free")
     return total / least
 
 
-def _ways(fabric: Fabric, prices: Prices, *, through_ranks: bool) -> list[list[Any]]:
+def _path_costs(fabric: Fabric, prices: Prices, *, through_ranks: bool) -> list[list[Any]]:
     """Cheapest costs from rank to rank."""
     rows = []
     for start in range(fabric.num_ranks):
@@ -129,7 +129,7 @@ def _least(cost: list[list[Any]], collective: Collective, root: int) -> Fraction
 
 
 def _tree_at_least(cost: list[list[Any]], root: int) -> Fraction:
-    """What every tree away from the root costs at least: a feasible dual of its cost.
+    """Lower bound on the cost of any tree away from the root: a feasible dual solution.
 
     Every tree enters every set without the root; raising a set's dual by the least reduced cost
     that enters it keeps all reduced costs at 0 or above, so the sum of all raises is a bound.

@@ -1,10 +1,10 @@
 """The canonical form of a fabric: two that differ only in names have the same.
 
-Colours of places are refined by the colours around them until nothing changes; where a colour still
-holds several places one of them is set apart and refinement goes on, and of all ways to do so the
-one with the smallest matrix is the form (McKay, 1981, in its simplest shape). Places that can be
-swapped freely are tried once. After `MAX_LOOKS` the form is only a good guess, which makes plans be
-found twice but never wrong. O(places²) per refinement.
+Colours of places are refined by the colours around them until nothing changes. Where a colour still
+holds several places, each of them in turn is given a colour of its own and refinement goes on; the
+smallest matrix of all these choices is the form (McKay, 1981, in its simplest shape). Places that
+can be swapped freely are tried once. After `MAX_LOOKS` the form is only a good guess: a plan may
+then be computed twice, but is never wrong. O(places²) per refinement.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def canonical_form(fabric: Fabric, root: int | None = None) -> Form:
             if best is None or key < best[0]:
                 best = (key, order)
             continue
-        for place in _unlike(around, cell):
+        for place in _not_interchangeable(around, cell):
             apart = [2 * c for c in colour]
             apart[place] -= 1
             stack.append(_refined(around, apart))
@@ -103,7 +103,7 @@ def connected_classes(cluster: Cluster, sizes: Sequence[int]) -> list[tuple[Fabr
 
 
 def _relations(fabric: Fabric) -> list[list[tuple[int, ...]]]:
-    """[from][to]: capacities of the arcs; those of shared channels are told apart by their sign."""
+    """[from][to]: capacities of the arcs; shared channels have a negative sign."""
     shared: dict[int, int] = defaultdict(int)
     for arc in fabric.arcs:
         shared[arc.channel] += 1
@@ -138,7 +138,7 @@ def _first_cell(colour: list[int]) -> list[int]:
     return next((cell for _, cell in sorted(cells.items()) if len(cell) > 1), [])
 
 
-def _unlike(around: list[list[tuple[int, ...]]], cell: list[int]) -> Iterator[int]:
+def _not_interchangeable(around: list[list[tuple[int, ...]]], cell: list[int]) -> Iterator[int]:
     """Places of a cell of which no two can be swapped without a change."""
     kept: list[int] = []
     for place in cell:

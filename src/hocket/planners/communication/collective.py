@@ -27,15 +27,20 @@ from hocket.planners.communication.classes import canonical_form, renamed
 from hocket.planners.communication.cuts import best_root
 from hocket.planners.communication.exchange import shortest_exchange
 from hocket.planners.communication.fabric import MAX_RANKS, Fabric, LinkChoice, fabric_of
+from hocket.planners.communication.paths import CheapestPaths, Path
 from hocket.planners.communication.schedule import Scheduled, best_schedule
-from hocket.planners.communication.sends import RoutedTree, both_ways, one_way, section_of
-from hocket.planners.communication.ways import Path, Ways
+from hocket.planners.communication.sends import (
+    RoutedTree,
+    both_directions,
+    one_direction,
+    section_of,
+)
 from hocket.simulate.collective import CollectiveTimes
 
 # Trees as Blink packs them, for comparison: multiplicative weights, then few whole trees.
 #
 # Wang et al., MLSys 2020, after Garg and Könemann (1998): every link has a length that grows with
-# what it carries; the shortest tree takes as much as its narrowest link allows, until the lengths
+# its load; the shortest tree takes as much as its narrowest link allows, until the lengths
 # add up to 1. Scaled down, the flow is within a few epsilon of the optimum, spread over many trees.
 # Then an integer program over those trees takes whole units of them. O(links log links / epsilon²)
 # trees.
@@ -64,10 +69,10 @@ def many_trees(fabric: Fabric, root: int, *, epsilon: float = 0.1) -> dict[Edges
 
 
 def _shortest_tree(fabric: Fabric, root: int, length: list[float]) -> Edges:
-    ways = Ways(fabric, [length[arc.channel] for arc in fabric.arcs])
+    paths = CheapestPaths(fabric, [length[arc.channel] for arc in fabric.arcs])
     count = fabric.num_ranks
-    parent = cheapest_arborescence([row[:count] for row in ways.cost[:count]], root)
-    return tuple((a, b, ways.path(a, b)) for b, a in enumerate(parent) if a >= 0)
+    parent = cheapest_arborescence([row[:count] for row in paths.cost[:count]], root)
+    return tuple((a, b, paths.path(a, b)) for b, a in enumerate(parent) if a >= 0)
 
 
 def blink(
@@ -84,9 +89,9 @@ def blink(
     chosen = _whole_trees(shown, list(many_trees(shown, root, epsilon=epsilon)))
     routed = [RoutedTree(Fraction(weight), root, edges) for edges, weight in chosen]
     if collective == "allreduce":
-        trees = [both_ways(fabric, tree) for tree in routed]
+        trees = [both_directions(fabric, tree) for tree in routed]
     else:
-        trees = [one_way(fabric, tree, is_reduce=is_reduce) for tree in routed]
+        trees = [one_direction(fabric, tree, is_reduce=is_reduce) for tree in routed]
     return section_of(fabric, collective, root, "blink", trees)
 
 
@@ -121,7 +126,7 @@ _LARGE_BYTES = 2**30
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """One way to carry out the collective."""
+    """One candidate schedule of the collective, with its rate and times."""
 
     section: Communication
     rate_bps: Fraction
@@ -134,13 +139,13 @@ class Offer:
 
     @property
     def latency_s(self) -> float:
-        """What even an empty message takes."""
+        """Time of an empty message."""
         return self.times.longest_s
 
 
 @dataclass(frozen=True, eq=False)
 class CollectivePlan:
-    """What was found for one collective among some devices."""
+    """Bound, candidates and chosen schedule of one collective on some devices."""
 
     cluster: Cluster
     fabric: Fabric
@@ -153,11 +158,11 @@ class CollectivePlan:
     """The packed trees first, then the plain ones."""
     chosen: Offer
     plan_s: float
-    """Processor time of bound and packing."""
+    """CPU time of bound and packing."""
 
     @property
     def gap(self) -> float:
-        """How far the chosen rate is below the bound."""
+        """Relative distance of the chosen rate from the bound."""
         return float(1 - self.chosen.rate_bps / self.bound_bps)
 
 
@@ -296,7 +301,7 @@ def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
 def _plain(
     cluster: Cluster, fabric: Fabric, collective: Collective, root: int, relay: bool
 ) -> Iterator[Communication]:
-    """The plain ways that exist on this fabric."""
+    """Baseline schedules (rings, chains, trees) that exist on this fabric."""
     if collective == "alltoall":
         yield shortest_exchange(fabric)
         return

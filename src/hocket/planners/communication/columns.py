@@ -83,7 +83,7 @@ class _Basis(Generic[Payload]):
         self.worth = np.zeros(count)
 
     def prices(self) -> NDArray[np.float64]:
-        """What a unit of each row is worth."""
+        """Dual price of each row."""
         found: NDArray[np.float64] = self.worth @ self.inverse
         return found
 

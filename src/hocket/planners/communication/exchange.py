@@ -2,9 +2,9 @@
 
 Concurrent multicommodity flow with one commodity per source (Shahrokhi and Matula, 1990), solved
 by HiGHS. The dual gives a price per channel; rounded to fractions, any prices prove a bound: all
-channels cost together what they can carry, and each pair pays at least its cheapest way. So the
+channels together cost price times capacity, and each pair pays at least its cheapest path. So the
 bound is exact arithmetic although the solver is not. The flow of each source is taken apart into
-ways to the other ranks, widest first (Ford and Fulkerson, 1962), whose shares are fractions again.
+paths to the other ranks, widest first (Ford and Fulkerson, 1962), whose shares are fractions again.
 O(ranks · links) variables.
 """
 
@@ -22,8 +22,8 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.sections.communication import Communication, Tree
 from hocket.planners.communication.certificate import Prices
 from hocket.planners.communication.fabric import Fabric
+from hocket.planners.communication.paths import Path
 from hocket.planners.communication.sends import Edge, sends_of
-from hocket.planners.communication.ways import Path
 
 _DENOMINATOR = 10**6
 _SMALL = 1e-7
@@ -31,13 +31,13 @@ _SMALL = 1e-7
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an all-to-all can reach, and why not more, in units of the fabric."""
+    """Rate of the best all-to-all and the proof of its bound, in units of the fabric."""
 
     rate: float
     """Of the flow that the solver found."""
     certificate: Prices
     flow: FloatArray
-    """[source, arc]: what of each source crosses each arc."""
+    """[source, arc]: flow of each source over each arc."""
 
 
 def exchange_bound(fabric: Fabric) -> Exchange:
@@ -81,16 +81,16 @@ def exchange_bound(fabric: Fabric) -> Exchange:
 
 
 def exchange_section(fabric: Fabric, exchange: Exchange) -> Communication:
-    """The ways of the flow as a section; ranks on a way pass on what is not theirs."""
+    """The paths of the flow as a section; ranks on a path forward what is not theirs."""
     count, trees = fabric.num_ranks, []
     for source in range(count):
         left = exchange.flow[source].copy()
         for target in range(count):
             if target == source:
                 continue
-            ways = list(_ways_of(fabric, left, source, target, exchange.rate / count))
-            whole = sum((weight for weight, _ in ways), Fraction(0))
-            for weight, path in ways:
+            paths = list(_paths_of(fabric, left, source, target, exchange.rate / count))
+            whole = sum((weight for weight, _ in paths), Fraction(0))
+            for weight, path in paths:
                 sends = sends_of(fabric, list(_between_ranks(fabric, path)))
                 name = fabric.places[source]
                 trees.append(Tree(name, weight / whole / count, broadcast=sends))
@@ -99,7 +99,7 @@ def exchange_section(fabric: Fabric, exchange: Exchange) -> Communication:
 
 
 def shortest_exchange(fabric: Fabric) -> Communication:
-    """Every pair over one way with the fewest hops, the first of several."""
+    """Every pair over one path with the fewest hops, the first of several."""
     count, trees = fabric.num_ranks, []
     for source in range(count):
         by = dict[int, int]()
@@ -128,10 +128,10 @@ def _path(fabric: Fabric, by: Mapping[int, int], target: int) -> Path:
     return tuple(reversed(path))
 
 
-def _ways_of(
+def _paths_of(
     fabric: Fabric, left: FloatArray, source: int, target: int, demand: float
 ) -> Iterator[tuple[Fraction, Path]]:
-    """Ways whose flow makes up the demand, each as wide as what is left of the flow allows."""
+    """Paths that together serve the demand, each as wide as the remaining flow allows."""
     wanted = demand
     while wanted > _SMALL * demand:
         path = _widest(fabric, left, source, target)
@@ -146,7 +146,7 @@ def _ways_of(
 
 
 def _widest(fabric: Fabric, left: FloatArray, source: int, target: int) -> Path:
-    """The way along which most is left (Dijkstra with widths); empty where there is none."""
+    """The widest path in the remaining flow (Dijkstra with widths); empty where none is left."""
     width, by = {source: float("inf")}, dict[int, int]()
     heap = [(-width[source], source)]
     while heap:
@@ -163,7 +163,7 @@ def _widest(fabric: Fabric, left: FloatArray, source: int, target: int) -> Path:
 
 
 def _between_ranks(fabric: Fabric, path: Path) -> Iterator[Edge]:
-    """A way cut where it passes a rank."""
+    """Cut a path at each rank that it passes."""
     start, piece = fabric.arcs[path[0]].tail, list[int]()
     for index in path:
         piece.append(index)
@@ -173,7 +173,7 @@ def _between_ranks(fabric: Fabric, path: Path) -> Iterator[Edge]:
 
 
 def _proven(fabric: Fabric, price: tuple[Fraction, ...]) -> Fraction:
-    """What all channels cost, over what all pairs pay at least (times the ranks)."""
+    """Bound that the prices prove: cost of all channels over the least that all pairs pay."""
     total = sum((p * c for p, c in zip(price, fabric.capacity, strict=True)), Fraction(0))
     ranks = range(fabric.num_ranks)
     paid = sum((cost for rank in ranks for cost in _nearest(fabric, price, rank)), Fraction(0))
@@ -181,7 +181,7 @@ def _proven(fabric: Fabric, price: tuple[Fraction, ...]) -> Fraction:
 
 
 def _nearest(fabric: Fabric, price: tuple[Fraction, ...], start: int) -> list[Fraction]:
-    """Cheapest ways from a rank to all ranks, over any places (Dijkstra)."""
+    """Costs of the cheapest paths from a rank to all ranks, over any places (Dijkstra)."""
     known: dict[int, Fraction] = {}
     open_: dict[int, Fraction] = {start: Fraction(0)}
     while open_:

@@ -41,7 +41,7 @@ class Arc:
 
 @dataclass(frozen=True, eq=False)
 class Fabric:
-    """What the ranks can send over, in units of ``unit_bps``."""
+    """Links that the ranks can send over; capacities in units of ``unit_bps``."""
 
     places: tuple[str, ...]
     """Names; the first ``num_ranks`` are the devices of the job."""
@@ -68,7 +68,7 @@ class Fabric:
 
     @cached_property
     def has_shared_channels(self) -> bool:
-        """True if some arcs share what they carry (half duplex, buses)."""
+        """True if some arcs share one channel (half duplex, buses)."""
         return len(self.arcs) != len(self.capacity)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Fewer trees for the same all-reduce: the trees of a mix, packed anew with large weights first.
 
 Undirected spanning trees, all hung up at one root, leave capacities in one direction per link that
-hold rooted trees of the same total (Edmonds); so does any way of giving a direction to what they
+hold rooted trees of the same total (Edmonds); so does any choice of directions for what they
 left unused. Packing with the largest weight first merges trees that a linear program keeps apart.
 Repeated from the trees found so far with another root, another order and other directions: a walk
 with a fixed seed that keeps the fewest. Fabrics without switches only. One packing per step.

@@ -19,7 +19,7 @@ UNLIMITED = 2**62
 
 
 class FlowGraph(NamedTuple):
-    """Arcs by tail (CSR) with room for the searches; capacities stand apart."""
+    """Arcs by tail (CSR) with scratch arrays of the searches; capacities are kept separately."""
 
     arc_ptr: LongArray
     arc_head: LongArray

@@ -18,8 +18,8 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.planners.communication.fabric import Fabric
+from hocket.planners.communication.paths import CheapestPaths
 from hocket.planners.communication.plain import are_neighbours
-from hocket.planners.communication.ways import Ways
 
 MAX_ORDERS = 4000
 MAX_SWITCHED = 200
@@ -34,9 +34,11 @@ Order = tuple[int, ...]
 """Ranks one after the other; in a ring the first comes after the last."""
 
 
-def most_orders(fabric: Fabric, ways: Ways, *, is_ring: bool) -> list[tuple[Fraction, Order]]:
+def most_orders(
+    fabric: Fabric, paths: CheapestPaths, *, is_ring: bool
+) -> list[tuple[Fraction, Order]]:
     """Orders with whole multiplicities that fit at once; none where there is no such order."""
-    orders, usage = _distinct_orders(fabric, ways, is_ring)
+    orders, usage = _distinct_orders(fabric, paths, is_ring)
     if not orders:
         return []
     capacity = np.array(fabric.capacity, dtype=np.int64)
@@ -62,9 +64,9 @@ def pairs_of(order: Order, *, is_ring: bool) -> list[tuple[int, int]]:
     return [*pairs, (order[-1], order[0])] if is_ring else pairs
 
 
-def _orders(count: int, ways: Ways, is_ring: bool) -> Iterator[Order]:
+def _orders(count: int, paths: CheapestPaths, is_ring: bool) -> Iterator[Order]:
     """Cycles from rank 0, or paths from each rank, each in one of its two directions."""
-    near = [[b for b in range(count) if b != a and are_neighbours(ways, a, b)]
+    near = [[b for b in range(count) if b != a and are_neighbours(paths, a, b)]
             for a in range(count)]  # fmt: skip
     steps = 0
     for start in range(1 if is_ring else count):
@@ -83,16 +85,18 @@ def _orders(count: int, ways: Ways, is_ring: bool) -> Iterator[Order]:
             stack += [(*walk, b) for b in reversed(near[walk[-1]]) if b not in walk]
 
 
-def _distinct_orders(fabric: Fabric, ways: Ways, is_ring: bool) -> tuple[list[Order], LongArray]:
+def _distinct_orders(
+    fabric: Fabric, paths: CheapestPaths, is_ring: bool
+) -> tuple[list[Order], LongArray]:
     """Orders that differ in their use of the links, and [order, channel] how often each is used."""
     used_by = np.zeros((fabric.num_ranks, fabric.num_ranks, len(fabric.capacity)), dtype=np.int64)
     for a, b in itertools.permutations(range(fabric.num_ranks), 2):
-        if are_neighbours(ways, a, b):
-            channels = [fabric.arcs[arc].channel for arc in (*ways.path(a, b), *ways.path(b, a))]
+        if are_neighbours(paths, a, b):
+            channels = [fabric.arcs[arc].channel for arc in (*paths.path(a, b), *paths.path(b, a))]
             np.add.at(used_by[a, b], channels, 1)
     found: dict[bytes, tuple[Order, LongArray]] = {}
     repeats = 0
-    listed = _orders(fabric.num_ranks, ways, is_ring)
+    listed = _orders(fabric.num_ranks, paths, is_ring)
     while batch := list(itertools.islice(listed, _BATCH)):
         ranks = np.array(batch)
         following = np.roll(ranks, -1, axis=1) if is_ring else ranks[:, 1:]
@@ -108,7 +112,7 @@ def _distinct_orders(fabric: Fabric, ways: Ways, is_ring: bool) -> tuple[list[Or
 
 
 def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
-    """How often each order is used so that as many as possible fit at once."""
+    """Weight of each order such that the total that fits at once is largest."""
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
     from scipy.sparse import csr_array
 

@@ -1,7 +1,7 @@
 """Packing of rooted spanning trees in whole numbers (Edmonds, 1973; proof by Lovász, 1976).
 
 Given how many trees each rank is the root of, trees are grown one after the other with the largest
-weight that is still possible, so that equal trees are one. An arc (a, b) out of the tree can carry
+weight that is still possible, so that equal trees are one. An arc (a, b) out of the tree can take
 weight up to what a maximum flow into b, from the roots of all other trees and from a, exceeds those
 other trees by; Lovász's argument promises such an arc while the tree does not span. Where only a
 smaller weight can go on, the tree goes on with it and the rest is given back. One flow per arc that
@@ -21,7 +21,7 @@ from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph,
 
 @dataclass(frozen=True)
 class PackedTree:
-    """A spanning tree that carries ``weight`` units from its root."""
+    """A spanning tree that sends ``weight`` units from its root."""
 
     weight: int
     root: int
@@ -47,13 +47,13 @@ def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
     capacity[feed] = demand
     trees: list[PackedTree] = []
     parent = np.zeros(count, dtype=np.int64)
-    room = np.zeros_like(capacity)
+    residual = np.zeros_like(capacity)
     order = np.zeros(count, dtype=np.int64)
     arc_of = np.zeros(count, dtype=np.int64)
     left = int(demand.sum())
     while left > 0:
         root = int(np.argmax(capacity[feed]))
-        weight = int(grow_tree(graph, capacity, room, feed, root, left, parent, order, arc_of))
+        weight = int(grow_tree(graph, capacity, residual, feed, root, left, parent, order, arc_of))
         if weight <= 0:
             raise AssertionError("no arc can be added though the flows promise one")
         trees.append(PackedTree(weight, root, tuple(parent.tolist())))
@@ -63,20 +63,20 @@ def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
 
 @kernel
 def _most(
-    graph: FlowGraph, capacity: LongArray, room: LongArray, feed_a: int, source: int, b: int,
+    graph: FlowGraph, capacity: LongArray, residual: LongArray, feed_a: int, source: int, b: int,
     others: int, wanted: int,
 ) -> int:  # fmt: skip
-    """The weight, up to ``wanted``, that an arc from a to b can carry."""
+    """The weight, up to ``wanted``, that an arc from a to b can take."""
     for arc in range(len(capacity)):
-        room[arc] = capacity[arc]
-    room[feed_a] = UNLIMITED
-    return max_flow(graph, room, source, b, others + wanted) - others
+        residual[arc] = capacity[arc]
+    residual[feed_a] = UNLIMITED
+    return max_flow(graph, residual, source, b, others + wanted) - others
 
 
 @kernel
 def grow_tree(
-    graph: FlowGraph, capacity: LongArray, room: LongArray, feed: LongArray, root: int, left: int,
-    parent: LongArray, order: LongArray, arc_of: LongArray,
+    graph: FlowGraph, capacity: LongArray, residual: LongArray, feed: LongArray, root: int,
+    left: int, parent: LongArray, order: LongArray, arc_of: LongArray,
 ) -> int:  # fmt: skip
     """Take one tree out of ``capacity``; its weight, or 0 where none can be grown."""
     count = len(feed)
@@ -99,7 +99,7 @@ def grow_tree(
                 wanted = min(weight, capacity[arc])
                 if wanted <= best:
                     continue
-                most = _most(graph, capacity, room, feed[a], count, b, others, wanted)
+                most = _most(graph, capacity, residual, feed[a], count, b, others, wanted)
                 if most > best:
                     best, best_arc, best_from = most, arc, a
             if best == weight:

@@ -1,6 +1,6 @@
 """Which order gradients should travel in: wait-free, by priority, sliced; and what it gains.
 
-Every way is simulated (`simulate/gradients.py`) on the layers' times and the rate of the planned
+Every order is simulated (`simulate/gradients.py`) on the layers' times and the rate of the planned
 all-reduce; slices are as large as a few sizes allow to be tried. Crossing the end of a step is left
 off where communication is under a fifth of computing, or where it gains less than one in a hundred:
 it costs hooks at every layer, and there is nothing to win.
@@ -41,7 +41,7 @@ LEAST_COMMUNICATION = 0.2
 
 @dataclass(frozen=True)
 class PropagationOffer:
-    """One way and its predicted step."""
+    """One order of gradients and its predicted step time."""
 
     how: GradientOrder
     step_s: float
@@ -49,7 +49,7 @@ class PropagationOffer:
 
 @dataclass(frozen=True)
 class PropagationChoice:
-    """All ways, and the one to use."""
+    """All simulated orders, and the one to use."""
 
     offers: tuple[PropagationOffer, ...]
     chosen: PropagationOffer
@@ -59,16 +59,16 @@ class PropagationChoice:
     why: str
 
     def gain(self) -> float:
-        """Of the chosen way over wait-free backpropagation."""
+        """Speedup of the chosen order over wait-free backpropagation."""
         return self.offer("wait-free").step_s / self.chosen.step_s
 
     def offer(self, name: str) -> PropagationOffer:
-        """The way of a name."""
+        """The offer with this name."""
         return next(offer for offer in self.offers if offer.how.name == name)
 
 
 def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
-    """What each parameter of a training step computes, in the order of their first use.
+    """Compute time and gradient size per parameter of a training step, ordered by first use.
 
     A forward op belongs to the parameter that was used last, a backward op to that of the forward
     op it comes from. What the optimizer does is left out: it is the same in every order.
@@ -102,13 +102,13 @@ def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
 
 
 def choose_propagation(layers: Sequence[LayerWork], channel: GradientChannel) -> PropagationChoice:
-    """Simulate all ways and take the fastest that is worth its cost."""
+    """Simulate all orders and take the fastest that is worth its cost."""
     computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     num_bytes = sum(layer.gradient_bytes for layer in layers)
     travels_s = num_bytes / channel.rate_bps
     wait_free = GradientOrder("wait-free", by_priority=False, crosses=False)
     fair_bytes = max(float(SLICES_BYTES[1]), num_bytes / _MOST_SLICES)
-    ways = [
+    unsliced = [
         GradientOrder("after backward", by_priority=False, crosses=False, overlaps=False),
         wait_free,
         GradientOrder("slices only", by_priority=False, crosses=False, slice_bytes=fair_bytes),
@@ -120,7 +120,7 @@ def choose_propagation(layers: Sequence[LayerWork], channel: GradientChannel) ->
         if num_bytes <= size * _MOST_SLICES or size == SLICES_BYTES[-1]
     ]
     best = min(sliced, key=lambda how: step_s(layers, channel, how))
-    offers = tuple(PropagationOffer(how, step_s(layers, channel, how)) for how in (*ways, best))
+    offers = tuple(PropagationOffer(how, step_s(layers, channel, how)) for how in (*unsliced, best))
     plain = next(offer for offer in offers if offer.how is wait_free)
     fastest = min(offers, key=lambda offer: offer.step_s)
     chosen, why = fastest, f"{fastest.how.name} is fastest"
@@ -144,9 +144,9 @@ def with_priority(problem: Problem, plan: Plan) -> Plan:
 
 
 def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | None:
-    """What is best for replicas that each take one device and one microbatch.
+    """Best order of gradients for replicas of one device and one microbatch each.
 
-    None where a plan is another one: there is nothing to order.
+    None for any other plan: there is nothing to order.
     """
     shares = plan.get(Parallel)
     if shares is None or not takes_priority(shares):

@@ -27,16 +27,16 @@ from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.few_trees import Edges, fewer_trees, heaviest
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
 from hocket.planners.communication.packing import PackedTree, pack_trees
+from hocket.planners.communication.paths import CheapestPaths, Path
 from hocket.planners.communication.sends import (
     Edge,
     RoutedTree,
-    both_ways,
-    one_way,
+    both_directions,
+    one_direction,
     rooted_at_centre,
     section_of,
 )
 from hocket.planners.communication.spanning import best_spanning_trees
-from hocket.planners.communication.ways import Path, Ways
 
 # Switches replaced by direct arcs between ranks, at no loss (Frank, 1988; Jackson, 1988).
 #
@@ -64,7 +64,7 @@ class Logical:
 
 
 def remove_switches(fabric: Fabric, scale: int, demand: LongArray) -> Logical:
-    """Direct arcs among the ranks that still carry ``demand[r]`` from each rank r to all others.
+    """Direct arcs among the ranks that still deliver ``demand[r]`` from each rank r to all others.
 
     The demand counts in units of 1 / ``scale`` of the fabric's; that of the result may be finer.
     """
@@ -82,7 +82,7 @@ def remove_switches(fabric: Fabric, scale: int, demand: LongArray) -> Logical:
 
 
 class _State:
-    """Capacities between all places, and which way each of them leads."""
+    """Capacities between all places, and the routes that each of them consists of."""
 
     def __init__(
         self, matrix: LongArray, num_ranks: int, demand: LongArray, scale: int,
@@ -102,7 +102,7 @@ class _State:
         self.capacity[self.arc[tails, heads]] = matrix[tails, heads]
         self.capacity[self.arc[source, np.flatnonzero(demand)]] = demand[np.flatnonzero(demand)]
         self.needed = int(demand.sum())
-        self.room = np.zeros_like(self.capacity)
+        self.residual = np.zeros_like(self.capacity)
 
     def replace_by_clique(self, switch: int) -> bool:
         """Equal arcs between all neighbours of a switch, if that is no loss."""
@@ -121,7 +121,7 @@ class _State:
         for u, t in pairs:
             trial[self.arc[u, t]] += each
         ok = reaches_all(
-            self.graph, trial, self.room, self.count, self.num_ranks, self.needed * factor
+            self.graph, trial, self.residual, self.count, self.num_ranks, self.needed * factor
         )
         if not ok:
             return False
@@ -129,8 +129,8 @@ class _State:
             trial, self.scale * factor, self.needed * factor,
         )  # fmt: skip
         self.routes = {
-            pair: [(units * factor, path) for units, path in ways]
-            for pair, ways in self.routes.items()
+            pair: [(units * factor, path) for units, path in of_pair]
+            for pair, of_pair in self.routes.items()
         }
         for u, t in pairs:
             self._join(u, switch, t, each)
@@ -138,10 +138,10 @@ class _State:
 
     def split(self, switch: int) -> None:
         """Pairs of arcs of a switch replaced until it has none."""
-        room_for = 4 * self.count * self.count
-        made = np.zeros((room_for, 3), dtype=np.int64)
+        max_splits = 4 * self.count * self.count
+        made = np.zeros((max_splits, 3), dtype=np.int64)
         number = split_switch(
-            self.graph, self.capacity, self.room, self.arc, self.count, self.num_ranks, switch,
+            self.graph, self.capacity, self.residual, self.arc, self.count, self.num_ranks, switch,
             self.needed, made,
         )  # fmt: skip
         if number < 0:
@@ -150,18 +150,18 @@ class _State:
             self._join(u, switch, t, units)
 
     def _join(self, u: int, switch: int, t: int, units: int) -> None:
-        """Book ``units`` of the ways u→switch and switch→t as ways u→t."""
+        """Join ``units`` of the routes u→switch and switch→t to routes u→t."""
         while units > 0:
             first, second = self.routes[u, switch], self.routes[switch, t]
             (first_units, first_path), (second_units, second_path) = first[-1], second[-1]
             piece = min(units, first_units, second_units)
-            for ways in (first, second):
-                whole, path = ways.pop()
+            for of_pair in (first, second):
+                whole, path = of_pair.pop()
                 if whole > piece:
-                    ways.append((whole - piece, path))
+                    of_pair.append((whole - piece, path))
             if u != t:
-                ways = self.routes.setdefault((u, t), [])
-                ways.append((piece, first_path + second_path))
+                of_pair = self.routes.setdefault((u, t), [])
+                of_pair.append((piece, first_path + second_path))
             units -= piece
 
     def logical(self) -> Logical:
@@ -177,42 +177,47 @@ class _State:
 
 @kernel
 def reaches_all(
-    graph: FlowGraph, capacity: LongArray, room: LongArray, source: int, num_ranks: int, needed: int
+    graph: FlowGraph,
+    capacity: LongArray,
+    residual: LongArray,
+    source: int,
+    num_ranks: int,
+    needed: int,
 ) -> bool:
-    """Whether a flow of ``needed`` reaches every rank."""
+    """True if a flow of ``needed`` reaches every rank."""
     for rank in range(num_ranks):
         for arc in range(len(capacity)):
-            room[arc] = capacity[arc]
-        if max_flow(graph, room, source, rank, needed) < needed:
+            residual[arc] = capacity[arc]
+        if max_flow(graph, residual, source, rank, needed) < needed:
             return False
     return True
 
 
 @kernel
 def _slack(
-    graph: FlowGraph, capacity: LongArray, room: LongArray, arc: LongArray, count: int,
+    graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
     num_ranks: int, u: int, w: int, t: int, needed: int, most: int,
 ) -> int:  # fmt: skip
-    """How much of u→w→t, at most ``most``, can become u→t."""
+    """Units of u→w→t, at most ``most``, that can become u→t."""
     source, sink = count, count + 1
     for rank in range(num_ranks):
         if rank not in (u, t):
             for a in range(len(capacity)):
-                room[a] = capacity[a]
-            room[arc[source, u]] = UNLIMITED
-            room[arc[source, t]] = UNLIMITED
-            room[arc[w, sink]] = UNLIMITED
-            room[arc[rank, sink]] = UNLIMITED
-            most = min(most, max_flow(graph, room, source, sink, needed + most) - needed)
+                residual[a] = capacity[a]
+            residual[arc[source, u]] = UNLIMITED
+            residual[arc[source, t]] = UNLIMITED
+            residual[arc[w, sink]] = UNLIMITED
+            residual[arc[rank, sink]] = UNLIMITED
+            most = min(most, max_flow(graph, residual, source, sink, needed + most) - needed)
             if most <= 0:
                 return 0
         for a in range(len(capacity)):
-            room[a] = capacity[a]
-        room[arc[source, w]] = UNLIMITED
-        room[arc[u, sink]] = UNLIMITED
-        room[arc[t, sink]] = UNLIMITED
-        room[arc[rank, sink]] = UNLIMITED
-        most = min(most, max_flow(graph, room, source, sink, needed + most) - needed)
+            residual[a] = capacity[a]
+        residual[arc[source, w]] = UNLIMITED
+        residual[arc[u, sink]] = UNLIMITED
+        residual[arc[t, sink]] = UNLIMITED
+        residual[arc[rank, sink]] = UNLIMITED
+        most = min(most, max_flow(graph, residual, source, sink, needed + most) - needed)
         if most <= 0:
             return 0
     return most
@@ -220,7 +225,7 @@ def _slack(
 
 @kernel
 def split_switch(
-    graph: FlowGraph, capacity: LongArray, room: LongArray, arc: LongArray, count: int,
+    graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
     num_ranks: int, w: int, needed: int, made: LongArray,
 ) -> int:  # fmt: skip
     """Split off all arcs of place ``w``; the number of (u, t, units) made, or -1."""
@@ -234,7 +239,9 @@ def split_switch(
                 most = min(capacity[arc[u, w]], capacity[arc[w, t]])
                 if most <= 0:
                     continue
-                most = _slack(graph, capacity, room, arc, count, num_ranks, u, w, t, needed, most)
+                most = _slack(
+                    graph, capacity, residual, arc, count, num_ranks, u, w, t, needed, most
+                )
                 if most <= 0:
                     continue
                 capacity[arc[u, w]] -= most
@@ -254,7 +261,7 @@ def split_switch(
 # A pattern is what one unit of the collective needs: a tree away from the root (broadcast), towards
 # it (reduce), one per rank (all-gather, reduce-scatter), or one towards and one away from the same
 # root (all-reduce). Its cheapest form under prices of the channels is made of cheapest
-# arborescences over the cheapest ways. Slower than packing and splitting, which need full-duplex
+# arborescences over the cheapest paths. Slower than packing and splitting, which need full-duplex
 # links, but it needs nothing; the prices are the certificate.
 
 
@@ -263,7 +270,7 @@ class TreeBundle:
     """Trees that deliver one unit of a collective together."""
 
     trees: tuple[tuple[int, tuple[tuple[int, int, Path], ...], bool], ...]
-    """(root, sends (from, to, arcs), whether they lead towards the root)."""
+    """(root, sends (from, to, arcs), True if they lead towards the root)."""
 
 
 def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeBundle]:
@@ -272,8 +279,8 @@ def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeB
     good_roots = list(range(fabric.num_ranks))
 
     def cheapest(price: Sequence[Any]) -> Pattern[TreeBundle]:
-        ways = Ways(fabric, [price[arc.channel] for arc in fabric.arcs])
-        bundle = TreeBundle(tuple(_trees(ways, fabric.num_ranks, collective, root, good_roots)))
+        paths = CheapestPaths(fabric, [price[arc.channel] for arc in fabric.arcs])
+        bundle = TreeBundle(tuple(_trees(paths, fabric.num_ranks, collective, root, good_roots)))
         usage: dict[int, int] = {}
         for _, sends, _ in bundle.trees:
             for _, _, path in sends:
@@ -286,22 +293,22 @@ def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeB
 
 
 def _trees(
-    ways: Ways, count: int, collective: Collective, root: int, good_roots: list[int]
+    paths: CheapestPaths, count: int, collective: Collective, root: int, good_roots: list[int]
 ) -> list[Any]:
     """Trees of the cheapest bundle; of an all-reduce those of the first good root that is cheap."""
-    away = [row[:count] for row in ways.cost[:count]]
+    away = [row[:count] for row in paths.cost[:count]]
     towards = [list(column) for column in zip(*away, strict=True)]
     if collective in ("broadcast", "reduce"):
         is_reduce = collective == "reduce"
-        return [_tree(ways, towards if is_reduce else away, root, is_reduce)[1]]
+        return [_tree(paths, towards if is_reduce else away, root, is_reduce)[1]]
     if collective in ("allgather", "reducescatter"):
         is_reduce = collective == "reducescatter"
         costs = towards if is_reduce else away
-        return [_tree(ways, costs, rank, is_reduce)[1] for rank in range(count)]
+        return [_tree(paths, costs, rank, is_reduce)[1] for rank in range(count)]
     best: tuple[Any, list[Any]] | None = None
     for rank in tuple(good_roots):
         (first, into), (second, out) = (
-            _tree(ways, towards, rank, True), _tree(ways, away, rank, False),
+            _tree(paths, towards, rank, True), _tree(paths, away, rank, False),
         )  # fmt: skip
         if best is None or first + second < best[0]:
             best = first + second, [into, out]
@@ -314,13 +321,15 @@ def _trees(
     return best[1]
 
 
-def _tree(ways: Ways, cost: list[list[Any]], root: int, is_reduce: bool) -> tuple[Any, Any]:
+def _tree(
+    paths: CheapestPaths, cost: list[list[Any]], root: int, is_reduce: bool
+) -> tuple[Any, Any]:
     """Cost of the cheapest tree and the tree; towards the root the arcs are turned around."""
     parent = cheapest_arborescence(cost, root)
     edges = [(parent[rank], rank) for rank in range(len(cost)) if rank != root]
     total = sum(cost[a][b] for a, b in edges)
     pairs = [(b, a) if is_reduce else (a, b) for a, b in edges]
-    sends = tuple((a, b, ways.path(a, b)) for a, b in pairs)
+    sends = tuple((a, b, paths.path(a, b)) for a, b in pairs)
     return total, (root, sends, is_reduce)
 
 
@@ -449,23 +458,23 @@ def _by_packing(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
         demand[:], scale = each.numerator, each.denominator
     logical = remove_switches(shown, scale, demand)
     packed = pack_trees(logical.matrix, demand * (logical.scale // scale))
-    trees = [one_way(fabric, tree, is_reduce=is_reduce) for tree in _routed(logical, packed)]
+    trees = [one_direction(fabric, tree, is_reduce=is_reduce) for tree in _routed(logical, packed)]
     return Scheduled(section_of(fabric, collective, root, PACKED, trees), certificate)
 
 
 class _Routes:
-    """What is left of the ways between pairs of ranks."""
+    """Capacity left on the paths between pairs of ranks."""
 
-    def __init__(self, ways: Iterable[tuple[tuple[int, int], int, Path]]) -> None:
+    def __init__(self, routes: Iterable[tuple[tuple[int, int], int, Path]]) -> None:
         self._left: dict[tuple[int, int], dict[Path, Fraction]] = {}
-        for pair, units, path in ways:
+        for pair, units, path in routes:
             paths = self._left.setdefault(pair, {})
             paths[path] = paths.get(path, Fraction(0)) + units
 
     def take(
         self, weight: Fraction, pairs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[Fraction, tuple[Edge, ...]]]:
-        """Ways for the edges of a tree; one that needs several of a pair becomes several trees."""
+        """Choose a path per edge of a tree, and split the tree where a path is too narrow."""
         while weight > 0:
             edges = tuple(
                 (*pair, max(self._left[pair], key=self._left[pair].__getitem__)) for pair in pairs
@@ -478,9 +487,9 @@ class _Routes:
 
 
 def _routed(logical: Logical, packed: Sequence[PackedTree]) -> Iterator[RoutedTree]:
-    """Packed trees with the ways that the splitting of switches left."""
+    """Packed trees over the routes that are left once switches are split off."""
     routes = _Routes(
-        (pair, units, path) for pair, ways in logical.routes.items() for units, path in ways
+        (pair, units, path) for pair, of_pair in logical.routes.items() for units, path in of_pair
     )
     for tree in packed:
         pairs = [(a, b) for b, a in enumerate(tree.parent) if a >= 0]
@@ -510,7 +519,7 @@ def _all_reduce(fabric: Fabric, root: int, max_trees: int | None) -> Scheduled:
         routed = list(_over_links(fabric, fewer_trees(fabric, mix)))
     if max_trees is not None:
         routed = heaviest(routed, max_trees)
-    trees = [both_ways(fabric, rooted_at_centre(weight, edges)) for weight, edges in routed]
+    trees = [both_directions(fabric, rooted_at_centre(weight, edges)) for weight, edges in routed]
     return Scheduled(section_of(fabric, "allreduce", root, PACKED, trees), certificate)
 
 
@@ -526,11 +535,11 @@ def _by_columns(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
                 RoutedTree(weight, tree_root, sends)
                 for tree_root, sends, _ in pattern.payload.trees
             )
-            first = one_way(fabric, into, is_reduce=True, is_turned=True)
-            second = one_way(fabric, out, is_reduce=False)
+            first = one_direction(fabric, into, is_reduce=True, is_turned=True)
+            second = one_direction(fabric, out, is_reduce=False)
             trees.append(replace(first, broadcast=second.broadcast))
             continue
         for tree_root, sends, is_reduce in pattern.payload.trees:
             tree = RoutedTree(weight, tree_root, sends)
-            trees.append(one_way(fabric, tree, is_reduce=is_reduce, is_turned=is_reduce))
+            trees.append(one_direction(fabric, tree, is_reduce=is_reduce, is_turned=is_reduce))
     return Scheduled(section_of(fabric, collective, root, PACKED, trees), certificate)

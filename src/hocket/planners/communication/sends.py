@@ -1,6 +1,7 @@
 """From weighted trees over arcs to the sends of a plan's communication section.
 
-Sends stand in an order that works: away from the root the near ones first, towards it the far ones.
+Sends are listed in an order that can be executed: nearest first away from the root, farthest first
+towards it.
 A tree of an all-reduce may have any root, so it takes its centre: the fewest steps to the farthest
 rank.
 """
@@ -14,7 +15,7 @@ from fractions import Fraction
 from hocket.plan.sections.communication import Collective, Communication, Send, Tree
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.few_trees import hung_up
-from hocket.planners.communication.ways import Path
+from hocket.planners.communication.paths import Path
 
 Edge = tuple[int, int, Path]
 """Two ranks, and the arcs from the first to the second."""
@@ -22,7 +23,7 @@ Edge = tuple[int, int, Path]
 
 @dataclass(frozen=True)
 class RoutedTree:
-    """Edges with their ways, and the root that they hang on."""
+    """Edges with the path of each, and the root of the tree."""
 
     weight: Fraction
     root: int
@@ -50,7 +51,9 @@ def section_of(
     )
 
 
-def one_way(fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: bool = False) -> Tree:
+def one_direction(
+    fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: bool = False
+) -> Tree:
     """A tree of a collective that only spreads or only gathers.
 
     The edges of a reduction come from the fabric turned around, unless ``is_turned`` says that they
@@ -67,7 +70,7 @@ def one_way(fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: boo
     return Tree(name, tree.weight, reduce=sends_of(fabric, towards))
 
 
-def both_ways(fabric: Fabric, tree: RoutedTree) -> Tree:
+def both_directions(fabric: Fabric, tree: RoutedTree) -> Tree:
     """A tree of an all-reduce: the same links towards the root and away from it."""
     path_of = {(a, b): path for a, b, path in tree.edges}
     for a, b, path in tree.edges:
@@ -96,7 +99,7 @@ def _depth(pairs: tuple[tuple[int, int], ...], root: int) -> int:
 
 
 def sends_of(fabric: Fabric, edges: Sequence[Edge]) -> tuple[Send, ...]:
-    """Edges with their ways in the names of the places."""
+    """Sends over the paths of the edges, by the names of places and links."""
     places = fabric.places
     return tuple(
         Send(

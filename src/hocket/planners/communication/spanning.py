@@ -1,9 +1,9 @@
 """All-reduce at the optimum: a fractional packing of undirected spanning trees.
 
 On full-duplex links each tree reduces towards its root in one direction and broadcasts in the
-other, so an undirected link is taken once per unit. An edge of a tree is a link, or a way over
+other, so an undirected link is taken once per unit. An edge of a tree is a link, or a path over
 switches; the cheapest tree under prices of the links is a minimum spanning tree over the cheapest
-ways. Without switches the optimum is the strength of the graph (Nash-Williams, Tutte), with them
+paths. Without switches the optimum is the strength of the graph (Nash-Williams, Tutte), with them
 the prices prove it. `docs/design/020-collectives-as-packed-trees.md` has the derivation.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from hocket.planners.communication.columns import Mix, Pattern, best_mix
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.ways import Path, Ways
+from hocket.planners.communication.paths import CheapestPaths, Path
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class _UndirectedLinks:
 
     def cheapest_tree(self, price: Sequence[Any]) -> Pattern[UndirectedTree]:
         """The minimum spanning tree of the ranks (Prim, 1957)."""
-        ways = Ways(self.fabric, [price[row] for row in self.row_of_arc])
+        paths = CheapestPaths(self.fabric, [price[row] for row in self.row_of_arc])
         count = self.fabric.num_ranks
-        near: list[Any] = list(ways.cost[0][:count])
+        near: list[Any] = list(paths.cost[0][:count])
         joined = [0] * count
         waiting = set(range(1, count))
         edges: list[tuple[int, int, Path]] = []
@@ -65,11 +65,11 @@ class _UndirectedLinks:
         while waiting:
             rank = min(waiting, key=lambda other: (near[other], other))
             waiting.remove(rank)
-            path = ways.path(joined[rank], rank)
+            path = paths.path(joined[rank], rank)
             edges.append((joined[rank], rank, path))
             for arc in path:
                 usage[self.row_of_arc[arc]] = usage.get(self.row_of_arc[arc], 0) + 1
-            row = ways.cost[rank]
+            row = paths.cost[rank]
             for other in waiting:
                 if row[other] < near[other]:
                     near[other], joined[other] = row[other], rank

@@ -1,4 +1,4 @@
-"""Cheapest ways between ranks over places that forward (Floyd, 1962; Warshall, 1962).
+"""Cheapest paths between ranks over places that forward (Floyd, 1962; Warshall, 1962).
 
 Ranks do not forward here: that two ranks reach each other over a third is two edges of a tree.
 Costs may be floats or exact fractions. O(switches · places²).
@@ -16,8 +16,8 @@ Path = tuple[int, ...]
 NEVER = float("inf")
 
 
-class Ways:
-    """Costs of the cheapest ways, and the arcs that they lead over."""
+class CheapestPaths:
+    """Costs of the cheapest paths between all places, and their arcs."""
 
     def __init__(self, fabric: Fabric, arc_cost: Sequence[Any]) -> None:
         count = fabric.num_places
@@ -32,7 +32,7 @@ class Ways:
             self._allow(switch)
 
     def _allow(self, switch: int) -> None:
-        """Let ways lead over one more place."""
+        """Allow paths over one more place."""
         count, there = len(self.cost), self.cost[switch]
         onward = [(head, there[head]) for head in range(count)
                   if head != switch and there[head] < NEVER]  # fmt: skip
