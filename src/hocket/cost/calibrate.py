@@ -197,7 +197,7 @@ def _candidates(
         # Evenly over the time of the step, so that what matters most is resolved best.
         steps = np.linspace(0, reached[-1], MAX_CANDIDATES)
         ratios = ratios[np.minimum(np.searchsorted(reached, steps), len(ratios) - 1)]
-    # A side that never limits any op shows only ratios below its efficiency; the default stands in.
+    # A side that never limits any op shows only ratios below its efficiency; use the default there.
     return np.unique(np.append(ratios, max(default, float(ratios[-1]))))[::-1]
 
 

@@ -31,13 +31,13 @@ ON_DEVICE, ON_HOST, FILL, BESIDE = range(NUM_SHARES)
 """Of an op's time in which its kernel is on the device, in which the host issues it, of the device
 that the kernel fills, and how many times as long it takes while an op of the other stream runs."""
 TIMES_BESIDE = 1 / 0.83
-"""Ops of two rows of a replayed graph whose kernels fit beside each other, their kernels as well as
-the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times
+"""Slowdown of ops of two streams of a replayed graph whose kernels fit on the device together: of
+their kernels and of the gaps to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times
 (`benchmarks/results`), a softmax of few blocks 1.03 times (`docs/concepts/waves.md`)."""
-_TILE_RESULTS_PER_LANE = 32
-"""A tile of 64 x 64 results takes the 128 vector lanes of a multiprocessor."""
+_TILE_RESULTS_PER_UNIT = 32
+"""A tile of 64 x 64 results takes the 128 vector units (CUDA cores) of a multiprocessor."""
 _CLOCK_HZ = 1.8e9
-"""Of accelerators, 1.4 to 2 GHz: a vector lane multiplies and adds once per cycle."""
+"""Of accelerators, 1.4 to 2 GHz: a vector unit multiplies and adds once per cycle."""
 _MEMORY_LATENCY_S = 0.7e-6
 """From asking for bytes of a busy memory to having them."""
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1,
@@ -77,11 +77,11 @@ def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:
     """The part of a device that each op fills while its kernel runs."""
     work = work_of(graph)
     products = np.isin(work.family, [FAMILIES.index(name) for name in MATRIX_FAMILIES])
-    num_lanes = peak_flops(kind, "elementwise", "float32") / (2 * _CLOCK_HZ)
+    num_units = peak_flops(kind, "elementwise", "float32") / (2 * _CLOCK_HZ)
     in_flight = kind.memory_bandwidth_bps * _MEMORY_LATENCY_S
     share = np.where(
         products,
-        _num_results(graph, work) / (_TILE_RESULTS_PER_LANE * num_lanes),
+        _num_results(graph, work) / (_TILE_RESULTS_PER_UNIT * num_units),
         work.bytes_touched / in_flight,
     )
     return np.minimum(share, work.shaped_on(kind).fill)

@@ -86,7 +86,7 @@ _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 CALLS_RECOMPUTED, CALLS_MOVED, CALLS_HOSTED = 0.75, 4.7, 2.0
 """Host time that a memory budget adds to the ops of a step, over the mean op of a forward
 pass: for each tensor of a backward pass that is recomputed, for each storage that goes to the
-host and comes back, for each parameter that the host updates or that comes from it. Processor time
+host and comes back, for each parameter that the host updates or that comes from it. CPU time
 of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more that CUDA may take;
 28 us, and a launch; where the mean op takes 16."""
 

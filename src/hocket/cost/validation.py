@@ -235,7 +235,7 @@ class Site:
 
     machine: str
     network_bps: float
-    """Bytes per second and host, each way."""
+    """Bytes per second and host, in each direction."""
     source: str
     kind: tuple[str, float, float] | None = None
     """Name, memory and its bandwidth where the site's devices are not those of the preset."""

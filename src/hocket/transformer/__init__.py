@@ -1,4 +1,4 @@
-"""A transformer's shape, and the ways to divide its training over devices."""
+"""A transformer's shape, and its parallel configs."""
 
 from hocket.transformer.parallel_config import (
     RECOMPUTES,

@@ -1,6 +1,6 @@
 """The shape of a transformer read back from the graph of one of its training steps.
 
-Sizes stand in the texts of the ops' signatures and in the bytes and names of the parameters; what
+Sizes are in the texts of the ops' signatures and in the bytes and names of the parameters; what
 they do not show is asked for by the name of the key in a TOML file.
 """
 

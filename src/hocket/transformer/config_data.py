@@ -13,7 +13,7 @@ COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbat
 """Whole numbers of a config from 1 up."""
 CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
 KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
-"""What a config states besides its batch."""
+"""Fields of a config other than its batch."""
 
 
 def config_from_data(data: object, path: str, global_batch: int | None = None) -> ParallelConfig:

@@ -37,7 +37,7 @@ class ParameterCounts:
     final: int
     """Last norm, and the output layer where it is not the embedding."""
     inactive: int
-    """Parameters of experts that a token does not visit."""
+    """Parameters of experts that a token is not routed to."""
 
     @property
     def total(self) -> int:
@@ -103,7 +103,7 @@ def mlp_parameters(model: Transformer, width: int) -> int:
 
 
 def expert_parameters(model: Transformer) -> int:
-    """All experts of one layer: routed ones and those that every token visits."""
+    """All experts of one layer: routed ones and shared ones."""
     if model.experts is None:
         return 0
     routed = model.experts.count * mlp_parameters(model, model.experts.mlp_width)

@@ -22,7 +22,7 @@ from hocket.transformer.shape import Experts, MlpKind, Transformer
 
 # The shape of a model from the ``config.json`` that Hugging Face models come with.
 #
-# Each family names its sizes in its own way and leaves out what equals a default; a table per
+# Each family has its own names for sizes and leaves out what equals a default; a table per
 # family says where each size stands. Families that are not known are refused: guessing would be
 # worse.
 
@@ -41,7 +41,7 @@ class _Family:
     dropout: tuple[str, ...] = ()
     mlp: MlpKind = "gelu"
     tied: bool = True
-    """What the family's code assumes where the file does not say."""
+    """Defaults of the family's code for fields that the file leaves out."""
     learned_positions: bool = False
     biases: bool = True
 
@@ -167,7 +167,7 @@ _OPTIONAL = (
 )  # fmt: skip
 _MLPS = ("gelu", "swiglu")
 _GATED = {"mlp": "swiglu", "learned_positions": False, "biases": False, "dropout": False}
-"""What the decoders of one file share."""
+"""Fields common to the decoders of one file."""
 
 
 def find_model(text: str) -> Transformer:
@@ -203,7 +203,7 @@ def _decoders() -> Mapping[str, Mapping[str, Any]]:
 
 
 def require_depth(text: str) -> None:
-    """Refuse a model, not a person's own function, whose number of layers cannot be changed."""
+    """Refuse a model, but not a user's function, whose number of layers cannot be changed."""
     if text not in preset_names():
         raise UsageError(
             f"the number of layers of {text!r} cannot be changed",

@@ -1,4 +1,4 @@
-"""How the training of a transformer is divided over devices: one way, or millions as arrays."""
+"""Parallel configs of a transformer: a single one, or millions as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import BoolArray
 
 Recompute = Literal["none", "selective", "full"]
-"""What the backward pass computes again: nothing, the inside of attention, or whole layers."""
+"""Recomputation in the backward pass: nothing, the inside of attention, or whole layers."""
 ScheduleName = Literal[
     "gpipe", "1f1b", "interleaved", "looped-bfs",
     "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v",
@@ -26,7 +26,7 @@ PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 """Schedules whose chunks go round the devices, two or more per device."""
 FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
-"""Schedules with two chunks per device, whose second half goes back the way of the first."""
+"""Schedules with two chunks per device, whose second half passes the devices in reverse order."""
 SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
 """Schedules that put off the gradients of weights."""
 MAX_ACTIONS = 2_000_000
@@ -35,7 +35,7 @@ MAX_ACTIONS = 2_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """One way to train a transformer on ``num_devices`` devices.
+    """Parallel config of a transformer on ``num_devices`` devices.
 
     Ranks count tensor parallel first, then context, data and pipeline, so that tensor-parallel
     groups are neighbours. The expert degree divides experts over ranks of the data, context and
@@ -56,7 +56,7 @@ class ParallelConfig:
     schedule: ScheduleName = "1f1b"
     recompute: Recompute = "none"
     zero: int = 0
-    """What data-parallel ranks divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 all."""
+    """ZeRO stage, sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 all."""
     sequence_parallel: bool = False
     """True if norms and dropout are divided over the tensor-parallel ranks."""
     layers: tuple[int, ...] | None = None

@@ -9,7 +9,7 @@ from hocket.transformer.shape import Transformer
 
 
 def broken_rules(model: Transformer, config: ParallelConfig) -> Iterator[str]:
-    """What makes a config impossible for a model; nothing where it is possible."""
+    """Reasons why a config is impossible for a model; empty where it is possible."""
     yield from broken_degrees(model, config)
     yield from _batch(config)
     yield from _stages(model, config)

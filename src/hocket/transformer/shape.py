@@ -16,11 +16,11 @@ class Experts:
     count: int
     """Routed experts per layer."""
     active: int
-    """Routed experts that each token visits."""
+    """Routed experts per token (top-k)."""
     mlp_width: int
     """Inner width of one expert."""
     shared_width: int = 0
-    """Inner width of the experts that every token visits, together; 0 for none."""
+    """Inner width of the shared experts together, which every token uses; 0 for none."""
     dense_layers: int = 0
     """Layers at the start that keep the dense MLP."""
 

@@ -1,1 +1,1 @@
-"""What the parallel training of a transformer costs: memory, traffic and time, in closed form."""
+"""Costs of the parallel training of a transformer: memory, traffic and time, in closed form."""

@@ -21,8 +21,8 @@ _TOKEN = 8
 
 NUM_MODES = 4
 SPLIT_FULL = 3
-"""Full recomputation under a schedule that computes weight gradients later: what was computed again
-must then stay. Modes 0 to 2 are positions in `RECOMPUTES`."""
+"""Full recomputation under a schedule with a split backward: recomputed tensors must stay until the
+weight gradients. Modes 0 to 2 are positions in `RECOMPUTES`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +32,14 @@ class ActivationTables:
     dense_layer: FloatArray
     sparse_layer: FloatArray
     dense_working: FloatArray
-    """What one layer needs while it is computed again; 0 where nothing is."""
+    """Memory of one layer during its recomputation; 0 without recomputation."""
     sparse_working: FloatArray
     weight_gradient: FloatArray
     """Inputs and output gradients of a layer's matrix products: what its weight gradients need."""
     first: FloatArray
-    """What the embedding keeps."""
+    """Activations saved by the embedding."""
     last: FloatArray
-    """What the last norm, the output layer and the loss keep."""
+    """Activations saved by the last norm, the output layer and the loss."""
 
 
 def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
@@ -90,7 +90,7 @@ def _layer(
 ) -> FloatArray:
     """Bytes of one layer ``[tensor, sequence_parallel, plain or selective]``."""
     dropout = float(model.dropout)
-    # Inputs of both norms, inputs of attention and of each visited MLP; masks of both residuals.
+    # Inputs of both norms, inputs of attention and of each active MLP; masks of both residuals.
     # What 8-bit products keep of their inputs is 8 bits wide.
     product = 1 if software.dtype == "float8" else _ELEMENT
     whole = (_ELEMENT * 2 + product * (1 + routes) + 2 * dropout) * shape.whole

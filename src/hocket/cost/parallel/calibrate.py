@@ -5,8 +5,8 @@ be 1 and to leave it as far as clusters are known to differ; what no coefficient
 runs share the more the more alike they are (`similarity`); and noise. Where all are normal and
 steps follow the coefficients linearly, their most likely values are one linear system (kriging with
 a trend; Kennedy and O'Hagan 2001); steps are made linear again around each solution, and a run that
-nothing explains is given more noise (soft L1). Few runs thus move a prediction little, and runs
-unlike all of them not at all. About a dozen evaluations per round, O(runs^3).
+nothing explains is given more noise (soft L1). Few runs thus move a prediction little, and
+predictions far from all of them not at all. About a dozen evaluations per round, O(runs^3).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SPREAD: Mapping[str, float] = {
     "pipeline": 0.11,
     "gradients": 0.18,
 }
-"""How far a coefficient is expected from 1, as a standard deviation of its logarithm."""
+"""Expected distance of each coefficient from 1, as a standard deviation of its logarithm."""
 
 
 class MeasuredRun(Protocol):
@@ -67,15 +67,15 @@ class MeasuredRun(Protocol):
 
     @property
     def model(self) -> Transformer:
-        """What was trained."""
+        """The model that was trained."""
 
     @property
     def config(self) -> ParallelConfig:
-        """How."""
+        """Its parallel config."""
 
     @property
     def software(self) -> Software:
-        """With what."""
+        """The training program and its settings."""
 
     @property
     def step_s(self) -> float | None:
@@ -116,7 +116,7 @@ class _Runs:
 
 
 def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -> Coefficients:
-    """What best explains runs on one cluster; runs without a time are left out."""
+    """Fit the coefficients to runs on one cluster; runs without a time are left out."""
     timed = _timed(runs, cluster)
     _refuse_other_units(timed)
     logarithms, weights = _most_likely(timed)

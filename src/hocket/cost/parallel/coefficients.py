@@ -1,4 +1,4 @@
-"""What predictions of parallel training are fitted to a cluster by: a dozen numbers, and runs."""
+"""Coefficients that fit predictions of parallel training to a cluster: a dozen, and runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Coefficients:
     matrix: float = 1.0
     """Matrix products with weights."""
     shape: float = 1.0
-    """What small matrices lose against large ones."""
+    """Loss of efficiency of small matrices against large ones."""
     attention: float = 1.0
     """Matrix products between tokens."""
     unaligned: float = 1.0
@@ -45,7 +45,7 @@ class Coefficients:
     host: float = 1.0
     """The host's work to launch a layer, which counts where the device would be done sooner."""
     layer: float = 1.0
-    """What each layer takes besides, whatever its size."""
+    """Constant overhead of each layer, whatever its size."""
     tensor: float = 1.0
     """Bytes of collectives inside a host."""
     latency: float = 1.0
@@ -57,7 +57,7 @@ class Coefficients:
     gradients: float = 1.0
     """Adding each microbatch's gradients to the sum."""
     source: str = ""
-    """What they were fitted from."""
+    """Origin of the measured runs that they were fitted to."""
     anchors: tuple[Anchor, ...] = ()
     """The runs that they were fitted to: runs like them share what no coefficient explains."""
 

@@ -81,7 +81,7 @@ class StepTables(NamedTuple):
     each_s: FloatArray
     fixed_s: FloatArray
     pattern: IntArray
-    """How each schedule fills the pipeline."""
+    """Fill pattern of each config's schedule."""
 
 
 def columns_of(configs: ParallelConfigs) -> ConfigColumns:

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline cost: the input of its schedule and of its simulation."""
+"""Costs of the stages of a pipeline: the input of its schedule and of its simulation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StageCosts:
-    """What one pipeline's virtual stages cost per microbatch, and its devices per step.
+    """Costs of one pipeline's virtual stages per microbatch, and of its devices per step.
 
     Times are those of one device of the stage, with the collectives inside the stage included.
     """
@@ -21,7 +21,7 @@ class StageCosts:
     """Time from the end of a stage to the start of the next, in either direction; one less than
     there are stages."""
     activation_bytes: tuple[int, ...]
-    """What a stage keeps of a microbatch from its forward to the end of its backward."""
+    """Activations that a stage saves per microbatch from its forward to the end of its backward."""
     weight_gradient_bytes: tuple[int, ...]
     """Of that, what is kept until the gradient of the weights, where this comes later."""
     state_bytes: tuple[int, ...]

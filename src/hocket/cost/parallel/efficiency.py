@@ -1,4 +1,4 @@
-"""How long the kernels of a transformer take: matrix products by their shape, the rest by bytes.
+"""Times of a transformer's kernels: matrix products by their shape, the rest by bytes.
 
 A matrix product reaches a fixed share of the device's peak when it is large. It loses where the
 summed dimension is short, for each tile of the result has a start and an end to pay, and where the
@@ -20,9 +20,9 @@ from hocket.cost.parallel.setting import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What is assumed of every cluster: one set, from data sheets and public measurements.
+    """Constants assumed of every cluster: one set, from specifications and public measurements.
 
-    What differs between architectures stands in `hocket.cost.chips`. Those of kernels were
+    Constants that differ between architectures are in `hocket.cost.chips`. Those of kernels were
     chosen so that the published tables of A100 clusters come out on average;
     those of collectives restate the all-reduce times that vTrain's authors measured with NCCL on
     2 to 8 A100 (1 MiB to 1 GiB).
@@ -55,7 +55,7 @@ class Constants:
     logits to 32 bits 6, maximum 4, less it 8, exponent 8, sum 4, divided by it 8; backward, times
     the gradient 8, to 16 bits 6."""
     backward_bytes: float = 1.5
-    """What the backward of norms, dropouts and activations moves, to what their forward does."""
+    """Bytes moved by the backward of norms, dropouts and activations, relative to their forward."""
     host_s: float = 1.15e-3
     """The host's time to launch one pass over one layer, with plain attention."""
     flash_host_s: float = 0.7e-3
@@ -66,7 +66,7 @@ class Constants:
     """Gaps between the kernels of one pass over one layer in a replayed graph: some 40 kernels, and
     a microsecond between two."""
     softness: float = 4.0
-    """How sharply the longer of host and device decides; infinite would be their maximum."""
+    """Sharpness of the smooth maximum of host and device time; infinite for the plain maximum."""
     microbatch_s: float = 0.8e-3
     chunk_s: float = 0.3e-3
     """The host's work for each further chunk of a microbatch: its turn in the schedule, its two
@@ -92,8 +92,8 @@ class Constants:
     never_hidden: float = 0.1
     """Of data-parallel collectives, whatever they overlap with."""
     host_link_bps: float = 24e9
-    """To and from the host's memory, per device, where state stays there: PCIe 4.0 of 16 lanes as
-    NCCL rates it."""
+    """To and from the host's memory, per device, where state stays there: PCIe 4.0 x16 as NCCL
+    rates it."""
     host_memory_bps: float = 200e9
     """Of a host's memory, which the optimizers of all its devices then share: eight channels of
     DDR4-3200 less a few percent."""

@@ -1,4 +1,4 @@
-"""How many microbatches a device holds at once, by schedule.
+"""Number of microbatches that a device holds at once, by schedule.
 
 Counted in chunks: one microbatch on one of a device's virtual stages. The counts are those of each
 schedule's warm-up with enough microbatches; fewer microbatches bound them.
@@ -14,9 +14,9 @@ from hocket.transformer import SCHEDULES, ScheduleName
 SPLITS_BACKWARD = np.array(
     [name in ("zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v") for name in SCHEDULES]
 )
-"""Whether a schedule computes gradients of weights apart from those of inputs."""
+"""True for schedules with a split backward (zero bubble)."""
 V_SHAPED = np.array([name in ("zb-v", "v-half", "dualpipe-v") for name in SCHEDULES])
-"""Whether a schedule puts the first and the last stage on one device."""
+"""True for schedules with the first and the last stage on one device."""
 UNBOUNDED = np.inf
 
 

@@ -1,4 +1,4 @@
-"""What one layer, the embedding and the output layer take for one microbatch on one device.
+"""Times of one layer, the embedding and the output layer for one microbatch on one device.
 
 Layers with and without experts are averaged over the model, so that stages of equally many layers
 are alike.
@@ -33,7 +33,7 @@ FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerSlices:
-    """How a layer is divided: one entry per distinct way."""
+    """Parallel degrees and options of a layer: one entry per distinct combination."""
 
     tensor: FloatArray
     context: FloatArray
@@ -49,7 +49,7 @@ class LayerTimes:
 
     forward_s: FloatArray
     input_gradient_s: FloatArray
-    """With what is computed again."""
+    """With recomputation."""
     weight_gradient_s: FloatArray
     """With adding to the sum of earlier microbatches."""
     tensor_s: FloatArray
@@ -86,7 +86,7 @@ class _Pass:
 
 
 def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> LayerTimes:
-    """The times of all the given ways to divide a layer."""
+    """The times of a layer under each of the given combinations."""
     matrix = _matrix_s(setting, slices, coefficients)
     forward, backward = _passes(matrix, setting, slices, coefficients)
     # Of an op-by-op selection the products are halved and attention is kept.
@@ -185,7 +185,7 @@ def _matrix_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients)
 
 
 def _experts_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
-    """Routed experts, evenly visited, and those that every token visits."""
+    """Routed experts under an even load, and shared experts."""
     rows = _tokens(setting, slices) * np.maximum(setting.expert_active, 1)
     rows_each = rows * slices.expert / setting.expert_count
     width = np.maximum(setting.expert_width, 1) / slices.tensor
@@ -213,7 +213,7 @@ def _passes(
     around = memory_s(moved_bytes, setting, coefficients)
     tensor, tensor_backward = _tensor_s(setting, slices, coefficients)
     ring = _ring_s(setting, slices, coefficients)
-    # Backward, gradients travel the same two ways in the opposite direction.
+    # Backward, gradients take the same two all-to-alls in the opposite direction.
     experts = _expert_traffic_s(setting, slices, coefficients)
     hides = setting.overlaps_experts
     forward = _Pass(
@@ -255,7 +255,7 @@ def _core_s(
 
 
 def _is_unfused(setting: Setting, slices: LayerSlices) -> FloatArray:
-    """Whether the fused softmax of written scores does not take this number of matrices."""
+    """1 if the fused softmax of written scores does not support this number of matrices."""
     matrices = slices.microbatch * setting.heads / slices.tensor
     return np.asarray((1 - setting.is_flash) * (matrices % _FUSED_MATRICES != 0))
 
@@ -273,7 +273,7 @@ def _around_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     small = setting.is_eager * 44 * setting.hidden / copies
     rotated = setting.is_eager * 24 * (setting.query_width + setting.key_width)
     gated = setting.is_eager * 4 * width
-    # Every visited expert's copy of a token is put in order, weighed and put back.
+    # A token's copy for each of its experts is permuted, weighted and permuted back.
     sorted_bytes = sparse * setting.expert_active * 16 * setting.hidden / copies
     return _tokens(setting, slices) * (
         22 * setting.hidden / copies
@@ -300,7 +300,7 @@ def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
 def _tensor_s(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray]:
-    """Two all-reduces each way; sequence parallelism gathers once more in the backward pass."""
+    """Two all-reduces per pass; sequence parallelism gathers once more in the backward pass."""
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
     whole = 2 * all_reduce_s(size_bytes, group, setting, coefficients)
@@ -312,7 +312,7 @@ def _tensor_s(
 
 
 def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
-    """Ring attention: keys and values go around, gradients of both with them on the way back."""
+    """Ring attention: keys and values go around, in the backward pass with their gradients."""
     size_bytes = 2 * ACTIVATION_BYTES * _tokens(setting, slices) * setting.key_width / slices.tensor
     group = RankGroup(slices.context, slices.tensor)
     # As an all-gather of all blocks: each passes through every rank.
@@ -320,7 +320,7 @@ def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -
 
 
 def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
-    """What work that goes on meanwhile does not hide of traffic; without any, all of it."""
+    """Traffic that concurrent work does not hide; without such work, all of it."""
     least_s = np.where(work_s > 0, efficiency.CONSTANTS.never_hidden * traffic_s, traffic_s)
     return np.maximum(least_s, traffic_s - work_s)
 
@@ -341,14 +341,14 @@ def _expert_traffic_s(
 def _stretch(
     device_s: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> FloatArray:
-    """What the host's launches and the gaps between kernels make of the device's own time."""
+    """Time of a layer with the host's launches and the gaps between kernels."""
     constants = efficiency.CONSTANTS
     num_passes = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE], [3.0, 2.3], 2.0
     )
     per_pass = np.where(setting.is_flash > 0, constants.flash_host_s, constants.host_s)
     per_pass = per_pass * (1 + constants.unfused_host * _is_unfused(setting, slices))
-    # Ranks of a group that share a host share its processors too.
+    # Ranks of a group that share a host share its CPUs too.
     beside = np.minimum(slices.tensor, setting.devices_per_host) - 1
     per_pass = per_pass * (1 + constants.host_tensor * beside)
     # Saving and restoring the state of random numbers is as much work again for the host.
@@ -368,7 +368,7 @@ def _stretch(
 def _ends(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Embedding (both ways), output layer with the loss forward, and backward."""
+    """Embedding (forward and backward), output layer with the loss forward, and backward."""
     tokens, hidden = _tokens(setting, slices), setting.hidden
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
     group = RankGroup(slices.tensor, np.ones_like(slices.tensor))

@@ -46,9 +46,9 @@ class ConfigMemory:
     state_bytes: FloatArray
     """Weights, gradients and optimizer state, and layers that ZeRO holds whole for a while."""
     activation_bytes: FloatArray
-    """What the layers keep for the microbatches in flight, and one that is computed again."""
+    """Activations of the layers for microbatches in flight, and of one layer in recomputation."""
     edge_bytes: FloatArray
-    """What the embedding or the logits keep."""
+    """Activations of the embedding or the logits."""
     total_bytes: FloatArray
     """Everything, with overheads."""
 

@@ -1,4 +1,4 @@
-"""How a training program is set, by the names that people give it: ``async-tp,float8=rowwise``.
+"""Settings of a training program by their usual names: ``async-tp,float8=rowwise``.
 
 Each option changes the fields of `Software` that it stands for, and nothing else; a program and its
 options together are what is predicted.
@@ -23,7 +23,7 @@ class ProgramOption:
     """One option of a program."""
 
     values: str
-    """What may follow the equals sign; nothing where the name says it all."""
+    """Allowed values after the equals sign; empty for an option without a value."""
     meaning: str
     change: Callable[[Software, str], Software]
 

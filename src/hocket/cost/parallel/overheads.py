@@ -1,4 +1,4 @@
-"""What a device holds beyond what formulas name, and how to fit it from measured peaks."""
+"""Memory overheads of a device beyond the formulas, and their fit to measured peaks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FORMULAS_ONLY = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation
 DEFAULT_OVERHEADS = MemoryOverheads()
 """Where nothing was measured."""
 GIVEN_BACK = 1.05
-"""What a driver shows over what is needed: an allocator that runs short first gives back the blocks
-that it keeps for later. A run fits unless its peak exceeds the memory by more than this."""
+"""Memory that the driver shows, relative to the memory needed: PyTorch's caching allocator frees
+its cached blocks before it fails. A run fits unless its peak exceeds the memory by more."""
 
 _LEAST = (0.0, 1.0, 1.0)
 """Nothing shrinks what the formulas count."""
 _MOST = (16e9, 2.0, 2.0)
 _SPREAD = (2e9, 0.1, 0.1)
-"""How far programs differ: the fit leaves what is expected only as far as rows ask."""
+"""Spread between programs: the fit departs from the expected values only as far as rows require."""
 _NOISE = 0.05
 _OUTLIER = 1.5
 """Multiple of the noise beyond which a row counts less."""

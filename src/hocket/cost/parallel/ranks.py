@@ -1,4 +1,4 @@
-"""What follows the last microbatch, or goes on beside all of them: gradients, weights, optimizer.
+"""Work after the last microbatch or concurrent with all: gradients, weights, optimizer.
 
 Data-parallel ranks (context-parallel ones hold the same weights and count among them) add up their
 gradients once per step. Where optimizer state is divided (ZeRO), gradients are scattered and new
@@ -24,7 +24,7 @@ from hocket.cost.parallel.traffic import RankGroup, all_gather_s, all_reduce_s
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Degrees:
-    """Distinct ways to hold weights and state."""
+    """Distinct combinations of degrees that decide how weights and state are held."""
 
     tensor: FloatArray
     pipeline: FloatArray
@@ -36,7 +36,7 @@ class Degrees:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankTimes:
-    """Seconds, one entry per distinct way."""
+    """Seconds, one entry per distinct combination of degrees."""
 
     once_s: FloatArray
     """Collectives of a step that can hide behind one microbatch's work."""
@@ -48,7 +48,7 @@ class RankTimes:
 
 
 def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -> RankTimes:
-    """The times of all the given ways."""
+    """The times of all the given combinations of degrees."""
     common, experts = _parameters(setting, degrees)
     copies = degrees.data * degrees.context
     expert_copies = np.maximum(copies / degrees.expert, 1)

@@ -59,7 +59,7 @@ class Setting:
     is_float8: FloatArray
     cast_bytes: FloatArray
     is_eager: FloatArray
-    """Whether norms and rotations of a gated MLP's kind of model are many small kernels."""
+    """1 if norms and rotations of models with a gated MLP are many small kernels."""
     selects_ops: FloatArray
     selects_activations: FloatArray
     casts_weights: FloatArray

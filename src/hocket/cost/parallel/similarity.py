@@ -1,4 +1,4 @@
-"""What runs that were measured tell about runs like them, where formulas leave something open.
+"""Corrections of predictions by similar measured runs, for what the formulas do not explain.
 
 Kriging (Matheron 1963; around the formulas of a model: Kennedy and O'Hagan 2001): what a run took
 over what was predicted is shared by its neighbours, the less the more doublings of sizes and
@@ -18,8 +18,8 @@ from hocket.cost.parallel.software import Software
 from hocket.transformer import ParallelConfigs, Transformer
 
 UNEXPLAINED = 0.10
-"""What formulas leave open, as a standard deviation of the logarithm of a step: the published
-tables show 0.03 to 0.12, mixtures of experts twice that."""
+"""Error of the formulas, as a standard deviation of the logarithm of a step: the published tables
+show 0.03 to 0.12, mixtures of experts twice that."""
 REACH = 4.0
 """Doublings, summed over sizes and degrees, after which two runs share a third (1/e) of it. Between
 2 and 8 the errors of runs left out hardly change."""
@@ -58,7 +58,7 @@ def similarity(
 def factors(
     anchors: Sequence[Anchor], model: Transformer, software: Software, configs: ParallelConfigs
 ) -> FloatArray:
-    """What measured runs make of the predicted steps of configs: 1 far from all of them."""
+    """Corrections of the predicted steps of configs by measured runs: 1 far from all of them."""
     found = np.ones(len(configs))
     if not anchors:
         return found

@@ -1,4 +1,4 @@
-"""What the training program does that its speed and memory depend on, besides the config."""
+"""Behaviour of the training program that decides its speed and memory, besides the config."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Attention = Literal["plain", "flash", "flash2", "fused"]
 """``plain`` keeps the matrix of all pairs of tokens; the others never write it: FlashAttention 1
 and 2, and the kernels that were made for Hopper (cuDNN, FlashAttention 3)."""
 Selective = Literal["attention", "ops", "activations"]
-"""What selective recomputation computes again: the inside of attention, every second matrix product
-and all that is cheap, or the results of norms and of the MLP's activation."""
+"""Scope of selective recomputation: the inside of attention, every second matrix product and all
+cheap ops, or the results of norms and of the MLP's activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Software:
     is_eager: bool = False
     """True if norms, rotations and activations are many small kernels instead of fused ones."""
     rematerialises: bool = False
-    """True if results of norms and of the MLP's activation are made again inside the kernels of the
-    backward pass instead of kept, as ``torch.compile`` cuts its graphs by default."""
+    """True if results of norms and of the MLP's activation are recomputed inside the kernels of the
+    backward pass instead of saved, as ``torch.compile`` partitions its graphs by default."""
     selective: Selective = "attention"
     cast_bytes: float = 6.0
     """Moved per element of the inputs, output gradients and weights of a product to make it 8 bits
@@ -96,7 +96,7 @@ class Software:
     replays_graphs: bool = False
     """True if passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
     pause_s: float = 0.0
-    """What the program adds to each pass over each layer, whatever its size, and nothing hides."""
+    """Constant overhead of the program per pass over each layer, which nothing hides."""
 
     @property
     def most_shards(self) -> float:

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline with evenly divided layers take for one microbatch.
+"""Times of the stages of a pipeline with evenly divided layers for one microbatch.
 
 The most loaded device sets the pace of the pipeline; the sum over all of them is what the first
 and the last microbatch take to pass. Where layers do not divide evenly, the stages in the middle
@@ -18,10 +18,10 @@ from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, laye
 from hocket.cost.parallel.setting import Setting
 
 FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
-"""Ways to fill and drain a pipeline: `StageTimes.fill_s` has a row for each. ``SCARCE`` is what all
-but ``FLUSH`` come to where there are few microbatches."""
+"""Patterns of filling and draining a pipeline: `StageTimes.fill_s` has a row for each. With few
+microbatches all but ``FLUSH`` become ``SCARCE``."""
 DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
-"""Microbatches per stage from which each way reaches its own fill."""
+"""Microbatches per stage from which each pattern reaches its own fill."""
 GATHERED = 3
 """The ZeRO stage that gathers weights for every pass."""
 
@@ -39,7 +39,7 @@ class StageTimes:
     exchange_s: FloatArray
     """Both directions to the next stage, per chunk, as the pipeline waits for them."""
     fill_s: FloatArray
-    """[way, stage]: waiting of the most loaded device in a whole step."""
+    """[pattern, stage]: waiting of the most loaded device in a whole step."""
     lag_s: FloatArray
     """Waiting per microbatch where memory for half of them is kept (`V_HALF`)."""
 
@@ -94,7 +94,7 @@ def _longest(
 def _fill_s(
     times: LayerTimes, setting: Setting, pipeline: FloatArray, others_s: FloatArray
 ) -> FloatArray:
-    """[way, stage]: waiting of the most loaded device until its first and after its last work.
+    """[pattern, stage]: waiting of the most loaded device before its first and after its last work.
 
     ``FLUSH`` is the time of one microbatch on all other devices. Split backward passes put weight
     gradients into the wait (Qi et al.), but what remains until the last device starts cannot be
@@ -120,10 +120,10 @@ def _fill_s(
 
 
 def _uneven_s(times: LayerTimes, setting: Setting, pipeline: FloatArray) -> FloatArray:
-    """How much longer the gradient of a stage's inputs takes than that of its weights.
+    """Time by which the gradient of a stage's inputs exceeds that of its weights.
 
-    Schedules in V shape are made for equal times; where layers are computed again they are not.
-    What that costs was read off simulated pipelines of 4 to 16 stages.
+    V-shaped schedules are designed for equal times; recomputation makes them unequal. The cost of
+    that was read off simulated pipelines of 4 to 16 stages.
     """
     share = setting.layers / pipeline
     return share * np.maximum(times.input_gradient_s - times.weight_gradient_s, 0.0)

@@ -148,7 +148,7 @@ class _Rates:
         )
 
     def both_ends(self, num_stages: int) -> float:
-        """What the state changes by where one device has the first and the last stage."""
+        """Change of the state's bytes where one device has the first and the last stage."""
         # A tied output layer on another device is a copy of the embedding; on the same, nothing.
         counted = 0.0 if num_stages == 1 else self.held.last[self.tensor]
         return float((self.held.untied[self.tensor] - counted) * self.per_parameter)

@@ -1,4 +1,4 @@
-"""What every virtual stage of one config costs, for the simulation of its schedule.
+"""Costs of every virtual stage of one config, for the simulation of its schedule.
 
 The same physics as `predict`, but each stage has its own number of layers, its own kind of device
 and its own neighbours.

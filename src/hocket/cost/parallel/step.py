@@ -253,7 +253,7 @@ class Times:
         return np.asarray(np.where(pattern == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
     def step_s(self) -> FloatArray:
-        """Every config's step; for many in compiled code, which makes no arrays on the way."""
+        """Every config's step; for many in compiled code, without intermediate arrays."""
         if len(self.configs) <= FEW:
             return _sum(self.parts())
         from hocket.cost.parallel.step_kernels import add_up
@@ -288,9 +288,9 @@ class StepPrediction:
     times: Times
     tokens_per_sequence: int
     flops_per_sequence: float
-    """Model FLOPs, without what is computed again."""
+    """Model FLOPs, without recomputation."""
     factor: FloatArray
-    """What measured runs make of the formulas' times; see `hocket.cost.parallel.similarity`."""
+    """Correction of the formulas' times by measured runs; see `hocket.cost.parallel.similarity`."""
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -412,7 +412,7 @@ def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
 def exposed_s(
     collective_s: FloatArray, hidden_s: FloatArray, is_waited_for: BoolArray | bool = False
 ) -> FloatArray:
-    """What is left of collectives that overlap with ``hidden_s`` of work.
+    """Exposed time of collectives that overlap with ``hidden_s`` of work.
 
     The longer of the two decides where all that counts is when both have ended. Gathered weights
     are waited for at every layer, now by the work and now by the network: together the two take the
@@ -426,7 +426,7 @@ def exposed_s(
 def exposed_exchange_s(
     exchange_s: FloatArray, hidden_s: FloatArray, chunks: IntArray
 ) -> FloatArray:
-    """What is left of the transfers of one of several chunks beside ``hidden_s`` of work on all."""
+    """Exposed time of one chunk's transfers beside ``hidden_s`` of work on all chunks."""
     hidden_s = np.maximum(hidden_s, 0.0) / chunks
     return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 

@@ -58,7 +58,7 @@ def mark_stages(
 
 @kernel
 def mark_ranks(columns: ConfigColumns, places: RankPlaces, code: IntArray, seen: BoolArray) -> None:
-    """Number the ways to hold weights of all configs, and note which numbers occur."""
+    """Number the combinations of degrees of all configs, and note which numbers occur."""
     for i in range(len(columns.tensor)):
         number = (
             places.tensor[columns.tensor[i]]

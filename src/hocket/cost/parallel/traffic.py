@@ -1,4 +1,4 @@
-"""How long the collectives and transfers of parallel training take on a cluster's network.
+"""Times of the collectives and transfers of parallel training on a cluster's network.
 
 A group of n ranks that lie ``stride`` devices apart is inside a host or goes through the network;
 there the members in one host share the adapters of all the devices that the groups beside them do
@@ -26,7 +26,7 @@ class RankGroup:
     """Devices from one rank to the next."""
 
     def is_inside(self, setting: Setting) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Whether all ranks are in one host."""
+        """True if all ranks are in one host."""
         return np.asarray(self.num_ranks * self.stride <= setting.devices_per_host)
 
     def per_host(self, setting: Setting) -> FloatArray:

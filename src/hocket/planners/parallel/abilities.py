@@ -1,7 +1,7 @@
-"""What training programs can run: schedules, ZeRO stages and modes that they have.
+"""Features of training programs: the schedules, ZeRO stages and modes that they have.
 
-A plan for a program that cannot carry it out helps nobody, so that the search keeps to what the
-named program can run, or the usual one where none is named. A schedule that a person asks for and
+A plan is useless for a program that cannot run it. The search therefore keeps to the features of
+the named program, or of the usual one where none is named. A schedule that the user requests and
 that the program lacks is for ``hocket run`` alone.
 """
 
@@ -17,7 +17,7 @@ from hocket.transformer import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What one program can run."""
+    """Features of one training program."""
 
     schedules: tuple[ScheduleName, ...] = SCHEDULES
     recomputes: tuple[Recompute, ...] = RECOMPUTES
@@ -83,7 +83,7 @@ def requested_limits(limits: Limits, program: str | None) -> Limits:
 
 
 def is_hocket_only(program: str, schedule: str) -> bool:
-    """True if ``hocket run`` alone carries a schedule out, which the program does not have."""
+    """True if only ``hocket run`` has a schedule, and the program does not."""
     return program in PROGRAMS and schedule not in PROGRAMS[program].schedules
 
 
@@ -97,6 +97,6 @@ def program_limits(limits: Limits, program: str) -> Limits:
         recomputes=tuple(name for name in limits.recomputes if name in can.recomputes),
         zeros=tuple(zero for zero in limits.zeros if zero in can.zeros),
         pipelined_zeros=tuple(z for z in limits.pipelined_zeros if z in can.pipelined_zeros),
-        # What the person fixes stands: the plan is then theirs to carry out.
+        # Values that the user fixes win over the program's: the user then has to run the plan.
         fixed=(*limits.fixed, *(pair for pair in can.fixed if pair[0] not in stated)),
     )

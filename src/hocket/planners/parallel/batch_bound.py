@@ -1,4 +1,4 @@
-"""What no way of sharing a batch over these devices can beat: a bound by prices of device time.
+"""Lower bound on the step of any batch split over these devices, by prices of device time.
 
 For any prices of the devices' seconds that add up to one, a step is at least as long as all its ops
 cost where each is cheapest (duality of the assignment of work to unequal devices). Passes count

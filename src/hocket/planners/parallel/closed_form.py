@@ -30,7 +30,7 @@ _MAX_SIZES = 20
 _MAX_CUTS = 96
 """Places at which a pipeline may be cut."""
 Relief = Literal["none", "host", "all"]
-"""What a device does to hold less: nothing, updates on the host, all blocks recomputed too."""
+"""Memory savings of a device: none, updates on the host, or all blocks recomputed too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Tables:
 
     @cached_property
     def largest_bucket_bytes(self) -> int:
-        """What is exchanged at once, at most."""
+        """Upper bound on the size of a gradient bucket."""
         graph = self.problem.graph
         largest = int(graph.tensor_bytes[gradients_of(graph)].max(initial=0))
         return largest + BUCKET_BYTES
@@ -255,7 +255,7 @@ def _cuts(graph: Graph, place: IntArray) -> LongArray:
 
 @lru_cache(maxsize=4096)
 def peak_bytes(problem: Problem, device: int, size: int, is_repeated: bool) -> int:
-    """What a device holds that takes microbatches of a size, one or several; simulated."""
+    """Simulated peak memory of a device for one or several microbatches of a size."""
     name = problem.cluster.device_names[device]
     replica = Replica(devices=(name,), microbatches=(size,) * (2 if is_repeated else 1))
     _, timeline = simulate_parallel(problem, Parallel(replicas=(replica,)))
@@ -263,7 +263,7 @@ def peak_bytes(problem: Problem, device: int, size: int, is_repeated: bool) -> i
 
 
 def held_bytes(tables: Tables, device: int, size: int, is_repeated: bool, relief: Relief) -> float:
-    """What a device holds: simulated where nothing is relieved, about where something is."""
+    """Peak memory of a device: simulated without memory relief, estimated with it."""
     plain = peak_bytes(tables.problem, tables.twin(device), size, is_repeated)
     if relief == "none":
         return plain

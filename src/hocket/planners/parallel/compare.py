@@ -1,8 +1,8 @@
-"""The whole question answered: the best way of each family, what people do by hand, and why.
+"""Joint search: the best candidate of each parallelism family, common baselines, and the reason.
 
-Families are what a person would name: one device, data parallel, a pipeline, both, op placement of
-the unsplit batch. The best of each stands in the comparison, the winner says what its parts
-contribute, and the bound says what it bounds.
+Families are those that users name: one device, data parallel, a pipeline, both, op placement of
+the unsplit batch. The comparison lists the best of each. The winner reports the contribution of
+its parts, and the bound reports its scope.
 """
 
 from __future__ import annotations
@@ -116,15 +116,16 @@ def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
     return Parallel(replicas=(replica,), schedule="gpipe")
 
 
-# Where no way of sharing fits: one device that fetches its parameters from the host as it goes.
+# Fallback where no parallel config fits: one device that fetches its parameters from the host.
 #
-# The memory planner's plans for the whole batch on the roomiest device (`hocket.planners.memory`):
-# parameters at home on the host, streamed block by block, activations offloaded or recomputed, the
-# loss in chunks. It takes longer than all the rest and is asked only where nothing else is left.
+# The memory planner's plans for the full batch on the device with the most memory
+# (`hocket.planners.memory`): parameters resident on the host and streamed block by block,
+# activations offloaded or recomputed, the loss in chunks. Planning it takes longer than all other
+# candidates together, so that it is tried only where nothing else fits.
 
 STREAMED = "1 GPU, parameter offload"
 _LEVELS = 8
-"""Budgets between the plain step and the leanest for which a plan is made."""
+"""Memory budgets to plan for, between the plain step and the minimum-memory step."""
 _MOST_OPS = 20_000
 
 
@@ -159,11 +160,11 @@ _MOST_PLACED_OPS = 20_000
 _FEW_OPS = 2_000
 """Up to this many ops placements are searched wherever a bound allows them to win."""
 _HOPELESS = 1.5
-"""A search is not begun where quick placements are so many times as long as the best way."""
+"""No search is begun where quick placements take this many times as long as the best candidate."""
 _FEW_DEVICES = 16
 """Beyond so many devices ParDNN is not asked for a placement of the full batch."""
 _QUICK = ("m-etf", "m-sct", "pardnn")
-"""What places ops before a search, or instead of it; a second or two for 200,000 ops."""
+"""Fast placement planners, run before a search or instead of it: 1 to 2 s for 200,000 ops."""
 
 
 def can_split_batch(problem: Problem) -> bool:
@@ -365,7 +366,7 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
 
 
 def _length_s(candidate: Candidate) -> float:
-    """What a step takes, also where it does not fit."""
+    """Step time of a candidate, also where it does not fit."""
     return math.inf if candidate.timeline is None else candidate.timeline.makespan_s
 
 
@@ -465,7 +466,7 @@ EASING = ("sharding", "microbatches", "activation checkpointing", "optimizer on 
 
 
 def _shortage(problem: Problem, candidates: list[Candidate]) -> str:
-    """What is missing where nothing fits."""
+    """Message on the missing memory where nothing fits."""
     lacking = [c for c in candidates if isinstance(c, SimulatedCandidate)]
     if not lacking:
         return "not even one sample fits on any device"

@@ -29,7 +29,7 @@ MIXED_DTYPES = ("float16", "bfloat16", "float8")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What the file states; files that it names are looked for beside it first."""
+    """Contents of the file; files that it names are looked for in its folder first."""
 
     model: Transformer
     on: str
@@ -37,7 +37,7 @@ class Configuration:
     dtype: str | None
     software: str | None
     options: tuple[str, ...]
-    """How the program is set, as `hocket.cost.parallel.options` names it."""
+    """Settings of the training program, as `hocket.cost.parallel.options` names them."""
     coefficients: Path | None
     config: ParallelConfig
     fills_cluster: bool
@@ -97,7 +97,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
 
 
 def _options(value: object) -> tuple[str, ...]:
-    """Checked where they are read, so that what is wrong is told with the file's name."""
+    """Options, checked as they are read, so that an error message has the file's name."""
     texts = tuple(fields.text(entry, "options") for entry in fields.items(value, "options"))
     try:
         with_options(find_software(DEFAULT_SOFTWARE), texts)

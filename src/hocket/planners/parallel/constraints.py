@@ -3,7 +3,7 @@
 ``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
 most, ``cost`` what a million samples may cost; ``data 2``, ``pipeline 4`` and ``tensor 2`` say how
 many replicas there are, how many stages each has and into how many parts matrices are divided. A
-way that breaks one is no answer, and says so.
+candidate that breaks a limit is rejected with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.simulate.parallel.tensor_parallel import degrees_of
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """What an answer must keep; infinite where nothing is asked."""
+    """Limits that a plan must keep; infinite where none is given."""
 
     device_bytes: float = float("inf")
     num_devices: float = float("inf")
@@ -36,7 +36,7 @@ class Constraints:
     num_parts: int | None = None
 
     def allows(self, shares: Parallel) -> bool:
-        """True if so many devices may share the batch in this way."""
+        """True if replicas, stages and tensor-parallel parts are as many as requested."""
         if self.num_replicas not in (None, len(shares.replicas)):
             return False
         if self.num_parts not in (None, shares.tensor):
@@ -56,7 +56,7 @@ class Constraints:
         return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
     def broken_by(self, problem: Problem, candidate: Candidate) -> str:
-        """Which limit a way that fits breaks; empty for none."""
+        """Message on the limit that a candidate breaks although it fits; empty for none."""
         step_s = candidate.step_s
         if step_s is None:
             return ""

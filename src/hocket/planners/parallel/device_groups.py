@@ -31,7 +31,7 @@ from hocket.planners.parallel.closed_form import (
 # Where to cut the model into stages for unequal devices, by a dynamic program over places.
 #
 # The best cut for devices in a given order makes the slowest stage (or the slowest link between
-# two) as quick as possible, with room for what its passes in flight keep (PipeDream's partition,
+# two) as quick as possible, with memory for what its passes in flight save (PipeDream's partition,
 # Narayanan et al. 2019, for unequal devices and with memory). best[s][j], the least bottleneck of
 # the first j places on the first s devices, is the minimum over i of max(best[s-1][i], stage(i,
 # j)). O(stages x places²), numpy.
@@ -108,14 +108,14 @@ def _eased_bytes(tables: Tables, size: int, in_flight: int) -> FloatArray:
 
 
 def _transient_bytes(tables: Tables, device: int, size: int) -> float:
-    """What a pass holds besides state and saved activations, as one device alone has it."""
+    """Memory of a pass besides state and saved activations, as one device alone has it."""
     alone = peak_bytes(tables.problem, tables.twin(device), size, True)
     saved = float(at_size(tables, tables.saved_bytes, size)[-1])
     return alone - float(tables.state_bytes[-1]) - saved
 
 
 def _links_s(tables: Tables, devices: tuple[int, ...], size: int) -> list[FloatArray]:
-    """Per boundary and place, the seconds that a microbatch takes over the link, one way."""
+    """Per boundary and place, the seconds to send a microbatch over the link in one direction."""
     routes = tables.problem.costs.routes
     crossing = at_size(tables, tables.crossing_bytes, size)[tables.cuts]
     return [
@@ -265,6 +265,6 @@ def shared_out(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, 
 
 
 def _taken(groups: tuple[DeviceGroup, ...], seconds: float) -> LongArray:
-    """How many samples each group can take by a time."""
+    """Number of samples that each group can process in ``seconds``."""
     found = [int(np.searchsorted(g.time_s, seconds, side="right")) - 1 for g in groups]
     return np.array(found, dtype=np.int64)

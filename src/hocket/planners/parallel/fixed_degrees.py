@@ -1,4 +1,4 @@
-"""Limits from what a person fixes: ``tensor=8,recompute=full``."""
+"""Limits from values that the user fixes: ``tensor=8,recompute=full``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outlook of a config: what is predicted for it, before and after it becomes a plan."""
+"""Forecast of a config: predicted time and memory, before and after it becomes a plan."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ConfigForecast:
     estimate_s: float
     """Step time by the closed form, which chose what is simulated."""
     parts_s: Mapping[str, float]
-    """What ``step_s`` consists of: the closed form's parts, with the waiting that was simulated."""
+    """Parts of ``step_s``: those of the closed form, with the simulated waiting."""
     step_s: float
     """Step time in the event simulator; the closed form's where it was not simulated."""
     bubble: float
@@ -86,7 +86,7 @@ class ConfigForecast:
 
     @property
     def cluster(self) -> Cluster:
-        """What it runs on: one pool alone, or all of them."""
+        """Cluster that it runs on: one pool alone, or all of them."""
         if len(self.stages.pools) == 1:
             return pool_clusters(self.problem)[self.stages.pools[0]]
         return self.problem.cluster
@@ -104,7 +104,7 @@ class ConfigForecast:
 
     @property
     def limit_bytes(self) -> tuple[int, ...]:
-        """What of it may be filled."""
+        """Part of `capacity_bytes` that may be filled."""
         pools = pools_of(self.problem)
         return tuple(pools[pool].limit_bytes for pool in self.stages.pool_of_rank)
 
@@ -117,13 +117,13 @@ class ConfigForecast:
 
     @property
     def lacking_bytes(self) -> int:
-        """What the fullest rank's devices lack; 0 where all fits."""
+        """Bytes that the fullest rank's devices lack; 0 where all fits."""
         rank = self.fullest_rank
         return max(0, self.peak_bytes[rank] - self.limit_bytes[rank])
 
     @property
     def uncertainty(self) -> float:
-        """How far a measured step may be from this one, relative: nine of ten are nearer."""
+        """Relative error of ``step_s`` that nine of ten measured steps stay within."""
         if self.problem.training.coefficients.source:
             return CALIBRATED
         libraries = self.problem.training.software.libraries
@@ -219,7 +219,7 @@ class ConfigForecast:
 
 
 def forecast_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
-    """What a candidate's plan claims, with all that follows from it."""
+    """Forecast of a candidate, read from its plan."""
     assert candidate.plan is not None, "every config is a plan"
     plan, claims = candidate.plan, candidate.plan.claims
     parallel, schedule = plan[Parallel], plan.get(Schedule)

@@ -1,10 +1,10 @@
-"""Gradients by priority as a way of their own: a step among many, priced beside all others.
+"""Prioritised gradient exchange as a candidate: a step in steady state, compared with all others.
 
 A step that is simulated begins and ends alone. Where gradients travel in the order in which the
-next forward pass needs them (P3, Jayarajan et al. 2019), part of their exchange happens beside that
-pass; how much is the difference between wait-free and prioritised steps of the simulator of
-gradients (`hocket.simulate.gradients`), and so much shorter is a step among many. It can win where
-the runtime carries it, on processors; for GPUs it is told. O(one simulation of gradients).
+next forward pass needs them (P3, Jayarajan et al. 2019), part of their exchange overlaps with that
+pass. The saving per step is the difference between wait-free and prioritised steps of the simulator
+of gradients (`hocket.simulate.gradients`). It can win on CPUs, where the runtime supports it; for
+GPUs it is only reported. O(one simulation of gradients).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hocket.planners.communication.priority import choose_for_replicas, with_pri
 
 BY_PRIORITY = "DDP, gradient priority"
 _WITHIN_REACH = 1.5
-"""Ways that are longer than the best by more than this cannot win by an order of gradients."""
+"""Candidates slower than the best by more than this factor cannot win by an order of gradients."""
 
 
 def by_priority(problem: Problem, options: Iterable[Candidate]) -> list[Candidate]:
-    """The quickest way that could, with gradients by priority; nothing where that gains nothing."""
+    """The quickest eligible candidate with prioritised gradients; empty if that saves nothing."""
     fitting = sorted(
         (candidate for candidate in options if candidate.step_s is not None),
         key=lambda candidate: candidate.step_s or 0.0,
@@ -68,9 +68,9 @@ def _is_supported(problem: Problem, shares: Parallel) -> bool:
 
 
 def _saved_s(problem: Problem, plan: Plan, alone_s: float) -> float:
-    """What a step among many is shorter than one alone.
+    """Time that a step in steady state saves over a step alone.
 
-    Where the two simulators differ about the step, no more of it than of their own.
+    Where the two simulators disagree on the step, the saving is scaled down to the shorter step.
     """
     choice = choose_for_replicas(problem, plan)
     assert choice is not None, "the plan has an order of gradients"

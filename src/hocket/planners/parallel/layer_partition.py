@@ -560,7 +560,7 @@ def _is_legal(chunked: _Chunked, starts: list[int]) -> bool:
 def _value(chunked: _Chunked, starts: list[int]) -> tuple[int, float, float]:
     """Bytes that ranks lack, the time of a step, unevenness of ranks: less is better.
 
-    With v stages per rank the last microbatches wait for 1/v of the way only: the sum counts 1/v
+    With v stages per rank the last microbatches wait for 1/v of the stages only: the sum counts 1/v
     and the slowest rank m - 1/v times, which for equal stages is the known bubble of interleaved
     schedules.
     """

@@ -1,4 +1,4 @@
-"""Ways of sharing that do not fit, made to fit: fewest blocks recomputed, else updates on the host.
+"""Make parallel configs fit: recompute the fewest blocks, else move updates to the host.
 
 What a block gives back when it is recomputed is what it keeps for the backward pass less its input,
 once for every microbatch in flight. Blocks go from the first on, since the first ones hold longest,
@@ -33,7 +33,7 @@ def fitted(
     *,
     below_s: float = float("inf"),
 ) -> Candidate:
-    """The way simulated, with less in memory where it does not fit as it is.
+    """The config simulated, with memory savings where it does not fit as it is.
 
     That takes longer, so it is not tried where the step is not below ``below_s`` as it is.
     """
@@ -53,7 +53,7 @@ def fitted(
 
 
 def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel | None:
-    """The way with so many bytes less per device; None where nothing more can be done."""
+    """The config with this many bytes less per device; None where nothing more can be saved."""
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     replicas = []
     for replica in shares.replicas:

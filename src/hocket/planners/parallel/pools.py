@@ -44,11 +44,11 @@ class Pool:
 
     @cached_property
     def limit_bytes(self) -> int:
-        """What a config may fill of it."""
+        """Part of `memory_bytes` that a config may fill."""
         return int((1 - self.spare) * self.memory_bytes)
 
     def num_groups(self, tensor: int) -> int:
-        """How many tensor-parallel groups of a size there are.
+        """Number of tensor-parallel groups of a size.
 
         A group that is wider than a host takes whole hosts, all with the same number of devices.
         """
@@ -73,7 +73,7 @@ class Pool:
 
 @lru_cache(maxsize=8)
 def pools_of(problem: Problem) -> tuple[Pool, ...]:
-    """The pools of a problem's cluster in order of first appearance; processors where all are."""
+    """The cluster's pools in order of first appearance; of CPUs only if there is no accelerator."""
     cluster = problem.cluster
     devices = [d for d in cluster.devices if not d.kind.is_cpu] or list(cluster.devices)
     if not devices:

@@ -1,7 +1,7 @@
 """Candidates of the closed form, checked in the event simulator.
 
 A candidate's stages get their own costs (embedding, output layer and uneven shares included), its
-schedule is carried out action by action, and step time, waiting and memory are those of the
+schedule is simulated action by action, and step time, waiting and memory are those of the
 simulation. Where the layers do not divide, or the ends of the pipeline are heavier, shares of
 layers come from the exact partitioner and are kept where the simulator agrees. O(actions) each.
 """
@@ -154,7 +154,7 @@ AS_SHORT = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class RecheckEffort:
-    """How much is simulated; counts, so that the answer does not hang on the machine."""
+    """Limits on simulation work, as counts, so that results do not depend on machine speed."""
 
     num_simulated: int = 200
     max_actions: int = 40_000_000
@@ -211,7 +211,7 @@ def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
 
 
 def _fuss(config: ParallelConfig) -> tuple[int, ...]:
-    """What a config asks of a program, the least usual first."""
+    """Sort key: features that a config needs of a training program, the least common first."""
     return (
         config.context,
         config.schedule not in ("1f1b", "interleaved"),
@@ -290,7 +290,7 @@ def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
-    """The candidate with this config, carried out in the simulator."""
+    """The candidate with this config, run in the simulator."""
     training = candidate.problem.training
     costs = stage_costs(
         training.model, config, candidate.cluster, training.software, training.coefficients,

@@ -1,8 +1,8 @@
-"""What another cluster would bring: changes that are asked for, or those that a sum of money buys.
+"""Plans on changed clusters: the requested changes, or those that a sum of money buys.
 
-Each change is a whole problem of its own. Of all that money buys (devices put in, clusters of one
-kind instead) bounds tell the most hopeful: what no sharing of the batch on these devices beats, or
-how much memory they have where that is wanted. Only these are planned. O(kinds) bounds.
+Each change is a separate problem. Of all that money buys (devices put in, clusters of one
+type instead) bounds select the most promising: the lower bound on the step time of these devices,
+or their memory where that is the goal. Only these are planned. O(device types) bounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChangedCluster:
 
     @property
     def step_s(self) -> float | None:
-        """Of the best way; None where nothing fits."""
+        """Of the best candidate; None where nothing fits."""
         winner = self.comparison.winner
         return None if winner is None else winner.step_s
 
@@ -44,8 +44,8 @@ class ChangedCluster:
 def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
 ) -> list[ChangedCluster]:
-    """The best way after each change."""
-    # Made before the first is planned, so that a wrong one is told at once.
+    """The best candidate after each change."""
+    # Made before the first is planned, so that an invalid one is reported at once.
     changed = {change: on_cluster(problem, change) for change in changes}
     return [ChangedCluster(change, compared(other)) for change, other in changed.items()]
 
@@ -79,7 +79,7 @@ def within(
 
 
 def _hope(changed: Problem, goal: Goal) -> float:
-    """What the goal makes small, as little as it may become on a changed cluster, about."""
+    """Approximate lower bound on the objective of ``goal`` on a changed cluster."""
     devices = workers(changed)
     if goal == "memory":
         return -float(changed.memory_bytes[devices].sum())

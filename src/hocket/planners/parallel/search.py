@@ -1,11 +1,11 @@
-"""One search over the ways of sharing the samples of a step between devices and in time.
+"""One search over parallel configs: the split of a batch over devices and microbatches.
 
 Every structure (who holds the model, alone or in stages) gets samples, microbatches and cuts by
 closed forms; the best are simulated, as long as their closed form could still win; the winners are
-improved by moving single samples, cuts and microbatches. What people do by hand stands beside them
-under its name, and op placement of the unsplit batch is searched only where its bound allows it to
-win. Deterministic; the effort is counted in simulated ops. O(structures) closed forms and
-simulations of the best.
+improved by moving single samples, cuts and microbatches. Common baselines are listed with them by
+name, and op placement of the unsplit batch is searched only where its bound allows it to win.
+Deterministic; the effort is counted in simulated ops. O(structures) closed forms and simulations of
+the best.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
     return found
 
 
-# Which devices hold the model together: all ways for few devices, the sensible ones for many.
+# Groups of devices that hold the model: all groupings of few devices, the sensible ones of many.
 #
 # A structure is a set of groups of devices; each group holds the model once, its devices in the
-# order of their stages. Devices of one kind with the same links are exchangeable, so of ways that
-# differ only by them the first is kept.
+# order of their stages. Devices of one type with the same links are exchangeable, so of structures
+# that differ only by them the first is kept.
 
 Structure = tuple[tuple[int, ...], ...]
 FEW_DEVICES = 4
@@ -195,19 +195,19 @@ def sensible_counts(most: int) -> list[int]:
     return sorted(count for count in found if count <= most)
 
 
-# What a way of sharing takes at least: what its busiest device computes, before and after others.
+# Lower bound on the step of a parallel config, from the compute of its busiest device.
 #
 # A device computes one op after the other, so no step is shorter than all that one device does. The
-# first microbatch must have passed the stages before a stage, and its last one must pass them on
-# the way back. Exchanges, copies and waiting count nothing. O(replicas x stages) differences of
-# sums.
+# first microbatch must have passed the stages before a stage, and its last one must pass them in
+# the backward pass. Exchanges, copies and waiting count nothing. O(replicas x stages) differences
+# of sums.
 
 _SLACK = 0.995
 """Sizes between those that were priced are interpolated."""
 
 
 def least_s(tables: Tables, shares: Parallel) -> float:
-    """Seconds that the way takes at least."""
+    """Lower bound on the step time of a parallel config."""
     num_shards = len(shares.replicas) if shares.sharded else 1
     stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
     return _SLACK * max(_replica_s(tables, replica, num_shards) for replica in stages)
@@ -237,18 +237,18 @@ def _stage_s(tables: Tables, device: int, size: int, first: int, stop: int) -> f
 
 
 _STARTS = 4
-"""Ways that are improved by small moves, each with other devices or stages."""
+"""Candidates to improve by small moves, each with other devices or stages."""
 _WITHIN_REACH = 1.15
-"""Ways that are longer than the best by more than this are not improved."""
+"""Candidates slower than the best by more than this factor are not improved."""
 _MOST_RANKS = 8
 """Replicas whose exchange is planned for their links."""
 _HOPE = 0.97
-"""A closed form may be too long by this much and its way is simulated still."""
+"""Factor by which a closed form may overestimate: such candidates are simulated still."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A way of sharing and what the closed forms say of it."""
+    """A parallel config with its step time by the closed forms."""
 
     shares: Parallel
     seconds: float
@@ -256,14 +256,14 @@ class Estimate:
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
-        """Whether there are replicas, stages, and parts of matrices."""
+        """Parallelism in use: (data, pipeline, tensor)."""
         return len(self.shares.replicas) > 1, self.shares.is_staged, self.shares.tensor > 1
 
 
 def search_parallel(
     problem: Problem, budget: Budget, goal: Goal = "time", must: Constraints = NO_CONSTRAINTS
 ) -> list[SimulatedCandidate]:
-    """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
+    """Simulated parallel configs that keep the limits, the quickest first."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
     estimates = sorted(found, key=lambda e: (e.seconds, in_words(e.shares)))
@@ -275,7 +275,7 @@ def search_parallel(
     for estimate in _families_first(requested):
         shares, family = estimate.shares, estimate.family
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
-        # The best of each family stands in the table, also where it cannot win.
+        # The best of each family is listed in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
             below_s = float(best_s) if goal == "time" and family in families else np.inf
             seen = fitted(tables_for(tables, shares), shares, budget, below_s=below_s)
@@ -303,7 +303,7 @@ def _families_first(estimates: list[Estimate]) -> list[Estimate]:
 
 
 def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
-    """The quickest way of each structure, of the structures that small moves could make win."""
+    """The quickest candidate of each structure that small moves could make win."""
     first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
     for candidate in fitting:
@@ -336,7 +336,7 @@ def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> 
 
 
 def _shard(start: SimulatedCandidate, budget: Budget) -> None:
-    """The same way with parameters and state in parts, where all take part in every gather."""
+    """The same config with sharded parameters and state, gathered by all ranks together."""
     shares = start.plan[Parallel]
     counts = {len(replica.microbatches) for replica in shares.replicas}
     is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
@@ -346,7 +346,7 @@ def _shard(start: SimulatedCandidate, budget: Budget) -> None:
 
 
 def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
-    """The same way with its exchange planned for the very links."""
+    """The same config with collectives planned for its links."""
     shares, problem = start.plan[Parallel], tables.problem
     if shares.sharded or shares.tensor > 1:
         return  # gathers and scatters are not planned, nor exchanges between parts

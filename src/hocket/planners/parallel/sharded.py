@@ -85,7 +85,7 @@ def _fewest(
     budget: Budget,
     update: Update = "device",
 ) -> Candidate | None:
-    """The way with the fewest microbatches that fits, or the last that was tried."""
+    """The config with the fewest microbatches that fits, or the last that was tried."""
     if len(devices) < 2:
         return None
     names, found = tables.problem.cluster.device_names, None

@@ -1,4 +1,4 @@
-"""Ways of sharing as candidates: each is simulated once, and so many ops are simulated in all."""
+"""Simulated candidates of parallel configs: each once, within a total budget of simulated ops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIMULATED_OPS = 2_000_000
 
 @dataclass
 class Budget:
-    """What was simulated already, and what may be still."""
+    """Candidates simulated so far, and the simulation budget that is left."""
 
     problem: Problem
     most_ops: int = _SIMULATED_OPS
@@ -37,7 +37,7 @@ class Budget:
         return self.spent_ops < self.most_ops
 
     def simulated(self, shares: Parallel, planned: Communication | None = None) -> Candidate:
-        """The way as a candidate; each is simulated once."""
+        """The candidate of a parallel config; each config is simulated once."""
         known = self.seen.get((shares, planned))
         if known is None:
             known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
@@ -53,7 +53,7 @@ class Budget:
 def simulated(
     problem: Problem, shares: Parallel, planned: Communication | None = None
 ) -> Candidate:
-    """A way of sharing and what the simulator thinks of it."""
+    """The candidate of a parallel config with its simulated timeline."""
     started = time.perf_counter()
     sections = (shares,) if planned is None else (planned, shares)
     plan = replace(empty_plan(problem, WHOLE), sections=sections)

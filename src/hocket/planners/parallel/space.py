@@ -1,10 +1,10 @@
-"""All ways to divide a transformer's training over a number of devices, as arrays.
+"""All parallel configs of a transformer on a number of devices, as arrays.
 
 Degrees come from small tables: tensor degrees that divide heads and widths, pipeline degrees up to
 the number of layers, context degrees that divide the sequence, data degrees that divide the batch.
 Rows of these tables (*shapes*, which fix all but how memory is spent) are multiplied by the few
-ways to spend memory (recomputation, ZeRO, sequence parallelism), block by block, so that millions
-of configs cost some repeats and tiles of small columns: O(configs) with no Python per config.
+memory options (recomputation, ZeRO, sequence parallelism), block by block, so that millions of
+configs cost some repeats and tiles of small columns: O(configs) with no Python per config.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FEW_DEVICES = 128
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigBlock:
-    """Configs in rows of ``num_variants``: a row is one shape with all ways to spend memory."""
+    """Configs in rows of ``num_variants``: a row is one shape with all memory options."""
 
     configs: ParallelConfigs
     num_variants: int
@@ -76,7 +76,7 @@ def config_blocks(
 def shape_blocks(
     shapes: IntArray, global_batch: int, limits: Limits, block_configs: int = BLOCK_CONFIGS
 ) -> Iterator[ConfigBlock]:
-    """Rows of the columns in `SHAPE` with all ways to spend memory."""
+    """Rows of the columns in `SHAPE` with all memory options."""
     groups = _variant_group(shapes)
     for group in np.unique(groups).tolist():
         variants = _variants(group, limits)
@@ -202,7 +202,7 @@ def microbatches(local_batch: int, limits: Limits) -> list[int]:
 
 
 _ANY, _FILLED, _IN_ROUNDS = range(3)
-"""How many microbatches a schedule takes: any number, as many as ranks, or multiples of them."""
+"""Numbers of microbatches of a schedule: any, at least as many as ranks, or multiples of them."""
 
 
 def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int, ...]]:
@@ -213,7 +213,7 @@ def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int
     schedules are enough.
     """
     most = model.layers // pipeline
-    options = _ways(most) if pipeline > 1 else [("1f1b", 1, _ANY)]
+    options = _schedule_options(most) if pipeline > 1 else [("1f1b", 1, _ANY)]
     return [
         (SCHEDULES.index(name), chunks, asks)
         for name, chunks, asks in options
@@ -221,7 +221,7 @@ def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int
     ]
 
 
-def _ways(most_chunks: int) -> list[tuple[ScheduleName, int, int]]:
+def _schedule_options(most_chunks: int) -> list[tuple[ScheduleName, int, int]]:
     chunks = range(2, most_chunks + 1)
     plain = [(name, 1, _FILLED if name in SPLIT else _ANY) for name in PLAIN]
     looped = [(n, v, _IN_ROUNDS if n == "interleaved" else _FILLED) for n in LOOPED for v in chunks]

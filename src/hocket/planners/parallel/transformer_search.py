@@ -51,25 +51,25 @@ from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 # Every config through the closed forms of memory and time, the best of each shape kept.
 #
 # Blocks of configs are judged as arrays: first what they hold, then, for those that fit, how long
-# they take. Of one shape (degrees, microbatch, schedule) only the best way to spend memory is kept,
+# they take. Of one shape (degrees, microbatch, schedule) only the best memory option is kept,
 # so that what goes to the simulator differs in what the simulator sees; and where a shape fits with
 # less recomputation, more of it is not asked for, since it only costs time. O(configs), some
 # dozens of array passes.
 
 NEARLY = 1.25
-"""How much more than there is a config may hold to be shown among those that do not fit."""
+"""Largest peak, relative to memory, of configs that are shown among those that do not fit."""
 NUM_NEARLY = 5
 SPARE = 10
-"""How many times as many configs are kept until those too much alike are left out."""
+"""Factor of extra configs that are kept until those too similar are left out."""
 MOST_ALIKE = 3
 """ParallelConfigs that differ in their number of chunks alone."""
 ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule")
-"""What configs that are alike share."""
+"""Fields that similar configs have in common."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan:
-    """What is left of all configs."""
+    """Configs that a scan over all of them has kept."""
 
     fitting: ParallelConfigs
     """The best that fit, shortest step first, one per shape."""
@@ -99,7 +99,7 @@ def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Part:
-    """What is left of a block, with the numbers by which blocks are merged."""
+    """Configs kept of one block, with the numbers by which blocks are merged."""
 
     fitting: ParallelConfigs
     fitting_s: FloatArray
@@ -318,7 +318,7 @@ def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) 
 
 
 ROUNDS = 3
-"""How many times the best candidates are simulated, the next ones each time, until one fits."""
+"""Rounds of simulating the best candidates, the next ones each time, until one fits."""
 
 
 def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:

@@ -86,7 +86,7 @@ PARTS_IN_WORDS = {
     "other": "communication of context and expert parallelism",
     "optimizer": "the optimizer",
 }
-"""What a step's time goes into, in words; names that are not here speak for themselves."""
+"""Descriptions of the parts of a step's time; parts that are not listed keep their names."""
 
 
 DEGREES = ("tensor", "context", "data", "pipeline")
@@ -120,7 +120,7 @@ def explain(candidates: list[ConfigForecast]) -> Explanation:
 
 
 def limit_sentence(best: ConfigForecast) -> str:
-    """What takes the winner's time, largest first."""
+    """Sentence on the parts of the winner's step time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
     shares = [(PARTS_IN_WORDS.get(name, name), value / best.step_s) for name, value in parts]
     listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
@@ -154,7 +154,7 @@ def _why_lost(candidate: ConfigForecast, best: ConfigForecast) -> str:
 
 
 def _cause(candidate: ConfigForecast, best: ConfigForecast) -> str:
-    """What takes more time than in the winner, the largest difference alone."""
+    """Sentence on the part that is slower than in the winner by most."""
     theirs = best.parts_s
     more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
     name = max(more_s, key=lambda name: more_s[name])
@@ -165,7 +165,7 @@ def _cause(candidate: ConfigForecast, best: ConfigForecast) -> str:
 
 
 def lacking(candidate: ConfigForecast) -> str:
-    """What a candidate that does not fit lacks, and where."""
+    """Message on the memory that a candidate lacks, and on which rank."""
     if not candidate.lacking_bytes:
         return candidate.reason
     spare = candidate.problem.spare
@@ -177,7 +177,7 @@ def lacking(candidate: ConfigForecast) -> str:
 
 
 def explain_one(candidate: ConfigForecast) -> Explanation:
-    """Whether a config that was asked for by itself fits, and what takes its time."""
+    """Explanation of a single requested config: its fit in memory and the parts of its time."""
     if candidate.feasible:
         return Explanation(
             [replace(candidate, reason="it fits")],
@@ -198,7 +198,7 @@ def _fixed_rule(problem: Problem, limits: Limits) -> str:
 
 
 def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Explanation:
-    """What is missing where nothing fits: the config that lacks least, and what would do."""
+    """Explanation where nothing fits: the config that lacks least, and changes that would help."""
     message = [replace(c, reason=lacking(c)) for c in candidates]
     if not message:
         sentence = "no config exists within what is asked for"

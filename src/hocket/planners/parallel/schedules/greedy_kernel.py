@@ -25,7 +25,7 @@ _NONE = -1
 
 @kernel
 def _could_finish(table: PipelineTable, state: GreedyState, device: int, stage: int) -> bool:
-    """Whether a further forward of ``stage`` leaves room to finish all microbatches in turn."""
+    """True if another forward of ``stage`` leaves enough memory to finish all microbatches."""
     free = table.free_bytes[device] - state.used_bytes[device] - table.held_bytes[stage]
     if free < 0:
         return False
@@ -219,7 +219,7 @@ def _wants_forward(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, forward: int,
     backward: int,
 ) -> bool:  # fmt: skip
-    """Whether of two ready stages the one that goes forward is first."""
+    """True if the ready forward goes before the ready backward."""
     if policy.follows:
         forward_rank = _rank(table, policy, state, 0, forward)
         return bool(forward_rank < _rank(table, policy, state, 1, backward))

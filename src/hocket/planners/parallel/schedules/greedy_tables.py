@@ -38,7 +38,7 @@ class PipelineTable(NamedTuple):
 
 
 class PolicyTable(NamedTuple):
-    """How the list scheduler chooses."""
+    """Rules by which the list scheduler chooses the next action."""
 
     max_in_flight: LongArray
     """Per stage: microbatches after their forward and before their backward."""
@@ -49,9 +49,9 @@ class PolicyTable(NamedTuple):
     group: int
     """So many microbatches pass a chunk before the next chunk has its turn."""
     deepest_first: int
-    """Whether later chunks go forward first within a group, instead of earlier ones."""
+    """1 if later chunks go forward first within a group, 0 if earlier ones do."""
     follows: int
-    """Whether positions decide instead of preference, group and depth."""
+    """1 if positions decide instead of preference, group and depth."""
     position: LongArray
     """[forward, input gradient, weight gradient; stage, microbatch]: what is ready and has the
     least goes first."""
@@ -61,7 +61,7 @@ class PolicyTable(NamedTuple):
 
 
 class GreedyState(NamedTuple):
-    """What has been scheduled so far."""
+    """Progress of the list scheduler: the actions scheduled so far."""
 
     num_done: LongArray
     """[forward, input gradient, weight gradient; stage]: each stage takes microbatches in order."""
@@ -100,7 +100,7 @@ def pipeline_table(
 
 
 def new_state(pipeline: PipelineTable) -> GreedyState:
-    """Room for a schedule of the pipeline."""
+    """Empty scheduler state for the pipeline, with arrays of the needed size."""
     num_devices, chunks = pipeline.stage_of.shape
     num_stages, count = num_devices * chunks, pipeline.num_microbatches
     return GreedyState(

@@ -74,7 +74,7 @@ def _with_weights(slot: NDArray[np.int64]) -> NDArray[np.int64]:
 # DualPipeV: a V of two chunks whose forwards and backwards go in pairs.
 #
 # DeepSeek-AI, "DeepSeek-V3 technical report" (2024), in the form with one copy of the weights that
-# halves DualPipe at its middle. Every forward of one chunk stands beside a backward of the other,
+# halves DualPipe at its middle. Every forward of one chunk is paired with a backward of the other,
 # so that a runtime may hide the transfers of either behind the work of its partner; backwards are
 # split only at the start and the end, where others wait for them. p + 1/2 microbatches are held.
 # O(actions).

@@ -1,4 +1,4 @@
-"""What all schedules are made from: where stages are, and rows of actions put in order.
+"""Building blocks of all schedules: stage layouts, and rows of actions put in order.
 
 A row is what one device does. Schedules with one rhythm (a forward, a backward, perhaps a gradient
 of weights per round) differ in how many forwards come first and how late the gradients of weights

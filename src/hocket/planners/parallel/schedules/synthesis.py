@@ -1,8 +1,8 @@
 """A schedule made for given stage times and memory limits, never worse than the known ones.
 
 The known schedules of the same stage layout that fit are simulated; then a list scheduler (see
-`greedy_kernel`) is run with a few hundred ways to choose, and the best of them is changed at random
-from a fixed seed as long as that helps. In the spirit of the automatic schedules of Qi et al.,
+`greedy_kernel`) is run with a few hundred policies, and the best of them is changed at random from
+a fixed seed as long as that helps. In the spirit of the automatic schedules of Qi et al.,
 "Zero bubble pipeline parallelism" (ICLR 2024), for unequal stages, transfers and limits per device.
 O(tries * actions * (devices + microbatches in flight)); how many tries depends on the size alone.
 """
@@ -68,7 +68,7 @@ def round_trips_s(pipeline: PipelineTable, *, split_backward: bool) -> FloatArra
     return np.cumsum((there_s + sends_s)[::-1])[::-1]
 
 
-# The ways to choose that the list scheduler tries: how far ahead forwards go, how late weights.
+# Policies that the list scheduler tries: how far ahead forwards run, how late weight gradients are.
 #
 # A pipeline without waits needs as many microbatches in flight on a stage as fit into the time from
 # a forward to its backward, so limits are that count for this pipeline's times, more and less, and
@@ -82,7 +82,7 @@ _NO_POSITION = np.zeros((3, 1, 1), dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SchedulePolicy:
-    """One way to choose; the fields are those of `PolicyTable`."""
+    """A policy of the list scheduler; the fields are those of `PolicyTable`."""
 
     max_in_flight: LongArray
     max_late: LongArray
@@ -278,7 +278,7 @@ _CLOSE = 1 + 1e-9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Task:
-    """What is to be scheduled."""
+    """Input of one synthesis: stage costs, microbatches, memory limits and layout."""
 
     costs: StageCosts
     num_microbatches: int
@@ -310,8 +310,8 @@ def synthesise(
     """A schedule within ``memory_bytes`` per device, as short as any known one that fits.
 
     Stages are laid over the devices in rounds, or, if ``is_folded``, there and back as a V. Without
-    ``split_backward`` no backward is split. Raises `NoFeasiblePlanError` where a device has not
-    even room for one microbatch.
+    ``split_backward`` no backward is split. Raises `NoFeasiblePlanError` where a device cannot
+    hold even one microbatch.
     """
     task = _Task(
         costs=costs,
@@ -413,7 +413,7 @@ def _search(
 
 
 def _first_policies(pipeline: PipelineTable, task: _Task, count: int) -> Iterator[SchedulePolicy]:
-    """``count`` ways to choose, and those that follow a known schedule as far as memory allows."""
+    """``count`` policies, and those that follow a known schedule as far as memory allows."""
     for schedule in _known(task):
         for patience in (0.0, 0.5, 1.0):
             yield following(schedule, patience)

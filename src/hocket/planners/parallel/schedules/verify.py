@@ -1,7 +1,7 @@
-"""Is a schedule legal: each action there once, on its device, in an order that can be carried out?
+"""Check that a schedule is legal: each action once, on its device, in an order that can run.
 
-Structure is counted with numpy; whether the order can be carried out is found by going through it,
-each device as far as it gets. Transfers are sent as soon as their tensor is made and are received
+Structure is counted with numpy. The order is checked by running through it, each device as far as
+it gets. Transfers are sent as soon as their tensor is made and are received
 in the order in which they are sent, so they add no further circles. O(actions).
 """
 
