@@ -60,7 +60,7 @@ class RewrittenSteps:
         self._given, self._program, self._graph = given, program, step.rewritten.graph
         self._origin, self._seed, self._num_steps = step.rewritten.origin, seed, 0
         self._events = list(_events(timeline))
-        places = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_STAGING_BUFFERS}
+        places = {"slots": 1 + max(1, memory.prefetch), "staging": NUM_STAGING_BUFFERS}
         self._num_places = {
             self._graph.tensor_names.index(name): count
             for name, count in places.items()

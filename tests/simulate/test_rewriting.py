@@ -16,7 +16,7 @@ from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS
 from hocket.simulate.rewriting.rewrite import rewrite
-from hocket.simulate.rewriting.step import budgeted, carried_out, moved_bytes
+from hocket.simulate.rewriting.step import budgeted, moved_bytes, rewritten_step
 from hocket.simulate.rewriting.uses import can_run_twice
 from hocket.simulate.verify import verify
 
@@ -229,8 +229,8 @@ def test_streamed_parameters_updated_on_the_device_take_their_state_along():
     done = rewrite(GRAPH, _all(GRAPH, parameters="streamed", update="device"))
     assert moved_bytes(done) == (5 * 12 * MIB, 5 * (4 + 4 + 12) * MIB)
     assert not (done.graph.op_stream == Stream.HOST).any()
-    berths = done.graph.tensor_names.index("berths")
-    assert done.graph.tensor_bytes[berths] == NUM_STAGING_BUFFERS * 12 * MIB
+    staging = done.graph.tensor_names.index("staging")
+    assert done.graph.tensor_bytes[staging] == NUM_STAGING_BUFFERS * 12 * MIB
 
 
 def test_parameters_of_one_storage_visit_the_device_in_one_piece():
@@ -313,8 +313,8 @@ def test_simulate_and_verify_take_a_plan_with_a_memory_section():
     memory = _all(GRAPH, activations="recomputed", parameters="streamed", update="host")
     peak = _peak(GRAPH, memory)
     kept = plan.having(replace(memory, budget_bytes=(peak,)))
-    carried, inner = carried_out(problem, kept)
-    assert simulate(problem, kept).makespan_s == simulate(carried, inner).makespan_s
+    rewritten, inner = rewritten_step(problem, kept)
+    assert simulate(problem, kept).makespan_s == simulate(rewritten, inner).makespan_s
     verify(kept, problem)
     with pytest.raises(CheckError, match="of its budget of"):
         verify(plan.having(replace(memory, budget_bytes=(peak - 1,))), problem)

@@ -139,10 +139,10 @@ class Planned:
 
     def pictured(self) -> tuple[Problem, Plan]:
         """The ops that the timeline is about, and where they run."""
-        from hocket.simulate.rewriting.step import carried_out
+        from hocket.simulate.rewriting.step import rewritten_step
         from hocket.view.plans import view_of
 
-        problem, plan = carried_out(self.problem, self.plan)
+        problem, plan = rewritten_step(self.problem, self.plan)
         return view_of(plan).pictured(problem, plan)
 
     def _repr_html_(self) -> str:

@@ -100,11 +100,11 @@ def _simulated(
 ) -> tuple[PlanView, tuple[Problem, Plan, Timeline]]:
     """The step that a plan makes, simulated, and the view of it."""
     from hocket.simulate.engine import simulate as simulate_plan
-    from hocket.simulate.rewriting.step import carried_out
+    from hocket.simulate.rewriting.step import rewritten_step
     from hocket.view.plans import view_of, within_budget
 
     saved = load_plan(plan_file, graph_file)
-    problem, plan = carried_out(saved.problem, saved.plan)
+    problem, plan = rewritten_step(saved.problem, saved.plan)
     view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
     problem = replace(problem, transfers=transfers) if transfers else problem
     announce_compilation()

@@ -120,7 +120,7 @@ def command(
         return
     from hocket.api import run_plan
     from hocket.api.runs import RunOptions
-    from hocket.simulate.rewriting.step import carried_out
+    from hocket.simulate.rewriting.step import rewritten_step
     from hocket.view.plans import view_of
 
     options = RunOptions(
@@ -161,7 +161,7 @@ def command(
         timelines = {"predicted": result.predicted}
         if result.measured is not None:
             timelines["measured"] = result.measured
-        write_traces(trace_file, *view.pictured(*carried_out(problem, plan)), timelines)
+        write_traces(trace_file, *view.pictured(*rewritten_step(problem, plan)), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         from hocket.cost.measured_steps import RECORD, run_record

@@ -1,4 +1,4 @@
-"""What a timeline says: how busy devices and channels are, and what limits the step.
+"""Analysis of a timeline: utilization of devices and channels, and the limit of the step.
 
 O(n log n) in the number of spans.
 """
@@ -138,7 +138,7 @@ class _Causes:
             self.queues = [in_queues.part(0, len(send)), in_queues.part(len(send), len(items))]
 
     def of(self, item: int) -> list[_Cause]:
-        """What an item waited for last; nothing where it starts with the step."""
+        """Items that an item waited for last; empty where it starts with the step."""
         if item >= self.num_ops:
             return self._of_transfer(item)
         return self._of_op(item) if self.start_s[item] > 0 else []
@@ -233,7 +233,7 @@ class _Ended:
 TOGETHER = (Stream.COMMUNICATION,)
 """Where devices gather, scatter or sum together."""
 COPYING = (Stream.COPY_IN, Stream.COPY_OUT)
-AT_HOME = (Stream.HOST,)
+ON_HOST = (Stream.HOST,)
 _MOSTLY = 0.5
 """A device that computes for at least this share of the step is said to limit it."""
 
@@ -300,7 +300,7 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     beside = {
         "exchanges between devices": streams_s(timeline, path, TOGETHER),
         "copies to and from the host": streams_s(timeline, path, COPYING),
-        "updates on the host": streams_s(timeline, path, AT_HOME),
+        "updates on the host": streams_s(timeline, path, ON_HOST),
     }
     most_s, what = max((seconds, what) for what, seconds in beside.items())
     if most_s > max(summary.transfer_s, summary.compute_s - sum(beside.values())):

@@ -1,4 +1,4 @@
-"""What a device holds when it is fullest, storage by storage. O(tensors + reads), numpy."""
+"""Storages on a device at its memory peak. O(tensors + reads), numpy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HeldStorage:
 def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     """Storages on the first device at its peak, the largest first; workspaces are not among them.
 
-    For steps on one device: what is sent between devices is told where it was made.
+    For steps on one device: tensors sent between devices are listed on the device that made them.
     """
     graph = problem.graph
     times, held = timeline.memory_curve(0)

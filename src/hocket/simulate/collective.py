@@ -1,11 +1,11 @@
-"""How long a planned collective takes for a message of some size: rounds over shared channels.
+"""Time of a planned collective for a message of some size: rounds over shared channels.
 
 Each tree's share is cut into equal chunks. In round r a send of level l (sends that must come
 before it) moves chunk r - l; the round lasts as long as its fullest channel needs, and every level
 adds its latency once, since chunks follow each other without waiting for answers. With one chunk
 this is the textbook time of a ring, 2(n-1)(a + m/(n b)); with many, that of a pipelined tree. Where
 trees that run each at its own pace are sooner done (`overlapped`), that is the time.
-Chunks are as small as `MAX_ON_THE_WAY` of them at once on a hop can keep it busy over its latency:
+Chunks are as small as `MAX_CHUNKS_IN_FLIGHT` of them on a hop can keep it busy over its latency:
 with smaller ones messages and not bytes would set the pace. O(sends + levels · channels).
 """
 
@@ -22,12 +22,12 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree, channel
 
-# How long a collective takes when each tree runs at its own pace, all ending together.
+# Time of a collective whose trees each run at their own pace and all end together.
 #
 # Every send of a tree moves the tree's share at an even rate, from when the first chunk is there:
 # the latencies and chunks before it, along its own path. A tree with short paths has more time to
 # move its share than one with long paths, so that what is lost to latency is, on each channel, the
-# mean over what the channel carries and not the longest of all. The least time in which every
+# mean over the channel's traffic and not the longest of all. The least time in which every
 # channel keeps its rate is found by `scipy.optimize.brentq`. O(steps · channels · trees).
 
 _CLOSE = 1e-12
@@ -36,7 +36,7 @@ _CLOSE = 1e-12
 
 @dataclass(frozen=True)
 class TimedSend:
-    """A send of a tree, and what comes before it on its way."""
+    """A send of a tree, with the latencies and chunks before it on its path."""
 
     tree: int
     send: Send
@@ -54,7 +54,7 @@ class TreePace:
     ends_s: float
     """When the last rank has everything."""
     moves_s: FloatArray
-    """How long each send of each tree moves."""
+    """Duration of each send of each tree."""
     num_chunks: int
 
     def moments_s(self, each: TimedSend) -> FloatArray:
@@ -109,7 +109,7 @@ class OverlappedTimes:
             moves_s = (spare_s + rest_s) / chunks
             return float((self._taken @ (size_bytes / moves_s)).max()) - 1.0
 
-        # As late as the latest tree, all trees have room; no tree has more time than all of it.
+        # The latest tree's time suffices for all trees; no tree has more time than all of it.
         least_s = max(busy_s - self.longest_s, _CLOSE * busy_s)
         rest_s = busy_s
         if overload(least_s) > 0.0 > overload(busy_s):
@@ -131,13 +131,13 @@ def _timed(number: int, tree: Tree, latency_of: dict[str, float]) -> Iterator[Ti
 
 
 MAX_CHUNKS = 2**15
-MAX_ON_THE_WAY = 8
-"""Chunks that may be under way over one hop, as NCCL has eight slots for them."""
+MAX_CHUNKS_IN_FLIGHT = 8
+"""Chunks that may be in flight over one hop, as NCCL has eight slots for them."""
 
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """One chunk of one tree on its way between two ranks."""
+    """Transfer of one chunk of one tree between two ranks."""
 
     tree: int
     chunk: int
@@ -175,13 +175,13 @@ class CollectiveTimes:
 
     def num_chunks(self, size_bytes: float) -> int:
         """Chunks of each tree: the most that keep every hop busy."""
-        slowest_s = float(self.latency_s.max()) / MAX_ON_THE_WAY
+        slowest_s = float(self.latency_s.max()) / MAX_CHUNKS_IN_FLIGHT
         if slowest_s == 0.0:
             return MAX_CHUNKS
         return int(min(max(size_bytes / self.rate_bps / slowest_s, 1.0), MAX_CHUNKS))
 
     def round_s(self, size_bytes: float, num_chunks: int) -> FloatArray:
-        """How long each round lasts."""
+        """Duration of each round."""
         return self._some_rounds(
             np.arange(self.num_levels + num_chunks - 1, dtype=np.int32), size_bytes, num_chunks
         )
@@ -210,7 +210,7 @@ class CollectiveTimes:
         return float(some.sum() + alike_s + self.latency_s.sum())
 
     def spans(self, size_bytes: float, num_chunks: int) -> Iterator[ChunkSpan]:
-        """Every chunk on every way, in the manner that ends first."""
+        """Every transfer of every chunk, under the timing that ends first."""
         pace = self._overlapped.pace(size_bytes, num_chunks)
         if pace.ends_s < self._rounds_s(size_bytes, num_chunks):
             for each in self._overlapped.sends:

@@ -1,6 +1,6 @@
 """Simulate a plan: lower it to instructions, run the event engine on them.
 
-What is simulated exactly stands in ``docs/concepts/simulator.md``. The compiler is imported by
+``docs/concepts/simulator.md`` describes the simulated model. The compiler is imported by
 the first simulation, never before; a simulation is an evaluation of which all is kept, so that the
 engine is compiled once. Complexity: see `hocket.simulate.lowering` and `hocket.simulate.events`.
 """
@@ -21,27 +21,27 @@ from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.parallel import ExpandedStep, expand
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.simulate.rewriting.step import carried_out
+from hocket.simulate.rewriting.step import rewritten_step
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.symmetry import for_all
 from hocket.simulate.timeline import Timeline, step_timeline
 
 
 def simulate(problem: Problem, plan: Plan) -> Timeline:
-    """What carrying out ``plan`` would be like: every span, and memory over time.
+    """Simulate ``plan``: every span, and memory over time.
 
-    Devices that need more memory than they have are no error here: the peaks tell. A divided
-    training is timed by its schedule, one device per pipeline rank; a plan with a memory section is
-    carried into the graph first, and the spans are those of `carried_out`. Raises `UsageError` for
-    a plan that does not decide what the work asks for, `CheckError` for one that cannot be carried
-    out.
+    Devices that need more memory than they have are no error here: the peaks show it. Parallel
+    training of a transformer is timed by its schedule, one device per pipeline rank. The memory
+    section of a plan is applied to the graph first, and the spans are those of `rewritten_step`.
+    Raises `UsageError` for a plan that lacks a decision that the work needs, `CheckError` for one
+    that cannot run.
     """
     if isinstance(problem.work, TransformerTraining):
         return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
     shares = plan.get(Parallel)
     if shares is not None:
         return simulate_parallel(problem, shares, plan.get(Communication), plan.get(Waves))[1]
-    problem, plan = carried_out(problem, plan)
+    problem, plan = rewritten_step(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
     _, timeline = simulate_placement(problem, device_of, priority, is_strict=is_strict)
@@ -56,7 +56,7 @@ def simulate_parallel(
     planned: Communication | None = None,
     waves: Waves | None = None,
 ) -> tuple[ExpandedStep, Timeline]:
-    """The graph of a step whose batch is shared out, and what carrying it out would be like.
+    """The graph of a step whose batch is split over devices, and its simulated timeline.
 
     The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages
     wait for each other in a circle.
@@ -82,7 +82,7 @@ def simulate_placement(
     *,
     is_strict: bool = False,
 ) -> tuple[Instructions, Timeline]:
-    """The instructions of a placement, and what carrying them out would be like.
+    """The instructions of a placement, and their simulated timeline.
 
     Every op must be on a device that exists. ``priority`` is the position in the graph by default;
     with ``is_strict`` devices run ops in exactly that order, and times of ops that then can never
@@ -102,12 +102,12 @@ def lower(
 
 
 def instructions_of(problem: Problem, plan: Plan) -> Instructions:
-    """What every device does to carry out ``plan``; raises as `simulate` does."""
+    """Instructions of every device under ``plan``; raises as `simulate` does."""
     return lower(problem, *_decisions(problem, plan))
 
 
 def kernels_are_compiled() -> bool:
-    """Whether the next simulation starts at once instead of compiling first."""
+    """True if the next simulation starts at once instead of compiling first."""
     from hocket.kernels import is_compiled
 
     return is_compiled(try_changes)

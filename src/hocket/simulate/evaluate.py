@@ -3,8 +3,8 @@
 Plans are lowered into the same arrays again and again and the whole row of changes is tried in
 compiled code, so that an evaluation of a small graph takes a tenth of a simulation. The numbers are
 equal bit for bit. A change whose step is bound to be longer than the present one is given up as
-soon as that is seen: when an op starts so late that the longest way from it, or what its device has
-left to do, no longer fits. O(lowering + simulation) per change.
+soon as that is seen: when an op starts so late that the longest path from it, or what its device
+has left to do, no longer fits. O(lowering + simulation) per change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOISE = 1e-9
 
 
 class Score(NamedTuple):
-    """How good a plan is: smaller is better, and the first difference decides."""
+    """Score of a plan: smaller is better, and the first difference decides."""
 
     overflow_bytes: float
     """Bytes that devices need beyond what they have, summed over devices."""
@@ -246,7 +246,7 @@ def _take_score(
 def evaluate(
     buffers: LoweringBuffers, state: EngineState, score: FloatArray, is_strict: bool
 ) -> None:
-    """Simulate what the draft says; the score, the spans and the peaks are there afterwards."""
+    """Simulate the placement in the buffers, and fill in the score, the spans and the peaks."""
     given, tables, scratch = buffers
     lower_into(given, tables, scratch)
     _reset(state, tables, scratch.num_found[0])

@@ -258,7 +258,7 @@ def _start_transfers(
 
 @kernel
 def _is_undecided(schedule: Agenda, runs: RunTable, queue: int) -> bool:
-    """Whether a free stream comes to a position in its strict order that is still open."""
+    """True if a free stream comes to a position in its strict order that is still open."""
     at = schedule.cursor[queue]
     if at == runs.lineup_ptr[queue + 1]:
         return False
@@ -291,8 +291,8 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
     """An op begins, and when it ends is known, unless a kernel of the other stream comes first.
 
     The host issues one op after the other. Of two kernels that would fill more than the device the
-    one that is ready first has it; the way to the other is gone meanwhile. Two that fit slow each
-    other down for as long as both run; a later neighbour of either adds what it costs itself.
+    one that is ready first has it; the launch gap of the other passes meanwhile. Two that fit slow
+    each other down for as long as both run; a later neighbour of either adds what it costs itself.
     """
     end_s = now + runs.duration_s[op]
     other = runs.other_stream[queue]
@@ -321,7 +321,7 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
 
 @kernel
 def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
-    """Whether an op ends now; a kernel of the other stream may have come before its own."""
+    """True if an op ends now; a kernel of the other stream may have delayed it."""
     is_running = not schedule.is_free[queue] and schedule.running[queue] == op
     return bool(is_running and schedule.due_s[queue] == now)
 
@@ -426,7 +426,7 @@ def _group_users(schedule: Agenda, places: PlaceTable) -> None:
 
 @kernel
 def _longest_after(schedule: Agenda, place: int) -> float:
-    """The longest way to the end from the ops that read at a place."""
+    """The longest path to the end from the ops that read at a place."""
     longest_s = 0.0
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
         longest_s = max(longest_s, schedule.tail_s[schedule.users[index]])
@@ -464,7 +464,7 @@ def _line_up(runs: RunTable, ready: Heaps) -> None:
 
 @kernel
 def run(state: EngineState, tables: Instructions, mode: int, strict: bool) -> None:
-    """Run the step from ``state``, which then tells what happened.
+    """Run the step from ``state``, which then has its times and memory.
 
     Where a strict order has open positions, it ends when a queue comes to the first of them: all
     has then happened that does not hang on what is chosen there. It also ends when the step is

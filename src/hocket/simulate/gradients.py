@@ -1,8 +1,8 @@
-"""How long a data-parallel step takes when gradients travel while the device computes.
+"""Time of a data-parallel step whose gradient exchange overlaps with compute.
 
 Layers compute forward, then backward in reverse; the gradient of a layer may travel once its
 backward is done, cut into slices, and the layer's next forward waits for its own sums, or, where
-the end of a step is a barrier, for all sums. One channel carries slices at the rate of the
+the end of a step is a barrier, for all sums. One channel sends slices at the rate of the
 all-reduce; among those that are there it takes the one that came first (wait-free backpropagation,
 Poseidon, ATC 2017) or the one whose layer is needed first (P3, MLSys 2019).
 Steps follow each other until they take the same time. O(steps · slices · log slices).
@@ -21,7 +21,7 @@ _STEPS = 6
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What one layer does in a step."""
+    """Compute time and gradient size of one layer."""
 
     forward_s: float
     backward_s: float
@@ -35,7 +35,7 @@ class GradientChannel:
     rate_bps: float
     """Bytes of gradients per second."""
     slice_s: float = 0.0
-    """What each slice costs beside its bytes."""
+    """Constant overhead of each slice."""
     latency_s: float = 0.0
     """From the end of a slice on the channel until all have its sum."""
 
@@ -115,7 +115,7 @@ class _Steps:
             heapq.heappush(self.future, (ready_s, self.number, index, size))
 
     def _run_channel(self, until_s: float, needed: int | None) -> None:
-        """Carry slices until a time, and further until the sums of the needed layer are there."""
+        """Send slices until a time, and further until the sums of the needed layer are there."""
         while self.future or self.waiting:
             is_there = needed is not None and self.num_left[needed] == 0
             start_s = self.free_s

@@ -1,8 +1,8 @@
-"""Instructions: a plan carried down to what every device does, as tables of arrays.
+"""Instructions: a plan lowered to the actions of every device, as tables of arrays.
 
 Runs of ops on streams, places where tensors are, transfers that fill them, routes that transfers
 take. `hocket.simulate.lowering` makes them from a problem and a plan; the simulator times them and
-the runtime carries them out, so that the two cannot disagree. All whole numbers are 64 bits wide:
+the runtime executes them, so that the two cannot disagree. All whole numbers are 64 bits wide:
 each further width would compile the engine's functions once more.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 SHARED, QUEUED, PARALLEL = 0, 1, 2
-"""How transfers affect each other; positions in ``hocket.plan.problem.TRANSFER_MODES``."""
+"""Contention of transfers: positions in ``hocket.plan.problem.TRANSFER_MODES``."""
 
 
 class RunTable(NamedTuple):
@@ -27,7 +27,7 @@ class RunTable(NamedTuple):
     """Bytes taken at the start: made storages and workspace."""
     workspace_bytes: LongArray
     num_waits: LongArray
-    """How many of the tensors that it reads are not there when the step begins."""
+    """Number of tensors that it reads and that are not there when the step begins."""
     made_ptr: LongArray
     read_ptr: LongArray
     send_ptr: LongArray
@@ -46,26 +46,26 @@ class RunTable(NamedTuple):
     fill: FloatArray
     """Share of its device that the op fills."""
     beside: FloatArray
-    """How many times as long it takes while an op of the other stream runs that fits beside it."""
+    """Slowdown while an op of the other stream runs that fits on the device with it."""
     other_stream: LongArray
     """Per queue: the queue of the other compute stream on its device; -1 for none."""
 
 
 class PlaceTable(NamedTuple):
-    """Pairs (tensor, device): tensors at their homes, then the others by (tensor, device)."""
+    """Pairs (tensor, device): tensors on their owner devices, then the others in order."""
 
     tensor: LongArray
     device: LongArray
     is_copy: BoolArray
-    """Whether a transfer brings the tensor there."""
+    """True if a transfer brings the tensor there."""
     storage: LongArray
     """The place whose bytes this one lives in: itself unless it is an alias."""
     num_bytes: LongArray
     """Bytes that come with the place: 0 where it lives in another's."""
     is_kept: BoolArray
-    """Whether the bytes stay until the end of the step."""
+    """True if the bytes stay until the end of the step."""
     num_uses: LongArray
-    """How many ends release the bytes: of the producer, of each read, of each transfer out."""
+    """Number of ends that release the bytes: of the producer, each read and each transfer out."""
     reader: LongArray
     """The op of each entry of ``graph.reads``."""
     read_place: LongArray
@@ -75,7 +75,7 @@ class PlaceTable(NamedTuple):
 
 
 class TransferTable(NamedTuple):
-    """Transfers in order of (tensor, destination); a tensor leaves from its home."""
+    """Transfers in order of (tensor, destination); a tensor leaves from its owner device."""
 
     place: LongArray
     """The place that it fills."""
@@ -85,15 +85,15 @@ class TransferTable(NamedTuple):
     latency_s: FloatArray
     work: FloatArray
     duration_s: FloatArray
-    """With nothing else on the way."""
+    """Without contention on the route."""
     route: LongArray
 
 
 class RouteTable(NamedTuple):
-    """Routes that transfers take, told apart by their channels."""
+    """Routes that transfers take, distinct by their channels."""
 
     size_ptr: LongArray
-    """Route r carries ``size_ptr[r + 1] - size_ptr[r]`` transfers."""
+    """Route r has ``size_ptr[r + 1] - size_ptr[r]`` transfers."""
     path_ptr: LongArray
     path: LongArray
     """Route r crosses channels ``path[path_ptr[r]:path_ptr[r + 1]]``."""
@@ -106,7 +106,7 @@ class RouteTable(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """What every device does in one step."""
+    """Actions of every device in one step."""
 
     runs: RunTable
     places: PlaceTable
@@ -115,7 +115,7 @@ class Instructions(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What does not depend on the plan."""
+    """Constants of a problem, the same for all plans."""
 
     home_op: LongArray
     """Per tensor: the op at whose device it first is; -1 for none."""
@@ -142,9 +142,9 @@ class Given(NamedTuple):
     latency_s: FloatArray
     """Per pair ``src * devices + dst``, as the following."""
     hops: LongArray
-    """Links on the way where seconds are stated per link, else 1."""
+    """Links of the route where seconds are stated per link, else 1."""
     slowest: FloatArray
-    """Least capacity on the way."""
+    """Least capacity on the route."""
     route: LongArray
     send_queue: LongArray
     receive_queue: LongArray
@@ -158,7 +158,7 @@ class Scratch(NamedTuple):
     """Passing results of one lowering."""
 
     away_ptr: LongArray
-    """Places of tensor t away from home: ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
+    """Places of tensor t on other devices: ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
     transfer_ptr: LongArray
     """Transfers of tensor t, likewise."""
     place_on: LongArray

@@ -2,8 +2,8 @@
 
 An accelerator spends the time of its ops and, for every tensor that crosses its boundary, the time
 of that tensor over the device's own link: once for each tensor that comes in and once for each that
-goes out, however many others read it. A processor shares memory with its host and spends
-the time of its ops alone, unless there are only processors. The largest load limits how often steps
+goes out, however many others read it. A CPU shares memory with its host and spends
+the time of its ops alone, unless there are only CPUs. The largest load limits how often steps
 can begin: the measure of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
 Operators", NeurIPS 2020. O(reads log reads) in numpy.
 """
@@ -36,10 +36,10 @@ class LinkTimes(NamedTuple):
 
 
 def link_times(problem: Problem) -> LinkTimes:
-    """What tensors cost the devices between which they go.
+    """Times of transfers for the devices at both ends.
 
     A file states the time over one link and a transfer crosses two, so each end pays for its own.
-    Elsewhere both ends are busy for as long as the slowest link on the way lets them.
+    Elsewhere both ends are busy for as long as the slowest link of the route takes.
     """
     graph, costs, routes = problem.graph, problem.costs, problem.costs.routes
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices], dtype=np.bool_)
@@ -86,7 +86,7 @@ def summed(key: NDArray[np.integer], value: FloatArray, count: int) -> FloatArra
 def _crossings(
     problem: Problem, device_of: IntArray, links: LinkTimes
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """(tensor, home, other device) of every tensor that another device reads, each once."""
+    """(tensor, owner, other device) of every tensor that another device reads, each once."""
     graph, num_devices = problem.graph, max(problem.cluster.num_devices, 1)
     owner = owner_devices(graph, device_of)
     reader = graph.reader

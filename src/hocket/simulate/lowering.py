@@ -1,10 +1,10 @@
 """Lowering: from a problem and a plan to instructions.
 
-Every tensor is at its home, and on each other device with an op that reads it; a transfer fills
-these further places unless the tensor is the batch. An alias lives in the bytes of its base where
-both are on the device from the start or made there. What does not depend on the plan is prepared
-once (`LoweringBuffers`), so that many plans of one problem can be lowered into the same arrays.
-O(ops + reads + tensors + routes), compiled.
+Every tensor is on its owner device, and on each other device with an op that reads it; a transfer
+fills these further places unless the tensor is the batch. An alias lives in the bytes of its base
+where both are on the device from the start or made there. What does not depend on the plan is
+prepared once (`LoweringBuffers`), so that many plans of one problem can be lowered into the same
+arrays. O(ops + reads + tensors + routes), compiled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hocket.simulate.instructions import (
 
 
 class LoweringBuffers(NamedTuple):
-    """What is known of a problem, and the tables that each lowering fills.
+    """Constants of a problem, and the tables that each lowering fills.
 
-    They have room for the placement with the most transfers: every tensor sent to every device on
-    which some op reads it.
+    They are large enough for the placement with the most transfers: every tensor sent to every
+    device on which some op reads it.
     """
 
     given: Given
@@ -44,7 +44,7 @@ class LoweringBuffers(NamedTuple):
 
 
 def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBuffers:
-    """Room for the plans of a problem; ``devices`` are those that they use, all by default."""
+    """Buffers for the plans of a problem; ``devices`` are those that they use, all by default."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     used = np.arange(num_devices) if devices is None else np.unique(devices)
     routes, route_of_pair = _routes(problem.costs, used.tolist(), num_devices)
@@ -82,7 +82,7 @@ def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
 
 
 def trimmed(buffers: LoweringBuffers) -> Instructions:
-    """The tables as they were filled last, without the room that was not needed."""
+    """The tables as they were filled last, without the unused capacity."""
     num_places, num_transfers = buffers.scratch.num_found.tolist()
     runs, places, transfers, routes = buffers.tables
     columns = ("tensor", "device", "is_copy", "storage", "num_bytes", "is_kept", "num_uses")
@@ -94,7 +94,7 @@ def trimmed(buffers: LoweringBuffers) -> Instructions:
     )
 
 
-# ── room ─────────────────────────────────────────────────────────────────────────────────────────
+# ── buffers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _given(problem: Problem, route_of_pair: LongArray) -> Given:
@@ -147,7 +147,7 @@ def _slowest(costs: Costs) -> FloatArray:
 
 
 def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, LongArray]:
-    """Routes between the devices, told apart by their channels, and which of them a pair takes."""
+    """Routes between the devices, distinct by their channels, and the route of each pair."""
     number: dict[tuple[int, ...], int] = {}
     route_of_pair = zeros(num_devices * num_devices)
     for src in devices:
@@ -224,13 +224,13 @@ def _transfer_capacity(count: int) -> TransferTable:
 
 @kernel
 def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch: Scratch) -> int:
-    """Places of every tensor: its home, then the others by (tensor, device); how many there are."""
+    """Places of every tensor: on its owner device, then the others in order; their number."""
     here, num_tensors = scratch.place_on, len(given.alias_of)
     end = num_tensors
     scratch.away_ptr[0] = end
     for tensor in range(num_tensors):
-        keeper, first = given.home_op[tensor], end
-        owner = device_of[keeper] if keeper >= 0 else 0
+        owner_op, first = given.home_op[tensor], end
+        owner = device_of[owner_op] if owner_op >= 0 else 0
         places.device[tensor] = owner
         places.tensor[tensor] = tensor
         places.is_copy[tensor] = False
@@ -376,7 +376,7 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
 
 @kernel
 def lower_into(given: Given, tables: Instructions, scratch: Scratch) -> None:
-    """Fill the tables from the devices that stand in ``tables.runs``."""
+    """Fill the tables from the devices in ``tables.runs``."""
     runs, places, transfers = tables.runs, tables.places, tables.transfers
     num_places = _find_places(given, runs.device, places, scratch)
     _find_storages(given, places, scratch, num_places)

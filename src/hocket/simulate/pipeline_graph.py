@@ -31,7 +31,7 @@ _MEMORY_BYTES = 2**50
 def pipeline_problem(
     schedule: Schedule, costs: StageCosts, rank_names: tuple[str, ...] = ()
 ) -> tuple[Problem, Plan]:
-    """What `hocket.simulate.simulate` takes to simulate ``schedule``.
+    """Problem and plan for `hocket.simulate.simulate` that simulate ``schedule``.
 
     ``rank_names`` name its devices, which are numbered by default. Devices have no limit of memory
     here; transfers do not notice each other.

@@ -1,4 +1,4 @@
-"""What the compiled engine changes while it runs, as tuples of arrays made once before.
+"""State of the compiled engine: tuples of arrays that are allocated once before it runs.
 
 They are made here rather than in the engine because compiling allocations takes long.
 """
@@ -51,22 +51,22 @@ class Flow(NamedTuple):
     rate: FloatArray
     since_s: FloatArray
     num_on: LongArray
-    """How many transfers flow on each channel."""
+    """Number of transfers that flow on each channel."""
     share: FloatArray
     """Work per second that each channel does for each of them."""
     active: LongArray
-    """Hops of routes on which something flows: those of channel c stand from ``on_ptr[c]`` on."""
+    """Hops of routes on which something flows: those of channel c begin at ``on_ptr[c]``."""
     num_active: LongArray
-    """How many of them each channel has."""
+    """Number of them on each channel."""
     position: LongArray
-    """Where each hop stands in ``active``."""
+    """Position of each hop in ``active``."""
     changed: Marks
     """Channels whose number changed in this round."""
     next_s: FloatArray
     """A tournament: leaf ``num_leaves + r`` is the next end on route r, node i the smaller of nodes
     2i and 2i + 1."""
     is_stale: BoolArray
-    """Whether a transfer of the route started or ended since its next end was set."""
+    """True if a transfer of the route started or ended since its next end was set."""
 
 
 class Agenda(NamedTuple):
@@ -100,7 +100,7 @@ class Agenda(NamedTuple):
     left_s: FloatArray
     """Per queue: what the ops take that it has not started; only where there is a limit."""
     tail_s: FloatArray
-    """Per op, likewise: the longest way from its start to the end of the step, if nothing waits."""
+    """Per op, likewise: the longest path from its start to the end of the step without waiting."""
 
 
 class EngineState(NamedTuple):
@@ -149,7 +149,7 @@ def new_state(tables: Instructions) -> EngineState:
 
 
 def _heaps(ptr: LongArray, num_items: int) -> Heaps:
-    """Heaps with room for so many entries in all; plans move their borders."""
+    """Heaps with capacity for so many entries in all; plans move their borders."""
     return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 
 

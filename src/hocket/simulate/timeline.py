@@ -108,7 +108,7 @@ class Timeline:
 
     @property
     def transfer_tensor(self) -> IntArray:
-        """What is sent; a tensor goes to a device once."""
+        """The tensor of each transfer; a tensor goes to a device once."""
         return self.what[self.num_works :]
 
     @property

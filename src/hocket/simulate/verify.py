@@ -30,7 +30,7 @@ from hocket.simulate.parallel import expand
 from hocket.simulate.parallel.wave_streams import stream_memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import has_logits
-from hocket.simulate.rewriting.step import carried_out
+from hocket.simulate.rewriting.step import rewritten_step
 from hocket.simulate.timeline import Timeline
 
 
@@ -52,7 +52,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     found += update_violations(plan.device_of, problem)
     if problem.contiguous:
         found += contiguity_violations(plan.device_of, problem)
-    executed, inner = carried_out(problem, plan)
+    executed, inner = rewritten_step(problem, plan)
     timeline = timeline or simulate(executed, inner)
     found += memory_violations(executed, timeline)
     memory = plan.get(Memory)
@@ -104,11 +104,11 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
     )
     if not len(updates):
         return
-    homes = owner_devices(graph, device_of)
+    owners = owner_devices(graph, device_of)
     for tensor in updates:
         base = int(graph.root_of[tensor])
         op = int(graph.tensor_producer[tensor])
-        owner = homes[base]
+        owner = owners[base]
         if device_of[op] != owner:
             names = problem.cluster.device_names
             yield Violation(

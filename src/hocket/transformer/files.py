@@ -297,7 +297,7 @@ def check_model(model: Transformer) -> None:
         return
     if experts.active > experts.count:
         raise InputFileError(
-            f"each token visits {experts.active} of {experts.count} experts",
+            f"each token uses {experts.active} of {experts.count} experts",
             hint="experts.active must not exceed experts.count",
         )
     if experts.dense_layers >= model.layers:

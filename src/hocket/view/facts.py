@@ -16,8 +16,8 @@ from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import (
-    AT_HOME,
     COPYING,
+    ON_HOST,
     TOGETHER,
     PathStep,
     bottleneck,
@@ -410,7 +410,7 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
     length_s = timeline.op_end_s[ops] - timeline.op_start_s[ops]
     together_s, copy_s, host_s = (
-        streams_s(timeline, steps, streams) for streams in (TOGETHER, COPYING, AT_HOME)
+        streams_s(timeline, steps, streams) for streams in (TOGETHER, COPYING, ON_HOST)
     )
     works_s = float(length_s.sum())
     compute_s = works_s - together_s - copy_s - host_s

@@ -148,7 +148,7 @@ def test_gradients_by_priority_are_priced_as_a_step_among_many(graph, tmp_path, 
     file.write_text('[[devices]]\nkind = "t4"\n[network]\nbandwidth = "10Gbit/s"\n')
     told = {c.planner: c for c in compare_parallel(problem_on(graph, f"2x{file}")).candidates}
     assert told[BY_PRIORITY].step_s is None
-    assert "on processors alone" in told[BY_PRIORITY].reason
+    assert "on CPUs only" in told[BY_PRIORITY].reason
 
 
 def test_layers_without_known_names_are_not_divided(graph, unequal):

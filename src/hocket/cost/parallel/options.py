@@ -62,7 +62,7 @@ OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
             lambda s, _: replace(s, overlaps_experts=True),
         ),
         "compiled": ProgramOption(
-            "", "norms, rotations and activations are fused kernels, made again for the backward",
+            "", "norms, rotations and activations are fused kernels, recomputed in the backward",
             lambda s, _: replace(s, is_eager=False, rematerialises=True),
         ),
         "eager": ProgramOption(
@@ -84,7 +84,7 @@ OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
             lambda s, _: replace(s, offloads=True),
         ),
         "selective": ProgramOption(
-            "attention, ops or activations", "what selective recomputation computes again",
+            "attention, ops or activations", "scope of selective recomputation",
             _selective,
         ),
     }

@@ -84,7 +84,7 @@ class Constraints:
         known = [cost for cost in costs if cost is not None]
         if known and self.dollars_per_million < float("inf"):
             message.append(f"the least cost is ${min(known):.2g} per million samples")
-        near = f"of ways that fit, {', '.join(message)}"
+        near = f"of candidates that fit, {', '.join(message)}"
         return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
 
     def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:

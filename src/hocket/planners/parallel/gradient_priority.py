@@ -53,7 +53,7 @@ def _travelling(problem: Problem, candidate: Candidate) -> Candidate | None:
     step_s = candidate.step_s - saved_s
     if not _is_supported(problem, plan[Parallel]):
         message = f"a step among many would take {format_seconds(step_s)} instead of "
-        message += f"{format_seconds(candidate.step_s)}; it is carried out on processors alone"
+        message += f"{format_seconds(candidate.step_s)}; it is supported on CPUs only"
         return replace(
             candidate, planner=BY_PRIORITY, plan=None, timeline=None, feasible=False, reason=message
         )

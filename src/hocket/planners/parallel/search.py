@@ -50,7 +50,7 @@ from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regio
 
 
 @dataclass(frozen=True, eq=False)
-class DividedDevices:
+class TensorGroups:
     """Groups of devices that divide matrices, each known by its first one."""
 
     degree: int
@@ -70,7 +70,7 @@ class DividedDevices:
         return replace(shares, replicas=tuple(replicas), tensor=self.degree)
 
 
-def divided_devices(tables: Tables, devices: Sequence[int]) -> Iterator[DividedDevices]:
+def tensor_groups(tables: Tables, devices: Sequence[int]) -> Iterator[TensorGroups]:
     """Every degree, with the groups that devices of one kind and memory make."""
     for degree in degrees_of(tables.problem.graph):
         groups = [
@@ -81,7 +81,7 @@ def divided_devices(tables: Tables, devices: Sequence[int]) -> Iterator[DividedD
         if groups:
             part = tables_of(one_part(tables.problem, degree))
             summed = replace(part, passes_s=part.passes_s + _sums_s(part, groups))
-            yield DividedDevices(degree, summed, {group[0]: group for group in groups})
+            yield TensorGroups(degree, summed, {group[0]: group for group in groups})
 
 
 def tables_for(tables: Tables, shares: Parallel) -> Tables:
@@ -379,7 +379,7 @@ def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterat
         found = estimated(tables, structure, takes_all=takes_all)
         if found is not None:
             yield found
-    for divided in divided_devices(tables, devices):
+    for divided in tensor_groups(tables, devices):
         for structure in structures(divided.tables, list(divided.groups)):
             found = estimated(divided.tables, structure, takes_all=takes_all)
             if found is not None:

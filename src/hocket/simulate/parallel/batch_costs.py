@@ -1,4 +1,4 @@
-"""What a step costs at another size, and what adding up and exchanging gradients costs."""
+"""Costs of a step at another batch size, and of accumulating and exchanging gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hocket.simulate.collective import CollectiveTimes
 ACCUMULATE = "aten.add_"
 _PRICED_AS = "optimizer.add"
 """Sums of gradients go over parameters once, as updates do: a fit of elementwise ops has the slow
-ones (tanh on a processor) in it as well, and without a fit both are the same."""
+ones (tanh on a CPU) in it as well, and without a fit both are the same."""
 _FEW_RANKS = 6
 """Up to so many devices every ring is tried."""
 
@@ -68,8 +68,8 @@ def accumulate_s(problem: Problem, parts: tuple[int, ...]) -> FloatArray:
 
 @lru_cache(maxsize=64)
 def accumulate_demand(problem: Problem, parts: tuple[int, ...]) -> FloatArray | None:
-    """What that asks of a device, as in `Costs`; None, for all of it, where someone states what ops
-    ask for and says nothing of sums."""
+    """Demand of these sums on a device, as in `Costs`. None, for the full device, where the demand
+    of ops is given and that of sums is not."""
     if problem.costs.demand is not None:
         return None
     graph, costs = _sum_costs(problem, parts)

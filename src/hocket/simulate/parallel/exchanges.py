@@ -45,11 +45,11 @@ class Exchanges:
     seconds: FloatArray
     """``[exchange]``: it takes all of them the same."""
     sent_bytes: LongArray
-    """``[exchange]``: what each party sends, told as the bytes that its op touches."""
+    """``[exchange]``: bytes that each party sends, reported as the bytes that its op touches."""
 
 
 def all_reduced_bytes(size_bytes: LongArray, num_parties: int) -> LongArray:
-    """What each party of an all-reduce sends, in a ring or, on average, along trees."""
+    """Bytes that each party of an all-reduce sends, in a ring or, on average, along trees."""
     return 2 * size_bytes * (num_parties - 1) // num_parties
 
 

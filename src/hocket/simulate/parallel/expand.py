@@ -1,7 +1,7 @@
 """Shares of a batch as one graph: each replica's microbatches, sums, exchanges and updates as ops.
 
-Every forward and backward op stands once per microbatch, priced at that microbatch's size, on the
-device of its stage; parameters and their updates stand once per replica. From the second microbatch
+Every forward and backward op occurs once per microbatch, costed at that microbatch's size, on the
+device of its stage; parameters and their updates occur once per replica. From the second microbatch
 on, gradients are added to those before. Replicas exchange gradients in buckets, in the order in
 which these are ready and beside the backward pass, as PyTorch's DistributedDataParallel does: one
 op on the communication stream of each device, which begins when all replicas have the bucket and
@@ -59,7 +59,7 @@ from hocket.simulate.parallel.tensor_parallel import Regions, one_part, regions_
 from hocket.simulate.parallel.wave_streams import add_waits, on_stream, with_wave_updates
 from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
 
-# Parts of divided matrices while they are unfolded: what they make is summed where it leaves them.
+# Tensor-parallel parts in the expanded graph: their results are summed where they leave the parts.
 #
 # All devices of a stage have the same samples and a part of every divided op each; a sum begins
 # when all of them have what is added, and what reads it waits. Where a block runs again before its
@@ -162,7 +162,7 @@ def _sum_all(
 def _waits(
     sized: Graph, makers: LongArray, runs: _MicrobatchRuns, builder: StepBuilder
 ) -> tuple[IntArray, LongArray]:
-    """What sums wait for, and the flat number of the sum and part that does."""
+    """Tensors that sums wait for, and the flat number of the waiting sum and part."""
     num_parts, number = len(runs.op), np.arange(len(makers))
     if runs.tensor is None:
         # Of second runs it is known when they end, and that is all a sum has to know.
@@ -181,14 +181,14 @@ def _waits(
     )
 
 
-# Which gradients microbatches add up, and what comes once after that.
+# Gradients that microbatches accumulate, and the ops that run once after that.
 
 _SUM = "aten.add"
 
 
 @lru_cache(maxsize=64)
 def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
-    """What is added up over microbatches, and the ops that come once after it.
+    """Gradients accumulated over microbatches, and the ops that run once after that.
 
     Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
     once per step: else a gradient would travel with every microbatch.
@@ -506,7 +506,7 @@ def _add_reads(
     tensor: IntArray,
     instead: IntArray | None = None,
 ) -> None:
-    """What ops read; ``instead`` says per read of the graph what else, -1 where nothing else."""
+    """Add the reads of ops; ``instead`` replaces reads of the graph, -1 for no replacement."""
     reader = np.repeat(op_of, np.diff(graph.read_ptr))
     kept = reader >= 0
     read = tensor[graph.reads]

@@ -40,10 +40,10 @@ class SecondRun(NamedTuple):
     """Per op of the graph: the recomputed block whose forward or backward pass it is in; -1 for
     none."""
     is_read: BoolArray
-    """Per read of the graph: whether a backward op reads what its own block made again."""
+    """Per read of the graph: True if a backward op reads what its own block has recomputed."""
 
     def bases(self, graph: Graph, views: IntArray, tensor: IntArray, made: IntArray) -> IntArray:
-        """Whose bytes views have that were made late: of their own block, what it made again."""
+        """Base tensors of recomputed views: the recomputed ones within the same block."""
         base = graph.alias_of[views]
         viewer, maker = graph.tensor_producer[views], graph.tensor_producer[base]
         is_own = self.block_of[np.maximum(viewer, 0)] == self.block_of[np.maximum(maker, 0)]
@@ -53,7 +53,7 @@ class SecondRun(NamedTuple):
 
 @lru_cache(maxsize=256)
 def second_run(graph: Graph, blocks: tuple[tuple[int, int], ...]) -> SecondRun:
-    """What recomputing some blocks of forward ops means."""
+    """Recomputation of some blocks of forward ops."""
     return second_run_of(graph, blocks_of(graph, blocks))
 
 
@@ -67,7 +67,7 @@ def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
 
 
 def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
-    """What recomputing the forward ops of some blocks means, by the block of each op."""
+    """Recomputation of the forward ops of some blocks, by the block of each op."""
     number = np.arange(graph.num_ops)
     in_forward = (block_of >= 0) & (graph.op_phase == Phase.FORWARD)
     block_of = np.where(in_forward, block_of, block_of[places_of(graph)])
@@ -168,7 +168,7 @@ def recomputed_copies(
 
 
 def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> LongArray:
-    """What tensors that outlast a step take on the device."""
+    """Device memory of tensors that persist between steps."""
     sizes = -(-graph.tensor_bytes[tensors] // own.num_shards)
     if own.replica.update == "host":
         sizes = np.where(graph.tensor_role[tensors] == Role.OPTIMIZER_STATE, 0, sizes)

@@ -3,7 +3,7 @@
 After Megatron-LM (Shoeybi et al., 2019): a layer widens by matrices whose columns are divided and
 narrows by one whose rows are; all between works on a part of the features, and the sum over parts
 is made once forward and once backward. Layers are known by the names that families of models give
-their matrices, so that what is planned is what is carried out. A part is the same graph with less
+their matrices, so that the plan matches the execution. A part is the same graph with less
 arithmetic, fewer bytes and smaller tensors in these regions, priced like any other. O(ops).
 """
 
@@ -40,12 +40,12 @@ class PartSum(NamedTuple):
     readers: IntArray
     """Ops that wait for it."""
     tensor: int
-    """What has its bytes."""
+    """The tensor whose bytes are summed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What is divided of a step."""
+    """Tensor-parallel part of a step."""
 
     is_divided: _Flags
     """Per op: whether each part does its share of it."""
@@ -56,7 +56,7 @@ class Regions:
 
 @lru_cache(maxsize=16)
 def regions_of(graph: Graph) -> Regions | None:
-    """What of a graph can be divided; None where its layers are of no known family."""
+    """Ops and tensors of a graph that tensor parallelism divides; None for unknown families."""
     columns, rows = _matrices(graph)
     if not columns or not rows:
         return None
@@ -191,7 +191,7 @@ def _backward(
         is_part[made] = ~is_whole
         if is_whole.any():
             makers.append(op)
-    # Each product is summed by itself, as it is carried out: what adds two of them comes between.
+    # Each product is summed by itself, as in the runtime: an op that adds two comes between.
     return [_sum_after(graph, op, is_divided, Phase.BACKWARD) for op in makers]
 
 

@@ -1,1 +1,1 @@
-"""A memory section carried into the graph of a step, which the simulator then times."""
+"""Application of a memory section to the graph of a step, which the simulator then times."""

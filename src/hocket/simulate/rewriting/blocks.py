@@ -41,7 +41,7 @@ def blocks_of(graph: Graph, memory: Memory) -> StepBlocks:
 
 
 def num_forward_ops(graph: Graph) -> int:
-    """How many ops the forward pass has, which come first; raises `UsageError` where not."""
+    """Number of forward ops, which come first; raises `UsageError` where they do not."""
     is_forward = graph.op_phase == Phase.FORWARD
     count = int(is_forward.sum())
     if not count:

@@ -1,9 +1,9 @@
 """Casts of parameters that lie on the device rounded: a step does not make them.
 
 Autocast rounds a parameter for each use, and its backward pass makes the gradient as wide as the
-parameter again. Where what is at home on the host comes rounded (`Uses.copied_bytes`), there is
-nothing to round: what the casts would make is what has come, and gradients stay in the type that
-they are computed in. O(ops).
+parameter again. Where host-resident parameters are copied in low precision (`Uses.copied_bytes`),
+there is nothing to round: the copies are what the casts would make, and gradients stay in the type
+that they are computed in. O(ops).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Widening(NamedTuple):
     op: int
     gradient: int
     narrow: int
-    """What the gradient is made of."""
+    """The low-precision gradient that it is made from."""
 
 
 class Casts(NamedTuple):

@@ -24,7 +24,7 @@ _BETWEEN = frozenset(
     f"aten.{name}"
     for name in ("_log_softmax", "view", "_unsafe_view", "clone", "_to_copy", "slice", "alias")
 )
-"""What is done to logits on their way to the loss."""
+"""Ops between the logits and the loss."""
 _SCORES = 3
 """Tensors of the size of all logits that exist together where they are not in chunks."""
 
@@ -40,8 +40,8 @@ class Region:
     whole: frozenset[int]
     """Storages that leave the region, by the tensors that own them."""
     rows: IntArray
-    """What the forward pass made before that goes through the layer; it is there until the last
-    chunk is over."""
+    """Inputs of the region from earlier in the forward pass; they are held until the last chunk is
+    over."""
 
     @cached_property
     def ops(self) -> frozenset[int]:
@@ -50,7 +50,7 @@ class Region:
 
 
 def find_region(graph: Graph, blocks: StepBlocks) -> Region:
-    """What of the last block goes in chunks, and what of that is made whole and what once."""
+    """Ops of the last block that run in chunks, with tensors made whole and ops run once."""
     last = blocks.num_blocks - 1
     first = _first_op(graph, *blocks.start[-2:].tolist())
     forward = range(first, int(blocks.start[-1]))
@@ -105,7 +105,7 @@ def logits_module(graph: Graph, first: int, last: int) -> str:
 def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
     """True if the loss can be made in chunks: in the last block a linear layer makes logits, whose
     cross-entropy is the loss. Of graphs that were not recorded from a model nothing is known, and
-    nobody carries them out."""
+    nothing executes them."""
     if not graph.is_recorded:
         return True
     first, last = blocks.start[-2:].tolist()

@@ -1,4 +1,4 @@
-"""Write a graph run by run while tensors change their places: the pen of the rewrite.
+"""Graph builder of the rewrite: writes a graph run by run while tensors change their places.
 
 Ops are those of a given graph, whole, again or in part, or copies to and from the host. A tensor is
 named by its number in the given graph; what stands for it by now is kept beside: the first making,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 # Columns of a graph that is written run by run: ops, tensors and what reads what.
 #
-# Ops are those of a given graph, whole, again or in part, or others: copies, and what takes room
-# and nothing else. Ops that follow each other are written together. O(ops + reads), numpy.
+# Ops are those of a given graph, whole, again or in part, or others: copies, and ops that only
+# allocate memory. Ops that follow each other are written together. O(ops + reads), numpy.
 
 _COPIES = {int(Stream.COPY_IN): "copy.in", int(Stream.COPY_OUT): "copy.out",
-           int(Stream.COMPUTE): "room"}  # fmt: skip
+           int(Stream.COMPUTE): "reserve"}  # fmt: skip
 """Kinds of ops that are none of the given graph, by their streams."""
 
 
@@ -42,7 +42,7 @@ class WrittenOps(NamedTuple):
     beside: LongArray
     """Ops of the given graph where they run."""
     num_parts: LongArray
-    """In how many parts the given op is done; 0 for what takes room and nothing else."""
+    """In how many parts the given op is done; 0 for ops that only allocate memory."""
     is_recompute: BoolArray
     phase: LongArray
     stream: LongArray
@@ -107,7 +107,7 @@ class Columns:
         self.ops[run] = columns._replace(reads=np.append(columns.reads, tensors))
 
     def signal(self, op: int) -> int:
-        """The control tensor that tells of the end of an op that was written."""
+        """The control tensor that marks the end of a written op."""
         if op not in self._ends:
             (self._ends[op],) = self.signals_of(np.array([op]))
         return self._ends[op]
@@ -196,11 +196,11 @@ class Emitter:
         self._latest: LongArray = np.full(graph.num_tensors, -1)
         """Per storage: the last tensor that was made in it."""
         self._number: LongArray = np.zeros(graph.num_tensors, dtype=np.int64)
-        """How often each tensor was made: its further makings get names of their own."""
+        """Number of times that each tensor was made: later versions get names of their own."""
         self._made_by: LongArray = np.full(graph.num_ops, -1)
         """Per op: what it was first written as."""
         self._waiting: list[int] = []
-        """What the next op of the computation waits for."""
+        """Control tensors that the next compute op waits for."""
         self._last = _LastRun(-1, -1, 0, np.zeros(0, dtype=np.int64))
         self._is_persistent: BoolArray = np.isin(np.arange(len(Role)), PERSISTENT_ROLES)
         reader = np.repeat(graph.op_phase, np.diff(graph.read_ptr))
@@ -214,11 +214,11 @@ class Emitter:
     # ── what stands for a tensor ─────────────────────────────────────────────────────────────────
 
     def has(self, tensors: IntArray) -> BoolArray:
-        """Whether something stands for each tensor."""
+        """True for each tensor that has a version in the rewritten graph."""
         return (self._fetched[self.graph.root_of[tensors]] >= 0) | (self.now[tensors] >= 0)
 
     def standing(self, tensors: IntArray | LongArray) -> LongArray:
-        """What stands for tensors now; -1 for nothing."""
+        """Current versions of tensors in the rewritten graph; -1 for none."""
         fetched = self._fetched[self.graph.root_of[tensors]]
         return np.where(fetched >= 0, fetched, self.now[tensors])
 
@@ -227,17 +227,17 @@ class Emitter:
         return int(self._latest[storage])
 
     def forget(self, storages: Iterable[int]) -> None:
-        """What was fetched for these storages is not read any more."""
+        """Drop the fetched copies of these storages: they are not read any more."""
         self._fetched[self.graph.root_of[list(storages)]] = -1
 
     # ── when ops begin, and what is there until they end ─────────────────────────────────────────
 
     def wait(self, signal: Iterable[int]) -> None:
-        """What the next op of the computation waits for."""
+        """Let the next compute op wait for these control tensors."""
         self._waiting += signal
 
     def hold(self, tensors: LongArray) -> None:
-        """What is still there when the op of the computation ends that was written last."""
+        """Hold tensors until the last written compute op ends."""
         last = self._last
         if last.op < 0 or not len(tensors):
             return
@@ -247,8 +247,8 @@ class Emitter:
         self.columns.read_more(last.run, tensors[is_before])
 
     def last_signals(self) -> list[int]:
-        """The control tensor that tells of the end of the op of the computation that was written
-        last; none before the first."""
+        """The control tensor that marks the end of the last written compute op; none before the
+        first."""
         return [self.columns.signal(self._last.op)] if self._last.op >= 0 else []
 
     # ── ops of the graph ─────────────────────────────────────────────────────────────────────────
@@ -264,7 +264,7 @@ class Emitter:
         if is_recompute:
             is_new = ~self._is_persistent[self._role[made]]
             made, maker = made[is_new], maker[is_new]
-            # A later visit may have fetched it as its input, and has used it.
+            # A later module call may have fetched it as its input, and has used it.
             self._fetched[made[self.graph.root_of[made] == made]] = -1
         producer = self.columns.num_ops + maker
         self._make(made, producer, self.graph.tensor_bytes[made])
@@ -280,8 +280,8 @@ class Emitter:
         )  # fmt: skip
 
     def beside(self, ops: Sequence[int], number: int, num_parts: int) -> list[int]:
-        """One of so many parts of updates on the device beside the computation, in turn with what
-        is sent; returns what tells of their ends."""
+        """One of ``num_parts`` parts of updates on the device, concurrent with compute and in turn
+        with copies to the host; returns the control tensors of their ends."""
         first, count = self.columns.num_ops, len(ops)
         self._parts(
             np.array(ops), [f"@{number}" if num_parts > 1 else ""] * count,
@@ -322,7 +322,7 @@ class Emitter:
         return self.columns.num_ops - 1
 
     def narrow(self, op: int, tensor: int, num_bytes: int) -> None:
-        """What an op has made is rounded to so many bytes, which stand for it from now on."""
+        """Round the result of an op to so many bytes; the rounded version replaces it."""
         wide, producer = self.standing(np.array([tensor])), np.array([self.columns.num_ops])
         self._make(np.array([tensor]), producer, np.array([num_bytes]))
         self._like(np.array([op]), ["@narrow"], wide, np.array([1]), producer)
@@ -358,7 +358,7 @@ class Emitter:
             self._add_addends(made[is_added], producer[is_added], num_parts[maker[is_added]])
 
     def _add_addends(self, tensors: LongArray, producer: LongArray, num_parts: LongArray) -> None:
-        """What chunks make to be added to whole tensors, there until the last op written ends: of
+        """Summands that chunks add to whole tensors, held until the last written op ends. Of
         parameters each chunk has a whole gradient, in the type that it is computed in, of all else
         its part."""
         graph = self.graph
@@ -387,18 +387,18 @@ class Emitter:
         beside: int,
         phase: Phase = Phase.BACKWARD,
     ) -> int:
-        """A copy to or from the host; returns the control tensor that tells of its end."""
+        """A copy to or from the host; returns the control tensor that marks its end."""
         return self.columns.signal(self._copy(name, stream, num_bytes, reads, beside, phase))
 
     def reserve(self, tensors: Sequence[int], beside: int) -> list[int]:
-        """Room that the computation takes from here on for what will be copied into it."""
+        """Allocate memory on the compute stream from here on for tensors to be copied into it."""
         given = np.array(tensors, dtype=np.int64)
         waits, self._waiting = np.array(self._waiting, dtype=np.int64), []
         stream = int(Stream.COMPUTE)
-        name = f"{self.graph.tensor_names[given[0]]}@room:{self.columns.num_ops}"
+        name = f"{self.graph.tensor_names[given[0]]}@reserve:{self.columns.num_ops}"
         new = self.columns.add_op(name, waits, beside, 0, int(Phase.BACKWARD), stream, 0)
         role, producer = np.full(len(given), int(Role.ACTIVATION)), np.full(len(given), new)
-        names = [f"{self.graph.tensor_names[t]}@room:{new}" for t in given.tolist()]
+        names = [f"{self.graph.tensor_names[t]}@reserve:{new}" for t in given.tolist()]
         run, first_made = len(self.columns.ops) - 1, len(self.columns.tensor_names)
         self._last = _LastRun(run, new, first_made, producer)
         made: list[int] = self.columns.add_tensors(
@@ -436,7 +436,7 @@ class Emitter:
         self._make(tensors, np.full(len(tensors), -1), sizes[tensors])
 
     def lasting(self, name: str, num_bytes: int) -> int:
-        """Room on the device that is there all the time."""
+        """Device memory that is reserved for the whole step."""
         columns = (np.array([value]) for value in (num_bytes, -1, int(Role.BUFFER), -1))
         return int(self.columns.add_tensors([name], *columns)[0])
 
@@ -467,8 +467,8 @@ class Emitter:
     def _reads_now(
         self, ops: LongArray, *, is_recompute: bool = False
     ) -> tuple[LongArray, LongArray]:
-        """What ops read or hold, one op after the other, and how many each; what runs again was
-        called by nobody."""
+        """Tensors that ops read or hold, one op after the other, and their number per op.
+        Recomputed ops hold nothing more, since no caller keeps their inputs."""
         at, reader = spans(self.graph.read_ptr, ops)
         read = self.standing(self.graph.reads[at])
         num_reads = np.bincount(reader, minlength=len(ops))

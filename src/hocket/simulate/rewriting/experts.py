@@ -27,7 +27,7 @@ _TURNS = frozenset(
     for name in ("_to_copy", "transpose", "permute", "expand", "view", "_unsafe_view", "unsqueeze",
                  "squeeze", "clone")
 )  # fmt: skip
-"""What may be done to a parameter, or to its gradient, without mixing experts."""
+"""Ops on a parameter, or on its gradient, that do not mix experts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,8 @@ def _turned(graph: Graph, ops: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _batches(graph: Graph, op: int) -> set[int]:
-    """How many matrices each side of a batched product has; 0 among them for any other op. Of rows
-    that are sorted by expert it is told how many there are of each."""
+    """Numbers of matrices on each side of a batched product; 0 among them for any other op. Rows
+    that are sorted by expert come with their counts per expert."""
     if graph.kind_of(op) not in (_PRODUCT, _SORTED) or graph.op_signature[op] < 0:
         return {0}
     shapes = tensor_shapes(graph.signatures[int(graph.op_signature[op])])
@@ -135,7 +135,7 @@ def _batches(graph: Graph, op: int) -> set[int]:
 
 @dataclass
 class _Chain:
-    """What makes a gradient, and what becomes of it until its update."""
+    """Ops that make a gradient, and those that use it until its update."""
 
     maker: int
     ops: set[int] = field(default_factory=set)
@@ -143,7 +143,7 @@ class _Chain:
 
 
 def _gradient(graph: Graph, update: int) -> _Chain | None:
-    """What makes what an update reads, each op for the next alone; None where it is more."""
+    """The single chain of ops that makes the gradient of an update; None where it branches."""
     reads = [
         int(tensor)
         for tensor in graph.reads_of(update)
@@ -165,7 +165,7 @@ def _gradient(graph: Graph, update: int) -> _Chain | None:
             return None
         sources = graph.reads_of(op).tolist()
         if graph.kind_of(op) == _COPY:
-            # A gradient that is laid out as its parameter is copied into room made for it.
+            # A gradient that is laid out as its parameter is copied into a buffer allocated for it.
             made = [int(graph.tensor_producer[t]) for t in sources]
             buffer = [maker for maker in made if maker >= 0 and "empty" in graph.kind_of(maker)]
             chain.ops |= {op, *buffer}

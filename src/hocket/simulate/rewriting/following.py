@@ -33,10 +33,10 @@ class HostOrder(NamedTuple):
     by_need: bool
     """Of the updates that can be done, the one of the lowest block first; else as they come."""
     crosses: bool
-    """Whether a block waits for its own update alone; else a step waits for all of the one before,
-    and for what state that came to the device writes back."""
+    """True if a block waits for its own update alone. Otherwise a step waits for all updates of the
+    step before, and for the write-back of state that was swapped in."""
     overlaps: bool = True
-    """Whether updates begin before the backward pass is over."""
+    """True if updates begin before the backward pass is over."""
 
 
 FINISHED = HostOrder(by_need=True, crosses=False)
@@ -46,7 +46,7 @@ ASYNC = HostOrder(by_need=True, crosses=True)
 
 
 class _Ops(NamedTuple):
-    """What a step does, in order."""
+    """Ops of a step in order."""
 
     stream: LongArray
     seconds: FloatArray
@@ -94,7 +94,7 @@ def busiest_s(step: BudgetedStep) -> float:
 
 
 def has_host_updates(graph: Graph) -> bool:
-    """Whether something of a rewritten step goes on beside the next one."""
+    """True if part of a rewritten step can overlap with the next one."""
     return bool((_on_host(graph) | _swapped_updates(graph)).any())
 
 

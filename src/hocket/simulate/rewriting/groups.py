@@ -1,4 +1,4 @@
-"""Products of experts written group by group: each group comes, is multiplied, and makes room.
+"""Products of experts written group by group: each is fetched, multiplied and released.
 
 Groups take turns in a ring of the device. What a product makes is whole; what is made of the
 parameter alone exists for one group. The gradient of a group goes to the host as soon as it is
@@ -29,11 +29,11 @@ class GroupWriter:
         self._makers = {each.maker: each for each in chosen if each.maker >= 0}
         self._aside = sorted({op for each in chosen for op in each.aside})
         self._ring: list[int] = []
-        """What tells that the groups before have been used."""
+        """Control tensors: previous groups have been used."""
         self._sent: list[int] = []
-        """What tells that the gradients of the groups before are on the host."""
+        """Control tensors: gradients of previous groups are on the host."""
         self.landed: dict[int, list[int]] = {}
-        """Parameters to what tells that their gradients are there, group by group."""
+        """Parameters to the control tensors of their gradients' copies, group by group."""
         self._coming = host.copied.copy()
         for root, count in self._groups.items():
             self._coming[root] = -(-self._coming[root] // count)
@@ -85,7 +85,7 @@ class GroupWriter:
         out.forget([experts.root])
 
     def _place_left(self) -> list[int]:
-        """What tells that there is room for another group."""
+        """Control tensors to wait for until the ring has a free place for another group."""
         return self._ring[:1] if len(self._ring) == NUM_TURNS else []
 
     def _write_gradient(self, experts: BatchedExperts) -> None:

@@ -1,7 +1,7 @@
-"""Where parameters and optimizer state are at home under a memory section. O(ops + reads).
+"""Host-resident parameters and optimizer state under a memory section. O(ops + reads).
 
 A parameter that both passes only round (`Uses.copied_bytes`) is copied rounded: the host keeps a
-rounded twin beside it, which half the bytes bring, and which its update writes as well.
+low-precision copy of it, which takes half the bytes to fetch and which its update writes as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_TURNS = 2
 
 @dataclass(frozen=True, eq=False)
 class HostParameters:
-    """What is at home on the host, and who reads and updates it."""
+    """Host-resident parameters and optimizer state, with their readers and updates."""
 
     is_on_host: BoolArray
     """Per tensor: whether it is a parameter or optimizer state that is not on the device between
@@ -50,13 +50,13 @@ class HostParameters:
     state_swaps: dict[int, list[list[int]]]
     """Per block: those of them whose state comes to the device, in pieces."""
     staging_buffers_bytes: int
-    """Room on the device for such pieces."""
+    """Device memory for the staging buffers of such pieces."""
     slots_bytes: int
-    """Room on the device that streamed parameters take turns in."""
+    """Device memory of the buffers that streamed parameters share."""
     groups: dict[int, int]
     """Parameters of experts that are streamed in groups, and in how many."""
     ring_bytes: int
-    """Room on the device that these groups take turns in."""
+    """Device memory of the ring that these groups share."""
     copied: LongArray
     """Per tensor: the bytes that bring it from the host."""
     sizes: LongArray
@@ -67,7 +67,7 @@ class HostParameters:
 
     @property
     def reserved_bytes(self) -> int:
-        """What lasts on the device for all that comes and goes."""
+        """Device memory reserved for the whole step as staging buffers, slots and ring."""
         return self.staging_buffers_bytes + self.slots_bytes + self.ring_bytes
 
 
@@ -94,9 +94,9 @@ def num_parts(piece: Sequence[Update]) -> int:
 def state_chunks(
     updates: Mapping[int, Sequence[Update]],
 ) -> tuple[dict[int, list[list[int]]], int]:
-    """Updates of neighbouring parameters together, by block, and the room on the device that they
-    take turns in, large ones in parts: parameters in full, state, and once, where parameters are
-    copied rounded, gradients in full."""
+    """Updates of neighbouring parameters together, by block, and the device memory of their staging
+    buffers, large ones in parts: parameters in full, state, and once, where parameters are copied
+    rounded, gradients in full."""
     pieces: dict[int, list[list[int]]] = {}
     buffer = once = 0
     for block, of_block in updates.items():
@@ -114,7 +114,7 @@ def find_host_parameters(
     graph: Graph, memory: Memory, uses: Uses, recompute: tuple[tuple[int, ...], ...]
 ) -> HostParameters:
     """A parameter that several blocks read, or the model's own code, stays on the device; such ones
-    are updated on the host where all of these blocks are at home there, or all blocks where such
+    are updated on the host where all of these blocks are host-resident, or all blocks where such
     parameters are read by the model's own code alone."""
     policies = memory.blocks
     is_streamed = [policy.parameters == "streamed" for policy in policies]
@@ -186,7 +186,7 @@ def _streamed_reads(
 
 
 def ring_bytes(uses: Uses, groups: Mapping[int, int]) -> int:
-    """Room for the largest group of experts in its turn and for the one that comes meanwhile."""
+    """Device memory for the largest group of experts in use and for the one being fetched."""
     sizes = (
         int(uses.copied_bytes[root]) // uses.experts[root].count * -(-uses.experts[root].count // n)
         for root, n in groups.items()

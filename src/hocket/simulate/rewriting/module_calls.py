@@ -1,11 +1,11 @@
-"""Which modules of a model a memory plan is carried out by, and which ops run inside of them.
+"""Module calls around which the hooks of a memory plan run, and the ops inside of them.
 
-Whoever trains under a plan has no hold of single ops, only of calls of modules: a block's policy is
-carried out around the largest modules all of whose forward ops the block has; the layer that makes
-logits goes by itself, so that it can go in chunks. A module that is called several times is carried
-out call by call where the calls lie in several blocks. Ops of the model's own code between modules,
-such as sums of a block's input and output, are outside: what they save is kept, and they do not run
-again. O(ops + modules · depth).
+The runtime cannot intercept single ops, only calls of modules. A block's policy therefore applies
+to the largest modules all of whose forward ops the block has. The layer that makes logits is
+separate, so that it can run in chunks. A module that is called several times is handled call by
+call where the calls lie in several blocks. Ops of the model's own code between modules, such as
+sums of a block's input and output, are outside: what they save stays on the device, and they are
+not recomputed. O(ops + modules · depth).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hocket.simulate.rewriting.repeated_calls import calls_of, num_calls, outer_
 _LISTS = "lists"
 """Note of a graph: paths of modules that are never called, only their members."""
 OUTSIDE = -1
-"""Of ops that are in no visit."""
+"""Of ops that are in no module call."""
 
 
 class ModuleCall(NamedTuple):
@@ -38,7 +38,7 @@ class ModuleCall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModuleCalls:
-    """Visits in the order of the forward pass."""
+    """Module calls in the order of the forward pass."""
 
     calls: tuple[ModuleCall, ...]
     call_of: IntArray
@@ -94,8 +94,8 @@ def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
 
 
 def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> ModuleCalls:
-    """The visits of a step; a backward op is in that of the forward op that it belongs to. Of
-    graphs that were not recorded from a model nothing is known: each block is one visit."""
+    """The module calls of a step; a backward op is in the call of its forward op. In graphs that
+    were not recorded from a model the modules are unknown, and each block is one call."""
     num_forward = int(start[-1])
     if not graph.is_recorded:
         module_calls = [
@@ -118,7 +118,7 @@ def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> Modu
 
 
 def _calls(graph: Graph, start: IntArray) -> list[ModuleCall]:
-    """Runs of forward ops inside one of the visited modules, cut where its calls are known."""
+    """Runs of forward ops inside one of the called modules, cut where its calls are known."""
     of_blocks = called_modules(graph, start)
     paths = list(dict.fromkeys(path for of_block in of_blocks for path in of_block))
     number = {path: at for at, path in enumerate(paths)}

@@ -1,10 +1,9 @@
-"""Which storages the backward pass of each visit needs, and how: kept, fetched or made again.
+"""Storages that the backward pass of each module call needs: saved, fetched or recomputed.
 
-A storage that the forward pass makes is needed by a visit whose backward ops read it, or, where the
-visit is recomputed, whose forward ops read it again. It stays on the device as soon as one of those
-that need it keeps it, as ops outside of all visits do; it goes to the host where all of them are
-content to fetch it; what only recomputed visits need and make themselves is dropped. O(ops +
-reads).
+A storage of the forward pass is needed by a module call whose backward ops read it, or whose
+recomputed forward ops do. It stays on the device if any call that needs it saves it there, as ops
+outside of all module calls do. It is offloaded if all calls that need it can fetch it. It is
+dropped if only recomputed calls need it and make it themselves. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.uses import Uses
 
 NUM_LINGERING = 2
-"""Visits at the end of the forward pass whose storages never leave: what is sent in one gives up
-its room when the second one after it begins."""
+"""Module calls at the end of the forward pass whose storages never leave: what a call offloads is
+freed when the second call after it begins."""
 
 
 class Trip(NamedTuple):
-    """A storage's way to the host and back."""
+    """Offload of a storage to the host and its fetch."""
 
     sent_by: int
-    """The first visit that saves it."""
+    """The first module call that saves it."""
     needed_by: int
-    """The last visit that does, which is the first to come in the backward pass."""
+    """The last module call that saves it, which comes first in the backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What becomes of the storages of the forward pass, by the tensors that own them."""
+    """Policy of each storage of the forward pass, by the tensor that owns it."""
 
     taken: tuple[list[int], ...]
-    """Per visit: storages from elsewhere that it needs to run again."""
+    """Per module call: storages from elsewhere that its recomputation needs."""
     offloaded: dict[int, Trip]
 
 
 def is_recomputed(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
-    """Per visit: forward ops that its backward pass runs again under a plan, in order."""
+    """Per module call: forward ops that its backward pass recomputes under a plan, in order."""
     last = len(memory.blocks) - 1
     return tuple(
         () if (module_call.block == last and memory.loss_chunks > 1)
@@ -56,12 +55,12 @@ def is_recomputed(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
 
 
 def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> Needs:
-    """What becomes of each storage under a plan; some lie with the parameters."""
+    """Policies of storages under a plan; those in ``with_parameters`` need none of their own."""
     stays: set[int] = set().union(*uses.outside)
     wanted: dict[int, list[int]] = defaultdict(list)
     taken: list[list[int]] = []
     last = len(memory.blocks) - 1
-    # What is made of one group of experts is made again for the backward pass of the group.
+    # What is made of one group of experts is recomputed for the backward pass of the group.
     passing = {s for root in in_groups(uses.experts, memory) for s in uses.experts[root].made}
     passing.update(with_parameters)
     for number, module_call in enumerate(uses.module_calls.calls):
@@ -90,15 +89,15 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
 
 
 def _is_checkpoint(uses: Uses, module_call: int, policy: MemoryBlock) -> bool:
-    """True if a visit keeps its input in place of what it saves."""
+    """True if a module call saves its input in place of its activations."""
     if policy.activations != "recomputed":
         return False
     return bool(uses.recompute[module_call]) or not uses.makes(module_call, uses.saved(module_call))
 
 
 def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[int]:
-    """Those of a visit's storages that its policy sends to the host; what cannot be made again goes
-    where the visit's input would."""
+    """Storages of a module call that its policy offloads; what cannot be recomputed is treated as
+    the call's input."""
     if policy.activations == "recomputed" and policy.checkpoint == "offloaded":
         return set(storages)
     if policy.activations != "offloaded":

@@ -1,8 +1,9 @@
-"""The backward pass as autograd goes through it: node by node, and visit by visit.
+"""The backward pass as autograd runs it: node by node, and module call by module call.
 
-A node is the backward ops of one forward op. What its ops read is held until all of them have run,
-but for sums with gradients that came another way, which are the engine's own. A visit is entered
-where its first op comes, and all later ones are over then. O(ops + reads), numpy.
+A node is the backward ops of one forward op. Tensors that its ops read are held until all of them
+have run, except by sums with gradients of other branches, which autograd's engine makes itself. The
+pass enters a module call at the call's first backward op, and has then left all later calls.
+O(ops + reads), numpy.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class BackwardNodes(NamedTuple):
 
 
 class Happening(Enum):
-    """What happens between two ops of the backward pass."""
+    """Event between two ops of the backward pass."""
 
-    ENTERED = "the pass comes to a visit"
-    ASKED = "it asks for the first of what the visit saved"
-    USED = "all that the visit saved was read"
+    ENTERED = "the pass enters a module call"
+    ASKED = "it unpacks the first tensor that the call saved"
+    USED = "all tensors that the call saved were read"
 
 
 class PassTurn(NamedTuple):
-    """Something happens to a visit before the op at this place."""
+    """An event of a module call before the op at this position."""
 
     at: int
     module_call: int
@@ -79,7 +80,7 @@ def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
 def find_turns(
     ops: LongArray, call_of: IntArray, nodes: BackwardNodes, reads_saved: BoolArray, before: int
 ) -> list[PassTurn]:
-    """What happens to visits in a run of backward ops; visits from ``before`` on are over."""
+    """Events of module calls in a run of backward ops; calls from ``before`` on are over."""
     module_call = call_of[ops].astype(np.int64)
     inside = np.where(module_call == OUTSIDE, before, module_call)
     lowest = np.minimum.accumulate(np.append(before, inside))[:-1]

@@ -27,13 +27,13 @@ def outer_modules(path: str) -> list[str]:
 
 
 def num_calls(graph: Graph, path: str) -> int:
-    """How often a step calls a module in its forward pass."""
+    """Number of calls of a module in the forward pass of a step."""
     noted: int = graph.meta.get(CALLS, {}).get(path, 1)
     return noted
 
 
 def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
-    """The calls of a module; empty where it cannot be told where they begin."""
+    """The calls of a module; empty where their starts cannot be found."""
     inside = np.array([path in (each, *outer_modules(each)) for each in (*graph.modules, "")])
     own: LongArray = np.flatnonzero(inside[graph.op_module[:num_forward]])
     starts: LongArray = np.flatnonzero(np.diff(own, prepend=-2) > 1)

@@ -1,14 +1,14 @@
-"""Carry a memory section into the graph: what is offloaded, fetched, recomputed, streamed, updated
-on the host or done in chunks becomes ops.
+"""Apply a memory section to the graph: offloads, fetches, recomputation, streaming, host updates
+and chunks become ops.
 
-Copies run on the copy streams of the device, updates at home on its host stream; so the simulator
-times them, its memory curve proves the budget, and whoever executes the graph does just this. Each
-stream runs its ops in the order of the rewritten graph. Storages are held as the training step that
-carries the section out holds them: what a visit of a module sent leaves when the second visit after
-it begins, and room for what is fetched is taken when the visit ``prefetch`` visits before its
-reader begins, however long the copies take. Tensors of the control role hold back what would
-otherwise begin too early. Every stall shows as time of the step. O(ops + reads); Python for visits
-and copies, numpy for ops.
+Copies run on the copy streams of the device, host updates on its host stream. The simulator
+therefore times them, its memory curve proves the budget, and the runtime executes exactly this
+graph. Each stream runs its ops in the order of the rewritten graph. Storages are held as the
+runtime holds them: what a module call offloads is freed when the second call after it begins, and
+memory for a fetch is allocated when the call ``prefetch`` calls before its reader begins, however
+long the copies take. Tensors of the control role delay ops that would otherwise begin too early.
+Every stall shows as time of the step. O(ops + reads); Python for module calls and copies, numpy
+for ops.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from hocket.simulate.rewriting.uses import Uses, find_uses
 
 # The updates of a rewritten step: where the optimizer changes the parameters of each block.
 #
-# A block is updated when the backward pass has left its visits, and its gradients are held until
-# then: on the device they are given up together, those that are on their way to the host, or that
-# an update beside the computation reads, when the next block's are ready. Parameters that are no
-# block's own are updated at the end of the step. O(ops + reads).
+# A block is updated when the backward pass has left its module calls, and its gradients are held
+# until then. On the device they are freed together. Gradients that are being copied to the host, or
+# that a concurrent update reads, are freed when the next block's are ready. Parameters that belong
+# to no single block are updated at the end of the step. O(ops + reads).
 
 _NONE: LongArray = np.zeros(0, dtype=np.int64)
 
@@ -61,25 +61,25 @@ class UpdateWriter:
         self._asked: list[list[int]] = [list(ops) for ops in host.updates]
         """Per block: updates that are still to be made."""
         self.staging: list[int] = []
-        """What stands for the room of state that comes to the device."""
+        """The staging buffers of swapped-in state, as tensors of the rewritten graph."""
         self._sent: tuple[LongArray, list[int]] = _NONE, []
-        """Gradients that are on their way to the host, and what tells that they are there."""
+        """Gradients that are being copied to the host, and the control tensors of these copies."""
         self._used: tuple[LongArray, list[int]] = _NONE, []
-        """Likewise gradients that are read beside the computation."""
+        """Likewise gradients that concurrent updates read."""
         self._state_swaps: list[tuple[list[int], int]] = []
         """Pieces of state, and their blocks, that are still to come to the device."""
         self._left: list[int] = []
-        """Control tensors of the pieces of state that last went home."""
+        """Control tensors of the last write-backs of state to the host."""
         self._changed: list[int] = []
-        """What tells that the last piece of a block is changed."""
+        """Control tensors: the last piece of a block has been updated."""
 
     def finish(self, block: int) -> None:
         """The backward pass has left a block."""
         self._asked[block] = self._update(self._asked[block], block)
 
     def finish_step(self) -> None:
-        """The backward pass is over: what is no block's own is updated, or waited for gradients of
-        others, and what has come to the device goes home."""
+        """The backward pass is over: update the parameters that belong to no single block, or that
+        waited for gradients of other blocks, and write swapped-in state back."""
         for block in reversed(range(len(self._asked))):
             self.finish(block)
         self._update(self._host.last_updates, 0, "shared")
@@ -111,18 +111,18 @@ class UpdateWriter:
         return [op for op in ops if op not in ready]
 
     def _give_up(self, lent: tuple[LongArray, list[int]]) -> None:
-        """What is read beside the computation gives up its room once that is over."""
+        """Free tensors that a concurrent op reads once that op is over."""
         tensors, signal = lent
         self._out.hold(tensors)
         self._out.wait(signal)
 
     def _gradients(self, ops: Sequence[int] | set[int]) -> LongArray:
-        """What stands for the gradients that updates read."""
+        """The gradients that updates read, as tensors of the rewritten graph."""
         found = [t for op in ops for t in self._updates[op].gradients]
         return self._out.now[np.array(found, dtype=np.int64)]
 
     def _have_gradients(self, ops: LongArray) -> list[bool]:
-        """Of each update, whether all that it reads is there or at home."""
+        """Per update: True if all that it reads is on the device or host-resident."""
         graph = self._graph
         at, reader = spans(graph.read_ptr, ops)
         reads = graph.reads[at]
@@ -130,7 +130,7 @@ class UpdateWriter:
         have: list[bool] = (np.bincount(reader[is_missing], minlength=len(ops)) == 0).tolist()
         return have
 
-    # ── beside the computation ───────────────────────────────────────────────────────────────────
+    # ── concurrent with compute ──────────────────────────────────────────────────────────────────
 
     def module_call(self, most: int | None = None) -> None:
         """Updates of the next pieces of state that come to the device, or of all."""
@@ -140,9 +140,9 @@ class UpdateWriter:
         del self._state_swaps[:most]
 
     def _update_swapped(self, ops: list[int], block: int) -> None:
-        """State and parameters in full come in a piece, when an earlier one has left its berth, are
-        changed beside the computation, and go home, rounded parameters with their twin. One large
-        parameter goes in parts."""
+        """Copy state and full-precision parameters to the device once a staging buffer is free,
+        update them concurrently with compute, and write them back, with the low-precision copies
+        of rounded parameters. One large parameter goes in parts."""
         swapped = list(dict.fromkeys(t for op in ops for t in self._on_host(op)))
         count = num_parts([self._updates[op] for op in ops])
         for number in range(count):
@@ -155,7 +155,7 @@ class UpdateWriter:
         part = f":{number}" if count > 1 else ""
         signal = self._done.get(("backward", block + 1))
         waits = self.staging + ([] if signal is None else [signal])
-        # There is room when an earlier piece has left.
+        # A staging buffer is free when the write-back of an earlier piece has finished.
         waits += self._left[:1] if len(self._left) == NUM_STAGING_BUFFERS else []
         here = self._out.fetch(
             f"{name}@fetch{part}", swapped, -(-graph.tensor_bytes // count), reads=waits,
@@ -173,7 +173,7 @@ class UpdateWriter:
         self._out.forget(swapped)
 
     def _on_host(self, op: int) -> list[int]:
-        """What an update reads that is at home on the host."""
+        """Host-resident tensors that an update reads."""
         reads = self._graph.reads_of(op)
         found: list[int] = reads[self._host.is_on_host[self._graph.root_of[reads]]].tolist()
         return found
@@ -205,11 +205,11 @@ class Rewritten:
     share: FloatArray
     """The part of it that each op does: less than 1 in chunks."""
     moved_bytes: LongArray
-    """What copies move."""
+    """Bytes that copies move."""
     beside: IntArray
     """An op of the given graph on whose device each op runs."""
     reserved_bytes: int
-    """What lasts on the device for streamed parameters and visiting state to take turns in."""
+    """Device memory reserved as buffers for streamed parameters and swapped-in state."""
 
     @property
     def is_offload(self) -> BoolArray:
@@ -220,7 +220,7 @@ class Rewritten:
 
 
 def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
-    """The graph that carries out a memory section; ``uses`` saves finding them again."""
+    """The graph under a memory section; ``uses`` saves finding them again."""
     uses = uses or find_uses(graph, blocks_of(graph, memory))
     return _Rewriter(uses.graph, memory, uses).rewritten()
 
@@ -232,7 +232,7 @@ class _Rewriter:
         self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
         self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
         self.recompute = is_recomputed(uses, memory)
-        """Per visit: forward ops that its backward pass runs again."""
+        """Per module call: forward ops that its backward pass recomputes."""
         self.host: HostParameters = find_host_parameters(graph, memory, uses, self.recompute)
         is_whole = memory.loss_chunks == 1
         self.region: Region | None = None if is_whole else find_region(graph, uses.blocks)
@@ -255,20 +255,20 @@ class _Rewriter:
         """Storages to the control tensors of their offloads."""
         self.sending, self.leaving, self.coming = self._trips()
         self.module_call = OUTSIDE
-        """The visit that the pass is in, or was in last."""
+        """The module call that the pass is in, or was in last."""
         self.unfetched = self.num_blocks - 1
         """The last block whose parameters were not fetched for the backward pass."""
         self.buffer: dict[str, list[int]] = {}
-        """What stands for the ``staging`` of state that comes to the device, for the ``slots`` of
-        streamed parameters and for the ``ring`` of groups of experts."""
+        """Reserved buffers: ``staging`` for swapped-in state, ``slots`` for streamed parameters,
+        ``ring`` for groups of experts."""
         self.updates = UpdateWriter(uses, self.host, self.groups, self.out, self.done)
         if self.region is not None:
             reads = self.host.streamed_reads
             reads["backward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
 
     def _trips(self) -> tuple[dict[int, list[int]], ...]:
-        """Storages by the visit that sends them, by the visit at whose begin they are gone, and,
-        the last made first, by the visit whose backward pass is the first to need them."""
+        """Storages by the module call that offloads them, by the call at whose start they are
+        freed, and, the last made first, by the call whose backward pass first needs them."""
         sending, leaving, coming = (defaultdict[int, list[int]](list) for _ in range(3))
         for storage, trip in sorted(self.needs.offloaded.items(), reverse=True):
             sending[trip.sent_by].append(storage)
@@ -297,10 +297,10 @@ class _Rewriter:
         there = np.flatnonzero(graph.tensor_producer < 0)
         # What lies in the memory of another tensor is where that one is.
         self.out.persistent(there[~host.is_on_host[graph.root_of[there]]], host.sizes)
-        for name, size in (("berths", host.staging_buffers_bytes), ("slots", host.slots_bytes),
+        for name, size in (("staging", host.staging_buffers_bytes), ("slots", host.slots_bytes),
                            ("ring", host.ring_bytes)):  # fmt: skip
             self.buffer[name] = [self.out.lasting(name, size)] if size else []
-        self.updates.staging = self.buffer["berths"]
+        self.updates.staging = self.buffer["staging"]
 
     def _write(self, ops: LongArray, *, suffix: str = "", is_recompute: bool = False) -> None:
         """Ops one after the other, in groups where they are of experts that are streamed so."""
@@ -349,8 +349,8 @@ class _Rewriter:
         self.out.forget(gone.difference(*self.brought.values()))
 
     def _send(self, module_call: int) -> None:
-        """Copy out what a visit that is over sends: each storage as soon as it is whole, while the
-        visit goes on."""
+        """Offload the storages of a finished module call: each as soon as it is complete, while the
+        call goes on."""
         for storage in sorted(self.sending.pop(module_call, ()), key=self.out.latest):
             size = int(self.graph.tensor_bytes[storage])
             self.offloads[storage] = self.out.copy(
@@ -360,7 +360,7 @@ class _Rewriter:
             )  # fmt: skip
 
     def _let_go(self, module_call: int) -> None:
-        """What was sent before gives up its room when a visit begins."""
+        """Free earlier offloaded storages when a module call begins."""
         for storage in self.leaving.pop(module_call, ()):
             self.out.hold(np.array([self.out.latest(storage)]))
             self.out.wait([self.offloads[storage]])
@@ -408,17 +408,17 @@ class _Rewriter:
         if turn.what == Happening.ENTERED:
             self._enter(turn.module_call)
         elif turn.what == Happening.ASKED:
-            # Without the wait, a visit whose input never left could be made again much too early.
+            # Without the wait, a call whose input never left could be recomputed much too early.
             self.out.wait(self.out.last_signals())
             recompute = np.array(self.recompute[turn.module_call], dtype=np.int64)
             self._write(recompute, suffix="@again", is_recompute=True)
         else:
-            # What a visit took to run again is there until all that it saved was read.
+            # Inputs of a module call's recomputation are held until all that it saved was read.
             taken = np.array(self.needs.taken[turn.module_call], dtype=np.int64)
             self.out.hold(self.out.standing(taken))
 
     def _enter(self, module_call: int) -> None:
-        """The backward pass comes to a visit, and is over for all later ones."""
+        """The backward pass enters a module call, and has left all later ones."""
         self._leave()
         self.module_call = module_call
         self._look_back(self.uses.module_calls.calls[module_call].block)
@@ -426,7 +426,7 @@ class _Rewriter:
             self._fetch(self.coming.pop(reader))
 
     def _look_back(self, block: int) -> None:
-        """Bring the parameters of the blocks before one whose backward pass begins."""
+        """Prefetch the parameters of the blocks before one whose backward pass begins."""
         while self.unfetched >= max(block - self.ahead, 0):
             self._fetch_parameters("backward", self.unfetched)
             self.unfetched -= 1
@@ -434,12 +434,12 @@ class _Rewriter:
             self.updates.module_call()
 
     def _leave(self) -> None:
-        """A visit is over; its block is updated where that was the last one of it."""
+        """A module call is over; update its block where that was the block's last one."""
         if self.module_call in self.uses.last_calls:
             self.updates.finish(self.uses.module_calls.calls[self.module_call].block)
 
     def _fetch(self, storages: Sequence[int]) -> None:
-        """Take room for storages that are coming, and bring them."""
+        """Allocate memory for offloaded storages, and fetch them."""
         began = self.out.last_signals()
         buffers = self.out.reserve(storages, int(self.graph.tensor_producer[storages[0]]))
         for storage, buffer in zip(storages, buffers, strict=True):
@@ -473,8 +473,8 @@ class _Rewriter:
         )  # fmt: skip
 
     def _trigger(self, phase: str, block: int) -> list[int]:
-        """What tells that the pass ``prefetch`` passes before this one begins: the end of the one
-        before that. Forward passes are counted up to the last, backward passes on from there."""
+        """Control tensors: the pass ``prefetch`` passes before this one begins, that is, the one
+        before that ends. Forward passes are counted up to the last, backward ones on from there."""
         last = self.num_blocks - 1
         position = block if phase == "forward" else 2 * last + 1 - block
         before = position - self.ahead - 1

@@ -1,7 +1,7 @@
 """The problem of a rewritten step: the same cluster, with times for what the rewrite added.
 
 Ops that run again take their time again, ops in chunks their part of it but never less than a
-launch; copies take what the way to the host allows; updates on the host what its memory allows.
+launch; copies take the bandwidth of the route to the host; updates on the host that of its memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hocket.simulate.rewriting.rewrite import Rewritten, rewrite
 from hocket.simulate.rewriting.uses import Uses
 
 _WORKS_IN = {"optimizer.adamw": 2, "optimizer.adam": 2}
-"""Tensors of a parameter's size that PyTorch's updates make on the way where they are not fused: a
-root and a quotient."""
+"""Tensors of a parameter's size that PyTorch's unfused updates allocate temporarily: a root and a
+quotient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class BudgetedStep:
     plan: Plan
     rewritten: Rewritten
     host_bytes: int
-    """Parameters and optimizer state that are at home on the host."""
+    """Host-resident parameters and optimizer state."""
 
 
 def budgeted(
@@ -62,7 +62,7 @@ def budgeted(
     return BudgetedStep(new, placed, done, away)
 
 
-def carried_out(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
+def rewritten_step(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The rewritten step and its plan where a plan has a memory section; else both as they are."""
     memory = plan.get(Memory)
     if memory is None:
@@ -78,7 +78,7 @@ def _persistent_bytes(graph: Graph) -> int:
 
 
 def _with_update_work(problem: Problem, done: Rewritten, device_of: IntArray) -> Rewritten:
-    """The same with what updates on a processor work in: on others they are fused kernels."""
+    """The same with the workspace of updates on a CPU: on other devices they are fused kernels."""
     given, graph = problem.graph, done.graph
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
     is_update = (graph.op_phase == Phase.OPTIMIZER) & (done.origin >= 0)

@@ -1,4 +1,4 @@
-"""What the updates of a step read, and which blocks compute with it: the same under every plan.
+"""Tensors that the updates of a step read, and blocks that use them: the same under every plan.
 
 O(updates + reads), Python, once per step.
 """
@@ -41,20 +41,19 @@ class Update(NamedTuple):
     state_bytes: int
     gradient_bytes: int
     rounded_bytes: int
-    """Of the rounded twins of parameters that are copied rounded."""
+    """Of the low-precision copies of parameters that are copied rounded."""
     is_rounded: bool
     """True if any of them is."""
     sent_bytes: int
-    """What it waits for on the host: gradients, rounded as the parameters were that they are
-    for."""
+    """Gradients that it waits for on the host, rounded as their parameters were."""
     host_bytes: int
-    """What it reads and writes on the host: what the op itself does; and where parameters are
-    copied rounded, in one pass of AdamW half of a gradient and the twin, else the gradient in full,
-    and the parameter once more for its twin."""
+    """Host memory traffic: that of the op itself. Where parameters are copied rounded, also, in one
+    pass of AdamW, half of a gradient and the low-precision copy, else the gradient in full, and the
+    parameter once more for its low-precision copy."""
 
     @property
     def leaving_bytes(self) -> int:
-        """What goes home of its parameters when they were changed on the device."""
+        """Bytes written back to the host after an update on the device."""
         return self.parameter_bytes + self.rounded_bytes
 
 
@@ -90,7 +89,7 @@ def find_updates(
 
 
 def _rounding_bytes(graph: Graph, op: int, whole: int, sent: int) -> int:
-    """What the host reads and writes more where parameters are copied rounded."""
+    """Additional host memory traffic where parameters are copied rounded."""
     if sent == whole:
         return 0
     return 2 * sent - whole if graph.kind_of(op) in _ONE_PASS else 2 * (whole + sent)

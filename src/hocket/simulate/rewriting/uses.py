@@ -1,6 +1,6 @@
-"""Who makes and reads the storages of the forward pass, whatever the plan: by visit and by block.
+"""Producers and readers of the forward pass's storages by module call and block, under any plan.
 
-A visit that runs again does so from its beginning to what was saved last. O(ops + reads).
+Recomputation of a module call runs from its start to the last saved tensor. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def held_by_calls(
 
 
 def _calls(graph: Graph, module_calls: ModuleCalls, num_forward: int) -> list[Span]:
-    """Of visited modules and of those around them that are called."""
+    """Calls of the modules of ``module_calls``, and of called modules around them."""
     modules = dict.fromkeys(
         module_call.module for module_call in module_calls.calls if module_call.module
     )
@@ -105,7 +105,7 @@ _RECURRENT = "aten._cudnn_rnn"
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """What does not depend on the plan: who makes and reads the storages of the forward pass."""
+    """Producers and readers of the forward pass's storages, the same under every plan."""
 
     graph: Graph
     blocks: StepBlocks
@@ -113,13 +113,13 @@ class Uses:
     is_forward: BoolArray
     """Per tensor: whether its storage is made by the forward pass."""
     backward_reads: tuple[tuple[int, ...], ...]
-    """Per visit: tensors of forward storages that its backward ops read, in the order in which the
-    forward pass saves them."""
+    """Per module call: tensors of forward storages that its backward ops read, in the order in
+    which the forward pass saves them."""
     outside: tuple[frozenset[int], ...]
-    """Per block: storages that its backward ops outside of visits read."""
+    """Per block: storages that its backward ops outside of module calls read."""
     recompute: tuple[tuple[int, ...], ...]
-    """Per visit: forward ops that make again what its backward ops read; empty where there is
-    nothing to make, or where they change something that is not theirs."""
+    """Per module call: forward ops that recompute what its backward ops read; empty where there is
+    nothing to recompute, or where they change tensors from outside of the call."""
 
     @cached_property
     def nodes(self) -> BackwardNodes:
@@ -156,7 +156,7 @@ class Uses:
 
     @cached_property
     def turns(self) -> list[list[PassTurn]]:
-        """Per block: what happens to visits in its backward pass."""
+        """Per block: events of module calls in its backward pass."""
         before, found = len(self.module_calls), list[list[PassTurn]]()
         for ops in reversed(self.backward):
             found.append(
@@ -167,7 +167,7 @@ class Uses:
 
     @cached_property
     def last_calls(self) -> frozenset[int]:
-        """Per block, the one of its visits that the backward pass is in last."""
+        """Per block, the last of its module calls in the backward pass."""
         lowest: dict[int, int] = {}
         for turn in (turn for turns in reversed(self.turns) for turn in turns):
             if turn.what == Happening.ENTERED:
@@ -223,7 +223,7 @@ class Uses:
 
     @cached_property
     def sharing(self) -> frozenset[int]:
-        """Blocks whose visits read such parameters."""
+        """Blocks whose module calls read such parameters."""
         call_of, shared = self.module_calls.call_of.tolist(), self.shared
         return frozenset(int(self.blocks.block_of[op]) for op, root in self.parameter_reads
                          if root in shared and call_of[op] != OUTSIDE)  # fmt: skip
@@ -262,7 +262,7 @@ class Uses:
 
     @cached_property
     def block_calls(self) -> tuple[range, ...]:
-        """Per block: its visits."""
+        """Per block: its module calls."""
         of = np.array(
             [module_call.block for module_call in self.module_calls.calls], dtype=np.int64
         )
@@ -270,7 +270,7 @@ class Uses:
         return tuple(range(a, b) for a, b in pairwise(edges))
 
     def makes(self, module_call: int, storages: Collection[int]) -> list[int]:
-        """Those of some storages that a visit makes."""
+        """Those of some storages that a module call makes."""
         roots = np.array(list(storages), dtype=np.int64)
         is_own = self.module_calls.call_of[self.graph.tensor_producer[roots]] == module_call
         own: list[int] = roots[is_own].tolist()
@@ -282,8 +282,8 @@ class Uses:
         return [list(dict.fromkeys(root_of[list(reads)].tolist())) for reads in self.backward_reads]
 
     def saved(self, module_call: int) -> list[int]:
-        """Storages that the backward pass of a visit reads, in the order in which the forward pass
-        saves them."""
+        """Storages that the backward pass of a module call reads, in the order in which the forward
+        pass saves them."""
         return self._saved[module_call]
 
     @cached_property
@@ -296,7 +296,7 @@ class Uses:
 
     @cached_property
     def taken(self) -> tuple[list[int], ...]:
-        """Per visit: storages from elsewhere that it needs where it runs again."""
+        """Per module call: storages from elsewhere that its recomputation needs."""
         graph = self.graph
         found = []
         for module_call, recompute in enumerate(self.recompute):
@@ -310,7 +310,7 @@ class Uses:
 
 
 def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
-    """Readers of the forward pass's storages by visit and block."""
+    """Readers of the forward pass's storages by module call and block."""
     graph = as_held(graph)
     num_forward = int(blocks.start[-1])
     owner = graph.tensor_producer[graph.root_of]
@@ -346,15 +346,15 @@ def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
 
 
 def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> tuple[int, ...]:
-    """A visit's ops up to the last that makes one of the tensors: it runs again as it ran before,
-    and ends when it has made what is wanted. None where that cannot be done twice."""
+    """Ops of a module call up to the last that makes one of the tensors. Recomputation repeats the
+    call and stops once all of them are made. Empty where the call cannot run twice."""
     makers = [int(graph.tensor_producer[tensor]) for tensor in tensors]
     last = max((op for op in makers if start <= op < stop), default=start - 1)
     return tuple(range(start, last + 1)) if can_run_twice(graph, start, stop) else ()
 
 
 def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
-    """True if a visit leaves what it was given as it was, and would do the same again."""
+    """True if a module call leaves its inputs unchanged, and would give the same results again."""
     return not any(
         _changes_foreign(graph, op, start) or _draws_by_itself(graph, op)
         for op in range(start, stop)
