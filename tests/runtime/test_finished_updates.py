@@ -15,7 +15,7 @@ from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
 from hocket.planners.memory.budget import keep_budget
-from hocket.planners.memory.frontier import leanest_bytes
+from hocket.planners.memory.frontier import minimum_memory_bytes
 
 BUDGETS = (1.0, 0.75, 0.6, 0.5)
 """Of what the plain step holds."""
@@ -97,7 +97,7 @@ def test_both_kinds_of_update_are_predicted_and_end_alike(async_update):
 
 def test_asynchronous_updates_are_predicted_to_be_faster():
     problem, plan = placed(chain_step(6, flops=1e9))
-    least = leanest_bytes(problem, plan)
+    least = minimum_memory_bytes(problem, plan)
     finished, crossing = (
         keep_budget(problem, plan, least, async_update=flag) for flag in (False, True)
     )

@@ -25,7 +25,7 @@ from hocket.plan.sections import Memory
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit, keep_budget
 from hocket.planners.memory.fitted import Fitted
-from hocket.planners.memory.frontier import Frontier, leanest_bytes
+from hocket.planners.memory.frontier import Frontier, minimum_memory_bytes
 from hocket.planners.memory.given_budget import (
     BudgetWarning,
     budget_of,
@@ -141,7 +141,7 @@ def largest_that_fits(
         seen.add(graph.content_hash)
         problem = make_problem(graph, place, profile=profile, calibration=calibration)
         budget_bytes = _budget_on_one(problem, memory_bytes)
-        num_bytes = leanest_bytes(problem, _on_one(problem), host_bytes)
+        num_bytes = minimum_memory_bytes(problem, _on_one(problem), host_bytes)
         fits = num_bytes <= budget_bytes
         tell(size, num_bytes, fits)
         if fits and size > best.size:

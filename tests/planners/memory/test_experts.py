@@ -8,7 +8,7 @@ from hocket.graph import GraphBuilder, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_finer, cut_step
 from hocket.planners.memory.budget import BudgetFit, bound_s
-from hocket.planners.memory.frontier import find_frontier, leanest_bytes
+from hocket.planners.memory.frontier import find_frontier, minimum_memory_bytes
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.experts import find_experts
 from hocket.simulate.rewriting.step import budgeted, moved_bytes
@@ -73,7 +73,7 @@ def test_plans_of_groups_keep_budgets_that_no_others_keep():
     others = [p for p in frontier.plans if p not in in_groups]
     assert frontier.smallest in in_groups
     assert frontier.smallest.peak_bytes < 0.5 * min(p.peak_bytes for p in others)
-    assert leanest_bytes(problem, plan) == frontier.smallest.peak_bytes
+    assert minimum_memory_bytes(problem, plan) == frontier.smallest.peak_bytes
     for fitted in frontier.best_of():
         fit = BudgetFit(frontier, fitted.peak_bytes)
         verify(fit.plan(), problem)

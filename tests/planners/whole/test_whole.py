@@ -18,7 +18,7 @@ from hocket.plan.sections import Memory, Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.goal import num_devices
-from hocket.planners.memory.frontier import leanest_bytes
+from hocket.planners.memory.frontier import minimum_memory_bytes
 from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.parallel.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_parallel
@@ -156,7 +156,7 @@ def test_where_no_sharing_fits_parameters_are_streamed(tmp_path):
     graph = capture_sizes(Stack((1024,) * 9), torch.zeros(2, 8, 1024))
     roomy = problem_on(graph, "1xt4")
     alone = empty_plan(roomy, "test").placing(np.zeros(graph.num_ops, dtype=np.int32))
-    kept = roomy.cluster.devices[0].memory_bytes - leanest_bytes(roomy, alone)
+    kept = roomy.cluster.devices[0].memory_bytes - minimum_memory_bytes(roomy, alone)
     problem = make_problem(graph, "1xt4", headroom_bytes=kept)
     planned = best_of(compare_parallel(problem))
     assert planned.plan.get(Memory) is not None

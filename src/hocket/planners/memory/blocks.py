@@ -8,7 +8,7 @@ blocks and the largest block together take least, which is what full recompute h
 has no such parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem,
 CMU-CS-19-135): the cuts with the least sum of crossing bytes such that no block makes more than its
 share, by a dynamic program over positions with a sliding minimum; logits and their loss stay
-together. Where one block has more parameters than there is room for, it is cut again by a list of
+together. Where one block has more parameters than fit, it is cut again by a list of
 modules inside it, such as experts. O(limits · (ops + reads)).
 """
 
@@ -150,8 +150,8 @@ class _Forward:
         return producer[found].astype(np.int64), last[found], graph.held_bytes[found]
 
     def held_bytes(self, cut: Cut) -> float:
-        """What full recompute holds: inputs of all blocks, what runs in no block's module, and
-        what the largest block makes."""
+        """Bytes that full recompute holds: inputs of all blocks, results outside of all blocks'
+        modules, and all results of the largest block."""
         if not cut:
             return float("inf")
         edges = np.array([*(start for start, _ in cut), self.num_ops])
@@ -232,7 +232,7 @@ def _tail(graph: Graph, num_forward: int) -> int:
 
 def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
     """Where blocks of the forward pass begin so that few bytes cross their edges; not within calls
-    of modules that are called again and again, which could not be carried out by block then."""
+    of modules that are called repeatedly, which could not be executed block by block then."""
     made, crossing = _made_and_crossing(graph, num_forward)
     most = max(int(made[-1]) // NUM_NARROW_BLOCKS * 2, int(np.diff(made).max(initial=1)), 1)
     is_inside = np.zeros(num_forward + 1, dtype=bool)
@@ -291,10 +291,10 @@ def _made_and_crossing(graph: Graph, num_forward: int) -> tuple[LongArray, LongA
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Modules that run again get a count behind their path."""
+    """Append a count to the path of a module that runs more than once."""
     seen: Counter[str] = Counter()
-    told = []
+    distinct = []
     for name in names:
-        told.append(f"{name}:{seen[name]}" if seen[name] else name)
+        distinct.append(f"{name}:{seen[name]}" if seen[name] else name)
         seen[name] += 1
-    return told
+    return distinct

@@ -1,7 +1,7 @@
-"""Keep a budget: the fastest of a step's plans that stays within a number of bytes, with proof.
+"""Keep a memory budget: the fastest of a step's plans that fits, with lower bounds.
 
-The peak is what the simulator saw of the very ops that the plan becomes. Beside it stand the fewest
-bytes that any plan needs, and the time that no plan of these ways takes less than.
+The peak is simulated on the very ops that the plan executes. It is reported with lower bounds on
+the bytes that any plan needs and on the step time of any plan with these policies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import CHUNKS
-from hocket.planners.memory.numbers import HOMES, WAYS, BlockNumbers
+from hocket.planners.memory.numbers import ACTIVATION_POLICIES, PARAMETER_POLICIES, BlockNumbers
 from hocket.planners.memory.update_order import UpdateOrders
 from hocket.simulate.rewriting.chunks import find_region
 from hocket.simulate.rewriting.experts import all_in_groups, parts_of
@@ -27,43 +27,46 @@ from hocket.simulate.rewriting.uses import Uses
 
 # Seconds that no memory plan of a step goes below, whatever the schedule of its copies.
 #
-# A linear program as small as it can be: each block takes shares of the ways of its activations and
-# of the homes of its parameters, and each resource works for as long as all blocks ask of it; the
-# longest of these is made short. HiGHS, 8 columns a block and 5 rows beside one for each choice.
+# A linear program as small as it can be: each block takes shares of the policies of its activations
+# and parameters, each resource is busy for the sum over blocks, and the busiest one is minimized.
+# HiGHS, 8 columns a block and 5 rows plus one for each choice.
 
 
 def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
-    """Seconds that no plan of these ways and homes goes below, however its copies are timed; None
+    """Lower bound on the step time of plans with these policies, however copies are timed; None
     where none keeps the budget.
 
-    What is left behind and what is at home must fit when the forward pass ends, all that runs must
-    run, no direction carries more than its rate, and the host updates no faster than it can, over a
-    step among many: sums instead of a schedule.
+    Sums instead of a schedule, for a step among many: saved activations and resident parameters
+    must fit when the forward pass ends, all ops must run, copies in each direction take their bytes
+    over its rate, and updates on the host take their traffic over its rate.
     """
-    num_ways, num_homes = numbers.stay.size, numbers.home.size
-    # What the last block makes is made and used then, whatever the plan.
-    stay, moved, again = (table.copy() for table in (numbers.stay, numbers.moved, numbers.again_s))
+    num_activations, num_parameters = numbers.stay.size, numbers.on_device.size
+    # Activations of the last block are used at once, whatever the plan.
+    stay, moved, again = (
+        table.copy() for table in (numbers.stay, numbers.moved, numbers.recompute_s)
+    )
     for table in (stay, moved, again):
         table[-1] = 0.0
     compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
-    incoming = numbers.brought + numbers.fetched + numbers.visiting
-    at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
-    nothing = np.zeros(num_ways)
+    incoming = numbers.brought + numbers.fetched + numbers.swapped_in
+    host_update_s = (numbers.host_traffic / numbers.host_update_bps).ravel()
+    nothing = np.zeros(num_activations)
     rows = np.array([
-        [*nothing, *at_home, -1.0],
+        [*nothing, *host_update_s, -1.0],
         [*again.ravel(), *numbers.update_s.ravel(), -1.0],
         [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
         [*(moved / numbers.link.out_bps).ravel(),
          *(numbers.gradients / numbers.link.out_bps).ravel(), -1.0],
-        [*(stay / max(budget_bytes, 1.0)).ravel(), *(numbers.home / max(budget_bytes, 1.0)).ravel(),
-         0.0],
+        [*(stay / max(budget_bytes, 1.0)).ravel(),
+         *(numbers.on_device / max(budget_bytes, 1.0)).ravel(), 0.0],
     ])  # fmt: skip
-    room = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
+    available = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
     groups = np.repeat(
         np.arange(2 * numbers.num_blocks),
-        [len(WAYS)] * numbers.num_blocks + [len(HOMES)] * numbers.num_blocks,
+        [len(ACTIVATION_POLICIES)] * numbers.num_blocks
+        + [len(PARAMETER_POLICIES)] * numbers.num_blocks,
     )
-    columns = np.arange(num_ways + num_homes)
+    columns = np.arange(num_activations + num_parameters)
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
@@ -73,7 +76,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     cost = np.zeros(len(columns) + 1)
     cost[-1] = 1.0
     found = linprog(
-        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, room],
+        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, available],
         A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
     )  # fmt: skip
     return None if found.x is None or found.status != 0 else float(found.x[-1])
@@ -81,7 +84,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
 
 # The fewest bytes that any plan needs: what the largest op reads, makes and works in.
 #
-# Whatever is offloaded, fetched or made again, the storages of an op are on the device while it
+# Whatever is offloaded, fetched or recomputed, the storages of an op are on the device while it
 # runs, and the batch and buffers are there at all times. Ops of the last block may go in chunks, of
 # which only the part that exists for one chunk at a time is divided, and products of experts one
 # expert at a time. O(ops + reads).
@@ -114,7 +117,7 @@ def least_bytes(uses: Uses, max_chunks: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BudgetFit:
-    """What fits into a budget, and how far from the best possible it is."""
+    """The best plan within a budget, and how far from the best possible it is."""
 
     frontier: Frontier
     budget_bytes: int
@@ -135,7 +138,7 @@ class BudgetFit:
 
     @cached_property
     def bound_s(self) -> float | None:
-        """No plan of these ways within the budget takes less; None where none keeps it."""
+        """Lower bound on the step within the budget; None where no plan keeps it."""
         of_blocks = (self.frontier.numbers, *self.frontier.finer)
         found = [bound_s(numbers, self.budget_bytes) for numbers in of_blocks]
         return min((seconds for seconds in found if seconds is not None), default=None)
@@ -149,7 +152,7 @@ class BudgetFit:
 
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
-        """What the order of updates on the host gains in the chosen plan; None without any."""
+        """Step times by the order of updates on the host in the chosen plan; None without any."""
         return (self.chosen or self.frontier.smallest).update_orders
 
     @property
@@ -159,7 +162,7 @@ class BudgetFit:
 
     @property
     def enough_on_host_bytes(self) -> int | None:
-        """What would do on the host where its limit is why nothing fits; None where it is not."""
+        """Host memory that would be enough, if its limit is why nothing fits; else None."""
         return None if self.chosen else self.frontier.enough_on_host(self.budget_bytes)
 
     @property
@@ -187,7 +190,7 @@ class BudgetFit:
             budgets = (self.budget_bytes,) * self.frontier.problem.cluster.num_devices
             plan = plan.having(replace(chosen.memory, budget_bytes=budgets))
         return plan.claiming(
-            # What whoever simulates the plan will see.
+            # The same values that a simulation of the plan gives.
             step_s=chosen.timeline.makespan_s,
             repeated_step_s=None if chosen.memory is None else chosen.step_s,
             peak_bytes=tuple(chosen.timeline.peak_bytes.tolist()),

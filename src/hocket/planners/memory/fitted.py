@@ -31,8 +31,8 @@ class Fitted:
     timeline: Timeline
     uses: Uses
     least_s: float
-    """What its step is not claimed to go below: the plain one, and what the host takes to ask for
-    all of it."""
+    """Least step time that is claimed: that of the plain step, and the host's time to launch all
+    ops."""
 
     def __repr__(self) -> str:
         step, peak = format_seconds(self.step_s), format_bytes(self.peak_bytes)
@@ -50,7 +50,7 @@ class Fitted:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that wait on the host: offloaded activations, and what is at home there."""
+        """Bytes that wait on the host: offloaded activations, and host-resident state."""
         if self.memory is None:
             return 0
         done = self.step.rewritten
@@ -58,12 +58,12 @@ class Fitted:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that cross the way to the host in one step."""
+        """Bytes that cross the link to the host in one step."""
         return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
 
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
-        """What the order of updates on the host gains; None without any."""
+        """Step times by the order of updates on the host; None without any."""
         return host_update_orders(self.step, self.uses, self.least_s)
 
     @cached_property

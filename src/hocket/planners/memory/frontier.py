@@ -1,11 +1,11 @@
 """Plans for one step from its plain form down to the fewest bytes, each proven by the simulator.
 
-The set of plans does not depend on the budget that is asked for: the plain step, full recompute,
-offloading everything, the leanest plan there is, and what the linear program gives for budgets in
-between; and for every number of blocks the plan that keeps so many and makes the others again,
-simulated when a budget asks for it. Each is rewritten into the graph and simulated. For a budget
-the fastest plan whose simulated peak keeps it is taken; so a larger budget never makes a step
-longer, and no plan is slower than full recompute or full offload where these fit.
+The set of plans does not depend on the requested budget: the plain step, full recompute, offloading
+everything, the minimum-memory plan, and what the linear program gives for budgets in between; and
+for every number of blocks the plan that keeps so many and recomputes the others, simulated when a
+budget needs it. Each is rewritten into the graph and simulated. For a budget the fastest plan whose
+simulated peak fits is taken; so a larger budget never makes a step longer, and no plan is slower
+than full recompute or full offload where these fit.
 O(levels · (blocks³ + ops)).
 """
 
@@ -50,15 +50,15 @@ TURNS = (
     Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0),
     Turn(ON_HOST, 1.0), Turn(ON_DEVICE, 1.0), Turn(ON_HOST, 0.0),
 )  # fmt: skip
-"""How the simulator will find copies under way is not known before, so that both ends are tried.
-Where not all parameters have room on the device, any home takes its turn."""
+"""The overlap of copies is not known before the simulation, so both extremes are tried. Where not
+all parameters fit on the device, policies that stream them take their turn."""
 BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, NOT_OFFLOADED))
 """The same for budgets between others."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 LARGE_SLOTS = 0.25
-"""Where streamed parameters take more than this part of what the leanest plan holds, blocks are cut
-by the lists inside them, and batched experts are streamed in groups."""
+"""Where streamed parameters take more than this part of the peak of the minimum-memory plan, blocks
+are cut by the lists inside them, and batched experts are streamed in groups."""
 SMALL_SLOTS = 0.1
 """Where they take less than this part of a budget, smaller blocks gain nothing."""
 FEWEST_GROUPS = 4
@@ -83,9 +83,9 @@ class Frontier:
     keeping: tuple[KeepingPlans, ...]
     """Plans that move nothing."""
     host_bytes: float
-    """What may wait on the host."""
-    crowded: tuple[Fitted, ...]
-    """Plans that the host has no room for."""
+    """Host memory that plans may use."""
+    over_host_limit: tuple[Fitted, ...]
+    """Plans that need more host memory than that."""
     plan_seconds: float
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Frontier:
         return _fastest([*self.plans, *(plan for plan in kept if plan is not None)], budget_bytes)
 
     def find(self, name: str) -> Fitted | None:
-        """The plan of a name; None where the host has no room for it."""
+        """The plan with this name; None where it does not fit on the host."""
         return next((plan for plan in self.plans if plan.name == name), None)
 
     def best_of(self) -> list[Fitted]:
@@ -106,9 +106,9 @@ class Frontier:
         return _best_of(self.plans)[::-1]
 
     def enough_on_host(self, budget_bytes: float) -> int | None:
-        """What it would do for a plan within a budget to have on the host, where what may wait
-        there is why none was found; None where no plan keeps the budget whatever waits there."""
-        fits = (plan.host_bytes for plan in self.crowded if plan.peak_bytes <= budget_bytes)
+        """Host memory that a plan within a budget would need, if the host's limit is why none was
+        found; None where no plan keeps the budget with any host memory."""
+        fits = (plan.host_bytes for plan in self.over_host_limit if plan.peak_bytes <= budget_bytes)
         return min(fits, default=None)
 
     @property
@@ -132,9 +132,11 @@ def find_frontier(
     replayed: Problem | None = None,
     async_update: bool = False,
 ) -> Frontier:
-    """Plans of a step that is placed on one device, from the fastest to the leanest; ``in_chunks``
-    says whether its loss may be made in chunks, where it can. ``replayed`` is the problem with the
-    times of ops in a CUDA graph, where steps that move nothing are launched as one."""
+    """Plans of a step that is placed on one device, from the fastest to the smallest.
+
+    ``in_chunks`` is True if its loss may be computed in chunks, where it can. ``replayed`` is the
+    problem with the times of ops in a CUDA graph, where steps that move nothing are one.
+    """
     started = time.perf_counter()
     num_ops, num_keeping = problem.graph.num_ops, NUM_KEEPING
     if num_levels is None:
@@ -161,7 +163,7 @@ def find_frontier(
         problem=problem, plan=plan, uses=maker.uses, numbers=maker.numbers,
         plans=tuple(fitted for fitted in plans if fitted.host_bytes <= host_bytes),
         finer=tuple(each.numbers for each in finer), keeping=keeping, host_bytes=host_bytes,
-        crowded=tuple(fitted for fitted in plans if fitted.host_bytes > host_bytes),
+        over_host_limit=tuple(fitted for fitted in plans if fitted.host_bytes > host_bytes),
         plan_seconds=time.perf_counter() - started,
     )  # fmt: skip
 
@@ -188,21 +190,21 @@ class _FoundPlans:
 
 
 def _levels(found: _FoundPlans, maker: PlanMaker, num_levels: int) -> None:
-    """What the linear program gives for budgets from the leanest plan's to the plain step's."""
+    """Add plans of the linear program for budgets from the smallest peak to the plain step's."""
     budgets = np.geomspace(max(found.least_bytes, 1) * 0.9, found.most_bytes, num_levels)
     for number, budget in enumerate(budgets.tolist()):
         turn = TURNS[number % len(TURNS)]
         kept = Turn(ANYWHERE, turn.in_flight, NOT_OFFLOADED)
         turns = (turn, kept, turn._replace(is_hidden=True))
-        _ask(found, maker, f"level {number}", budget, turns)
+        _solve_turns(found, maker, f"level {number}", budget, turns)
 
 
-def _ask(
+def _solve_turns(
     found: _FoundPlans, maker: PlanMaker, name: str, budget_bytes: float, turns: Iterable[Turn],
     tail: float = LARGEST_TAIL,
 ) -> None:  # fmt: skip
-    """What the linear program gives by turns; with hidden copies where that promises more than the
-    others gave, because it often promises too much."""
+    """Add the plans of the linear program for each turn; with hidden copies only where these are
+    predicted to beat the others, because such predictions are often too low."""
     for number, turn in enumerate(turns, 1):
         of_turn = f"{name}, {number}"
         below_s = found.best_s(budget_bytes) if turn.is_hidden else float("inf")
@@ -215,17 +217,17 @@ def _finer_levels(
     """The same of smaller blocks, for budgets that these have something to gain in."""
     highest = min(highest_bytes, float(found.most_bytes))
     for each in finer:
-        lean = list(each.leanest())
+        lean = list(each.minimum_memory())
         for fitted in lean:
             found.add(fitted)
-        leanest = float(max(min(fitted.peak_bytes for fitted in lean), 1))
+        smallest = float(max(min(fitted.peak_bytes for fitted in lean), 1))
         count = max(num_levels // 2 if each is finer[0] else num_levels // 8, 2)
-        budgets = np.geomspace(leanest, max(highest, leanest), count)
+        budgets = np.geomspace(smallest, max(highest, smallest), count)
         for number, budget in enumerate(budgets.tolist()):
             name, turn = f"level {number}{each.how}", BETWEEN[1 - number % 2]
             found.add(each.solved(name, budget, found.seen, turn))
         # What is smaller still is for budgets that these do not keep.
-        highest = leanest
+        highest = smallest
 
 
 def _between(
@@ -239,14 +241,14 @@ def _between(
             break
         tried.append(gap)
         turns = (*BETWEEN, BETWEEN[0]._replace(is_hidden=True))
-        _ask(found, maker, f"between {number}", gap, turns, SMALL_TAIL)
+        _solve_turns(found, maker, f"between {number}", gap, turns, SMALL_TAIL)
         for each in finer if gap < 2 * found.least_bytes else ():
             name = f"between {number}{each.how}"
             found.add(each.solved(name, gap, found.seen, BETWEEN[0], SMALL_TAIL))
 
 
 def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
-    """Makers of plans with smaller blocks and experts in groups: in pieces that the link carries
+    """Makers of plans with smaller blocks and experts in groups: in pieces that the link copies
     well, then in as many as there are; none where streamed parameters are not what is large."""
     if 2 * maker.largest_bytes < LARGE_SLOTS * least_bytes:
         return []
@@ -277,13 +279,13 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
     return max(gaps)[-1] if gaps else None
 
 
-def leanest_bytes(problem: Problem, plan: Plan, host_bytes: float = float("inf")) -> int:
+def minimum_memory_bytes(problem: Problem, plan: Plan, host_bytes: float = float("inf")) -> int:
     """The fewest bytes that a plan of this step is known to need, without looking at its time."""
     if np.isfinite(host_bytes):
-        # The leanest plan has everything on the host; what is leanest within a limit, plans of all
-        # kinds tell.
+        # The minimum-memory plan has everything on the host; where the host is limited, any other
+        # plan may be the smallest.
         return find_frontier(problem, plan, host_bytes=host_bytes).smallest.peak_bytes
     maker = PlanMaker(problem, plan, float("inf"))
-    least = min(fitted.peak_bytes for fitted in maker.leanest())
-    finer = (fitted for each in _in_groups(maker, least) for fitted in each.leanest())
+    least = min(fitted.peak_bytes for fitted in maker.minimum_memory())
+    finer = (fitted for each in _in_groups(maker, least) for fitted in each.minimum_memory())
     return min([least, *(fitted.peak_bytes for fitted in finer)])

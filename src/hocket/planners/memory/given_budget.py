@@ -43,7 +43,7 @@ def require_memory(device: Device, budget_bytes: int) -> None:
 
 
 def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
-    """What is wrong with a budget that leaves less than the headroom; empty where nothing is."""
+    """Message about a budget that leaves less than the headroom; empty where it leaves enough."""
     usable = int(problem.memory_bytes[device])
     if budget_bytes <= usable:
         return ""

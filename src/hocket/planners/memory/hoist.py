@@ -1,9 +1,9 @@
 """Hoist what gives memory back: a walk along an order that runs ahead wherever that pays.
 
 Hill and valley (Liu, 1987, "An application of generalized tree pebbling to sparse matrix
-factorization", carried over to graphs that are not trees): when an op becomes ready, or becomes
+factorization", extended to graphs that are not trees): when an op becomes ready, or becomes
 the last to hold a storage, up to ``reach`` ops that follow from it are tried, best first; if they
-end with no more bytes than before and stay under a target on the way, they are run at once. So an
+end with no more bytes than before and stay under a target in between, they are run at once. So an
 update with its passing results follows its gradient directly, which a rule that looks at single
 ops cannot see. The same walk from the end to the beginning delays what takes memory. O(ops · reach
 · pins of an op).
@@ -40,80 +40,80 @@ class Walk(NamedTuple):
     """Two numbers: bytes held now, and the most so far."""
 
 
-def new_walk(ways: Direction) -> Walk:
+def new_walk(direction: Direction) -> Walk:
     """The walk before its first op."""
     held = zeros(2)
-    held[:] = ways.num_bytes[ways.first_opener >= 0].sum()
+    held[:] = direction.num_bytes[direction.first_opener >= 0].sum()
     return Walk(
-        waits=ways.num_waits.copy(),
-        opener=ways.first_opener.copy(),
-        num_left=ways.num_closers.copy(),
+        waits=direction.num_waits.copy(),
+        opener=direction.first_opener.copy(),
+        num_left=direction.num_closers.copy(),
         held=held,
     )
 
 
 @kernel
-def taken_bytes(ways: Direction, walk: Walk, op: int) -> int:
+def taken_bytes(direction: Direction, walk: Walk, op: int) -> int:
     """Bytes that an op takes when it starts."""
-    total: int = ways.passing_bytes[op]
-    for at in range(ways.open_ptr[op], ways.open_ptr[op + 1]):
-        storage = ways.opens[at]
+    total: int = direction.passing_bytes[op]
+    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
+        storage = direction.opens[at]
         if walk.opener[storage] < 0:
-            total += ways.num_bytes[storage]
+            total += direction.num_bytes[storage]
     return total
 
 
 @kernel
-def released_bytes(ways: Direction, walk: Walk, op: int) -> int:
+def released_bytes(direction: Direction, walk: Walk, op: int) -> int:
     """Bytes that an op releases when it ends, if it ran now."""
-    total: int = ways.passing_bytes[op]
-    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
-        storage = ways.closes[at]
+    total: int = direction.passing_bytes[op]
+    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
+        storage = direction.closes[at]
         if walk.num_left[storage] == 1:
-            total += ways.num_bytes[storage]
+            total += direction.num_bytes[storage]
     return total
 
 
 @kernel
-def run_op(ways: Direction, walk: Walk, op: int) -> int:
+def run_op(direction: Direction, walk: Walk, op: int) -> int:
     """Run an op that is ready; returns the bytes held while it ran."""
-    most: int = walk.held[0] + taken_bytes(ways, walk, op)
-    walk.held[0] = most - released_bytes(ways, walk, op)
+    most: int = walk.held[0] + taken_bytes(direction, walk, op)
+    walk.held[0] = most - released_bytes(direction, walk, op)
     walk.held[1] = max(walk.held[1], most)
     walk.waits[op] = -1
-    for at in range(ways.open_ptr[op], ways.open_ptr[op + 1]):
-        storage = ways.opens[at]
+    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
+        storage = direction.opens[at]
         if walk.opener[storage] < 0:
             walk.opener[storage] = op
-    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
-        walk.num_left[ways.closes[at]] -= 1
-    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-        walk.waits[ways.after[at]] -= 1
+    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
+        walk.num_left[direction.closes[at]] -= 1
+    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
+        walk.waits[direction.after[at]] -= 1
     return most
 
 
 @kernel
-def take_back(ways: Direction, walk: Walk, op: int) -> None:
+def take_back(direction: Direction, walk: Walk, op: int) -> None:
     """Undo the op that ran last; the most so far stays."""
-    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-        walk.waits[ways.after[at]] += 1
-    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
-        storage = ways.closes[at]
+    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
+        walk.waits[direction.after[at]] += 1
+    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
+        storage = direction.closes[at]
         walk.num_left[storage] += 1
         if walk.num_left[storage] == 1:
-            walk.held[0] += ways.num_bytes[storage]
-    for at in range(ways.open_ptr[op], ways.open_ptr[op + 1]):
-        storage = ways.opens[at]
+            walk.held[0] += direction.num_bytes[storage]
+    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
+        storage = direction.opens[at]
         if walk.opener[storage] == op:
             walk.opener[storage] = -1
-            walk.held[0] -= ways.num_bytes[storage]
+            walk.held[0] -= direction.num_bytes[storage]
     walk.waits[op] = 0
 
 
 @kernel
-def _fill_curve(ways: Direction, walk: Walk, order: LongArray, curve: LongArray) -> None:
+def _fill_curve(direction: Direction, walk: Walk, order: LongArray, curve: LongArray) -> None:
     for position in range(len(order)):
-        curve[position] = run_op(ways, walk, order[position])
+        curve[position] = run_op(direction, walk, order[position])
 
 
 def memory_curve(storages: Storages, order: IntArray | LongArray) -> LongArray:
@@ -144,7 +144,7 @@ class _WalkScratch(NamedTuple):
     """Ops to look ahead from; a ring."""
     queued: BoolArray
     num_queued: LongArray
-    """Two numbers: where the ring begins, and how many stand in it."""
+    """Two numbers: where the ring begins, and how many ops it holds."""
     tried: LongArray
     """Ops of the present look ahead, in the order in which they run."""
     choice: LongArray
@@ -186,23 +186,25 @@ def _note(scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
 
 
 @kernel
-def _follow(ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
-    """What follows an op or ends the same storages: offered to the present look ahead, or queued
-    where it may be worth running now that the op has run."""
-    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-        if looks_ahead or walk.waits[ways.after[at]] == 0:
-            _note(scratch, ways.after[at], looks_ahead)
-    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
-        storage = ways.closes[at]
+def _follow(
+    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool
+) -> None:
+    """Take ops that follow an op or end the same storages: offer them to the present look ahead,
+    or queue those that may be worth running now that the op has run."""
+    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
+        if looks_ahead or walk.waits[direction.after[at]] == 0:
+            _note(scratch, direction.after[at], looks_ahead)
+    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
+        storage = direction.closes[at]
         if walk.num_left[storage] != 1:
             continue
-        for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
-            if walk.waits[ways.closers[index]] >= 0:
-                _note(scratch, ways.closers[index], looks_ahead)
+        for index in range(direction.closer_ptr[storage], direction.closer_ptr[storage + 1]):
+            if walk.waits[direction.closers[index]] >= 0:
+                _note(scratch, direction.closers[index], looks_ahead)
 
 
 @kernel
-def _choose(ways: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
+def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
     """The offered op that leaves the least bytes and fits the target, of those that are ready.
 
     Without one, the op that waits for the fewest others. It is taken out; -1 for none.
@@ -217,8 +219,8 @@ def _choose(ways: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> 
             scratch.choice[at] = scratch.choice[scratch.num_choices[0]]
             continue
         if waits == 0:
-            taken = taken_bytes(ways, walk, op)
-            net = taken - released_bytes(ways, walk, op)
+            taken = taken_bytes(direction, walk, op)
+            net = taken - released_bytes(direction, walk, op)
             if walk.held[0] + taken <= target and (not is_ready or net < best_net):
                 best, best_net, is_ready = at, net, True
         elif not is_ready and waits < best_net:
@@ -234,7 +236,7 @@ def _choose(ways: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> 
 
 @kernel
 def _missing(
-    ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int, limit: int
+    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int, limit: int
 ) -> int:
     """List what has to run for ``op``, itself last, in ``tried`` from ``first`` on.
 
@@ -243,25 +245,25 @@ def _missing(
     scratch.num_searches[0] += 1
     search, depth, end = scratch.num_searches[0], 0, first
     scratch.stack[0] = op
-    scratch.place[0] = ways.before_ptr[op]
+    scratch.place[0] = direction.before_ptr[op]
     scratch.seen[op] = search
     while depth >= 0:
         top = scratch.stack[depth]
         at = scratch.place[depth]
-        while at < ways.before_ptr[top + 1]:
-            other = ways.before[at]
+        while at < direction.before_ptr[top + 1]:
+            other = direction.before[at]
             if walk.waits[other] >= 0 and scratch.seen[other] != search:
                 break
             at += 1
         scratch.place[depth] = at + 1
-        if at < ways.before_ptr[top + 1]:
+        if at < direction.before_ptr[top + 1]:
             if depth + 1 == len(scratch.stack):
                 return -1
             depth += 1
-            other = ways.before[at]
+            other = direction.before[at]
             scratch.seen[other] = search
             scratch.stack[depth] = other
-            scratch.place[depth] = ways.before_ptr[other]
+            scratch.place[depth] = direction.before_ptr[other]
             continue
         if end == limit:
             return -1
@@ -273,35 +275,35 @@ def _missing(
 
 @kernel
 def _look_ahead(
-    ways: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int, reach: int
+    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int, reach: int
 ) -> int:
     """Run ops from ``op`` on until no more bytes are held than before; how many, or 0."""
     start_bytes, most = walk.held[0], walk.held[1]
     scratch.num_choices[0] = 0
     count = 0
     while op >= 0 and count < reach:
-        end = _missing(ways, walk, scratch, op, count, reach)
+        end = _missing(direction, walk, scratch, op, count, reach)
         while count < end:
             next_op = scratch.tried[count]
-            if walk.held[0] + taken_bytes(ways, walk, next_op) > target:
+            if walk.held[0] + taken_bytes(direction, walk, next_op) > target:
                 break
-            run_op(ways, walk, next_op)
+            run_op(direction, walk, next_op)
             count += 1
             if walk.held[0] <= start_bytes:
                 return count
-            _follow(ways, walk, scratch, next_op, True)
+            _follow(direction, walk, scratch, next_op, True)
         if count < end:
             break
-        op = _choose(ways, walk, scratch, target)
+        op = _choose(direction, walk, scratch, target)
     for at in range(count - 1, -1, -1):
-        take_back(ways, walk, scratch.tried[at])
+        take_back(direction, walk, scratch.tried[at])
     walk.held[1] = most
     return 0
 
 
 @kernel
 def _hoist_from(
-    ways: Direction,
+    direction: Direction,
     walk: Walk,
     scratch: _WalkScratch,
     order: LongArray,
@@ -322,22 +324,22 @@ def _hoist_from(
         scratch.queued[op] = False
         if walk.waits[op] < 0:
             continue
-        taken = taken_bytes(ways, walk, op)
+        taken = taken_bytes(direction, walk, op)
         if walk.held[0] + taken > target:
             if taken <= target and scratch.waiting.size[0] < len(scratch.waiting.key) - 1:
                 push(scratch.waiting, _ZERO, float(taken), op)
             continue
-        count = _look_ahead(ways, walk, scratch, op, target, reach)
+        count = _look_ahead(direction, walk, scratch, op, target, reach)
         for at in range(count):
             order[num_done + at] = scratch.tried[at]
         for at in range(count):
-            _follow(ways, walk, scratch, scratch.tried[at], False)
+            _follow(direction, walk, scratch, scratch.tried[at], False)
         num_done += count
 
 
 @kernel
 def _hoist(
-    ways: Direction,
+    direction: Direction,
     walk: Walk,
     scratch: _WalkScratch,
     base: LongArray,
@@ -350,11 +352,11 @@ def _hoist(
         op = base[position]
         if walk.waits[op] < 0:
             continue
-        run_op(ways, walk, op)
+        run_op(direction, walk, op)
         order[num_done] = op
         num_done += 1
-        _follow(ways, walk, scratch, op, False)
-        num_done = _hoist_from(ways, walk, scratch, order, num_done, target, reach)
+        _follow(direction, walk, scratch, op, False)
+        num_done = _hoist_from(direction, walk, scratch, order, num_done, target, reach)
     most: int = walk.held[1]
     return most
 
@@ -367,7 +369,7 @@ def hoisted(
     ``target`` is what running ahead may not exceed. With ``backwards`` the walk starts at the end,
     so that ops are delayed instead.
     """
-    ways = storages.backwards if backwards else storages.forwards
+    direction = storages.backwards if backwards else storages.forwards
     num_ops = storages.num_ops
     scratch = _WalkScratch(
         queue=zeros(num_ops + 1),
@@ -384,5 +386,5 @@ def hoisted(
     )
     order = zeros(num_ops)
     along = np.ascontiguousarray(base[::-1] if backwards else base)
-    most = _hoist(ways, new_walk(ways), scratch, along, order, target, reach)
+    most = _hoist(direction, new_walk(direction), scratch, along, order, target, reach)
     return (np.ascontiguousarray(order[::-1]) if backwards else order), int(most)

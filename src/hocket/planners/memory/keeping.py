@@ -1,10 +1,11 @@
-"""Plans that move nothing: some blocks are kept, the others are made again out of their inputs.
+"""Plans that move nothing: some blocks are kept, the others are recomputed from their inputs.
 
-Blocks are kept in the order of the seconds that this saves per byte, of equals the last first: they
-are through again before others are made again. The k-th plan keeps the first k of them, so its step
-is shorter and its peak no smaller than those of the plans before it; for a budget, the last that
-keeps it is found by bisection. Near the best of all such plans, as a knapsack by ratio is: what is
-lost is less than one block. Only those asked for are simulated: O(log blocks) per budget.
+Blocks are kept in the order of the seconds that this saves per byte, of equals the last first,
+because their backward pass is done before others are recomputed. The k-th plan keeps the first k of
+them, so its step is shorter and its peak no smaller than those of the plans before it. For a
+budget, the last plan that fits is found by bisection. As with a knapsack by ratio, less than one
+block is lost to the best of all such plans. Only requested plans are simulated: O(log blocks) per
+budget.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class KeepingPlans:
 
     @cached_property
     def order(self) -> IntArray:
-        """Blocks that can be made again, in the order in which they are kept."""
+        """Blocks that can be recomputed, in the order in which they are kept."""
         numbers = self._numbers
         freed = numbers.stay[:, KEPT] - numbers.stay[:, RECOMPUTED]
-        seconds = numbers.again_s[:, RECOMPUTED]
-        # What the last block makes is needed at once.
+        seconds = numbers.recompute_s[:, RECOMPUTED]
+        # The backward pass of the last block follows at once.
         can_run_again = (seconds > 0) & (freed > 0) & (np.arange(len(freed)) < len(freed) - 1)
         blocks = np.flatnonzero(can_run_again)
         by_gain = np.lexsort((-blocks, -seconds[blocks] / freed[blocks]))
@@ -55,7 +56,7 @@ class KeepingPlans:
 
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest that keeps a budget; None where none does."""
-        # Most that do not fit are told by the smallest alone.
+        # The smallest plan alone shows most budgets that nothing fits.
         if self[0].peak_bytes > budget_bytes:
             return None
         found = bisect_right(range(len(self)), budget_bytes, key=lambda k: self[k].peak_bytes)

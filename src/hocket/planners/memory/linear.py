@@ -1,10 +1,10 @@
-"""The linear program over the blocks of a step: what to keep, move and make again.
+"""The linear program over the blocks of a step: what to keep, offload and recompute.
 
-Each block takes shares of the ways of its activations and of the homes of its parameters. Times are
+Each block takes shares of the policies of its activations and of its parameters. Times are
 variables too: the ends of passes and of copies in each direction, each no earlier than what it
-waits for, so that transfers hide behind compute exactly as far as they can; updates on the host end
-with the step, or where they are asynchronous when the next forward pass needs them. For every pass
-there is a row that says what the device holds then; the step's end is made small (joint offload,
+waits for, so that transfers hide behind compute exactly as far as they can. Updates on the host end
+with the step, or if they are asynchronous when the next forward pass needs them. Each pass has a
+row for the bytes that the device holds then. The end of the step is minimized (joint offload,
 recompute and streaming as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 20 columns
 a block, HiGHS.
 """
@@ -19,11 +19,11 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.planners.memory.numbers import (
-    HOMES,
+    ACTIVATION_POLICIES,
     OFFLOADED,
+    PARAMETER_POLICIES,
     RESIDENT,
-    VISITING,
-    WAYS,
+    STREAMED_STATE,
     BlockNumbers,
 )
 
@@ -35,20 +35,20 @@ MANY_BLOCKS = 100
 _TINY = 1e-9
 """Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
 _UNEVEN = 1e-4
-"""Of the step's compute, what it costs at least that all of one block's state visits and none of
-its neighbour's: of plans as good as each other, those are meant in which they take turns."""
+"""Penalty, as a part of the step's compute, if all state of one block is swapped in and none of its
+neighbour's. It breaks ties: of equally good plans one that alternates between blocks is taken."""
 
 
 class Turn(NamedTuple):
-    """What the program may do."""
+    """Policies and assumptions that one run of the program may use."""
 
-    homes: tuple[int, ...]
-    """That parameters may have."""
+    parameters: tuple[int, ...]
+    """Allowed policies of parameters."""
     in_flight: float
-    """The part of what is copied for neighbouring passes that a pass is to have room for: all of it
-    where copies come early or late, nothing where each byte comes when another leaves."""
-    ways: tuple[int, ...] = tuple(range(len(WAYS)))
-    """That activations may take."""
+    """Part of the copies for neighbouring passes that counts in the memory of a pass: 1 if copies
+    come early or leave late, 0 if each byte comes exactly when another leaves."""
+    activations: tuple[int, ...] = tuple(range(len(ACTIVATION_POLICIES)))
+    """Allowed policies of activations."""
     is_hidden: bool = False
     """True if copies hide behind the passes of their own block, too: each tensor leaves as it is
     made and comes back as it is read. So they do where a block has many of one size."""
@@ -56,30 +56,33 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Allowed:
-    """What each block may choose among."""
+    """Policies that each block may choose among."""
 
-    ways: BoolArray
-    """[block, way]"""
-    homes: BoolArray
-    """[block, home]"""
+    activations: BoolArray
+    """[block, policy]"""
+    parameters: BoolArray
+    """[block, policy]"""
 
 
-def allowing(num_blocks: int, ways: Sequence[int], homes: Sequence[int]) -> Allowed:
-    """The same ways and homes for all blocks."""
-    each = (np.isin(np.arange(len(all_)), some) for all_, some in ((WAYS, ways), (HOMES, homes)))
+def allowing(num_blocks: int, activations: Sequence[int], parameters: Sequence[int]) -> Allowed:
+    """The same policies for all blocks."""
+    each = (
+        np.isin(np.arange(len(all_)), some)
+        for all_, some in ((ACTIVATION_POLICIES, activations), (PARAMETER_POLICIES, parameters))
+    )
     return Allowed(*(np.tile(row, (num_blocks, 1)) for row in each))
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramShares:
-    """What the program chose."""
+    """Shares of the policies that the program chose."""
 
-    ways: FloatArray
-    """[block, way], each row adds up to 1."""
-    homes: FloatArray
-    """[block, home], each row adds up to 1."""
+    activations: FloatArray
+    """[block, policy], each row adds up to 1."""
+    parameters: FloatArray
+    """[block, policy], each row adds up to 1."""
     step_s: float
-    """What they would make of the step, if blocks could be shared out."""
+    """Step time if blocks could be split by these shares."""
 
 
 def solve(
@@ -97,15 +100,15 @@ def solve(
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
-    kept whole: they depend on the chunks of the loss. Room for state that comes to the device is
-    kept where that is ``allowed``, which may be more than what the ``turn`` has.
+    kept whole: they depend on the chunks of the loss. Staging buffers for optimizer state count
+    where swapping it in is ``allowed``, which may be more than what the ``turn`` has.
     """
     program = _Program(numbers, prefetch, is_hidden=turn.is_hidden, async_update=async_update)
     program.add_passes(tail_s)
     program.add_turns()
-    has_visitors = bool(allowed.homes[:, VISITING].any())
-    room = budget_bytes - numbers.base_bytes - numbers.staging_buffers_bytes * has_visitors
-    program.add_memory(room, tail_work, host_bytes, turn.in_flight)
+    swaps_state = bool(allowed.parameters[:, STREAMED_STATE].any())
+    available = budget_bytes - numbers.base_bytes - numbers.staging_buffers_bytes * swaps_state
+    program.add_memory(available, tail_work, host_bytes, turn.in_flight)
     return program.solved(allowed)
 
 
@@ -119,16 +122,16 @@ class _Program:
         self.numbers, self.ahead, self.is_hidden = numbers, prefetch, is_hidden
         self.async_update = async_update
         self.offloaded_s = numbers.moved[:, OFFLOADED] / numbers.link.in_bps
-        """In which what a block offloads comes back."""
+        """Seconds to fetch back what a block offloads."""
         count = numbers.num_blocks
         self.count = count
         self._columns = 0
-        self.way = self._new((count, len(WAYS)))
-        self.home = self._new((count, len(HOMES)))
+        self.activations = self._new((count, len(ACTIVATION_POLICIES)))
+        self.parameters = self._new((count, len(PARAMETER_POLICIES)))
         names = ("forward", "backward", "out", "parameters", "fetch", "gradients")
         self.end = {name: self._new((count,)) for name in names}
-        self.left, self.asked = self._new((count,)), self._new((count,))
-        """What the blocks before each one left behind; seconds of the host's updates up to each."""
+        self.left, self.host_busy = self._new((count,)), self._new((count,))
+        """Bytes that the blocks before each one saved; seconds of host updates up to each one."""
         self.uneven = self._new((count,))
         self.resident, self.step = self._new((2,))
         self._rows: list[LongArray] = []
@@ -163,19 +166,19 @@ class _Program:
         *takes: Term,
         fixed_s: FloatArray | None = None,
     ) -> None:
-        """Times are no earlier than others and what they take from there."""
+        """Add rows: ``later`` times are no earlier than ``earlier`` ones plus ``takes``."""
         terms = [(later, np.array(-1.0)), *takes]
         if earlier is not None:
             terms.append((earlier, np.array(1.0)))
         self._add(np.zeros(len(later)) if fixed_s is None else -fixed_s, *terms)
 
-    def _ways(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
-        """What blocks take of a table of ways, by their shares."""
-        return self.way[blocks], table[blocks] * scale
+    def _activation_term(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
+        """Cost of blocks by a table of activation policies, weighted by their shares."""
+        return self.activations[blocks], table[blocks] * scale
 
-    def _homes(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
-        """The same of a table of homes."""
-        return self.home[blocks], table[blocks] * scale
+    def _parameter_term(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
+        """The same for a table of parameter policies."""
+        return self.parameters[blocks], table[blocks] * scale
 
     # ── times ────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,11 +187,14 @@ class _Program:
         end, numbers, ahead = self.end, self.numbers, self.ahead
         backward_s = np.append(numbers.backward_s[:-1], tail_s)
         self._add_forward()
-        takes = (self._ways(numbers.again_s, ALL), self._homes(numbers.update_s, ALL))
+        takes = (
+            self._activation_term(numbers.recompute_s, ALL),
+            self._parameter_term(numbers.update_s, ALL),
+        )
         before = np.append(end["backward"][1:], end["forward"][-1])
         self._after(end["backward"], before, *takes, fixed_s=backward_s)
-        # What was offloaded comes as it is read, behind all else: the pass begins with the first
-        # of it, and is not over before the last has come.
+        # Offloaded bytes arrive as they are read, after all other fetches: the pass begins with the
+        # first of them, and does not end before the last has arrived.
         every = np.arange(self.count)
         for seconds in (self.offloaded_s, backward_s):
             self._after(end["backward"], end["fetch"], *takes, self._meanwhile(seconds, every),
@@ -199,96 +205,104 @@ class _Program:
             early = slice(0, -1 - ahead)
             self._after(
                 end["backward"][early], end["gradients"][1 + ahead :],
-                self._ways(numbers.again_s, early), fixed_s=numbers.backward_s[early],
+                self._activation_term(numbers.recompute_s, early),
+                fixed_s=numbers.backward_s[early],
             )  # fmt: skip
         for name in ("backward", "fetch"):
             self._after(np.array([self.step]), end[name][:1])
         self._add_deadlines()
 
     def _meanwhile(self, seconds: FloatArray, blocks: LongArray) -> Term:
-        """What a pass need not wait for where a block is offloaded: it comes as it is read."""
-        return self.way[blocks, OFFLOADED], -seconds[blocks] * self.is_hidden
+        """Seconds that a pass need not wait for offloaded bytes: they arrive as they are read."""
+        return self.activations[blocks, OFFLOADED], -seconds[blocks] * self.is_hidden
 
     def _add_forward(self) -> None:
         end, numbers, link, ahead = self.end, self.numbers, self.numbers.link, self.ahead
         # Of the last block, seconds of both passes are counted in the backward pass.
         own_s = np.append(numbers.forward_s[:-1], 0.0)
         forward, parameters, out = end["forward"], end["parameters"], end["out"]
-        fetch = self._homes(numbers.brought, ALL, 1 / link.in_bps)
-        moved = self._ways(numbers.moved, ALL, 1 / link.out_bps)
+        fetch = self._parameter_term(numbers.brought, ALL, 1 / link.in_bps)
+        moved = self._activation_term(numbers.moved, ALL, 1 / link.out_bps)
         self._after(forward, parameters, fixed_s=own_s)
-        # What is sent leaves after the pass, or as it is made: not before the pass begins, and not
-        # all before it ends.
+        # Offloaded bytes leave after the pass, or as they are made: not before the pass begins, and
+        # not all before it ends.
         self._after(out, forward)
         self._after(out, forward, moved, fixed_s=-own_s * self.is_hidden)
         self._after(parameters, None, fetch)
         later, before = slice(1, None), slice(0, -1)
         self._after(forward[later], forward[before], fixed_s=own_s[later])
         self._after(parameters[later], parameters[before],
-                    self._homes(numbers.brought, later, 1 / link.in_bps))  # fmt: skip
-        self._after(out[later], out[before], self._ways(numbers.moved, later, 1 / link.out_bps))
+                    self._parameter_term(numbers.brought, later, 1 / link.in_bps))  # fmt: skip
+        self._after(
+            out[later], out[before], self._activation_term(numbers.moved, later, 1 / link.out_bps)
+        )
         if ahead + 1 < self.count:
             blocks, others = slice(1 + ahead, None), slice(0, -1 - ahead)
-            fetch = self._homes(numbers.brought, blocks, 1 / link.in_bps)
+            fetch = self._parameter_term(numbers.brought, blocks, 1 / link.in_bps)
             self._after(forward[blocks], out[others], fixed_s=own_s[blocks])
             self._after(parameters[blocks], forward[others], fetch)
 
     def _add_fetch(self) -> None:
-        """What comes back for a backward pass, after what came before it and not too early."""
+        """Fetches for a backward pass: after earlier fetches, and not too early."""
         numbers, end, late = self.numbers, self.end, 1 + self.ahead
         rate, fetch = 1 / numbers.link.in_bps, end["fetch"]
-        takes = [self._ways(numbers.moved, ALL, rate), self._homes(numbers.fetched, ALL, rate)]
-        # State comes beside the backward pass of its block, and is waited for after the next one.
-        state = np.zeros_like(numbers.visiting)
-        columns = self.home.copy()
-        state[:-late], columns[:-late] = numbers.visiting[late:] * rate, self.home[late:]
+        takes = [
+            self._activation_term(numbers.moved, ALL, rate),
+            self._parameter_term(numbers.fetched, ALL, rate),
+        ]
+        # Optimizer state is fetched during the backward pass of its block, needed after the next.
+        state = np.zeros_like(numbers.swapped_in)
+        columns = self.parameters.copy()
+        state[:-late], columns[:-late] = numbers.swapped_in[late:] * rate, self.parameters[late:]
         takes.append((columns, state))
         self._after(fetch, np.append(fetch[1:], end["parameters"][-1]), *takes)
         self._after(fetch, end["out"], *takes)
-        told = end["forward"].copy()
-        told[:-late] = end["backward"][late:]
-        self._after(fetch, told, *takes)
+        trigger = end["forward"].copy()
+        trigger[:-late] = end["backward"][late:]
+        self._after(fetch, trigger, *takes)
 
     def _add_update(self) -> None:
         numbers, end, ahead = self.numbers, self.end, self.ahead
         in_s, out_s, gradients = 1 / numbers.link.in_bps, 1 / numbers.link.out_bps, end["gradients"]
-        out = self._homes(numbers.gradients, ALL, out_s)
+        out = self._parameter_term(numbers.gradients, ALL, out_s)
         self._after(gradients, np.append(gradients[1:], end["out"][-1]), out)
         self._after(gradients, end["backward"], out)
-        # Behind all that is fetched for passes comes the state of the first blocks. Pieces go while
-        # others come: when all have come, the last one is left.
+        # State of the first blocks is fetched after all that passes need. Chunks are written back
+        # while others arrive: when all have arrived, the last one is left to write.
         first = slice(0, min(ahead + 1, self.count))
         is_behind = np.arange(self.count)[:, None] <= np.arange(self.count)[first]
-        columns = np.broadcast_to(self.home[first], (self.count, *self.home[first].shape))
-        state = is_behind[:, :, None] * numbers.visiting[first] * in_s
+        columns = np.broadcast_to(
+            self.parameters[first], (self.count, *self.parameters[first].shape)
+        )
+        state = is_behind[:, :, None] * numbers.swapped_in[first] * in_s
         turn = np.maximum(np.arange(self.count) - 1 - ahead, 0)
-        last_piece = self._homes(numbers.last_piece, ALL, out_s)
+        last_piece = self._parameter_term(numbers.last_piece, ALL, out_s)
         self._after(gradients, end["fetch"][turn], (columns, state), last_piece,
                     self._meanwhile(self.offloaded_s, turn))  # fmt: skip
 
     def _add_deadlines(self) -> None:
-        """What is left to update on the host of a block and of those before it, when its gradients
-        have come, is done when the step ends; or, asynchronously, when the next forward pass comes
-        to that block, those of the first blocks first."""
+        """Add deadlines of host updates. When the gradients of a block have arrived, updates of it
+        and of the blocks before it are still to be done: until the step ends or, if asynchronous,
+        until the next forward pass reaches that block."""
         numbers, one = self.numbers, np.array(1.0)
-        traffic = self._homes(numbers.host_traffic, ALL, 1 / numbers.host_update_bps)
-        self._add(np.zeros(self.count), traffic, (self.asked, -one))
-        self._add(np.zeros(self.count - 1), (self.asked[:-1], one),
-                  (traffic[0][1:], traffic[1][1:]), (self.asked[1:], -one))  # fmt: skip
+        traffic = self._parameter_term(numbers.host_traffic, ALL, 1 / numbers.host_update_bps)
+        self._add(np.zeros(self.count), traffic, (self.host_busy, -one))
+        self._add(np.zeros(self.count - 1), (self.host_busy[:-1], one),
+                  (traffic[0][1:], traffic[1][1:]), (self.host_busy[1:], -one))  # fmt: skip
         step = np.full(self.count, self.step)
         if not self.async_update:
-            self._after(step, self.end["gradients"], (self.asked, one))
+            self._after(step, self.end["gradients"], (self.host_busy, one))
             return
-        back = self._homes(numbers.brought, ALL, 1 / numbers.link.in_bps)
+        back = self._parameter_term(numbers.brought, ALL, 1 / numbers.link.in_bps)
         later_s = np.cumsum(numbers.forward_s) - numbers.forward_s
-        self._after(step, self.end["gradients"], (self.asked, one), back, fixed_s=-later_s)
-        self._after(step[:1], self.asked[-1:])
+        self._after(step, self.end["gradients"], (self.host_busy, one), back, fixed_s=-later_s)
+        self._after(step[:1], self.host_busy[-1:])
 
     def add_turns(self) -> None:
-        """How much more of a block's state visits than of an equal neighbour's."""
-        whole, one = self.numbers.home[:, RESIDENT], np.array(1.0)
+        """Add rows for the difference in swapped-in state between equal neighbouring blocks."""
+        whole, one = self.numbers.on_device[:, RESIDENT], np.array(1.0)
         blocks = np.flatnonzero(whole[1:] == whole[:-1])
-        pair = self.home[blocks, VISITING], self.home[blocks + 1, VISITING]
+        pair = self.parameters[blocks, STREAMED_STATE], self.parameters[blocks + 1, STREAMED_STATE]
         for more, less in (pair, pair[::-1]):
             self._add(np.zeros(len(blocks)), (more, one), (less, -one),
                       (self.uneven[blocks], -one))  # fmt: skip
@@ -296,41 +310,42 @@ class _Program:
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────
 
     def add_memory(
-        self, room: float, tail_work: float, host_bytes: float, in_flight: float
+        self, available: float, tail_work: float, host_bytes: float, in_flight: float
     ) -> None:
-        """Two rows per block, and one for the host; sizes in units that keep HiGHS exact. What
-        stays is summed up in columns of their own: each row would name all blocks before it."""
-        numbers, unit, ahead = self.numbers, max(room, 1.0), self.ahead
+        """Add two rows per block, and one for the host; sizes in units that keep HiGHS exact. Saved
+        bytes are summed in columns of their own: else each row would list all blocks before it."""
+        numbers, unit, ahead = self.numbers, max(available, 1.0), self.ahead
         one = np.array(1.0)
-        self._add(np.zeros(1), (self.home[None], numbers.home[None] / unit),
+        self._add(np.zeros(1), (self.parameters[None], numbers.on_device[None] / unit),
                   (np.array([self.resident]), -one))  # fmt: skip
         self._add(np.zeros(self.count - 1), (self.left[:-1], one), (self.left[1:], -one),
-                  self._ways(numbers.stay, slice(0, -1), 1 / unit))  # fmt: skip
+                  self._activation_term(numbers.stay, slice(0, -1), 1 / unit))  # fmt: skip
         there = ((np.full(self.count, self.resident), one), (self.left, one))
         scale = in_flight / unit
-        forward = (room - np.append(numbers.forward_work[:-1], tail_work)) / unit
-        backward = (room - np.append(numbers.backward_work[:-1], tail_work)) / unit
+        forward = (available - np.append(numbers.forward_work[:-1], tail_work)) / unit
+        backward = (available - np.append(numbers.backward_work[:-1], tail_work)) / unit
         self._add(
             forward, *there,
-            *self._window(numbers.room, self.home, 0, ahead, scale),
-            *self._window(numbers.moved, self.way, -1 - ahead, -1, scale),
+            *self._window(numbers.fetched_at_once, self.parameters, 0, ahead, scale),
+            *self._window(numbers.moved, self.activations, -1 - ahead, -1, scale),
         )  # fmt: skip
         self._add(
             backward, *there,
-            *self._window(numbers.moved, self.way, -ahead, -1, scale),
-            *self._window(numbers.room, self.home, -ahead, 0, scale),
-            *self._window(numbers.leaving, self.home, 1, 1 + ahead, scale),
+            *self._window(numbers.moved, self.activations, -ahead, -1, scale),
+            *self._window(numbers.fetched_at_once, self.parameters, -ahead, 0, scale),
+            *self._window(numbers.leaving, self.parameters, 1, 1 + ahead, scale),
         )  # fmt: skip
         if np.isfinite(host_bytes):
             unit = max(host_bytes, 1.0)
-            away = (numbers.home[:, :1] - numbers.home) / unit
-            self._add(np.full(1, host_bytes / unit), (self.way[None], numbers.moved[None] / unit),
-                      (self.home[None], away[None]))  # fmt: skip
+            away = (numbers.on_device[:, :1] - numbers.on_device) / unit
+            self._add(np.full(1, host_bytes / unit),
+                      (self.activations[None], numbers.moved[None] / unit),
+                      (self.parameters[None], away[None]))  # fmt: skip
 
     def _window(
         self, table: FloatArray, columns: LongArray, first: int, last: int, scale: float
     ) -> Iterator[Term]:
-        """Per block what its neighbours from ``first`` to ``last`` blocks on take of a table."""
+        """Per block: terms of a table for the neighbours ``first`` to ``last`` blocks after it."""
         for distance in range(first, last + 1):
             of = np.arange(self.count) + distance
             is_there = (of >= 0) & (of < self.count)
@@ -349,7 +364,7 @@ class _Program:
         places = (np.concatenate(self._rows)[is_entry],
                   np.concatenate(self._entry_columns)[is_entry])  # fmt: skip
         upper = coo_array((values[is_entry], places), (self._num_rows, self._columns)).tocsr()
-        both = [*self.way, *self.home]
+        both = [*self.activations, *self.parameters]
         equal_rows = np.repeat(np.arange(2 * count), [len(group) for group in both])
         equal_columns = np.concatenate(both)
         equal = coo_array(
@@ -357,18 +372,18 @@ class _Program:
         ).tocsr()
         cost = np.zeros(self._columns)
         cost[self.step] = 1.0
-        total = max(float(numbers.stay.sum()) + float(numbers.home.sum()), 1.0)
+        total = max(float(numbers.stay.sum()) + float(numbers.on_device.sum()), 1.0)
         compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
         cost[self.uneven] = _UNEVEN * compute_s
         scale = _TINY * compute_s / total
-        cost[self.way] += numbers.moved * scale
-        cost[self.home] += (numbers.fetched + numbers.visiting + numbers.gradients) * scale
+        cost[self.activations] += numbers.moved * scale
+        cost[self.parameters] += (numbers.fetched + numbers.swapped_in + numbers.gradients) * scale
         bounds = np.zeros((self._columns, 2))
         bounds[:, 1] = np.inf
-        # The last block is kept: what it makes is needed at once.
-        bounds[self.way[-1, 1:], 1] = 0.0
-        bounds[self.way[~allowed.ways], 1] = 0.0
-        bounds[self.home[~allowed.homes], 1] = 0.0
+        # The last block is kept: its backward pass follows at once.
+        bounds[self.activations[-1, 1:], 1] = 0.0
+        bounds[self.activations[~allowed.activations], 1] = 0.0
+        bounds[self.parameters[~allowed.parameters], 1] = 0.0
         found = linprog(
             cost, A_ub=upper, b_ub=np.concatenate(self._limits), A_eq=equal,
             b_eq=np.ones(2 * count), bounds=bounds,
@@ -377,4 +392,6 @@ class _Program:
         if found.x is None or found.status != 0:
             return None
         shares = np.clip(found.x, 0.0, None)
-        return ProgramShares(shares[self.way], shares[self.home], float(found.x[self.step]))
+        return ProgramShares(
+            shares[self.activations], shares[self.parameters], float(found.x[self.step])
+        )

@@ -1,8 +1,8 @@
-"""Memory sections of one step: made, carried into its graph, and judged by the simulator.
+"""Memory sections of one step: made, rewritten into its graph, and simulated.
 
-The sections that people would write by hand, the leanest one there is, and what the linear program
-gives for a budget. What all of them share is found once: the cut of the step into blocks, who reads
-what, and the numbers of the blocks. O(ops) per section.
+Candidates are the sections that users would write by hand, the minimum-memory one, and what the
+linear program gives for a budget. What they share is computed once: the cut of the step into
+blocks, the readers of each storage, and the costs of the blocks. O(ops) per section.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.keeping import KeepingPlans
 from hocket.planners.memory.linear import Allowed, ProgramShares, Turn, allowing, solve
 from hocket.planners.memory.numbers import (
+    ACTIVATION_POLICIES,
     FROM_HOST,
-    HOMES,
     HOST_UPDATE,
     KEPT,
     OFFLOADED,
+    PARAMETER_POLICIES,
     RECOMPUTED,
     RESIDENT,
     STREAMED,
-    VISITING,
-    WAYS,
+    STREAMED_STATE,
     BlockNumbers,
     measure,
 )
@@ -47,46 +47,46 @@ from hocket.simulate.rewriting.rewrite import Rewritten
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.rewriting.uses import Uses, find_uses
 
-# From shares to a memory section: each block gets one way and one home.
+# From shares to a memory section: each block gets one policy for activations, one for parameters.
 #
-# Blocks are gone through in order and what a block was given too much or too little of is carried
-# to the next one (error diffusion), so that after any number of blocks each way has about the bytes
-# and seconds that the linear program gave it. Kept and offloaded need no rounding: a block offloads
-# a share of its bytes. How much each block offloads is therefore asked of the program once more
-# when all else is chosen: what was spread over blocks that are made again now would hold others up.
-# O(blocks).
+# Blocks are rounded in order, and the rounding error of a block is added to the next one (error
+# diffusion), so that after any number of blocks each policy has about the bytes and seconds that
+# the linear program gave it. Kept and offloaded need no rounding: a block offloads a share of its
+# bytes. The program is therefore solved once more for these shares when all else is chosen: copies
+# that it spread over blocks that are now recomputed would delay others. O(blocks).
 
 SMALLEST_SHARE = 0.02
 """Less than this part of a block is not worth offloading."""
 
 
 class BlockChoices(NamedTuple):
-    """One way and one home per block; what is kept may be offloaded in part."""
+    """One policy of activations and one of parameters per block; a kept block may be offloaded in
+    part."""
 
-    way: IntArray
-    home: IntArray
+    activations: IntArray
+    parameters: IntArray
 
     @property
     def allowed(self) -> Allowed:
-        """What is left to choose: how much of what is there is offloaded."""
-        ways = np.arange(len(WAYS)) == self.way[:, None]
-        ways[self.way == KEPT, OFFLOADED] = True
-        return Allowed(ways, np.arange(len(HOMES)) == self.home[:, None])
+        """Choices that are left: the share of each kept block that is offloaded."""
+        activations = np.arange(len(ACTIVATION_POLICIES)) == self.activations[:, None]
+        activations[self.activations == KEPT, OFFLOADED] = True
+        return Allowed(activations, np.arange(len(PARAMETER_POLICIES)) == self.parameters[:, None])
 
 
 def chosen(shares: ProgramShares, numbers: BlockNumbers) -> BlockChoices:
     """The choice nearest to the shares."""
-    ways = shares.ways.copy()
-    ways[:, KEPT] += ways[:, OFFLOADED]
-    ways[:, OFFLOADED] = 0.0
-    home = _diffused(shares.homes, numbers.home[:, RESIDENT], _late(numbers))
-    return BlockChoices(_diffused(ways, numbers.stay[:, KEPT]), home)
+    activations = shares.activations.copy()
+    activations[:, KEPT] += activations[:, OFFLOADED]
+    activations[:, OFFLOADED] = 0.0
+    parameters = _diffused(shares.parameters, numbers.on_device[:, RESIDENT], _late(numbers))
+    return BlockChoices(_diffused(activations, numbers.stay[:, KEPT]), parameters)
 
 
 def offloaded_share(shares: ProgramShares) -> FloatArray:
     """Per block: the part of what is there that is offloaded."""
-    offloaded = shares.ways[:, OFFLOADED]
-    there = shares.ways[:, KEPT] + offloaded
+    offloaded = shares.activations[:, OFFLOADED]
+    there = shares.activations[:, KEPT] + offloaded
     return np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
 
 
@@ -102,16 +102,18 @@ def section_of(
 ) -> Memory:
     """The section of a choice, with the offloaded share of each block."""
     of_experts = {each.block for each in uses.experts.values()}
-    home = choice.home
+    policy = choice.parameters
     blocks = tuple(
         MemoryBlock(
             name=name,
             start=int(uses.blocks.start[number]),
             stop=int(uses.blocks.start[number + 1]),
-            parameters="streamed" if home[number] in (STREAMED, VISITING) else "resident",
-            update="device" if home[number] in (RESIDENT, VISITING) else "host",
-            expert_groups=expert_groups if home[number] == STREAMED and number in of_experts else 1,
-            **_activations(int(choice.way[number]), float(share[number])),
+            parameters="streamed" if policy[number] in (STREAMED, STREAMED_STATE) else "resident",
+            update="device" if policy[number] in (RESIDENT, STREAMED_STATE) else "host",
+            expert_groups=expert_groups
+            if policy[number] == STREAMED and number in of_experts
+            else 1,
+            **_activations(int(choice.activations[number]), float(share[number])),
         )
         for number, name in enumerate(uses.blocks.names)
     )
@@ -120,10 +122,10 @@ def section_of(
     )
 
 
-def _activations(way: int, share: float) -> dict[str, Any]:
-    if way == RECOMPUTED:
+def _activations(policy: int, share: float) -> dict[str, Any]:
+    if policy == RECOMPUTED:
         return {"activations": "recomputed"}
-    if way == FROM_HOST:
+    if policy == FROM_HOST:
         return {"activations": "recomputed", "checkpoint": "offloaded"}
     if share >= SMALLEST_SHARE:
         return {"activations": "offloaded", "share": round(share, 4)}
@@ -131,36 +133,39 @@ def _activations(way: int, share: float) -> dict[str, Any]:
 
 
 def _late(numbers: BlockNumbers) -> FloatArray:
-    """What is owed of each home to begin with: the host's updates of the first blocks are waited
-    for first of all, so that rather fewer of them are given to it, and rather more later on."""
-    owed = np.zeros(len(HOMES))
-    typical = float(np.median(numbers.home[:, RESIDENT]))
-    owed[[HOST_UPDATE, STREAMED]], owed[[RESIDENT, VISITING]] = -typical / 4, typical / 4
-    return owed
+    """Initial deficit of each policy of parameters. The next forward pass first waits for updates
+    of the first blocks on the host, so fewer of these are updated there, and more of the others."""
+    deficit = np.zeros(len(PARAMETER_POLICIES))
+    typical = float(np.median(numbers.on_device[:, RESIDENT]))
+    deficit[[HOST_UPDATE, STREAMED]] = -typical / 4
+    deficit[[RESIDENT, STREAMED_STATE]] = typical / 4
+    return deficit
 
 
-def _diffused(shares: FloatArray, weight: FloatArray, owed: FloatArray | None = None) -> IntArray:
+def _diffused(
+    shares: FloatArray, weight: FloatArray, deficit: FloatArray | None = None
+) -> IntArray:
     """One choice per row such that running sums of weighted choices follow those of the shares,
-    beginning with what is ``owed``."""
+    beginning with a ``deficit``."""
     chosen = np.zeros(len(shares), dtype=np.int32)
-    owed = np.zeros(shares.shape[1]) if owed is None else owed.copy()
+    deficit = np.zeros(shares.shape[1]) if deficit is None else deficit.copy()
     for row, given in enumerate(shares):
-        owed += given * weight[row]
+        deficit += given * weight[row]
         # A choice that was not given to any row of this kind is never taken.
-        allowed = np.where(given > 1e-9, owed, -np.inf)
+        allowed = np.where(given > 1e-9, deficit, -np.inf)
         chosen[row] = int(np.argmax(allowed)) if weight[row] else int(np.argmax(given))
-        owed[chosen[row]] -= weight[row]
+        deficit[chosen[row]] -= weight[row]
     return chosen
 
 
-# What the host takes to ask for a step within a budget: no step is shorter.
+# Host time to launch a step within a budget: no step is shorter.
 #
-# Ops that run again are asked for again. Beside ops there is what the executor does in Python for
-# each tensor that is computed again, each storage that goes and comes, and each parameter that is
-# at home on the host (`hocket.cost.host`). O(ops), numpy.
+# Recomputed ops are launched twice. Besides launching, the executor runs Python code for each
+# recomputed tensor, each storage that is offloaded and fetched, and each host-resident parameter
+# (`hocket.cost.host`). O(ops), numpy.
 
 
-class Asking:
+class LaunchTime:
     """The host's time for steps of one problem on one of its devices."""
 
     def __init__(self, problem: Problem, uses: Uses, device: int) -> None:
@@ -169,32 +174,32 @@ class Asking:
         self._work = work_on(problem.graph, kind, problem.costs.settings)
 
     def seconds(self, memory: Memory, done: Rewritten) -> float:
-        """Of a section that was carried into the graph."""
+        """Host time of a step whose section was rewritten into the graph."""
         if not self._work.mean_host_s:
             return 0.0
         stream = done.graph.op_stream
-        is_asked = (done.origin >= 0) & (stream != Stream.HOST)
-        asked_s = float(self._work.host_s[done.origin[is_asked]].sum())
+        is_launched = (done.origin >= 0) & (stream != Stream.HOST)
+        launched_s = float(self._work.host_s[done.origin[is_launched]].sum())
         uses, policies = self._uses, memory.blocks
-        again = sum(
+        recomputed = sum(
             len(reads)
-            for visit, reads in zip(uses.module_calls.calls, uses.backward_reads, strict=True)
-            if policies[visit.block].activations == "recomputed"
+            for call, reads in zip(uses.module_calls.calls, uses.backward_reads, strict=True)
+            if policies[call.block].activations == "recomputed"
         )
         moved = int(done.is_offload.sum())
-        at_home = sum(
+        on_host = sum(
             len(update.roots)
             for update in uses.updates.values()
             if policies[update.block].is_on_host
         )
-        others = CALLS_RECOMPUTED * again + CALLS_MOVED * moved + CALLS_HOSTED * at_home
-        return asked_s + self._work.mean_host_s * others
+        others = CALLS_RECOMPUTED * recomputed + CALLS_MOVED * moved + CALLS_HOSTED * on_host
+        return launched_s + self._work.mean_host_s * others
 
 
 ON_DEVICE: tuple[int, ...] = (RESIDENT,)
 ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
-ANYWHERE: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
-"""Homes that parameters may have."""
+ANYWHERE: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED, STREAMED_STATE)
+"""Policies that parameters may have."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many chunks the loss may be cut."""
 FEW_CHUNKS = 8
@@ -216,8 +221,8 @@ class PlanMaker:
         replayed: Problem | None = None, blocks: StepBlocks | None = None, expert_groups: int = 1,
         async_update: bool = False,
     ) -> None:  # fmt: skip
-        """``in_chunks`` says whether the loss may be made in chunks, where it can; ``replayed`` is
-        the problem with the times of ops in a CUDA graph, where steps that can be one are;
+        """``in_chunks`` is True if the loss may be computed in chunks, where it can; ``replayed``
+        is the problem with the times of ops in a CUDA graph, where steps that can be one are;
         ``blocks`` are the usual ones unless others are given; ``expert_groups`` is in how many
         groups batched experts are streamed; ``async_update`` is that of all its sections."""
         self.async_update = async_update
@@ -232,16 +237,16 @@ class PlanMaker:
         )
         self.budgets = (0,) * problem.cluster.num_devices
         self.plain_s = simulate(problem, plan).makespan_s
-        self.asking = Asking(problem, self.uses, device)
+        self.launch_time = LaunchTime(problem, self.uses, device)
         self.how = f" in {expert_groups} groups" if expert_groups > 1 else ""
-        """What the names of its plans end in."""
+        """Suffix of the names of its plans."""
 
     # ── in groups ────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Of parameters that come together where all are streamed."""
-        return int(self.numbers.room[:, STREAMED].max(initial=0.0))
+        """Largest group of parameters that is fetched at once if all are streamed."""
+        return int(self.numbers.fetched_at_once[:, STREAMED].max(initial=0.0))
 
     @cached_property
     def most_groups(self) -> int:
@@ -271,7 +276,7 @@ class PlanMaker:
     # ── plans ────────────────────────────────────────────────────────────────────────────────
 
     def usual(self) -> Iterator[Fitted]:
-        """What people do by hand, and the leanest plan."""
+        """Plans that users write by hand, and the minimum-memory plan."""
         nothing = self._all(loss_chunks=1)
         in_backward = self._judged(IN_BACKWARD, nothing)
         problem = self._problem_of(nothing)
@@ -285,10 +290,10 @@ class PlanMaker:
             1, num_kept=2, activations="recomputed", checkpoint="offloaded"))  # fmt: skip
         yield self._judged(FULL_OFFLOAD, self._all(
             1, activations="offloaded", parameters="streamed", update="host"))  # fmt: skip
-        yield from self.leanest()
+        yield from self.minimum_memory()
 
-    def leanest(self) -> Iterator[Fitted]:
-        """Everything away that can be away."""
+    def minimum_memory(self) -> Iterator[Fitted]:
+        """Plans that keep on the host or recompute all that they can."""
         for chunks in dict.fromkeys((1, self.chunks[-1])):
             yield self._judged(f"leanest, {_in_chunks(chunks)}{self.how}", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
@@ -312,15 +317,15 @@ class PlanMaker:
         """One policy for every block, but for the last ones, whose activations are kept."""
         starts = self.uses.blocks.start.tolist()
         last = self.uses.blocks.num_blocks - num_kept
-        homes = {k: v for k, v in policy.items() if k in ("parameters", "update")}
-        is_away = homes == {"parameters": "streamed", "update": "host"}
+        parameters = {k: v for k, v in policy.items() if k in ("parameters", "update")}
+        is_away = parameters == {"parameters": "streamed", "update": "host"}
         of_experts = {each.block for each in self.uses.experts.values()} if is_away else ()
         blocks = tuple(
             MemoryBlock(
                 name=name, start=starts[number], stop=starts[number + 1],
                 expert_groups=self.expert_groups if number in of_experts else 1,
-                # What the last block makes is needed at once.
-                **(policy if number < last else homes),  # type: ignore[arg-type]
+                # The backward pass of the last block follows at once.
+                **(policy if number < last else parameters),  # type: ignore[arg-type]
             )
             for number, name in enumerate(self.uses.blocks.names)
         )  # fmt: skip
@@ -340,7 +345,7 @@ class PlanMaker:
         step = budgeted(problem, self.plan, memory, uses=self.uses)
         least_s = 0.0
         if problem is self.problem:
-            least_s = max(self.plain_s, self.asking.seconds(memory, step.rewritten))
+            least_s = max(self.plain_s, self.launch_time.seconds(memory, step.rewritten))
         return Fitted(
             name=name, memory=memory, step=step, timeline=simulate(step.problem, step.plan),
             uses=self.uses, least_s=least_s,
@@ -350,9 +355,9 @@ class PlanMaker:
         self, name: str, budget_bytes: float, seen: set[Memory | None], turn: Turn,
         tail: float = LARGEST_TAIL, below_s: float = float("inf"),
     ) -> Fitted | None:  # fmt: skip
-        """What the linear program gives for a budget, unless it was seen, nothing keeps it or its
-        step is not promised to be below so many seconds; any home is allowed where those of the
-        turn do not do."""
+        """Plan that the linear program gives for a budget. None if it was ``seen``, if nothing fits
+        the budget, or if its step is not predicted to be below ``below_s``. All policies of
+        parameters are allowed where those of the ``turn`` do not fit."""
         chunks = self._chunks(max(tail * budget_bytes, self.enough_bytes))
         work, seconds = self._tail(chunks)
 
@@ -363,16 +368,17 @@ class PlanMaker:
                 async_update=self.async_update,
             )  # fmt: skip
 
-        # State of experts in groups does not come to the device.
+        # Optimizer state of experts in groups is not swapped in.
         is_grouped = self.expert_groups > 1 and bool(self.uses.experts)
         anywhere = ON_HOST if is_grouped else ANYWHERE
         count, shares = self.numbers.num_blocks, None
-        for homes in dict.fromkeys((tuple(h for h in turn.homes if h in anywhere), anywhere)):
-            shares = shares or shares_of(allowing(count, turn.ways, homes))
+        usual = tuple(policy for policy in turn.parameters if policy in anywhere)
+        for parameters in dict.fromkeys((usual, anywhere)):
+            shares = shares or shares_of(allowing(count, turn.activations, parameters))
         if shares is None or shares.step_s >= below_s:
             return None
         choice = chosen(shares, self.numbers)
-        if (shares.ways[:, OFFLOADED] > 0).any():
+        if (shares.activations[:, OFFLOADED] > 0).any():
             shares = shares_of(choice.allowed) or shares
         memory = section_of(
             choice, offloaded_share(shares), self.uses, budget_bytes=self.budgets,
@@ -391,7 +397,7 @@ class PlanMaker:
         is_moved = [block.checkpoint == "offloaded" for block in blocks]
         inputs_bytes = float(self.numbers.moved[is_moved, FROM_HOST].sum())
         fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
-        # A name that tells chunks already tells those that there are now.
+        # A name that has the number of chunks already has the present one.
         name = fitted.name.removesuffix(f", {_in_chunks(fitted.memory.loss_chunks)}")
         for called, memory, more_bytes in (
             (f"{fitted.name}, inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes),
@@ -405,7 +411,7 @@ class PlanMaker:
 
     @cached_property
     def enough_bytes(self) -> float:
-        """What the last block may work in without being what a peak is due to: what others do."""
+        """Working memory of the last block that cannot be the peak: the most of other blocks."""
         return float(self.numbers.backward_work[:-1].max(initial=0.0))
 
     def _chunks(self, tail_bytes: float) -> int:
@@ -416,12 +422,12 @@ class PlanMaker:
         """Bytes and seconds of the last block in chunks."""
         numbers = self.numbers
         saved = numbers.tail_inner * (1 - 1 / chunks)
-        op_s, again_s = numbers.tail_s, 0.0
+        op_s, recompute_s = numbers.tail_s, 0.0
         if chunks > 1:
-            again_s = numbers.tail_again_s
+            recompute_s = numbers.tail_recompute_s
             op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
         held = float((numbers.tail_held - saved).max(initial=0.0))
-        return held, float(op_s.sum()) + again_s
+        return held, float(op_s.sum()) + recompute_s
 
 
 def _in_chunks(count: int) -> str:

@@ -1,9 +1,9 @@
-"""What each block of a step takes: seconds, bytes that it leaves behind, bytes that it works in.
+"""Costs of each block of a step: seconds, bytes saved for backward, bytes of working memory.
 
-Out of the costs of the problem and a walk over the step's storages. For what a block leaves behind
-there are four ways (`WAYS`) and for its parameters four homes (`HOMES`), each with the bytes that
-stay, the bytes that cross the way to the host, and the seconds that it adds; the linear program
-chooses among them. O(ops + reads).
+Computed from the costs of the problem and a walk over the step's storages. The activations that a
+block saves have four policies (`ACTIVATION_POLICIES`), its parameters have four
+(`PARAMETER_POLICIES`). Each has the bytes that stay on the device, the bytes that cross the link to
+the host, and the seconds that it adds. The linear program chooses among them. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hocket.simulate.rewriting.needs import NUM_LINGERING
 from hocket.simulate.rewriting.updates import Update
 from hocket.simulate.rewriting.uses import Uses
 
-# Bytes that each pass of each block works in: all that is live, without what other blocks saved.
+# Working memory of each pass of each block: all live bytes except what other blocks saved.
 #
-# A walk over the step in its order. A storage that the backward pass needs counts while its block
-# and the block that it is for run forward, and again while blocks that need it run backward; in
-# between it is what a block leaves behind, which the plan decides about. O(ops + reads), Python.
+# A walk over the step in its order. A storage that the backward pass needs counts while the blocks
+# that make it and read it run forward, and once more while blocks that need it run backward. In
+# between it is a saved activation, for which the plan has a policy. O(ops + reads), Python.
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,75 +134,75 @@ def _backward_ends(uses: Uses, num_step: int) -> dict[int, list[tuple[int, int]]
     return spans
 
 
-WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host")
-"""What becomes of activations."""
-KEPT, OFFLOADED, RECOMPUTED, FROM_HOST = range(len(WAYS))
-HOMES = ("resident", "updated on the host", "streamed", "streamed with its state")
-"""Of parameters; the last are updated on the device, to which their state comes."""
-RESIDENT, HOST_UPDATE, STREAMED, VISITING = range(len(HOMES))
+ACTIVATION_POLICIES = ("kept", "offloaded", "recomputed", "recomputed from the host")
+"""Policies of activations: "kept" are saved on the device."""
+KEPT, OFFLOADED, RECOMPUTED, FROM_HOST = range(len(ACTIVATION_POLICIES))
+PARAMETER_POLICIES = ("resident", "updated on the host", "streamed", "streamed with its state")
+"""Policies of parameters. The last are updated on the device: optimizer state is swapped in."""
+RESIDENT, HOST_UPDATE, STREAMED, STREAMED_STATE = range(len(PARAMETER_POLICIES))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WayNumbers:
-    """What the ways of activations take, [block, way]; sizes in bytes."""
+class ActivationNumbers:
+    """Costs of the policies of activations, [block, policy]; sizes in bytes."""
 
     stay: FloatArray
-    """What stays on the device until the backward pass."""
+    """Saved on the device until the backward pass."""
     moved: FloatArray
-    """What goes to the host and comes back."""
-    again_s: FloatArray
-    """Seconds of ops that run again."""
+    """Offloaded to the host and fetched back."""
+    recompute_s: FloatArray
+    """Seconds of recomputed ops."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class HomeNumbers:
-    """What the homes of parameters take, [block, home]; sizes in bytes."""
+class ParameterNumbers:
+    """Costs of the policies of parameters, [block, policy]; sizes in bytes."""
 
-    home: FloatArray
+    on_device: FloatArray
     """Parameters and optimizer state on the device at all times."""
     fetched: FloatArray
-    """Parameters that come for the backward pass."""
-    room: FloatArray
-    """Of these, what is on the device at a time."""
-    visiting: FloatArray
-    """State and parameters in full that come for the update."""
+    """Parameters fetched for the backward pass."""
+    fetched_at_once: FloatArray
+    """Of these, bytes on the device at a time: one group of experts where they are in groups."""
+    swapped_in: FloatArray
+    """Optimizer state and full-precision parameters fetched for the update."""
     gradients: FloatArray
-    """Gradients, or what was updated, that go to the host."""
+    """Gradients, or updated parameters and state, sent to the host."""
     last_piece: FloatArray
-    """Of these, what goes last of state that comes and goes in pieces."""
+    """Of these, the last chunk where optimizer state is swapped in chunks."""
     leaving: FloatArray
-    """Gradients on the device until they were sent or used."""
+    """Gradients on the device until they are sent or used."""
     brought: FloatArray
-    """Parameters that come for the forward pass: those, and what the host has changed of those that
-    stay."""
+    """Parameters copied for the forward pass: streamed ones, and resident ones that the host has
+    updated."""
     update_s: FloatArray
     """Seconds of updates on the device."""
     host_traffic: FloatArray
-    """What updates on the host read and write."""
+    """Host memory traffic of updates on the host."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BlockNumbers(WayNumbers, HomeNumbers):
+class BlockNumbers(ActivationNumbers, ParameterNumbers):
     """Per block, in the order of the forward pass; sizes in bytes, times in seconds."""
 
     forward_s: FloatArray
     backward_s: FloatArray
     forward_work: FloatArray
-    """Most bytes that its forward pass holds besides what other blocks left behind."""
+    """Peak of its forward pass, without the activations that other blocks saved."""
     backward_work: FloatArray
-    """The same of its backward pass, with all that it saved present."""
+    """The same for its backward pass, with all its own saved activations on the device."""
     staging_buffers_bytes: float
-    """Room on the device for state that comes for updates, wherever any does."""
+    """Staging buffers on the device, needed if the state of any block is swapped in."""
     base_bytes: float
-    """What is on the device in any case: batch, buffers, parameters that are nobody's."""
+    """Bytes on the device under every plan: batch, buffers, parameters that no block reads."""
     tail_s: FloatArray
     """Seconds of each op of the last block."""
-    tail_again_s: float
-    """Seconds of ops that run twice where the loss is made in chunks."""
+    tail_recompute_s: float
+    """Seconds of ops that run twice if the loss is computed in chunks."""
     tail_held: FloatArray
     """Bytes held while each op of the last block runs, as in its work."""
     tail_inner: FloatArray
-    """Of these: bytes that exist for one chunk at a time where the loss is made in chunks."""
+    """Of these, bytes that exist for one chunk at a time if the loss is computed in chunks."""
     launch_s: float
     link: HostRoute
     host_update_bps: float
@@ -221,11 +221,11 @@ def measure(
     graph = uses.graph
     op_s = problem.costs.op_s[problem.costs.device_row[device]]
     groups = all_in_groups(uses.experts, expert_groups)
-    homes, staging_buffers_bytes = _homes(uses, op_s, groups)
+    parameters, staging_buffers_bytes = _parameter_numbers(uses, op_s, groups)
     work = find_work(uses, groups)
     return BlockNumbers(
-        **vars(_ways(uses, op_s, groups)),
-        **vars(homes),
+        **vars(_activation_numbers(uses, op_s, groups)),
+        **vars(parameters),
         forward_s=_by_block(uses, graph.op_phase == Phase.FORWARD, op_s),
         backward_s=_by_block(uses, graph.op_phase == Phase.BACKWARD, op_s),
         forward_work=work.forward,
@@ -233,7 +233,7 @@ def measure(
         staging_buffers_bytes=staging_buffers_bytes,
         base_bytes=_base_bytes(uses),
         tail_s=op_s[work.tail],
-        tail_again_s=float(op_s[list(work.chunked)].sum()),
+        tail_recompute_s=float(op_s[list(work.chunked)].sum()),
         tail_held=work.held[work.tail],
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
@@ -248,29 +248,31 @@ def _by_block(uses: Uses, chosen: BoolArray, values: FloatArray) -> FloatArray:
     return sums
 
 
-# ── what a block leaves behind ───────────────────────────────────────────────────────────────────
+# ── saved activations ────────────────────────────────────────────────────────────────────────────
 
 
-def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> WayNumbers:
+def _activation_numbers(
+    uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
+) -> ActivationNumbers:
     graph, count = uses.graph, uses.blocks.num_blocks
-    stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
+    stay, moved, recompute_s = (np.zeros((count, len(ACTIVATION_POLICIES))) for _ in range(3))
     last = needed_last(uses, groups)
     for block in range(count):
         own = {s for s in uses.needed[block] if last.get(s) == block}
         stay[block] = _bytes(graph, own)
         moved[block, OFFLOADED] = _bytes(graph, own & _movable(uses, block))
         stay[block, OFFLOADED] -= moved[block, OFFLOADED]
-        again = [op for visit in uses.block_calls[block] for op in uses.recompute[visit]]
-        if not again:
-            # It cannot be made again: these ways are as keeping it.
+        recomputed = [op for call in uses.block_calls[block] for op in uses.recompute[call]]
+        if not recomputed:
+            # It cannot be recomputed: these policies cost the same as keeping it.
             continue
         taken, kept = _without(uses, block)
         here = {s for s in taken | kept if last.get(s, block) <= block}
-        again_s[block, RECOMPUTED] = again_s[block, FROM_HOST] = op_s[again].sum()
+        recompute_s[block, RECOMPUTED] = recompute_s[block, FROM_HOST] = op_s[recomputed].sum()
         stay[block, RECOMPUTED] = _bytes(graph, here)
         moved[block, FROM_HOST] = _bytes(graph, here - kept)
         stay[block, FROM_HOST] = stay[block, RECOMPUTED] - moved[block, FROM_HOST]
-    return WayNumbers(stay=stay, moved=moved, again_s=again_s)
+    return ActivationNumbers(stay=stay, moved=moved, recompute_s=recompute_s)
 
 
 def _bytes(graph: Graph, storages: Iterable[int]) -> float:
@@ -278,75 +280,87 @@ def _bytes(graph: Graph, storages: Iterable[int]) -> float:
 
 
 def _movable(uses: Uses, block: int) -> set[int]:
-    """Storages of a block that can go to the host: those that its visits save."""
+    """Storages of a block that can be offloaded: those that its module calls save."""
     there = range(len(uses.module_calls) - NUM_LINGERING)
-    saved = {s for visit in uses.block_calls[block] if visit in there for s in uses.saved(visit)}
+    saved = {s for call in uses.block_calls[block] if call in there for s in uses.saved(call)}
     large = {s for s in saved if uses.graph.tensor_bytes[s] >= SMALLEST_MOVED}
     return large - uses.outside[block]
 
 
 def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
-    """What a block needs where its visits run again: what these take, and what is kept besides."""
+    """Storages that recomputing a block needs: inputs of its calls, and others that are kept."""
     taken: set[int] = set()
     kept = set(uses.outside[block])
-    for visit in uses.block_calls[block]:
-        is_made = bool(uses.recompute[visit])
-        (taken if is_made else kept).update(uses.taken[visit] if is_made else uses.saved(visit))
+    for call in uses.block_calls[block]:
+        is_made = bool(uses.recompute[call])
+        (taken if is_made else kept).update(uses.taken[call] if is_made else uses.saved(call))
     return taken, kept
 
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> tuple[HomeNumbers, float]:
-    """What the parameters of each block take, of which those of several blocks stay on the device
-    here; and the room for state that comes."""
-    shape = (uses.blocks.num_blocks, len(HOMES))
-    homes = HomeNumbers(**{each.name: np.zeros(shape) for each in fields(HomeNumbers)})
-    _add_parameters(homes, uses, groups)
-    visiting: dict[int, list[Update]] = defaultdict(list)
+def _parameter_numbers(
+    uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
+) -> tuple[ParameterNumbers, float]:
+    """Costs of the parameters of each block, and bytes of the staging buffers for swapped state.
+    Parameters that several blocks read stay on the device."""
+    shape = (uses.blocks.num_blocks, len(PARAMETER_POLICIES))
+    parameters = ParameterNumbers(
+        **{each.name: np.zeros(shape) for each in fields(ParameterNumbers)}
+    )
+    _add_parameters(parameters, uses, groups)
+    swapped_in: dict[int, list[Update]] = defaultdict(list)
     for update in uses.updates.values():
-        _add_update(homes, update, uses, op_s, groups)
+        _add_update(parameters, update, uses, op_s, groups)
         if not uses.is_shared(update):
-            visiting[update.block].append(update)
-    pieces, staging_buffers_bytes = state_chunks(visiting)
+            swapped_in[update.block].append(update)
+    pieces, staging_buffers_bytes = state_chunks(swapped_in)
     for block, of_block in pieces.items():
         parts = sum(num_parts([uses.updates[op] for op in ops]) for ops in of_block)
-        homes.last_piece[block, VISITING] = homes.gradients[block, VISITING] / parts
-    return homes, float(staging_buffers_bytes)
+        parameters.last_piece[block, STREAMED_STATE] = (
+            parameters.gradients[block, STREAMED_STATE] / parts
+        )
+    return parameters, float(staging_buffers_bytes)
 
 
-def _add_parameters(homes: HomeNumbers, uses: Uses, groups: Mapping[int, int]) -> None:
+def _add_parameters(parameters: ParameterNumbers, uses: Uses, groups: Mapping[int, int]) -> None:
     for root, of in uses.readers.items():
         block, size = min(of), float(uses.graph.tensor_bytes[root])
-        homes.home[block] += size
+        parameters.on_device[block] += size
         if root not in uses.shared:
-            away, copied = (STREAMED, VISITING), uses.copied_bytes[root]
-            homes.home[block, away] -= size
-            homes.fetched[block, away] += copied
-            homes.brought[block, away] += copied
-            homes.room[block, away] += copied / groups.get(root, 1)
+            away, copied = (STREAMED, STREAMED_STATE), uses.copied_bytes[root]
+            parameters.on_device[block, away] -= size
+            parameters.fetched[block, away] += copied
+            parameters.brought[block, away] += copied
+            parameters.fetched_at_once[block, away] += copied / groups.get(root, 1)
 
 
 def _add_update(
-    homes: HomeNumbers, update: Update, uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
+    parameters: ParameterNumbers,
+    update: Update,
+    uses: Uses,
+    op_s: FloatArray,
+    groups: Mapping[int, int],
 ) -> None:
     block, is_shared = update.block, uses.is_shared(update)
-    homes.home[block, RESIDENT] += update.state_bytes
-    homes.update_s[block, RESIDENT] += op_s[update.op]
-    # What several blocks read stays, and the host updates it.
-    at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
+    parameters.on_device[block, RESIDENT] += update.state_bytes
+    parameters.update_s[block, RESIDENT] += op_s[update.op]
+    # Parameters that several blocks read stay on the device, and the host updates them.
+    on_host = (HOST_UPDATE, STREAMED, STREAMED_STATE) if is_shared else (HOST_UPDATE, STREAMED)
     is_grouped = any(root in groups for root in update.roots)
-    homes.gradients[block, at_home] += update.gradient_bytes if is_grouped else update.sent_bytes
+    parameters.gradients[block, on_host] += (
+        update.gradient_bytes if is_grouped else update.sent_bytes
+    )
     at_once = max((groups.get(root, 1) for root in update.roots), default=1)
-    homes.leaving[block, at_home] += update.gradient_bytes / at_once
-    homes.host_traffic[block, at_home] += update.host_bytes
-    back = at_home if is_shared else (HOST_UPDATE,)
-    homes.brought[block, back] += uses.copied_bytes[list(update.parameters)].sum()
+    parameters.leaving[block, on_host] += update.gradient_bytes / at_once
+    parameters.host_traffic[block, on_host] += update.host_bytes
+    back = on_host if is_shared else (HOST_UPDATE,)
+    parameters.brought[block, back] += uses.copied_bytes[list(update.parameters)].sum()
     if not is_shared:
-        homes.visiting[block, VISITING] += update.state_bytes + update.parameter_bytes
-        homes.gradients[block, VISITING] += update.state_bytes + update.leaving_bytes
-        homes.leaving[block, VISITING] += update.gradient_bytes
+        parameters.swapped_in[block, STREAMED_STATE] += update.state_bytes + update.parameter_bytes
+        parameters.gradients[block, STREAMED_STATE] += update.state_bytes + update.leaving_bytes
+        parameters.leaving[block, STREAMED_STATE] += update.gradient_bytes
 
 
 def _base_bytes(uses: Uses) -> float:

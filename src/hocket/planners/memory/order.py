@@ -21,15 +21,21 @@ from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps, new_heaps, zeros
 from hocket.kernels.heaps import pop, push
 from hocket.planners.memory.hoist import LONG_REACH, SHORT_REACH, memory_curve, peak_bytes
-from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, minimum_cut, refined
+from hocket.planners.memory.refine import (
+    Found,
+    WorkLeft,
+    hoisted_both_directions,
+    minimum_cut,
+    refined,
+)
 from hocket.planners.memory.storages import Direction, Storages, legal, storages_of
 
 # The best order of a small graph, by dynamic programming over the sets of ops that have run.
 #
-# A set is a word of bits; for each one the least peak of the ways to it is kept, layer by layer of
-# equal size. Sets whose peak is no better than a known order are dropped, and where an op can run
-# under the peak so far that takes no more than it gives back, nothing else is tried: running it at
-# once never hurts (the bytes of sets are submodular). O(sets · ops), at most `MAX_SETS`.
+# A set is a word of bits; for each one the least peak of all orders that reach it is kept, layer by
+# layer of equal size. Sets whose peak is no better than a known order are dropped. Where an op can
+# run under the peak so far that takes no more than it gives back, nothing else is tried: running it
+# at once never hurts (the bytes of sets are submodular). O(sets · ops), at most `MAX_SETS`.
 
 MAX_OPS = 62
 """Bits of a word."""
@@ -73,7 +79,7 @@ def _released(words: _Words, mask: int, op: int) -> int:
 
 @kernel
 def _reach_set(sets: _Sets, count: int, at: int, op: int, peak: int, held: int) -> int:
-    """Note a way to a set; how many sets there are then."""
+    """Note an order that reaches a set; the number of sets then."""
     mask = sets.mask[at] | (np.int64(1) << op)
     slot = ((mask * np.int64(_MIX)) >> 20) & (len(sets.slot) - 1)
     while sets.slot[slot] >= 0 and sets.mask[sets.slot[slot]] != mask:
@@ -142,7 +148,7 @@ def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
 
 
 def _words(storages: Storages) -> _Words:
-    ways, bit = storages.forwards, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
+    direction, bit = storages.forwards, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
     before = zeros(storages.num_ops)
     np.bitwise_or.at(before, storages.after, bit[storages.before])
     readers = np.where(storages.is_kept, np.int64(1) << 62, np.int64(0))
@@ -151,14 +157,14 @@ def _words(storages: Storages) -> _Words:
     taken = storages.passing_bytes.copy()
     np.add.at(taken, storages.producer, storages.num_bytes)
     return _Words(
-        before, taken, storages.passing_bytes.copy(), ways.close_ptr.copy(), ways.closes.copy(),
-        readers, storages.num_bytes.copy(),
+        before, taken, storages.passing_bytes.copy(), direction.close_ptr.copy(),
+        direction.closes.copy(), readers, storages.num_bytes.copy(),
     )  # fmt: skip
 
 
 # Demand-driven emission: compute what the next result needs, and nothing before it is needed.
 #
-# The ops that nobody waits for are visited in the graph's order or against it, and each is preceded
+# The ops that nobody waits for are taken in the graph's order or against it, and each is preceded
 # by what it still misses, depth first. Of what one op misses, that goes first whose making holds
 # most beyond its result (Sethi and Ullman, 1970, with bytes for registers): so a sum over many
 # steps adds each part as it is made, and chains of different layers are not mixed. Exact on trees,
@@ -180,7 +186,7 @@ class _Needs(NamedTuple):
 
 
 @kernel
-def _fill_needs(ways: Direction, waits: LongArray, needs: _Needs) -> None:
+def _fill_needs(direction: Direction, waits: LongArray, needs: _Needs) -> None:
     last = 0
     for op in range(len(waits)):
         if waits[op] == 0:
@@ -190,27 +196,27 @@ def _fill_needs(ways: Direction, waits: LongArray, needs: _Needs) -> None:
     while first < last:
         op = needs.queue[first]
         first += 1
-        for at in range(ways.before_ptr[op], ways.before_ptr[op + 1]):
-            other = ways.before[at]
+        for at in range(direction.before_ptr[op], direction.before_ptr[op + 1]):
+            other = direction.before[at]
             beyond = needs.most_bytes[other] - needs.result_bytes[other]
             push(needs.heap, _ZERO, -float(beyond), other)
         held, most = 0, 0
-        for at in range(ways.before_ptr[op], ways.before_ptr[op + 1]):
+        for at in range(direction.before_ptr[op], direction.before_ptr[op + 1]):
             other = pop(needs.heap, _ZERO)
             needs.before[at] = other
             most = max(most, held + needs.most_bytes[other])
             held += needs.result_bytes[other]
         needs.most_bytes[op] = max(most, held + needs.most_bytes[op])
-        for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-            waits[ways.after[at]] -= 1
-            if waits[ways.after[at]] == 0:
-                needs.queue[last] = ways.after[at]
+        for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
+            waits[direction.after[at]] -= 1
+            if waits[direction.after[at]] == 0:
+                needs.queue[last] = direction.after[at]
                 last += 1
 
 
 @kernel
 def _emit(
-    ways: Direction,
+    direction: Direction,
     before: LongArray,
     roots: LongArray,
     has_run: BoolArray,
@@ -222,16 +228,16 @@ def _emit(
     for root in roots:
         depth = 0
         stack[0] = root
-        place[0] = ways.before_ptr[root]
+        place[0] = direction.before_ptr[root]
         while depth >= 0:
             op = stack[depth]
-            if place[depth] < ways.before_ptr[op + 1]:
+            if place[depth] < direction.before_ptr[op + 1]:
                 other = before[place[depth]]
                 place[depth] += 1
                 if not has_run[other]:
                     depth += 1
                     stack[depth] = other
-                    place[depth] = ways.before_ptr[other]
+                    place[depth] = direction.before_ptr[other]
                 continue
             depth -= 1
             if not has_run[op]:
@@ -242,7 +248,7 @@ def _emit(
 
 def demand_order(storages: Storages, *, last_first: bool) -> LongArray:
     """All ops, each as late as the results before it allow, these in order or backwards."""
-    ways, num_ops = storages.forwards, storages.num_ops
+    direction, num_ops = storages.forwards, storages.num_ops
     made = zeros(num_ops)
     np.add.at(made, storages.producer, storages.num_bytes)
     read = zeros(num_ops)
@@ -252,20 +258,20 @@ def demand_order(storages: Storages, *, last_first: bool) -> LongArray:
         # A view makes nothing, but what it looks at is held for its readers.
         result_bytes=np.where(made > 0, made, read),
         most_bytes=made + storages.passing_bytes,
-        before=zeros(len(ways.before)),
+        before=zeros(len(direction.before)),
         queue=zeros(num_ops),
-        heap=new_heaps(np.array([0, int(np.diff(ways.before_ptr).max(initial=0)) + 1])),
+        heap=new_heaps(np.array([0, int(np.diff(direction.before_ptr).max(initial=0)) + 1])),
     )
-    _fill_needs(ways, ways.num_waits.copy(), needs)
-    roots = np.flatnonzero(np.diff(ways.after_ptr) == 0)
+    _fill_needs(direction, direction.num_waits.copy(), needs)
+    roots = np.flatnonzero(np.diff(direction.after_ptr) == 0)
     roots = np.ascontiguousarray(roots[::-1]) if last_first else roots
     order, has_run = zeros(num_ops), np.zeros(num_ops, dtype=np.bool_)
-    _emit(ways, needs.before, roots, has_run, zeros(num_ops), zeros(num_ops), order)
+    _emit(direction, needs.before, roots, has_run, zeros(num_ops), zeros(num_ops), order)
     return order
 
 
-_VISITS = 3_000_000
-"""Ops that all cuts of one search visit together, about."""
+_CUT_OPS = 3_000_000
+"""Ops that all cuts of one search go through together, about."""
 _MIN_EFFORT, _MAX_EFFORT = 250, 4_000
 _SHARES = (0.0, 0.3, 0.6, 0.9)
 """Targets between the bound and the present peak."""
@@ -278,11 +284,11 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class OrderBound:
-    """How far an order can be from the best one; all bytes with what exists before the step."""
+    """Peak of an order and a lower bound for all orders; both with what exists before the step."""
 
     peak_bytes: int
     start_bytes: int
-    """What exists before the step."""
+    """Bytes that exist before the step."""
     bound_bytes: int
     """No order has a lower peak."""
 
@@ -333,7 +339,7 @@ def search(storages: Storages) -> tuple[Found, int]:
     demanded = (demand_order(storages, last_first=backwards) for backwards in (False, True))
     for base, reach in product((given, *demanded), (SHORT_REACH, LONG_REACH)):
         # A target that the next walk has to beat: one that is too low would forbid to run ahead.
-        now = hoisted_both_ways(storages, base, found.peak_bytes - 1, effort, reach)
+        now = hoisted_both_directions(storages, base, found.peak_bytes - 1, effort, reach)
         found = min(found, now, key=lambda each: each.peak_bytes)
     return _refined(storages, found, effort) if found.peak_bytes else (found, 0)
 
@@ -361,13 +367,13 @@ def _squeezed(storages: Storages, found: Found, bound: int, effort: WorkLeft) ->
     best = found
     for share in _SHARES:
         target = bound + int(share * (best.peak_bytes - bound))
-        now = hoisted_both_ways(storages, best.order, target, effort)
+        now = hoisted_both_directions(storages, best.order, target, effort)
         best = min(best, now, key=lambda each: each.peak_bytes)
     return best if best.peak_bytes == found.peak_bytes else _squeezed(storages, best, bound, effort)
 
 
 def _effort(storages: Storages) -> WorkLeft:
-    cuts = _VISITS // max(storages.num_ops, 1)
+    cuts = _CUT_OPS // max(storages.num_ops, 1)
     return WorkLeft(min(max(cuts, _MIN_EFFORT), _MAX_EFFORT))
 
 

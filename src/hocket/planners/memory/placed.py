@@ -3,8 +3,8 @@
 Devices that lack memory come first, the worst of them first; where none does, all are ordered. For
 one device at a time the whole step is searched, counting only its own bytes: what arrives from
 another device is held from the moment when it is made. What was decided for a device is a
-precedence for the next, so the orders never wait for each other, and devices with room keep the
-order in which they would run by themselves. Cost: one search (`order`) per device.
+precedence for the next, so the orders never wait for each other, and devices with free memory
+keep the order in which they would run by themselves. Cost: one search (`order`) per device.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ def order_for_memory(problem: Problem, plan: Plan) -> Plan:
 
 
 def _need(evaluator: Evaluator, plan: Plan) -> tuple[float, int]:
-    """What a plan lacks, and the bytes of its fullest device."""
+    """Bytes that do not fit, and the bytes of the fullest device."""
     score = evaluator.plan(plan)
     return score.overflow_bytes, int(evaluator.peak_bytes.max(initial=0))

@@ -42,7 +42,7 @@ class OpCut(NamedTuple):
     num_bytes: int
     """Bytes held while it runs: no order holds fewer then."""
     has_run: BoolArray
-    """Per op: whether it has run at that moment."""
+    """Per op: True if it has run at that moment."""
 
 
 @kernel
@@ -59,13 +59,13 @@ def _reach(ptr: LongArray, nodes: LongArray, mark: int, side: LongArray, stack: 
                 size += 1
 
 
-def sides_of(ways: Direction, op: int) -> LongArray:
+def sides_of(direction: Direction, op: int) -> LongArray:
     """Return on which side of ``op`` each op is."""
-    side, stack = zeros(len(ways.num_waits)), zeros(len(ways.num_waits) + 1)
+    side, stack = zeros(len(direction.num_waits)), zeros(len(direction.num_waits) + 1)
     stack[0] = op
-    _reach(ways.before_ptr, ways.before, BEFORE, side, stack)
+    _reach(direction.before_ptr, direction.before, BEFORE, side, stack)
     stack[0] = op
-    _reach(ways.after_ptr, ways.after, AFTER, side, stack)
+    _reach(direction.after_ptr, direction.after, AFTER, side, stack)
     side[op] = AFTER
     return side
 
@@ -227,23 +227,23 @@ class Found(NamedTuple):
 
 @dataclass
 class WorkLeft:
-    """How much a search may still do: counted, so that results never depend on the clock."""
+    """Work that a search may still do: counted, so that results never depend on the clock."""
 
     left: int
     """In cuts; a walk over the graph counts as several."""
 
     def walk(self, reach: int) -> bool:
-        """Whether one more walk may be made; it is counted."""
+        """Count one more walk; True if it may be made."""
         self.left -= max(reach // _REACH_PER_CUT, 1)
         return self.left >= 0
 
     def cut(self) -> bool:
-        """Whether one more cut may be made; it is counted."""
+        """Count one more cut; True if it may be made."""
         self.left -= 1
         return self.left >= 0
 
 
-def hoisted_both_ways(
+def hoisted_both_directions(
     storages: Storages, base: LongArray, target: int, effort: WorkLeft, reach: int = SHORT_REACH
 ) -> Found:
     """The best of a few walks from both ends, each along the order of the one before.
@@ -299,7 +299,7 @@ def _fixed_in_turn(
         rest = ~cut.has_run
         rest[op] = False
         base = np.concatenate((order[cut.has_run[order]], np.array([op]), order[rest[order]]))
-        now = hoisted_both_ways(storages, base, target, effort)
+        now = hoisted_both_directions(storages, base, target, effort)
         order = now.order
         if now.peak_bytes < best.peak_bytes:
             best = now

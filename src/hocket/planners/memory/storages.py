@@ -34,7 +34,7 @@ _ZERO = cast(int, np.int64(0))
 
 @kernel
 def _sort(
-    ways: Direction, waits: LongArray, position: LongArray, heap: Heaps, order: LongArray
+    direction: Direction, waits: LongArray, position: LongArray, heap: Heaps, order: LongArray
 ) -> None:
     for op in range(len(waits)):
         if waits[op] == 0:
@@ -42,8 +42,8 @@ def _sort(
     for count in range(len(order)):
         op = pop(heap, _ZERO)
         order[count] = op
-        for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-            other = ways.after[at]
+        for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
+            other = direction.after[at]
             waits[other] -= 1
             if waits[other] == 0:
                 push(heap, _ZERO, float(position[other]), other)
@@ -51,17 +51,17 @@ def _sort(
 
 def legal(storages: Storages, order: LongArray) -> LongArray:
     """The order with as few changes as the precedences of ``storages`` need."""
-    ways, num_ops = storages.forwards, storages.num_ops
+    direction, num_ops = storages.forwards, storages.num_ops
     found, heap = zeros(num_ops), new_heaps(np.array([0, num_ops + 1]))
-    _sort(ways, ways.num_waits.copy(), positions(order), heap, found)
+    _sort(direction, direction.num_waits.copy(), positions(order), heap, found)
     return found
 
 
 class Direction(NamedTuple):
     """The ops to walk through from one end, as compiled code needs them.
 
-    Forwards, an op opens what it makes and closes what it reads; backwards it is the other way
-    round. A storage is held from the first of its openers to the last of its closers, so that one
+    Forwards, an op opens what it makes and closes what it reads; backwards it is the
+    reverse. A storage is held from the first of its openers to the last of its closers, so that one
     walk serves both directions.
     """
 
@@ -98,7 +98,7 @@ class Storages:
     producer: LongArray
     """The op that makes each storage, ascending."""
     is_kept: BoolArray
-    """Whether it is held to the end of the step."""
+    """True if it is held to the end of the step."""
     reader_ptr: LongArray
     readers: LongArray
     """Ops that read each storage, each once, ascending."""
@@ -108,7 +108,7 @@ class Storages:
     after: LongArray
     """Pairs of ops: ``before[i]`` runs before ``after[i]``."""
     start_bytes: int
-    """What exists before the step."""
+    """Bytes that exist before the step."""
 
     @cached_property
     def forwards(self) -> Direction:
@@ -200,7 +200,7 @@ def device_storages(graph: Graph, tables: Instructions, device: int) -> Storages
 
 
 def _precedence(graph: Graph) -> tuple[LongArray, LongArray]:
-    """What ops read, and the sequence of those that draw random numbers."""
+    """Precedences: from producers to readers, and between ops that draw random numbers."""
     src, dst = graph.edges
     drawing = np.flatnonzero(graph.rng_order >= 0)
     return (

@@ -33,7 +33,7 @@ HOST_ORDERS = {
 
 @dataclass(frozen=True)
 class UpdateOrders:
-    """What a step takes when the host updates in each order, and what no order goes below."""
+    """Step time for each order of updates on the host, and a lower bound for all orders."""
 
     step_s: dict[str, float]
     """By the names of the orders."""

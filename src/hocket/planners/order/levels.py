@@ -1,7 +1,7 @@
 """Levels: how far each op is from the start and from the end, in seconds, where ops are placed.
 
 The length of a path is the time of its ops on their devices and of the transfers that the placement
-causes, each alone on its way. O(ops + reads).
+causes, each alone on its links. O(ops + reads).
 """
 
 from __future__ import annotations

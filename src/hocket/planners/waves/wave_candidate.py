@@ -128,7 +128,7 @@ class WaveCandidate:
 
     @property
     def memory(self) -> StreamMemory:
-        """What the streams of the first device hold over time."""
+        """Memory of the streams of the first device over time."""
         return stream_memory(self.step, self.timeline)
 
     @property
