@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LinkCut:
-    """All that must leave ``side`` (enter it, for reductions) crosses links of ``crossing``."""
+    """A cut: all data that leaves ``side`` (enters it, for reductions) crosses its links."""
 
     bound: Fraction
     side: tuple[str, ...]
@@ -58,7 +58,7 @@ class Prices:
     price: tuple[Fraction, ...]
     """Per channel of the fabric."""
     demand: tuple[tuple[str, str, Fraction], ...] = ()
-    """All-to-all alone: what a unit from one rank to another is paid."""
+    """For all-to-all only: price of a unit from one rank to another."""
 
     def to_data(self) -> dict[str, Any]:
         """The certificate as a plan file and ``--json`` show it."""

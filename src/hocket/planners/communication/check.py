@@ -1,4 +1,4 @@
-"""The checker of certificates: what a bound claims is proven again from the arcs alone.
+"""The checker of certificates: proves bounds independently, from the arcs alone.
 
 It shares nothing with the code that finds bounds. Cuts and partitions are added up link by link.
 Prices prove a bound when one unit of the collective costs at least 1: path costs are relaxed arc

@@ -5,7 +5,7 @@ capacity of every row. Prices of the rows say what a pattern costs; the caller f
 all patterns, and while it costs less than 1 it enters the basis (revised simplex method, capacities
 perturbed by a hair so that ties cannot stall it). The last basis is solved again in exact
 fractions, and the end is accepted only when weights, slack and prices hold exactly.
-O(rows²) per step beside the caller's search; steps are few times the rows.
+O(rows²) per step plus the caller's search; steps are few times the rows.
 """
 
 from __future__ import annotations

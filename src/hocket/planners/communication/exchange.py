@@ -34,7 +34,7 @@ class Exchange:
     """Rate of the best all-to-all and the proof of its bound, in units of the fabric."""
 
     rate: float
-    """Of the flow that the solver found."""
+    """Rate of the flow that the solver found."""
     certificate: Prices
     flow: FloatArray
     """[source, arc]: flow of each source over each arc."""

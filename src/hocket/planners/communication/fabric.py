@@ -141,7 +141,7 @@ def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
 
 
 def chosen_device(cluster: Cluster, text: str) -> str:
-    """The one device that a number or a name stands for."""
+    """The one device that a number or a name refers to."""
     names = list(_device_names(cluster, text.strip()))
     if len(names) != 1:
         raise UsageError(f"{text!r} names several devices", hint="name one")

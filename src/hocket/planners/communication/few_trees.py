@@ -60,7 +60,7 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction
 def _packed_anew(
     capacity: LongArray, trees: list[tuple[int, Edges]], random: np.random.Generator
 ) -> list[tuple[int, Edges]]:
-    """The same total from a random root, with random directions of what is unused."""
+    """Trees of the same total from a random root, unused capacity in random directions."""
     count = len(capacity)
     root, order = int(random.integers(count)), random.permutation(count)
     taken = np.zeros_like(capacity)

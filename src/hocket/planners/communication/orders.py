@@ -133,7 +133,7 @@ def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
 
 
 def _greedy(usage: LongArray, capacity: LongArray) -> LongArray:
-    """Take, again and again, the order that needs the least of what is left."""
+    """Take repeatedly the order that needs the least of the remaining capacity."""
     left = capacity.copy()
     counts = np.zeros(len(usage), dtype=np.int64)
     fitting = np.flatnonzero((usage <= left).all(axis=1))

@@ -26,7 +26,7 @@ class PackedTree:
     weight: int
     root: int
     parent: tuple[int, ...]
-    """Of each rank; the root's is -1."""
+    """Parent of each rank; -1 for the root."""
 
 
 def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:

@@ -1,4 +1,4 @@
-"""Which order gradients should travel in: wait-free, by priority, sliced; and what it gains.
+"""Order of gradient all-reduces: wait-free, by priority, sliced; and the gain of each.
 
 Every order is simulated (`simulate/gradients.py`) on the layers' times and the rate of the planned
 all-reduce; slices are as large as a few sizes allow to be tried. Crossing the end of a step is left
@@ -34,7 +34,7 @@ from hocket.simulate.parallel.batch_costs import gradients_of
 
 SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
 _MOST_SLICES = 20_000
-"""Of all gradients; smaller slices of larger models are not tried: each is simulated one by one."""
+"""Most slices of all gradients: slices are simulated one by one, so smaller ones are not tried."""
 LEAST_GAIN = 1.01
 LEAST_COMMUNICATION = 0.2
 
@@ -159,7 +159,7 @@ def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | Non
 @lru_cache(maxsize=8)
 def _choose_for_shares(problem: Problem, shares: Parallel) -> PropagationChoice:
     number = problem.cluster.device_names.index
-    # Replicas work beside each other on their parts of the batch; all wait for the slowest.
+    # Replicas run concurrently on their parts of the batch; all wait for the slowest.
     op_s = np.max(
         [
             problem.costs.op_s[problem.costs.device_row[number(replica.devices[0])]]

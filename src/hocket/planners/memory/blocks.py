@@ -1,6 +1,6 @@
 """Cut a training step into blocks: the pieces of its forward pass that a memory plan decides about.
 
-Repeated layers are the blocks that people think in: consecutive ops whose module paths share a
+Repeated layers are the usual blocks: consecutive ops whose module paths share a
 numbered part (``transformer.h.3``), small neighbours joined. How deep that part lies is chosen by
 bytes: a block that makes more than a limit is cut by the lists of modules inside it
 (``stages.2.blocks.17``), others stay whole, and of all limits the one is taken for which inputs of
@@ -124,7 +124,7 @@ class _Forward:
         return [(start, path or self.modules[start] or WITHOUT_MODULE)]
 
     def _inside(self, run: Span, path: str) -> list[tuple[Span, str]]:
-        """Runs of modules directly inside a module; none where there is one, or they take turns."""
+        """Runs of modules directly inside a module; none if there is one, or if they alternate."""
         start, stop = run
         if (start, stop, path) not in self._found:
             labels = [_child(path, module) for module in self.modules[start:stop]]
@@ -182,7 +182,7 @@ def _inner_cuts(
     graph: Graph, block: Span, depth: int, own_bytes: LongArray, most: float
 ) -> list[int]:
     """Where groups of members of a list begin within a block, and what comes after the last one;
-    nothing where there are few members, or where they take turns."""
+    nothing if there are few members, or if they alternate."""
     first, last = block
     labels = [layer_label(graph.module_of(op), depth) for op in range(first, last)]
     runs = [at for at, label in enumerate(labels) if label and label != _before(labels, at)]
@@ -260,8 +260,8 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
 
 
 def _whole_calls(graph: Graph, num_forward: int, made: LongArray, most: int) -> list[Span]:
-    """Calls of the outermost modules that are called again and again; of those that are called
-    a few times alone where no call makes more bytes than a block."""
+    """Calls of the outermost modules that are called repeatedly; of those that are called a few
+    times only where no call makes more bytes than a block."""
     found: dict[str, list[Span]] = {}
     for path, count in sorted(graph.meta.get(CALLS, {}).items(), key=lambda each: len(each[0])):
         if found.keys().isdisjoint(outer_modules(path)):

@@ -145,7 +145,7 @@ class BudgetFit:
 
     @property
     def gap(self) -> float | None:
-        """By what part of the chosen plan's step another could be shorter."""
+        """Relative distance of the chosen plan's step from the lower bound."""
         if self.chosen is None or self.bound_s is None:
             return None
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)

@@ -53,7 +53,7 @@ TURNS = (
 """The overlap of copies is not known before the simulation, so both extremes are tried. Where not
 all parameters fit on the device, policies that stream them take their turn."""
 BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, NOT_OFFLOADED))
-"""The same for budgets between others."""
+"""Turns for budgets between those of other plans."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 LARGE_SLOTS = 0.25
@@ -63,10 +63,10 @@ SMALL_SLOTS = 0.1
 """Where they take less than this part of a budget, smaller blocks gain nothing."""
 FEWEST_GROUPS = 4
 GROUP_BYTES = 2**27
-"""Of parameters in a group: copies of this size are as fast as any, and more blocks take longer to
-plan."""
+"""Parameters of a group: copies of this size reach the full rate of the link, and more groups take
+longer to plan."""
 NUM_KEEPING = 8
-"""Of the plans that keep a number of blocks about so many are looked at in any case."""
+"""Number of plans of `KeepingPlans`, about, that are simulated for every step."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +79,7 @@ class Frontier:
     uses: Uses
     numbers: BlockNumbers
     finer: tuple[BlockNumbers, ...]
-    """The same of the step with smaller blocks, or with experts in groups, where that was tried."""
+    """Costs of the step with smaller blocks, or with experts in groups, where that was tried."""
     keeping: tuple[KeepingPlans, ...]
     """Plans that move nothing."""
     host_bytes: float
@@ -214,7 +214,7 @@ def _solve_turns(
 def _finer_levels(
     found: _FoundPlans, finer: Sequence[PlanMaker], highest_bytes: float, num_levels: int
 ) -> None:
-    """The same of smaller blocks, for budgets that these have something to gain in."""
+    """Add plans with smaller blocks, for budgets that can gain from these."""
     highest = min(highest_bytes, float(found.most_bytes))
     for each in finer:
         lean = list(each.minimum_memory())

@@ -15,7 +15,7 @@ class BudgetWarning(UserWarning):
 
 
 def budget_of(memory: int | str) -> int:
-    """A budget as people write it, in bytes; raises `UsageError` for what is none."""
+    """Parse a budget as users write it, in bytes; raises `UsageError` where it is none."""
     if not isinstance(memory, str):
         is_number = isinstance(memory, Real) and not isinstance(memory, bool)
         if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):

@@ -28,7 +28,7 @@ from hocket.planners.memory.storages import Direction, Storages
 
 
 class Walk(NamedTuple):
-    """Where a walk through the ops stands."""
+    """State of a walk through the ops."""
 
     waits: LongArray
     """Per op: how many of those before it have not run; -1 when it has run itself."""
@@ -152,7 +152,7 @@ class _WalkScratch(NamedTuple):
     num_choices: LongArray
     stack: LongArray
     place: LongArray
-    """Where the search for missing ops stands at each op of the stack."""
+    """Position of the search for missing ops at each op of the stack."""
     seen: LongArray
     """Per op: the number of the search that met it last."""
     num_searches: LongArray

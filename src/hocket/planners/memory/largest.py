@@ -1,6 +1,6 @@
 """The largest batch, sequence or depth that fits: few tries, because each is a capture.
 
-Bytes grow with the size asked for nearly along a line or a parabola. Small tries say which; the
+Bytes grow with the size nearly along a line or a parabola. Small tries say which; the
 next size tried is where the curve through the nearest tries meets the budget, kept between what
 fits and what does not. Then the neighbour is tried, which proves that no larger one fits. Where a
 curve misleads, halving what is left takes over: about 2 log(size) tries at most, mostly five.

@@ -201,9 +201,9 @@ ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
 ANYWHERE: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED, STREAMED_STATE)
 """Policies that parameters may have."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Into how many chunks the loss may be cut."""
+"""Numbers of chunks that the loss may be cut into."""
 FEW_CHUNKS = 8
-"""So many take no longer than fewer: each adds to the gradient of the last layer's weights."""
+"""Up to so many chunks cost no more time; each adds to the gradient of the last layer's weights."""
 LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
 """The loss is cut into chunks until the last block works in no more than this part of a budget; the
 second where plans are sought between others."""
@@ -250,16 +250,16 @@ class PlanMaker:
 
     @cached_property
     def most_groups(self) -> int:
-        """Into how many groups the experts of a block can be divided at most."""
+        """Largest number of groups that the experts of a block can be split into."""
         finest, start = self._cut(0), self.uses.blocks.start
         members = np.diff(np.searchsorted(finest.start, start))
         counts = (each.count for each in self.uses.experts.values())
-        # What comes before and after the members of a list is blocks of its own.
+        # Ops before and after the members of a list are blocks of their own, hence the 2.
         return max(int(members.max(initial=1)) - 2, *counts, 1)
 
     def in_groups(self, count: int) -> PlanMaker:
-        """The same of blocks that are cut by the lists of modules inside them, and with batched
-        experts, in about so many groups where the largest block is concerned."""
+        """A maker for smaller blocks, cut by the lists of modules inside them, and for batched
+        experts in groups: the largest block is cut into about ``count``."""
         return PlanMaker(
             self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
             replayed=self.replayed, blocks=self._cut(self.largest_bytes / count),
@@ -388,8 +388,8 @@ class PlanMaker:
         return None if memory in seen else self._judged(name, memory)
 
     def eased(self, fitted: Fitted, seen: set[Memory | None]) -> Iterator[Fitted]:
-        """The same plan without what the program may have wanted without need: with inputs of
-        recomputed blocks kept, with the loss in one piece, and with it in fewer chunks."""
+        """Variants of a plan without what it may not need: with inputs of recomputed blocks kept on
+        the device, with the loss in one piece, and with it in fewer chunks."""
         if fitted.memory is None:
             return
         blocks, peak_bytes = fitted.memory.blocks, fitted.peak_bytes

@@ -41,16 +41,16 @@ class Work:
     backward: FloatArray
     held: FloatArray
     inner: FloatArray
-    """Of these, what exists for one chunk at a time where the last block goes in chunks."""
+    """Of these, bytes that exist for one chunk at a time if the last block runs in chunks."""
     tail: IntArray
     """Ops of the last block."""
     chunked: tuple[int, ...]
-    """Forward ops that run twice where the loss goes in chunks."""
+    """Forward ops that run twice if the loss is computed in chunks."""
 
 
 def needed_last(uses: Uses, groups: Mapping[int, int]) -> dict[int, int]:
-    """Per saved storage: of the blocks whose backward pass reads it, the first to come then. What
-    is made of one of the groups of experts is not saved."""
+    """Per saved storage: the last block whose backward pass reads it, which runs backward first.
+    Tensors made from one group of experts are not saved."""
     last: dict[int, int] = {}
     for block in range(uses.blocks.num_blocks):
         for storage in uses.needed[block]:

@@ -101,8 +101,8 @@ def _reach_set(sets: _Sets, count: int, at: int, op: int, peak: int, held: int) 
 
 @kernel
 def _fill_sets(words: _Words, sets: _Sets, limit: int) -> int:
-    """All sets in layers; the number of the full one, -1 where no order is below ``limit``, or -2
-    where there were too many sets."""
+    """Fill in all sets, layer by layer. Returns the number of the full set, -1 where no order is
+    below ``limit``, or -2 where there are too many sets."""
     num_ops = len(words.before)
     full = (np.int64(1) << num_ops) - 1
     count, at = 1, 0
@@ -276,9 +276,9 @@ _MIN_EFFORT, _MAX_EFFORT = 250, 4_000
 _SHARES = (0.0, 0.3, 0.6, 0.9)
 """Targets between the bound and the present peak."""
 _MAX_CUTS = 24
-"""Cuts that one order is asked for."""
+"""Cuts that are computed for one order."""
 _STRETCHES = 12
-"""Parts of an order whose fullest ops are asked first."""
+"""Parts of an order; the cuts at the fullest op of each are computed first."""
 _ROUNDS = 3
 
 
@@ -380,21 +380,21 @@ def _effort(storages: Storages) -> WorkLeft:
 def _largest_cut(storages: Storages, order: LongArray) -> int:
     """Return the largest cut of the ops at which an order holds most; `_MAX_CUTS` end the search.
 
-    The op of each stretch of the order that holds most is asked first: an order that is bad in one
-    place says little about where the best one peaks.
+    The op of each stretch that holds most is cut first: an order that is bad in one place says
+    little about where the best one peaks.
     """
     curve = memory_curve(storages, order)
     stretches = np.array_split(np.arange(len(order)), min(_STRETCHES, max(len(order), 1)))
     tops = np.array([part[np.argmax(curve[part])] for part in stretches if len(part)])
     tops = tops[np.argsort(-curve[tops], kind="stable")]
     falling = np.argsort(-curve, kind="stable")
-    asked: set[int] = set()
+    cut_at: set[int] = set()
     bound = 0
     for position in (*tops.tolist(), *falling.tolist()):
         op = int(order[position])
-        if curve[position] > bound and op not in asked:
-            asked.add(op)
+        if curve[position] > bound and op not in cut_at:
+            cut_at.add(op)
             bound = max(bound, minimum_cut(storages, op).num_bytes)
-        if len(asked) == _MAX_CUTS:
+        if len(cut_at) == _MAX_CUTS:
             break
     return bound

@@ -3,7 +3,7 @@
 A plain training step holds every gradient to its end, so the order of its updates cannot lower its
 peak. Where nobody looks at gradients after the update, their storages are ordinary results: the
 last op that reads them gives them back. This changes roles of tensors and nothing else, so that
-planner, simulator and executor follow without a word. O(reads).
+planner, simulator and executor need no change. O(reads).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Storages: which bytes an order of a graph's ops holds, and when.
 
 The unit is the storage, not the tensor: views and writes in place live in the bytes of what they
-alias (`Graph.root_of`), each result of an op stands for itself, and a storage is held from the op
-that makes it until the last op that reads any tensor in it, or to the end of the step where a
-role says so. Whoever may reorder must keep what ops read (writes in place come as versions and
-control tensors, so this is all of read after write, write after read and write after write) and
-the sequence of random draws as the graph lists them. What exists before the step is a constant.
-O(ops + reads).
+alias (`Graph.root_of`), and each result of an op is a storage of its own. A storage is held from
+the op that makes it until the last op that reads any tensor in it, or to the end of the step if
+its role says so. A reordering must keep producers before readers (writes in place come as
+versions and control tensors, so this covers read after write, write after read and write after
+write) and the sequence of random draws as the graph lists them. Bytes that exist before the step
+are a constant. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def gathered(
 
 
 def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages:
-    """The same, for orders that run exactly the ops of ``has_run`` before ``op``.
+    """The storages for orders that run exactly the ops of ``has_run`` before ``op``.
 
     The set must hold with each op all that comes before it; then the rest comes after ``op``.
     """
@@ -273,7 +273,7 @@ def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages
 
 
 def preceded(storages: Storages, before: LongArray, after: LongArray) -> Storages:
-    """The same with further pairs of ops of which one runs before the other."""
+    """The storages with more precedences: ``before[i]`` runs before ``after[i]``."""
     num_ops = max(storages.num_ops, 1)
     edge = distinct(
         np.concatenate((storages.before, before)) * num_ops

@@ -1,4 +1,4 @@
-"""In which order the host updates blocks whose gradients have come: P3 over the link of one device.
+"""Order in which the host updates blocks whose gradients have arrived: P3 on one device's link.
 
 The backward pass makes the gradients of the last blocks first, and the next forward pass needs the
 first blocks first. The executor takes the lowest block that has come. By default all updates are
@@ -28,7 +28,7 @@ HOST_ORDERS = {
     _FINISHED: FINISHED,
     _ASYNC: ASYNC,
 }
-"""By their names; the last two are what the executor does."""
+"""Orders by name; the executor has the last two."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class UpdateOrders:
     """Step time for each order of updates on the host, and a lower bound for all orders."""
 
     step_s: dict[str, float]
-    """By the names of the orders."""
+    """Step times by the names of the orders."""
     bound_s: float
 
     @property

@@ -1,4 +1,4 @@
-"""In which order each device runs its ops, once it is known which ops it runs.
+"""Order in which each device runs its ops, once they are placed.
 
 The same placement can take twice as long in another order, and no rule for the order is the best
 everywhere, so plans are tried with several. Ops that draw random numbers are seeded one by one when
@@ -32,7 +32,7 @@ def bottom_level(problem: Problem, plan: Plan) -> Plan:
     return plan.ordered(priority=-to_end_s)
 
 
-# Topological order: each device runs whatever is ready and stands first in the graph.
+# Topological order: each device runs the ready op that is first in the graph.
 #
 # For captured graphs that is the order in which the program itself would run. O(1).
 
@@ -67,7 +67,7 @@ def earliest_start(problem: Problem, plan: Plan) -> Plan:
 
 _ROUNDS = 4
 _FEW_ROUNDS = 2
-"""Of large graphs, whose simulation takes long."""
+"""Rounds for large graphs, whose simulation takes long."""
 _NO_SLACK = 1e-9
 """Share of the step below which slack is rounding."""
 
@@ -78,7 +78,7 @@ def critical_refined(problem: Problem, plan: Plan) -> Plan:
 
 
 def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
-    """As `critical_refined`, for a caller who has an evaluator of the problem."""
+    """Do as `critical_refined`, for a caller who has an evaluator of the problem."""
     device_of, is_short = placement_of(plan), is_large(problem.graph.num_ops)
     priority = -levels(problem, device_of).to_end_s
     best = evaluator(device_of, priority), priority

@@ -110,9 +110,9 @@ class Levels(NamedTuple):
     """Longest paths per op."""
 
     to_end_s: FloatArray
-    """From its start to the end of the step."""
+    """Longest path from its start to the end of the step."""
     from_start_s: FloatArray
-    """From the beginning of the step to its start."""
+    """Longest path from the beginning of the step to its start."""
 
 
 def levels(problem: Problem, device_of: IntArray) -> Levels:

@@ -1,4 +1,4 @@
-"""Model parallel in waves: every device takes every partition in turn (Wavelet, section on models).
+"""Model parallelism in waves: partitions go round robin over the devices (Wavelet, on models).
 
 A model in N partitions on N devices leaves N - 1 of them idle. With N waves none is: wave w has its
 partition s on device (w + s) mod N, so in every slot each device works on another wave, forward
@@ -43,14 +43,14 @@ class RoundRobin:
 
     parallel: Parallel
     timeline: Timeline
-    """As if all partitions were on every device."""
+    """Simulated as if all partitions were on every device."""
     slot_s: float
     """The longest forward or backward pass of a wave through one partition."""
     fetch_s: float
-    """To fetch the largest partition from the host."""
+    """Time to fetch the largest partition from the host."""
     num_slots: int
     peak_bytes: int
-    """Of a device: activations, two partitions, gradients of one, its part of the state."""
+    """Per device: activations, two partitions, gradients of one, its part of the state."""
 
     @property
     def stall_s(self) -> float:
@@ -80,16 +80,16 @@ class PartitionCandidate:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PartitionFit:
-    """Waves that take partitions in turn beside plain model parallelism and a pipeline."""
+    """Round-robin waves, compared with plain model parallelism and a pipeline."""
 
     problem: Problem
     turns: RoundRobin
     candidates: tuple[PartitionCandidate, ...]
-    """Plain, the pipeline, in turn."""
+    """Plain model parallelism, the pipeline, and round robin."""
 
     @property
     def gain(self) -> float:
-        """Samples per second in turn, over the better of the others."""
+        """Samples per second of round robin over the better of the others."""
         *others, own = self.candidates
         return own.samples_per_s / max(each.samples_per_s for each in others)
 
@@ -105,7 +105,7 @@ class PartitionFit:
         return min(fitting, key=lambda each: each.step_s, default=None)
 
     def plan(self) -> Plan:
-        """The plan of the waves in turn."""
+        """The plan of the round-robin waves."""
         timeline = self.turns.timeline
         plan = empty_plan(self.problem, PLANNER).having(self.turns.parallel)
         return plan.claiming(

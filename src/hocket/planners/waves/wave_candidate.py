@@ -109,7 +109,7 @@ class WaveCandidate:
     step: ExpandedStep
     timeline: Timeline
     num_waits: int = 0
-    """Of one stream for the other, where a graph is replayed."""
+    """Waits of one stream for the other if a CUDA graph is replayed."""
 
     @property
     def waits_s(self) -> float:
@@ -133,7 +133,7 @@ class WaveCandidate:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the fullest device."""
+        """Peak of the fullest device."""
         return int(self.timeline.peak_bytes.max())
 
 

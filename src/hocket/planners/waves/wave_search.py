@@ -4,8 +4,8 @@ Wavelet (Wang et al., MLSys 2021) starts the second wave half a cycle behind the
 memory grows while that of the first shrinks. The best lead depends on the model and on what kernels
 leave free: the earlier, the more the streams overlap; the later, the less they hold together (where
 they share memory, see `wave_candidate`). So starts are tried over the whole of the first wave,
-evenly in its time, then ever finer around the best, and each is simulated. Beside the chosen one
-stand the same samples without waves. O(tries) simulations.
+evenly in its time, then ever finer around the best, and each is simulated. The chosen one is
+compared with the same samples without waves. O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WaveFit:
     plain: WaveCandidate
     """All samples at once."""
     accumulated: WaveCandidate
-    """The same microbatches one after the other."""
+    """The microbatches one after the other."""
     tried: tuple[WaveCandidate, ...]
     """Waves with every start that was simulated, by start."""
 
