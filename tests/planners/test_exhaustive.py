@@ -105,7 +105,7 @@ def test_ops_of_growing_placements_end_when_all_that_they_read_is_there():
         for op, device in enumerate(row):
             ready_s = 0.0
             for tensor in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist():
-                maker, home = int(tasks.producer[tensor]), int(problem.graph.home_op[tensor])
+                maker, home = int(tasks.producer[tensor]), int(problem.graph.owner_op[tensor])
                 made_s = end_s[maker] if maker >= 0 else 0.0
                 ready_s = max(ready_s, made_s + transfer_s(tasks, tensor, row[home], device))
             end_s[op] = ready_s + tasks.op_s[device, op]

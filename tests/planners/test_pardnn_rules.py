@@ -12,10 +12,10 @@ from hocket.graph import GraphBuilder, Role
 from hocket.graph.graph import Phase
 from hocket.planners.placement.pardnn.memory import (
     Candidates,
-    _BucketRoom,
+    _bucket_capacity,
+    _BucketCapacity,
     _fewest_moves,
     _move_enough,
-    _room_of,
     emulate,
     fit_memory,
     relieve,
@@ -65,37 +65,37 @@ def candidates(potential, damage, incoming=None, start_s=0.0, end_s=1.0):
     )  # fmt: skip
 
 
-def room(held, memory=100, num_ops=4):
+def capacity(held, memory=100, num_ops=4):
     """Devices that hold so much all the time, a step of one second."""
     held = np.repeat(np.array(held, dtype=float)[:, None], NUM_BUCKETS, axis=1)
     memory_bytes = np.broadcast_to(memory, len(held)).astype(np.int64)
     able, workers = np.ones((len(held), num_ops), dtype=bool), np.ones(len(held), dtype=bool)
-    return _BucketRoom(held, memory_bytes, 1 / NUM_BUCKETS, able, workers)
+    return _BucketCapacity(held, memory_bytes, 1 / NUM_BUCKETS, able, workers)
 
 
 def test_a_candidate_goes_where_it_just_fits_and_the_peak_is_lowest():
     one = candidates([10], [1.0], incoming=[10])
-    assert room([90, 90, 91]).lowest_for(one, 0, 0) == 1
-    assert room([90, 91, 91]).lowest_for(one, 0, 0) == -1
-    assert room([0, 40, 30, 35]).lowest_for(one, 0, 0) == 2
+    assert capacity([90, 90, 91]).lowest_for(one, 0, 0) == 1
+    assert capacity([90, 91, 91]).lowest_for(one, 0, 0) == -1
+    assert capacity([0, 40, 30, 35]).lowest_for(one, 0, 0) == 2
     # Peaks count as a part of the memory that a device has.
-    assert room([0, 40, 30], memory=[100, 200, 100]).lowest_for(one, 0, 0) == 1
+    assert capacity([0, 40, 30], memory=[100, 200, 100]).lowest_for(one, 0, 0) == 1
 
 
 def test_a_candidate_does_not_go_where_it_cannot_run_or_nothing_should():
     one = candidates([10], [1.0])
-    unable = room([90, 0, 50])
+    unable = capacity([90, 0, 50])
     unable.can_run[1, 0] = False
     assert unable.lowest_for(one, 0, 0) == 2
-    idle = room([90, 0, 50])
+    idle = capacity([90, 0, 50])
     idle.is_worker[1] = False
     assert idle.lowest_for(one, 0, 0) == 2
 
 
-def test_room_is_needed_only_while_the_candidate_lives():
+def test_capacity_is_needed_only_while_the_candidate_lives():
     early = candidates([10], [1.0], start_s=0.0, end_s=0.5)
     late = candidates([10], [1.0], start_s=0.5, end_s=1.0)
-    found = room([90, 0])
+    found = capacity([90, 0])
     found.held[1, NUM_BUCKETS // 2 :] = 95
     assert (found.lowest_for(early, 0, 0), found.lowest_for(late, 0, 0)) == (1, -1)
     found.move(early, 0, 0, 1)
@@ -115,7 +115,7 @@ def test_room_is_needed_only_while_the_candidate_lives():
 def test_what_frees_most_for_its_damage_goes_first_until_enough_is_gone(excess, moved):
     device_of = np.zeros(4, dtype=np.int32)
     found = candidates([20, 30, 20, 0], [9.0, 1.0, 2.0, 0.0])
-    _move_enough(device_of, room([100, 0], memory=1_000), found, 0, excess)
+    _move_enough(device_of, capacity([100, 0], memory=1_000), found, 0, excess)
     assert np.flatnonzero(device_of).tolist() == moved
 
 
@@ -128,7 +128,7 @@ def test_the_search_ends_after_many_refusals_in_a_row_only():
         device_of = np.zeros(count, dtype=np.int32)
         incoming = np.where(fits, 1.0, too_large)
         found = candidates(potential, np.ones(count), incoming=incoming)
-        _move_enough(device_of, room([0, 0], memory=10_000, num_ops=count), found, 0, 1e12)
+        _move_enough(device_of, capacity([0, 0], memory=10_000, num_ops=count), found, 0, 1e12)
         assert (device_of == 1).sum() == num_moved
 
 
@@ -136,7 +136,7 @@ def test_ops_that_have_gone_are_not_moved_again():
     device_of = np.array([1, 0, 0, 0], dtype=np.int32)
     kept = device_of.copy()
     found = candidates([20], [1.0])
-    _move_enough(device_of, room([100, 0, 0], memory=1_000), found, 0, 5.0)
+    _move_enough(device_of, capacity([100, 0, 0], memory=1_000), found, 0, 5.0)
     assert (device_of == kept).all()
 
 
@@ -144,7 +144,7 @@ def test_bytes_are_known_in_every_part_of_the_step():
     graph = towers(2, 100)
     problem = problem_of(graph, joined(2), np.array([1.0, 3.0, 1.0, 3.0]))
     run = emulate(problem, np.zeros(4, dtype=np.int32), None)
-    found = _room_of(problem, run)
+    found = _bucket_capacity(problem, run)
     times_s, held = run.timeline.memory_curve(0)
     middle_s = (np.arange(NUM_BUCKETS) + 0.5) * run.timeline.makespan_s / NUM_BUCKETS
     at_middle = held[np.searchsorted(times_s, middle_s, side="right") - 1]

@@ -33,7 +33,7 @@ def shuffled(problem: Problem, seed: int, *, keeps_homes: bool = False) -> Probl
     src, dst = graph.edges
     if keeps_homes:
         reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-        home = graph.home_op[graph.reads]
+        home = graph.owner_op[graph.reads]
         later = (graph.tensor_producer[graph.reads] < 0) & (home >= 0) & (home != reader)
         src, dst = np.append(src, home[later]), np.append(dst, reader[later])
     for maker, reader in zip(src.tolist(), dst.tolist(), strict=True):
@@ -99,8 +99,8 @@ def test_plans_are_carried_there_and_back() -> None:
             placed, by_device=(np.flatnonzero(placed == 0), np.flatnonzero(placed == 1))
         ),
     ):
-        carried = there.carried_there(plan)
-        back = there.carried_back(carried, "")
+        carried = there.to_renumbered(plan)
+        back = there.to_original(carried, "")
         step_s = simulate(problem, plan).makespan_s
         assert simulate(there.problem, carried).makespan_s == pytest.approx(step_s, rel=1e-12)
         assert simulate(problem, back).makespan_s == step_s
@@ -153,7 +153,7 @@ def test_what_is_there_before_the_step_stays_with_its_first_reader() -> None:
     problem = problem_of(graph, joined(2), 1.0)
     there = renumbered(problem)
     assert there is not None
-    assert int(there.problem.graph.home_op[0]) == int(there.rank[first])
+    assert int(there.problem.graph.owner_op[0]) == int(there.rank[first])
     assert list(there.order[:2]) == [first, second]
 
 

@@ -275,7 +275,7 @@ class Graph:
         return _frozen(root.astype(np.int32))
 
     @cached_property
-    def home_op(self) -> IntArray:
+    def owner_op(self) -> IntArray:
         """For each tensor, the op on whose device it first is; -1 where that is no op's.
 
         That is its producer; for what exists before the step, the first op that reads any tensor

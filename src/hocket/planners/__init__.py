@@ -1,7 +1,7 @@
 """Planners: pure functions (Problem, Plan) -> Plan, one algorithm per file.
 
 `hocket plan --planner NAME` looks in ``PLANNERS``; names joined by ``+`` run one after another, and
-``expert:FILE`` is a placement that a person wrote.
+``expert:FILE`` is a placement written by the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated annealing in compiled code: how chance is drawn, and Metropolis' rule.
+"""Simulated annealing in compiled code: random numbers and the Metropolis rule.
 
 A change that makes things worse is taken with a chance that falls with how much worse they become
 and with how little heat is left. What is changed and what it costs is each planner's own; where
@@ -27,7 +27,7 @@ _UNIT = 1.0 / (1 << 53)
 
 
 def seeded(seed: int) -> RandomState:
-    """Where a sequence begins; another for each seed."""
+    """Initial state of the random sequence for a seed."""
     return np.array([seed], dtype=np.uint64)
 
 
@@ -50,7 +50,7 @@ def draw_below(state: RandomState, count: int) -> int:
 
 @kernel
 def is_taken(rise: float, heat: float, state: RandomState) -> bool:
-    """Whether a change is kept that makes things worse by ``rise``."""
+    """True if a change that makes the value worse by ``rise`` is accepted."""
     if rise <= 0.0:
         return True
     return heat > 0.0 and draw(state) < math.exp(-rise / heat)

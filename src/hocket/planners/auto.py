@@ -77,7 +77,7 @@ _ALL = 1_000
 
 @dataclass(frozen=True)
 class Effort:
-    """What is tried, by the size of the graph."""
+    """Amount of work, by the size of the graph."""
 
     names: tuple[str, ...]
     """Planners that propose."""
@@ -115,10 +115,10 @@ def auto(problem: Problem, plan: Plan) -> Plan:
 
 
 def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candidate]:
-    """What each planner of the portfolio proposes, and ``auto`` made from them as the last.
+    """Candidates of all planners in the portfolio, followed by that of ``auto``.
 
-    What planners proposed already is ``known`` and not asked again. Raises `NoFeasiblePlanError`
-    where no planner has a plan at all, fitting or not.
+    Candidates in ``known`` are reused instead of running their planners again. Raises
+    `NoFeasiblePlanError` where no planner has a plan at all, fitting or not.
     """
     started = time.perf_counter()
     effort = effort_for(problem)
@@ -180,14 +180,14 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
 
 
 def _starts(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
-    """Plans that searches may start from; the same in whatever order ops stand in the file."""
+    """Plans that searches may start from; independent of the order of ops in the file."""
     if problem.graph.num_ops > _LARGE_OPS:
         return fitting
     names = [name for name in BY_POSITION if name in effort.names and name not in SLOW]
-    recompute = [propose(problem, name, by_structure(BASE[name])) for name in names]
-    recompute = [candidate for candidate in recompute if candidate.feasible]
+    structural = [propose(problem, name, by_structure(BASE[name])) for name in names]
+    structural = [candidate for candidate in structural if candidate.feasible]
     known = [candidate for candidate in fitting if _origin(candidate) not in BY_POSITION]
-    return [*known, *recompute, *(_ordered(problem, candidate) for candidate in recompute)]
+    return [*known, *structural, *(_ordered(problem, candidate) for candidate in structural)]
 
 
 def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:

@@ -1,4 +1,4 @@
-"""Candidates: plans with what the simulator thinks of them, several compared, and why one won."""
+"""Candidates: plans with simulated results, comparisons of several, and why one won."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = ("memory", "contiguous")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Candidate:
-    """What one planner proposed and what the simulator thinks of it."""
+    """Plan of one planner and its simulated result."""
 
     planner: str
     plan: Plan | None
@@ -37,8 +37,10 @@ class Candidate:
     max_load_s: float | None = None
     """Load of the busiest device; only where throughput is the objective."""
     saved_s: float = 0.0
-    """What of the timeline the next step hides: gradients that travel on beside its forward pass.
-    The step is then one among many."""
+    """Seconds that overlap with the next step: gradient sync during its forward pass.
+
+    `step_s` is then the time per step in steady state.
+    """
     waits_s: float = 0.0
     """Waits of two streams for each other, which the timeline does not include."""
 
@@ -53,7 +55,7 @@ class Candidate:
 
     @property
     def value_s(self) -> float | None:
-        """What the objective makes small; None where infeasible."""
+        """Seconds that the objective minimises; None where infeasible."""
         return self.step_s if self.max_load_s is None or not self.feasible else self.max_load_s
 
 
@@ -76,9 +78,9 @@ class Comparison:
     why: str
     """One sentence: why it won and what limits it; or what is missing where none fits."""
     bound: LowerBound | None = None
-    """What no plan can beat, where that is known."""
+    """Lower bound that no plan can beat, where known."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What was tried: configs, those that fit, those that were simulated."""
+    """Numbers of configs that were tried, that fit, and that were simulated."""
 
     def __repr__(self) -> str:
         chosen = None if self.winner is None else self.winner.planner
@@ -109,12 +111,12 @@ class Comparison:
 
     @property
     def least_step_s(self) -> float | None:
-        """The shortest step of all candidates that fit; in its unit the others are told."""
+        """The shortest step of all candidates that fit; all steps are shown in its unit."""
         return min((c.step_s for c in self.candidates if c.step_s is not None), default=None)
 
     @property
     def gap(self) -> float | None:
-        """How much longer the winner is than the bound, as a share of the winner."""
+        """Gap between the winner and the bound, as a share of the winner."""
         value_s = self.winner.value_s if self.winner is not None else None
         if self.bound is None or value_s is None or value_s <= 0:
             return None

@@ -1,4 +1,4 @@
-"""Try several planners on one problem, simulate each plan, and say why the winner won."""
+"""Try several planners on one problem, simulate each plan, and explain why the winner won."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") ->
     """Run the named planners (``auto`` by default) and choose the feasible plan that is wanted.
 
     ``auto`` stands for all planners of its portfolio, each a candidate, and itself. Ties go to
-    fewer devices, less money and less memory, then to the planner that stands first. On a single
+    fewer devices, less money and less memory, then to the planner that is listed first. On a single
     device there is nothing to compare, unless it has too little memory for the plain order.
     """
     if problem.graph.op_stream.any():
@@ -81,7 +81,7 @@ def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
 
 
 def _single(problem: Problem, name: str) -> list[Candidate]:
-    """What one planner proposes and, where that lacks memory, what it takes to make it fit."""
+    """Candidate of one planner and, where it lacks memory, repaired versions of it."""
     candidate = propose(problem, name, find_planner(name))
     if candidate.feasible or name not in MENDED:
         return [candidate]
@@ -94,7 +94,7 @@ def _single(problem: Problem, name: str) -> list[Candidate]:
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:
-    """What is missing where nothing fits, and what would help."""
+    """Explain what is missing where nothing fits, and what would help."""
     found = explain_shortage(problem, [c.plan for c in tried if c.plan is not None])
     if found.lacking_bytes == 0:
         # Something fits, only not from the planners that were asked for, or not contiguously.
@@ -153,6 +153,6 @@ def _advantage(best: Candidate, others: list[Candidate], tried: list[Candidate])
 
 
 def _ratio(other: Candidate, best: Candidate) -> float:
-    """How many times as long another candidate is; 1 where both take no time."""
+    """Ratio of another candidate's value to the best; 1 where both take no time."""
     other_s, best_s = other.value_s or 0.0, best.value_s or 0.0
     return other_s / best_s if best_s > 0 else 1.0

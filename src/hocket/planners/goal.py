@@ -22,14 +22,16 @@ Goal = Literal["time", "cost", "memory"]
 GOALS: dict[str, Goal] = {
     "step": "time", "throughput": "time", "time": "time", "cost": "cost", "memory": "memory",
 }  # fmt: skip
-"""What people ask for, and what it makes small: the shortest step also has the most samples per
-second."""
+"""User-facing objectives and the goal that each minimises.
+
+The shortest step also has the most samples per second.
+"""
 TIED = 0.005
 """Steps whose lengths differ by less than this part are tied."""
 _SAMPLES_PRICED = 1_000_000
 _SECONDS_PER_HOUR = 3600
 WORTHWHILE = 1.5
-"""How many times as many devices a faster plan must take for a cheaper one to be told beside it."""
+"""Ratio of device counts from which on a cheaper plan is mentioned next to a faster one."""
 
 
 def ranked(
@@ -54,7 +56,7 @@ def ranked(
 
 
 def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
-    """The candidate that gives most of the chosen one's speed per device, where that is telling.
+    """The candidate with the least device time per step, if the chosen one takes much more.
 
     Of several that give as much, the first, which is the plainest.
     """
@@ -68,7 +70,7 @@ def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
 
 
 def cost_efficiency_text(tried: Sequence[Candidate], chosen: int) -> str:
-    """The thrifty candidate beside the chosen one, in words; empty where there is none."""
+    """Describe the more cost-efficient candidate next to the chosen one; empty if none."""
     cheapest = efficient(tried, chosen)
     if cheapest is None:
         return ""
@@ -90,7 +92,7 @@ def objective_text(
     goal: Goal,
     tied_part: float = TIED,
 ) -> str:
-    """Advantage of the chosen candidate over the next one, by what the goal makes small."""
+    """Advantage of the chosen candidate over the next one, by what the goal minimises."""
     assert best.value_s is not None
     assert others[0].value_s is not None
     mine, next_one, *rest = goal_values([(problem, c) for c in (best, *others)], goal)
@@ -119,7 +121,7 @@ def objective_text(
 
 
 def devices_text(count: int) -> str:
-    """So many devices, in words."""
+    """Format a number of devices."""
     return "1 device" if count == 1 else f"{count} devices"
 
 
@@ -135,7 +137,7 @@ def samples_per_s(problem: Problem, step_s: float) -> float:
 
 
 def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
-    """What a million samples cost; None where a price is unknown."""
+    """Dollars per million samples; None where a price is unknown."""
     if candidate.timeline is None or not candidate.step_s:
         return None
     hourly = price_per_hour(problem, candidate.timeline)
@@ -145,7 +147,7 @@ def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
 
 
 def goal_values(tried: Sequence[tuple[Problem, Candidate]], goal: Goal) -> list[float]:
-    """What the goal makes small: the step or load, what it costs, or the fullest device's share.
+    """Values that the goal minimises: step or load, its cost, or the fullest device's share.
 
     All candidates fit; each is one of its own problem, so that clusters are compared alike.
     """

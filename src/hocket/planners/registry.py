@@ -1,4 +1,4 @@
-"""The list of planners that stand for themselves, and how planners are joined."""
+"""Registry of planners that do not call others, and chaining of planners."""
 
 from __future__ import annotations
 
@@ -65,38 +65,40 @@ BASE: dict[str, Planner] = {**PLACERS, **REFINERS}
 LATENCY_PORTFOLIO = (
     "one-device", "layer-blocks", "device-map-auto", "m-topo", "m-etf", "m-sct", "pardnn",
 )  # fmt: skip
-"""What ``auto`` always tries for a short step."""
+"""Planners that ``auto`` always tries for a short step."""
 
 FINE = ("m-etf-fine", "m-sct-fine")
-"""What it also tries on graphs of any size."""
+"""Planners that ``auto`` also tries on graphs of any size."""
 
 FURTHER = ("m-etf-step", "m-sct-step", *FINE, "pardnn-forward", "pardnn-fine")
-"""What it also tries where graphs are not large."""
+"""Planners that ``auto`` also tries on graphs that are not large."""
 
 CUTS = ("dpl", "pipedream")
-"""What it also tries where graphs are small."""
+"""Planners that ``auto`` also tries on small graphs."""
 
 SLOW = ("throughput",)
-"""What it also tries where graphs are so small that planners which search take few seconds. It does
-not include ``optimal``: of tiny graphs it tries all plans itself."""
+"""Planners that ``auto`` also tries on graphs so small that a search takes few seconds.
+
+``optimal`` is not included, because ``auto`` itself tries all plans of tiny graphs.
+"""
 
 BY_POSITION = (
     "one-device", "layer-blocks", "device-map-auto", "dpl", "pipedream", "throughput",
 )  # fmt: skip
-"""Planners for whose placement or order it matters where ops stand in the file."""
+"""Planners whose placement or order depends on the order of ops in the file."""
 
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is
 shown as it is."""
 
 RELIEF = "memory-order"
-"""What is tried first where a placement lacks memory: its own devices in another order."""
+"""First repair where a placement lacks memory: the same devices, ops in another order."""
 
 LAST_RESORT = "memory-split"
-"""What fits where little fits."""
+"""Planner for problems where almost nothing else fits."""
 
 THROUGHPUT_PORTFOLIO = ("layer-blocks", "pipedream", "dpl", "throughput")
-"""What ``auto`` tries for a small load of the busiest device."""
+"""Planners that ``auto`` tries for a small load of the busiest device."""
 
 
 def chain(*planners: Planner) -> Planner:

@@ -1,4 +1,4 @@
-"""What a planner is."""
+"""Definitions shared by all planners: the `Planner` type, op groups, longest paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGE_OPS = 50_000
 
 
 def is_large(num_ops: int) -> bool:
-    """Whether planners do with one plan, one order or few rounds what they would else try again."""
+    """True if planners should try only one plan, one order or few rounds to save time."""
     return num_ops > _LARGE_OPS
 
 
@@ -31,7 +31,7 @@ _Made = TypeVar("_Made")
 
 
 def once_per_problem(make: Callable[[Problem], _Made]) -> Callable[[Problem], _Made]:
-    """The same, made once and kept as long as the problem: a portfolio asks often."""
+    """Cache a result as long as its problem is alive, because a portfolio needs it often."""
     known: WeakKeyDictionary[Problem, _Made] = WeakKeyDictionary()
 
     @wraps(make)

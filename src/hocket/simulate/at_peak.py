@@ -40,7 +40,7 @@ def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     root = graph.root_of
     np.maximum.at(end, root[graph.reads], timeline.op_end_s[reader])
     np.maximum.at(end, root, np.where(graph.is_held, np.inf, end))
-    owner = np.append(timeline.op_device, 0)[graph.home_op]
+    owner = np.append(timeline.op_device, 0)[graph.owner_op]
     # At the end of an op its inputs are free again, at the begin of the next its outputs are there.
     there = (begin <= peak_s) & (end > peak_s) & (graph.held_bytes > 0) & (owner == 0)
     order = sorted(np.flatnonzero(there).tolist(), key=lambda t: (-graph.held_bytes[t], t))

@@ -117,7 +117,7 @@ class Instructions(NamedTuple):
 class Given(NamedTuple):
     """Constants of a problem, the same for all plans."""
 
-    home_op: LongArray
+    owner_op: LongArray
     """Per tensor: the op at whose device it first is; -1 for none."""
     is_made: BoolArray
     is_input: BoolArray

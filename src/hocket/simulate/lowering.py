@@ -69,8 +69,8 @@ def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBu
 
 
 def owner_devices(graph: Graph, device_of: IntArray) -> IntArray:
-    """The device on which each tensor first is: that of its `Graph.home_op`, or device 0."""
-    return np.append(device_of, 0)[graph.home_op].astype(np.int32)
+    """The device on which each tensor first is: that of its `Graph.owner_op`, or device 0."""
+    return np.append(device_of, 0)[graph.owner_op].astype(np.int32)
 
 
 def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
@@ -103,7 +103,7 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
     is_stated = costs.tensor_s is not None
     hops = routes.hops.ravel() if is_stated else np.ones(routes.hops.size)
     return Given(
-        home_op=table(graph.home_op, np.int64),
+        owner_op=table(graph.owner_op, np.int64),
         is_made=table(graph.tensor_producer >= 0, np.bool_),
         is_input=table(graph.tensor_role == Role.INPUT, np.bool_),
         is_held=table(graph.is_held, np.bool_),
@@ -229,7 +229,7 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
     end = num_tensors
     scratch.away_ptr[0] = end
     for tensor in range(num_tensors):
-        owner_op, first = given.home_op[tensor], end
+        owner_op, first = given.owner_op[tensor], end
         owner = device_of[owner_op] if owner_op >= 0 else 0
         places.device[tensor] = owner
         places.tensor[tensor] = tensor

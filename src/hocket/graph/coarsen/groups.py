@@ -100,9 +100,9 @@ def brought_bytes(graph: Graph) -> LongArray:
     is_saved[root[read_tensor[reader_phase == Phase.BACKWARD]]] = True
     is_saved &= made & (graph.op_phase[np.where(made, graph.tensor_producer, 0)] == Phase.FORWARD)
     is_saved[root[graph.is_held]] = True
-    counted = np.flatnonzero(is_saved & (graph.alias_of < 0) & (graph.home_op >= 0))
+    counted = np.flatnonzero(is_saved & (graph.alias_of < 0) & (graph.owner_op >= 0))
     sums = np.zeros(graph.num_ops, dtype=np.int64)
-    np.add.at(sums, graph.home_op[counted], graph.tensor_bytes[counted])
+    np.add.at(sums, graph.owner_op[counted], graph.tensor_bytes[counted])
     return sums
 
 

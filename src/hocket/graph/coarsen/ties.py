@@ -33,7 +33,7 @@ def hard_ties(graph: Graph) -> Iterator[Ties]:
     before, root = graph.tensor_producer < 0, graph.root_of
     is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[root]
     updates = np.flatnonzero(is_update)
-    yield Ties(graph.tensor_producer[updates], graph.home_op[root[updates]])
+    yield Ties(graph.tensor_producer[updates], graph.owner_op[root[updates]])
 
 
 def partners(graph: Graph) -> Ties:
@@ -98,7 +98,7 @@ def optimizers(graph: Graph) -> Ties:
     """Optimizer ops, each with the first op that reads the largest parameter that it reads."""
     reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     root = graph.root_of[graph.reads]
-    first = graph.home_op[root]
+    first = graph.owner_op[root]
     is_parameter = (graph.tensor_role[graph.reads] == Role.PARAMETER) & (
         graph.tensor_producer[root] < 0
     )

@@ -1,4 +1,4 @@
-"""How short a step can be at best: proven numbers, found without searching for a plan."""
+"""Proven lower bounds on the step time, computed without searching for a plan."""
 
 from hocket.planners.bounds.bound import LowerBound, lower_bound
 

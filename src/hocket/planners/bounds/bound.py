@@ -385,9 +385,9 @@ class LowerBound:
 
     seconds: float
     why: str
-    """What the number comes from, as in "limited by …"."""
+    """Source of the bound, as in "limited by …"."""
     parts: Mapping[str, float]
-    """All that was computed: what it comes from, to seconds."""
+    """All bounds that were computed, in seconds, by source."""
 
 
 def lower_bound(problem: Problem) -> LowerBound:

@@ -1,4 +1,4 @@
-"""Earliest starts and crowded windows, in compiled code; what they prove stands in `heads`."""
+"""Earliest starts and overloaded windows, in compiled code; `bound` has the proofs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _offer(
 def _offer_parents(
     sides: Sides, together: Together, end_s: FloatArray, op: int, where: int
 ) -> float:
-    """Offer the direct predecessors of an op; the earliest start if none stood in another's way."""
+    """Offer the direct predecessors of an op; returns the earliest start without contention."""
     floor_s = 0.0
     for edge in range(sides.ptr[op], sides.ptr[op + 1]):
         parent = sides.op[edge]
@@ -76,7 +76,7 @@ def _offer_parents(
 
 @kernel
 def _offer_ancestors(sides: Sides, together: Together, op: int, slot: int, floor_s: float) -> None:
-    """Offer the predecessors of an ancestor: one transfer stands somewhere on the way."""
+    """Offer the predecessors of an ancestor: one transfer is somewhere on the path to the op."""
     between_s = together.slot_between_s[slot] + sides.op_s[together.slot_op[slot]]
     for edge in range(sides.ptr[together.slot_op[slot]], sides.ptr[together.slot_op[slot] + 1]):
         ancestor = sides.op[edge]

@@ -17,7 +17,7 @@ TOTAL_TOGETHER = 4_000_000
 
 
 class Sides(NamedTuple):
-    """What stands before each op: its predecessors, or its successors in the reversed graph."""
+    """Neighbours before each op: its predecessors, or its successors in the reversed graph."""
 
     ptr: LongArray
     op: LongArray
@@ -63,7 +63,7 @@ class SegmentTree(NamedTuple):
 
 
 def new_together(num_ops: int, max_neighbours: int) -> Together:
-    """Room for one search at a time; what does not fit is left out, which proves less."""
+    """Scratch arrays for one search at a time; ops beyond their size only weaken the bound."""
     size = int(np.clip(TOTAL_TOGETHER // max(num_ops, 1), MIN_TOGETHER, MAX_TOGETHER))
     num_slots = max_neighbours + 32 * size
     return Together(

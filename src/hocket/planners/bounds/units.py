@@ -21,8 +21,8 @@ class BoundUnits:
     of_op: IntArray
     """The unit of each op."""
     count: int
-    home_op: IntArray
-    """Per tensor: the op on whose device it is at home; -1 for those at home on device 0."""
+    owner_op: IntArray
+    """Per tensor: the op on whose device it lives; -1 for those that live on device 0."""
     held_bytes: LongArray
     """Per unit: bytes that its device holds, all of them, at the end of the step."""
     unread_bytes: int
@@ -31,17 +31,17 @@ class BoundUnits:
 
 def find_units(graph: Graph) -> BoundUnits:
     """The units of a graph."""
-    home_op, of_op = graph.home_op, bound_ops(graph)
+    owner_op, of_op = graph.owner_op, bound_ops(graph)
     count = int(of_op.max(initial=-1)) + 1
     owned = np.flatnonzero(graph.is_held & (graph.alias_of < 0))
-    is_read = home_op[owned] >= 0
+    is_read = owner_op[owned] >= 0
     held_bytes = np.zeros(count, dtype=np.int64)
-    np.add.at(held_bytes, of_op[home_op[owned[is_read]]], graph.tensor_bytes[owned[is_read]])
+    np.add.at(held_bytes, of_op[owner_op[owned[is_read]]], graph.tensor_bytes[owned[is_read]])
     unread_bytes = int(graph.tensor_bytes[owned[~is_read]].sum())
     return BoundUnits(
         of_op=of_op,
         count=count,
-        home_op=home_op,
+        owner_op=owner_op,
         held_bytes=held_bytes,
         unread_bytes=unread_bytes,
     )

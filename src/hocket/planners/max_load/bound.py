@@ -1,13 +1,15 @@
 """Certified lower bounds on the maximum load, contiguous or not.
 
-Divided work: the least maximum load if pieces could be divided and nothing were sent (`classes`).
+Fractional work: the least maximum load if pieces could be split fractionally and nothing were sent
+(`classes`).
 
-Smallest home: the device that runs a piece holds some set of pieces around it, and its load is the
+Minimum cut: the device that runs a piece holds some set of pieces around it, and its load is the
 time of that set and of the nets that the set cuts. The least load of a set that contains the piece
 is a minimum cut: pieces outside the set on one side, the piece on the other, each net a pair of
-nodes whose arc is cut when the set holds it in part. No placement is better than the worst piece's
-smallest home. Where links differ, each device is taken to talk to its nearest. Times are rounded
-down to whole numbers for the flow, so the bound holds. O(pieces tried · flow).
+nodes whose arc is cut when the set holds it in part. No placement is better than the
+largest of these minima over all pieces. Where links differ, each device is taken to talk to its
+nearest. Times are rounded down to whole numbers for the flow, so the bound holds. O(pieces tried ·
+flow).
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from hocket.planners.max_load.pieces import Pieces, merged_nets, pieces_of
 from hocket.planners.shared import once_per_problem
 
 _MAX_FLOW_PIECES = 5000
-_MAX_HOMES = 32
-"""Pieces for which a smallest home is sought: the longest, and those in the costliest nets."""
+_MAX_CUTS = 32
+"""Pieces for which a minimum cut is computed: the longest, and those in the costliest nets."""
 _TOTAL = 2**29
-"""What the times of all pieces and nets add up to in the flow: it works with 32-bit numbers."""
+"""Sum of the scaled times of all pieces and nets: the flow solver uses 32-bit integers."""
 
 
 @once_per_problem
@@ -44,37 +46,37 @@ def max_load_bound(problem: Problem) -> float:
 
 def bound_s(pieces: Pieces, classes: DeviceClasses) -> float:
     """The better of the two bounds."""
-    divided_s = _divided_work_s(pieces, classes)
+    fractional_s = _fractional_s(pieces, classes)
     if not 0 < pieces.num_pieces <= _MAX_FLOW_PIECES:
-        return divided_s
-    return max(divided_s, _smallest_homes_s(merged_nets(pieces), classes))
+        return fractional_s
+    return max(fractional_s, _min_cut_s(merged_nets(pieces), classes))
 
 
-def _divided_work_s(pieces: Pieces, classes: DeviceClasses) -> float:
+def _fractional_s(pieces: Pieces, classes: DeviceClasses) -> float:
     class_s = classes.piece_s(pieces)
     weight = dual_weights(class_s, classes.counts)
     total = float(least_weighted(weight, class_s).sum())
     return total / float(weight @ classes.counts)
 
 
-def _smallest_homes_s(pieces: Pieces, classes: DeviceClasses) -> float:
+def _min_cut_s(pieces: Pieces, classes: DeviceClasses) -> float:
     """The largest, over some pieces, of the least load of a device that runs the piece."""
     class_s, net_s = classes.piece_s(pieces), classes.least_net_s(pieces)
     tried = _candidates(pieces, class_s, net_s.max(axis=0))
-    home_s = np.full(len(tried), np.inf)
+    least_s = np.full(len(tried), np.inf)
     for kind in range(len(classes.devices)):
-        home_s = np.minimum(home_s, _homes_s(pieces, class_s[kind], net_s[kind], tried))
-    return float(home_s.max(initial=0.0))
+        least_s = np.minimum(least_s, _least_loads_s(pieces, class_s[kind], net_s[kind], tried))
+    return float(least_s.max(initial=0.0))
 
 
 def _candidates(pieces: Pieces, class_s: FloatArray, net_s: FloatArray) -> LongArray:
-    longest = np.argsort(-class_s.min(axis=0), kind="stable")[: _MAX_HOMES // 2]
-    costliest = np.argsort(-net_s, kind="stable")[: _MAX_HOMES // 2]
+    longest = np.argsort(-class_s.min(axis=0), kind="stable")[: _MAX_CUTS // 2]
+    costliest = np.argsort(-net_s, kind="stable")[: _MAX_CUTS // 2]
     makers = pieces.net_pieces[pieces.net_ptr[costliest]]
     return np.unique(np.concatenate((longest, makers)))
 
 
-def _homes_s(
+def _least_loads_s(
     pieces: Pieces, piece_s: FloatArray, net_s: FloatArray, tried: LongArray
 ) -> FloatArray:
     """Per piece tried: the least load of a device of one class that runs it."""
@@ -91,8 +93,8 @@ def _homes_s(
     nets = np.arange(num_nets)
     src = np.concatenate((np.arange(num), num + nets, pieces.net_pieces, outer))
     dst = np.concatenate((np.full(num, end), num + num_nets + nets, inner, pieces.net_pieces))
-    room = np.concatenate((usable_s * unit, net_s * unit, np.full(2 * len(net), _TOTAL)))
-    network = coo_array((room.astype(np.int32), (src, dst)), (end + 1, end + 1)).tocsr()
+    capacity = np.concatenate((usable_s * unit, net_s * unit, np.full(2 * len(net), _TOTAL)))
+    network = coo_array((capacity.astype(np.int32), (src, dst)), (end + 1, end + 1)).tocsr()
     flows = [maximum_flow(network, int(piece), end).flow_value for piece in tried]
     found: FloatArray = np.array(flows, dtype=np.float64) / unit
     return np.where(np.isfinite(piece_s[tried]), found, np.inf)

@@ -17,8 +17,8 @@ from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
 from hocket.simulate.load import LinkTimes, link_times
 
-_MAX_WAYS = 4096
-"""Above so many ways to count devices of each class, unlike ones are taken for alike."""
+_MAX_USAGES = 4096
+"""Above so many device usages (devices used per class), similar classes are merged."""
 _MAX_MASKED = 4
 """Up to so many classes, each set of classes that may be left gets weights of its own."""
 _MAX_LP_PIECES = 2000
@@ -87,15 +87,15 @@ class DeviceClasses:
 def device_classes(problem: Problem, limit_bytes: LongArray) -> DeviceClasses:
     """Group the devices of a problem whose usable bytes are ``limit_bytes``.
 
-    On clusters of many unlike devices, classes that differ in memory or links alone become one with
-    the least memory and the mean of the links.
+    On clusters with many different devices, classes that differ in memory or links alone become one
+    with the least memory and the mean of the links.
     """
     links = link_times(problem)
     latency_s, unit_s = _means(links, links.latency_s), _means(links, links.unit_s)
     rows = problem.costs.device_row.tolist()
     keys = list(zip(rows, limit_bytes.tolist(), latency_s.tolist(), unit_s.tolist(), strict=True))
     found = _grouped(keys)
-    if np.prod([len(devices) + 1.0 for devices in found]) > _MAX_WAYS:
+    if np.prod([len(devices) + 1.0 for devices in found]) > _MAX_USAGES:
         found = _grouped([(row, pays) for row, pays in zip(rows, links.pays.tolist(), strict=True)])
     return DeviceClasses(
         devices=tuple(found),

@@ -23,7 +23,7 @@ from hocket.planners.max_load.split import StageSplit, best_split
 
 
 def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
-    """The pieces with every cycle of the precedence as one piece, and the way there."""
+    """The pieces with every precedence cycle merged into one, and the new piece of each old one."""
     label = strong_components(pieces.before, pieces.after, pieces.num_pieces)
     if int(label.max(initial=-1)) + 1 == pieces.num_pieces:
         return pieces, label

@@ -28,7 +28,7 @@ _SHIFT = np.uint64(29)
 
 @kernel
 def _slot_of(ideal: NDArray[np.uint64], row: int, slots: LongArray) -> int:
-    """Where the set in ``row`` stands in the table of known ones, or the slot where it belongs."""
+    """Hash-table slot of the set in ``row``, or the free slot where it belongs."""
     mixed = np.uint64(0)
     for index in range(ideal.shape[1]):
         mixed = (mixed ^ ideal[row, index]) * _MIX
@@ -72,7 +72,7 @@ def grow(
 
     The next set is made in the row after the last known one and stays there if it is new.
     """
-    room, num_ideals, num_steps, at = len(ideal) - 1, 1, 0, 0
+    capacity, num_ideals, num_steps, at = len(ideal) - 1, 1, 0, 0
     slots[_slot_of(ideal, 0, slots)] = 0
     while at < num_ideals:
         step_ptr[at] = num_steps
@@ -84,7 +84,7 @@ def grow(
             ideal[num_ideals, piece >> 6] |= _ONE << np.uint64(piece & 63)
             slot = _slot_of(ideal, num_ideals, slots)
             is_new = slots[slot] < 0
-            if num_steps == steps.shape[1] or (is_new and num_ideals == room):
+            if num_steps == steps.shape[1] or (is_new and num_ideals == capacity):
                 return -1
             if is_new:
                 slots[slot] = num_ideals
@@ -99,7 +99,7 @@ def grow(
 
 _WORD = 64
 _STEPS_PER_IDEAL = 16
-"""Room for steps; graphs that need more on average have more ideals than can be walked."""
+"""Allocated steps; graphs that need more on average have more ideals than can be walked."""
 
 
 class Lattice(NamedTuple):
@@ -142,23 +142,23 @@ def ideal_lattice(pieces: Pieces, max_ideals: int) -> Lattice | None:
     bit = np.left_shift(np.uint64(1), (pieces.before % _WORD).astype(np.uint64))
     np.bitwise_or.at(needs, (pieces.after, pieces.before // _WORD), bit)
     # Most lattices are small, and arrays for the largest would be made for nothing.
-    room = min(1024, max_ideals)
+    capacity = min(1024, max_ideals)
     while True:
-        found = _grown(needs, room)
-        if found is not None or room == max_ideals:
+        found = _grown(needs, capacity)
+        if found is not None or capacity == max_ideals:
             return found
-        room = min(room * 8, max_ideals)
+        capacity = min(capacity * 8, max_ideals)
 
 
-def _grown(needs: NDArray[np.uint64], room: int) -> Lattice | None:
-    """The lattice, if it has at most ``room`` ideals and not many more steps."""
+def _grown(needs: NDArray[np.uint64], capacity: int) -> Lattice | None:
+    """The lattice, if it has at most ``capacity`` ideals and not many more steps."""
 
     count, num_words = needs.shape
-    ideal = np.zeros((room + 1, num_words), dtype=np.uint64)
-    from_ideal, from_piece = np.full(room + 1, -1), np.full(room + 1, -1)
-    step_ptr = np.zeros(room + 2, dtype=np.int64)
-    steps = np.zeros((2, room * _STEPS_PER_IDEAL + count), dtype=np.int64)
-    slots = np.full(1 << (2 * room).bit_length(), -1, dtype=np.int64)
+    ideal = np.zeros((capacity + 1, num_words), dtype=np.uint64)
+    from_ideal, from_piece = np.full(capacity + 1, -1), np.full(capacity + 1, -1)
+    step_ptr = np.zeros(capacity + 2, dtype=np.int64)
+    steps = np.zeros((2, capacity * _STEPS_PER_IDEAL + count), dtype=np.int64)
+    slots = np.full(1 << (2 * capacity).bit_length(), -1, dtype=np.int64)
     num_ideals = grow(
         table(needs, np.uint64), ideal, slots, step_ptr, steps, from_ideal, from_piece
     )

@@ -108,7 +108,7 @@ def _fits(tables: MoveTable, state: MoveState) -> bool:
 
 @kernel
 def _is_allowed(tables: MoveTable, state: MoveState, piece: int) -> bool:
-    """Whether a moved piece fits where it is, and stands on a stage between its neighbours."""
+    """True if a moved piece fits in memory and its stage is between those of its neighbours."""
     device = state.device_of[piece]
     if state.held_bytes[device] > tables.limit_bytes[device]:
         return False
@@ -238,7 +238,7 @@ class MoveTable(NamedTuple):
 
 
 class MoveState(NamedTuple):
-    """What annealing writes to."""
+    """Arrays that annealing writes."""
 
     device_of: LongArray
     best_of: LongArray
@@ -252,7 +252,7 @@ class MoveState(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """How long to anneal and how warm, in parts of the first maximum load."""
+    """Annealing settings; temperatures are relative to the initial maximum load."""
 
     num_tries: int
     start: float = 0.01

@@ -77,15 +77,15 @@ def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
     Without partners they are what no legal plan separates, which bounds are to be proven on.
     """
     graph, links = problem.graph, link_times(problem)
-    home = graph.home_op
+    owner = graph.owner_op
     soft = (partners(graph),) if with_partners else ()
     piece_of = joined(graph.num_ops, *hard_ties(graph), *soft)
     num_pieces = int(piece_of.max(initial=-1)) + 1
     by_kind = np.array([summed(piece_of, row, num_pieces) for row in problem.costs.op_s])
     memory_bytes = np.zeros(num_pieces, dtype=np.int64)
-    np.add.at(memory_bytes, piece_of, staying_bytes(graph, home))
+    np.add.at(memory_bytes, piece_of, staying_bytes(graph, owner))
     before, after = _precedence(graph, piece_of)
-    net_ptr, net_pieces, tensor = _nets(graph, piece_of, home, links)
+    net_ptr, net_pieces, tensor = _nets(graph, piece_of, owner, links)
     pieces = Pieces(
         piece_of=piece_of,
         seconds=by_kind[problem.costs.device_row],
@@ -165,7 +165,7 @@ def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
     return merged_nets(larger) if merge else larger
 
 
-def staying_bytes(graph: Graph, home: IntArray) -> LongArray:
+def staying_bytes(graph: Graph, owner: IntArray) -> LongArray:
     """Per op: bytes that it keeps on its device for most of the step.
 
     These are the tensors that are held, those that exist before the step with the op where they
@@ -177,9 +177,9 @@ def staying_bytes(graph: Graph, home: IntArray) -> LongArray:
     stays = graph.is_held.copy()
     np.logical_or.at(stays, graph.reads, graph.op_phase[reader] > phase[graph.reads])
     np.logical_or.at(stays, graph.root_of, stays.copy())
-    kept = np.flatnonzero(stays & (home >= 0))
+    kept = np.flatnonzero(stays & (owner >= 0))
     total = np.zeros(graph.num_ops, dtype=np.int64)
-    np.add.at(total, home[kept], graph.held_bytes[kept])
+    np.add.at(total, owner[kept], graph.held_bytes[kept])
     return total
 
 
@@ -223,14 +223,14 @@ def _distinct_pairs(before: IntArray, after: IntArray, count: int) -> tuple[IntA
 
 
 def _nets(
-    graph: Graph, piece_of: IntArray, home: IntArray, links: LinkTimes
+    graph: Graph, piece_of: IntArray, owner: IntArray, links: LinkTimes
 ) -> tuple[LongArray, IntArray, NDArray[np.int64]]:
     """Nets of the tensors that more than one piece makes or reads, and which tensors they are."""
     reader = graph.reader
     read = ~links.is_free[graph.reads]
-    made = np.flatnonzero((home >= 0) & ~links.is_free)
+    made = np.flatnonzero((owner >= 0) & ~links.is_free)
     tensor = np.concatenate((made, graph.reads[read].astype(np.int64)))
-    piece = np.concatenate((piece_of[home[made]], piece_of[reader[read]]))
+    piece = np.concatenate((piece_of[owner[made]], piece_of[reader[read]]))
     return _as_nets(tensor, piece, graph.num_tensors)
 
 

@@ -74,7 +74,7 @@ class _Search:
     is_alike: bool
 
     def results(self, start: IntArray) -> Iterator[Annealed]:
-        """What each start leads to."""
+        """Annealed placements, one for each start."""
         is_large = self.pieces.num_pieces > _MANY
         for seed, heat in enumerate(_WARM[:1] if is_large else _WARM):
             yield self.anneal(self.pieces, start, heat, seed)
@@ -224,7 +224,7 @@ def _exchanges(classes: DeviceClasses, device_of_part: IntArray) -> list[IntArra
 
 
 def packed(pieces: Pieces, limit_bytes: LongArray) -> IntArray | None:
-    """A device for each piece; None where a piece finds no room."""
+    """A device for each piece; None where a piece fits on no device."""
     free = limit_bytes.astype(np.float64)
     device_of = np.zeros(pieces.num_pieces, dtype=np.int32)
     for piece in np.argsort(-pieces.memory_bytes, kind="stable"):
@@ -238,7 +238,7 @@ def packed(pieces: Pieces, limit_bytes: LongArray) -> IntArray | None:
 
 
 _MAX_ROUNDS = 5
-"""How often limits on memory are lowered after a simulation."""
+"""Maximum number of times that memory limits are lowered after a simulation."""
 _EXACT = 1e-5
 """A load this close to its bound, relatively, is proven."""
 
@@ -259,7 +259,7 @@ class _Case:
 
     @property
     def bound_s(self) -> float:
-        """What no placement is better than, whatever room is left to this one."""
+        """Lower bound on the maximum load of any placement, independent of ``limit_bytes``."""
         return max_load_bound(self.problem)
 
     @property

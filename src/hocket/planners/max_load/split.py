@@ -1,11 +1,13 @@
 """The best contiguous split over a lattice of ideals (Tarnawski et al., NeurIPS 2020).
 
-The best way to fill an ideal with so many devices of each class is the best over smaller ideals of
-the larger of: the best way to fill that one with one device less, and the load of the stage between
-them. Over all ideals this is exact; over the prefixes of one order it is their heuristic DPL.
-Only stages below the best load known are grown, and only from ideals from which what is left of the
-work still fits on what is left of the devices (`split_kernels`); both lose no better split.
-O(pairs of ideals that survive · ways to count devices).
+The least maximum load for an ideal, given how many devices of each class are used, is the minimum
+over smaller ideals of the larger of: the least maximum load of the smaller ideal with one device
+less, and the load of the stage between the two. Over all ideals this is exact; over the prefixes of
+one order it is their heuristic DPL. Only stages below the best load known are grown, and only from
+ideals from which what is left of the work still fits on what is left of the devices (`_find_live`);
+both lose no better split.
+O(pairs of ideals that survive · device usages), where a device usage is the number of devices used
+of each class.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def _touch_below(lattice: Lattice, tables: SplitTable, state: SplitState, ideal:
 
 @kernel
 def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float) -> int:
-    """List the ways to have filled an ideal that can still lead below the limit.
+    """List the device usages of an ideal that can still lead below the limit.
 
-    A way is dropped where one with fewer devices is as good, or where the devices that are left
+    A usage is dropped where one with fewer devices is as good, or where the devices that are left
     cannot take the rest below the limit: any weights per class give a bound, because the weighted
     work of the rest and of the nets cut here is at most the limit times the weights of the devices.
     """
@@ -53,33 +55,33 @@ def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float
                 rest_s += tables.weighted_net_s[row, net]
         state.rest_here_s[row] = rest_s
     num_live = 0
-    for way in range(state.value.shape[1]):
-        value, is_live, mask, best = state.value[ideal, way], True, 0, state.value[ideal, way]
+    for usage in range(state.value.shape[1]):
+        value, is_live, mask, best = state.value[ideal, usage], True, 0, state.value[ideal, usage]
         for kind in range(num_classes):
-            used = (way // tables.stride[kind]) % (tables.num_devices[kind] + 1)
+            used = (usage // tables.stride[kind]) % (tables.num_devices[kind] + 1)
             if used > 0:
-                fewer = state.best_within[way - tables.stride[kind]]
+                fewer = state.best_within[usage - tables.stride[kind]]
                 is_live = is_live and value < fewer
                 best = min(best, fewer)
             if used < tables.num_devices[kind]:
                 mask |= 1 << kind
-        state.best_within[way] = best
+        state.best_within[usage] = best
         if not is_live or not value < limit_s or mask == 0:
             continue
         row = tables.row_of_mask[mask]
-        room = 0.0
+        capacity = 0.0
         for kind in range(num_classes):
-            used = (way // tables.stride[kind]) % (tables.num_devices[kind] + 1)
-            room += tables.weight[row, kind] * (tables.num_devices[kind] - used)
-        if state.rest_here_s[row] < limit_s * room:
-            state.live[num_live] = way
+            used = (usage // tables.stride[kind]) % (tables.num_devices[kind] + 1)
+            capacity += tables.weight[row, kind] * (tables.num_devices[kind] - used)
+        if state.rest_here_s[row] < limit_s * capacity:
+            state.live[num_live] = usage
             num_live += 1
     return num_live
 
 
 @kernel
 def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s: float) -> bool:
-    """Add a piece to the stage; whether some class could still run what the stage grows into.
+    """Add a piece to the stage; returns True if some class could still run the grown stage.
 
     ``fixed_s`` counts the nets that the stages below share: they stay cut however it grows.
     """
@@ -126,14 +128,14 @@ def _relax(
             continue
         stride, most = tables.stride[kind], tables.num_devices[kind]
         for index in range(num_live):
-            way = state.live[index]
-            if (way // stride) % (most + 1) == most:
+            usage = state.live[index]
+            if (usage // stride) % (most + 1) == most:
                 continue
-            value = max(state.value[start, way], load_s)
-            if value < state.value[stop, way + stride]:
-                state.value[stop, way + stride] = value
-                state.came_from[stop, way + stride] = start
-                state.came_kind[stop, way + stride] = kind
+            value = max(state.value[start, usage], load_s)
+            if value < state.value[stop, usage + stride]:
+                state.value[stop, usage + stride] = value
+                state.came_from[stop, usage + stride] = start
+                state.came_kind[stop, usage + stride] = kind
 
 
 @kernel
@@ -175,8 +177,8 @@ def fill(
     last, looked = len(lattice.step_ptr) - 2, 0
     for ideal in range(last):
         _touch_below(lattice, tables, state, ideal)
-        for way in range(state.value.shape[1]):
-            limit_s = min(limit_s, state.value[last, way])
+        for usage in range(state.value.shape[1]):
+            limit_s = min(limit_s, state.value[last, usage])
         num_live = _find_live(tables, state, ideal, limit_s)
         if num_live:
             looked += _stages_from(lattice, tables, state, ideal, num_live, limit_s)
@@ -194,14 +196,14 @@ class SplitTable(NamedTuple):
     limit_bytes: LongArray
     """Per class."""
     net_s: FloatArray
-    """[class, net]: what a device of the class pays for having the net cut."""
+    """[class, net]: seconds that a device of the class pays for having the net cut."""
     net_size: LongArray
     piece_ptr: LongArray
     piece_nets: LongArray
     num_devices: LongArray
     """Per class."""
     stride: LongArray
-    """A way is the number of devices used of each class, times this, summed."""
+    """Per class: a device usage has the index sum(devices used · stride)."""
     weight: FloatArray
     """[row, class]: weights that bound what is left; 0 for classes that the row does not count."""
     weighted_s: FloatArray
@@ -213,10 +215,10 @@ class SplitTable(NamedTuple):
 
 
 class SplitState(NamedTuple):
-    """What the programme writes to."""
+    """Arrays that the dynamic programme writes."""
 
     value: FloatArray
-    """[ideal, way]: the least maximum load."""
+    """[ideal, usage]: the least maximum load."""
     came_from: LongArray
     came_kind: LongArray
     rest_s: FloatArray
@@ -251,11 +253,11 @@ class StageSplit:
 
 
 class Outcome(NamedTuple):
-    """What a search found below its limit."""
+    """Result of a search below a limit."""
 
     split: StageSplit | None
     is_complete: bool
-    """Whether nothing better can exist in the lattice."""
+    """True if the lattice has no better split."""
 
 
 def best_split(
@@ -267,23 +269,23 @@ def best_split(
     state = _state(pieces, tables, lattice)
     is_complete = fill(lattice, tables, state, limit_s, max_looks)
     last = lattice.num_ideals - 1
-    way = int(np.argmin(state.value[last]))
-    if last > 0 and not state.value[last, way] < limit_s:
+    usage = int(np.argmin(state.value[last]))
+    if last > 0 and not state.value[last, usage] < limit_s:
         return Outcome(None, is_complete)
-    return Outcome(_traced(lattice, tables, state, way), is_complete)
+    return Outcome(_traced(lattice, tables, state, usage), is_complete)
 
 
-def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, way: int) -> StageSplit:
+def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, usage: int) -> StageSplit:
     """Walk back from the full ideal, stage by stage."""
     ideal = lattice.num_ideals - 1
-    value = float(state.value[ideal, way])
+    value = float(state.value[ideal, usage])
     stages: list[list[int]] = []
     kinds: list[int] = []
     while ideal > 0:
-        smaller, kind = int(state.came_from[ideal, way]), int(state.came_kind[ideal, way])
+        smaller, kind = int(state.came_from[ideal, usage]), int(state.came_kind[ideal, usage])
         stages.append(_between(lattice, smaller, ideal))
         kinds.append(kind)
-        ideal, way = smaller, way - int(tables.stride[kind])
+        ideal, usage = smaller, usage - int(tables.stride[kind])
     stage_of = np.zeros(len(tables.memory_bytes), dtype=np.int32)
     for number, members in enumerate(reversed(stages)):
         stage_of[members] = number
@@ -339,8 +341,8 @@ def _least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
 
 def _state(pieces: Pieces, tables: SplitTable, lattice: Lattice) -> SplitState:
     num_ideals, num_nets = lattice.num_ideals, pieces.num_nets
-    num_ways, depth = int(np.prod(tables.num_devices + 1)), pieces.num_pieces + 1
-    value = np.full((num_ideals, num_ways), np.inf)
+    num_usages, depth = int(np.prod(tables.num_devices + 1)), pieces.num_pieces + 1
+    value = np.full((num_ideals, num_usages), np.inf)
     value[0, 0] = 0.0
     least_s = tables.weighted_s
     rest_s = np.zeros((len(least_s), num_ideals))
@@ -352,12 +354,12 @@ def _state(pieces: Pieces, tables: SplitTable, lattice: Lattice) -> SplitState:
     shape = (depth, len(tables.num_devices))
     return SplitState(
         value=value,
-        came_from=np.zeros((num_ideals, num_ways), dtype=np.int64),
-        came_kind=np.zeros((num_ideals, num_ways), dtype=np.int64),
+        came_from=np.zeros((num_ideals, num_usages), dtype=np.int64),
+        came_kind=np.zeros((num_ideals, num_usages), dtype=np.int64),
         rest_s=rest_s,
         rest_here_s=np.zeros(len(least_s)),
-        best_within=np.zeros(num_ways),
-        live=np.zeros(num_ways, dtype=np.int64),
+        best_within=np.zeros(num_usages),
+        live=np.zeros(num_usages, dtype=np.int64),
         below=np.zeros(num_nets, dtype=np.int64),
         inside=np.zeros(num_nets, dtype=np.int64),
         seen=np.full(num_ideals, -1),

@@ -181,7 +181,7 @@ def _state_bytes(graph: Graph, place: IntArray) -> LongArray:
 def _held_bytes(graph: Graph, place: IntArray, chosen: BoolArray) -> LongArray:
     """[place]: bytes of some tensors, each at the place of the op that it belongs to."""
     held = np.where(chosen, graph.held_bytes, 0)
-    at = np.bincount(place[np.maximum(graph.home_op, 0)], held, graph.num_ops)
+    at = np.bincount(place[np.maximum(graph.owner_op, 0)], held, graph.num_ops)
     return np.append(0, np.cumsum(at)).astype(np.int64)
 
 

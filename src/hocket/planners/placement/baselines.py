@@ -71,13 +71,13 @@ def _all_on(problem: Problem, plan: Plan, device: int) -> Plan:
 #
 # The rule behind ``device_map="auto"`` of Hugging Face Accelerate. Modules are walked in the order
 # in which the model defines them; each device takes modules until its equal share of the
-# parameters, plus room for one and a quarter of the largest repeated block, is full, and the first
-# device also keeps room for the largest module that is still to come. Speed, links, activations,
+# parameters, plus 1.25 times the largest repeated block, is full, and the first device also keeps
+# memory free for the largest module that is still to come. Speed, links, activations,
 # gradients and optimizer states do not count: it is the split that people get, to compare with.
 # O(ops + reads).
 
-_ROOM_FOR_BLOCK = 1.25
-"""How much of the largest block is added to the share of each device."""
+_BLOCK_HEADROOM = 1.25
+"""Multiple of the largest block that is added to the share of each device."""
 _WEIGHTS = (Role.PARAMETER, Role.BUFFER)
 
 
@@ -112,7 +112,7 @@ def _fill(blocks: list[_WholeModule], memory_bytes: list[int], leaf_bytes: float
     total = sum(block.size_bytes for block in blocks)
     numbered = (b.size_bytes for b in blocks if b.path.rpartition(".")[2].isdigit())
     largest = max(numbered, default=0)
-    share = total // (last + 1) + int(_ROOM_FOR_BLOCK * max(largest, leaf_bytes))
+    share = total // (last + 1) + int(_BLOCK_HEADROOM * max(largest, leaf_bytes))
     limits = [min(share, has) for has in memory_bytes[:last]] + [memory_bytes[last]]
     sizes = np.array([block.size_bytes for block in blocks] + [0], dtype=np.int64)
     to_come = np.maximum.accumulate(sizes[::-1])[::-1][1:].tolist()
@@ -174,12 +174,12 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     return np.maximum(turns, 0)
 
 
-# Expert files: a placement that a person wrote, by module or by op.
+# Expert files: a placement written by the user, by module or by op.
 #
 # ``--planner expert:FILE`` reads a JSON file that lists, per device, module paths or names of ops;
 # an op goes where the longest path that contains it says, and backward and optimizer ops follow
 # their forward op. The splits of msr-fiddle/dnn-partitioning, which list node numbers per
-# accelerator and processor, are read as they are. O(ops + paths).
+# accelerator and CPU, are read as they are. O(ops + paths).
 
 EXPERT_SCHEMA = "hocket.expert/1"
 _MAX_BYTES = 64 * 2**20
@@ -242,7 +242,7 @@ def _paths_of(graph: Graph, op: int) -> list[str]:
 
 
 def _by_number(data: object, graph: Graph, cluster: Cluster, where: str) -> IntArray:
-    """A split by node numbers, which ops of that format carry at the end of their names."""
+    """A split by node numbers, which in that format are the suffix of op names."""
     file = fields.record(data, "the file", required=("fpgas",), optional=("cpus",))
     op_of = {name.rpartition("#")[2]: op for op, name in enumerate(graph.op_names)}
     is_cpu = np.array([device.kind.is_cpu for device in cluster.devices])

@@ -1,4 +1,4 @@
-"""Planning on a coarse graph: the problem made smaller, and its plan carried back to all ops.
+"""Planning on a coarse graph: the problem made smaller, and its plan expanded to all ops.
 
 `coarsely` wraps a planner: it plans the fused graph of co-placed units, and every op goes where its
 node went. O(ops + reads), besides the planner.
@@ -101,7 +101,7 @@ def coarsely(planner: Planner) -> Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, coarsened(problem), problem, plan)
 
-    planned.__doc__ = told(planner, "Groups of the whole step")
+    planned.__doc__ = describe_form(planner, "Groups of the whole step")
     return planned
 
 
@@ -111,12 +111,12 @@ def forward_coarsely(planner: Planner) -> Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, forward_coarsened(problem), problem, plan)
 
-    planned.__doc__ = told(planner, "Groups of the forward pass")
+    planned.__doc__ = describe_form(planner, "Groups of the forward pass")
     return planned
 
 
-def told(planner: Planner, what: str) -> str:
-    """What a planner says of itself, and what it is given instead of single ops."""
+def describe_form(planner: Planner, what: str) -> str:
+    """Docstring of a wrapped planner: the graph form that it plans, then its own docstring."""
     return f"{what}: {(planner.__doc__ or '').strip()}"
 
 

@@ -10,7 +10,7 @@ from hocket.plan.problem import Problem
 
 
 def workers(problem: Problem) -> IntArray:
-    """The accelerators, or all devices where there are only processors."""
+    """The accelerators, or all devices where there are only CPUs."""
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
     chosen = np.flatnonzero(~is_cpu if not is_cpu.all() else is_cpu)
     return chosen.astype(np.int32)

@@ -45,16 +45,16 @@ _Column = IntArray | int
 
 
 def transfer_s(tasks: TaskTable, tensor: int, src: _Column, dst: _Column) -> FloatArray:
-    """Seconds that a tensor takes from one device to another with nothing else on the way."""
+    """Seconds to send a tensor from one device to another without contention."""
     if tasks.is_everywhere[tensor]:
         return np.zeros(np.shape(dst))
     delay_s: FloatArray = tasks.latency_s[src, dst] + tasks.work[tensor] * tasks.unit_s[src, dst]
     return delay_s
 
 
-def home_of(problem: Problem, tensor: int, device_of: IntArray) -> _Column:
+def owner_device(problem: Problem, tensor: int, device_of: IntArray) -> _Column:
     """Where a tensor first is; ``device_of`` has ops as its last axis."""
-    op = int(problem.graph.home_op[tensor])
+    op = int(problem.graph.owner_op[tensor])
     column: _Column = device_of[..., op] if op >= 0 else 0
     return column
 
@@ -70,9 +70,9 @@ def home_of(problem: Problem, tensor: int, device_of: IntArray) -> _Column:
 # Placements of the first units of a tiny graph, without those that cannot be shorter any more.
 #
 # The ops of the units that are placed end at the earliest after what they read, with its transfers;
-# from there the shortest way to the end remains, and all work, each op where it is done fastest,
-# must find room on the devices. What cannot be shorter than a known step by this is dropped with
-# all placements that begin with it. O(rows x reads) for all units, in numpy.
+# from there the shortest path to the end remains, and all work, each op on its fastest device, must
+# fit into the time of the devices. A prefix that by this bound cannot beat a known step is dropped
+# with all placements that begin with it. O(rows x reads) for all units, in numpy.
 
 
 class Grown(NamedTuple):
@@ -144,16 +144,16 @@ class Prefixes:
         here = rows[:, self._unit_of[op]]
         ready_s = np.full(len(rows), self._head_s[op])
         for tensor in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist():
-            maker, home = int(tasks.producer[tensor]), int(self._problem.graph.home_op[tensor])
+            maker, owner = int(tasks.producer[tensor]), int(self._problem.graph.owner_op[tensor])
             made_s = end_s[:, maker] if maker >= 0 else np.zeros(len(rows))
-            if home < 0 or self._unit_of[home] < placed:
-                there = rows[:, self._unit_of[home]] if home >= 0 else 0
+            if owner < 0 or self._unit_of[owner] < placed:
+                there = rows[:, self._unit_of[owner]] if owner >= 0 else 0
                 made_s = made_s + transfer_s(tasks, tensor, there, here)
             ready_s = np.maximum(ready_s, made_s)
         return ready_s
 
     def _least_paths(self) -> tuple[FloatArray, FloatArray]:
-        """Per op: its earliest start and the way on from its end, on the fastest devices."""
+        """Per op: earliest start and longest path after its end, each op on its fastest device."""
         edges = list(zip(*(ends.tolist() for ends in self._problem.graph.edges), strict=True))
         head_s, tail_s = np.zeros(len(self._fastest_s)), np.zeros(len(self._fastest_s))
         for before, after in sorted(edges):
@@ -218,7 +218,7 @@ def alike(problem: Problem) -> list[list[int]]:
     """Sets of devices that may be exchanged."""
     if problem.transfers == "queued" and problem.cluster.num_devices > 2:
         return []  # copies of a tensor are queued in the order of the devices that they go to
-    # What no op reads is on the first device, which is then unlike the others.
+    # Tensors that no op reads stay on device 0, which is then not interchangeable with the others.
     fixed = frozenset({0}) if find_units(problem.graph).unread_bytes else frozenset()
     return interchangeable(problem, task_table(problem), fixed)
 
@@ -241,7 +241,7 @@ def bounded_placements(
 
 
 def _rows(problem: Problem, unit_of: IntArray, max_count: int, known_s: float) -> IntArray | None:
-    """The devices of units in all ways, those that are alike in the order of their first use."""
+    """All assignments of units to devices, interchangeable devices in the order of first use."""
     can_run, num_devices = runnable(problem, unit_of), problem.cluster.num_devices
     twin = np.full(num_devices, -1)
     for devices in alike(problem):
@@ -266,7 +266,11 @@ def _bound_s(problem: Problem, tasks: TaskTable, device_of: IntArray) -> FloatAr
     op_s = tasks.op_s[device_of, np.arange(num_ops)]
     ready_s, tail_s = np.zeros(op_s.shape), np.zeros(op_s.shape)
     links = [
-        (op, int(tasks.producer[t]), transfer_s(tasks, t, home_of(problem, t, device_of), there))
+        (
+            op,
+            int(tasks.producer[t]),
+            transfer_s(tasks, t, owner_device(problem, t, device_of), there),
+        )
         for op in range(num_ops)
         for there in [device_of[:, op]]
         for t in tasks.reads[ptr[op] : ptr[op + 1]].tolist()
@@ -289,11 +293,11 @@ def _bound_s(problem: Problem, tasks: TaskTable, device_of: IntArray) -> FloatAr
 
 
 def _holds(problem: Problem, tasks: TaskTable, device_of: IntArray) -> BoolArray:
-    """Whether devices have room for what stays at its home to the end of the step."""
+    """True if devices can hold the tensors that they own until the end of the step."""
     held_bytes = np.zeros((len(device_of), problem.cluster.num_devices), dtype=np.int64)
     row = np.arange(len(device_of))
     for tensor in np.flatnonzero(tasks.is_held).tolist():
-        held_bytes[row, home_of(problem, tensor, device_of)] += tasks.held_bytes[tensor]
+        held_bytes[row, owner_device(problem, tensor, device_of)] += tasks.held_bytes[tensor]
     fits: BoolArray = np.all(held_bytes <= problem.memory_bytes, axis=1)
     return fits
 
@@ -342,13 +346,13 @@ class OrderSearch:
         return self._extend()
 
     def _find_links(self) -> list[list[tuple[int, float]]]:
-        """Per op: the makers of what it reads (-1 for none) and the seconds on the way."""
+        """Per op: the producers of its inputs (-1 for none) and the seconds of each transfer."""
         tasks, device_of = self._tasks, self._device_of
         return [
             [
-                (int(tasks.producer[t]), float(transfer_s(tasks, t, home, int(device_of[op]))))
+                (int(tasks.producer[t]), float(transfer_s(tasks, t, owner, int(device_of[op]))))
                 for t in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist()
-                for home in [home_of(self._problem, t, device_of)]
+                for owner in [owner_device(self._problem, t, device_of)]
             ]
             for op in range(len(device_of))
         ]

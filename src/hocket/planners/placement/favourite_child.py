@@ -33,7 +33,7 @@ class ReaderPairs(NamedTuple):
     src: IntArray
     dst: IntArray
     cost_s: FloatArray
-    """Per edge: mean seconds to send what it carries."""
+    """Per edge: mean seconds to send its tensors."""
     in_ptr: LongArray
     """Edges ``in_ptr[i]`` up to ``in_ptr[i + 1]`` end at op i."""
     out_ptr: LongArray
@@ -76,7 +76,7 @@ def _offsets(counts: LongArray) -> LongArray:
 
 
 def _edge_s(problem: Problem) -> FloatArray:
-    """Per edge of the graph: seconds to send every tensor that it carries."""
+    """Per edge of the graph: seconds to send all of its tensors."""
     graph = problem.graph
     reader = graph.reader
     producer = graph.tensor_producer[graph.reads].astype(np.int64)
@@ -132,11 +132,11 @@ def _constraints(net: ReaderPairs, open_edge: LongArray, unit_s: float) -> tuple
     last = np.flatnonzero(np.diff(net.out_ptr) == 0)
     row = np.arange(len(last))
     ends = _rows(len(last), width, (row, num_favours + last, 1.0), (row, width - 1, -1.0))
-    crowds = [_crowd_rows(side[open_edge], width) for side in (net.src, net.dst)]
+    favour_rows = [_favour_rows(side[open_edge], width) for side in (net.src, net.dst)]
     sent_s = np.where(net.is_free, 0.0, net.cost_s)
     limits = [-(net.op_s[net.src] + sent_s) / unit_s, -net.op_s[last] / unit_s]
-    limits += [np.ones(crowd.shape[0]) for crowd in crowds]
-    return vstack([paths, ends, *crowds]).tocsr(), np.concatenate(limits)
+    limits += [np.ones(rows.shape[0]) for rows in favour_rows]
+    return vstack([paths, ends, *favour_rows]).tocsr(), np.concatenate(limits)
 
 
 def _path_rows(net: ReaderPairs, open_edge: LongArray, unit_s: float, width: int) -> Any:
@@ -152,7 +152,7 @@ def _path_rows(net: ReaderPairs, open_edge: LongArray, unit_s: float, width: int
     )
 
 
-def _crowd_rows(end: NDArray[np.int32], width: int) -> Any:
+def _favour_rows(end: NDArray[np.int32], width: int) -> Any:
     """At most one favour in all for each op at which several open edges come together."""
     op, row, count = np.unique(end, return_inverse=True, return_counts=True)
     crowded = np.flatnonzero(count > 1)
@@ -253,8 +253,8 @@ def longest_path_s(net: ReaderPairs, favour: FloatArray) -> float:
 def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     """Favours with a longest path that is no longer; free edges too have only what it needs."""
     from hocket.planners.placement.favourite_kernels import (
-        FavourRoom,
-        Way,
+        Direction,
+        FavourScratch,
         sweep_back_and_forth,
     )
 
@@ -262,12 +262,14 @@ def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     head_s, tail_s = _ends_s(net, favour), np.zeros(num_ops)
     out_total, in_total = (summed(ends, favour, num_ops) for ends in (net.src, net.dst))
     most = max(int(np.diff(ptr).max(initial=0)) for ptr in (net.in_ptr, net.out_ptr))
-    cuts = FavourRoom(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
+    cuts = FavourScratch(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
     readers, numbers = net.dst[net.out_edge], np.arange(num_edges)
-    back = Way(
+    back = Direction(
         net.out_ptr, net.out_edge, table(readers, np.int32), head_s, tail_s, out_total, in_total
     )
-    forth = Way(net.in_ptr, table(numbers, np.int32), net.src, tail_s, head_s, in_total, out_total)
+    forth = Direction(
+        net.in_ptr, table(numbers, np.int32), net.src, tail_s, head_s, in_total, out_total
+    )
     longest_s = float(head_s.max(initial=0.0))
     sweep_back_and_forth(net, back, forth, cuts, longest_s, _SWEEPS, _CUT)
     return cuts.favour
@@ -286,7 +288,7 @@ def _ends_s(net: ReaderPairs, favour: FloatArray) -> FloatArray:
 # Favours for large graphs: descent on a smoothed longest path, after Frank and Wolfe (1956).
 #
 # The longest path becomes soft: every maximum is a log-sum-exp, so that all long paths count and
-# each edge carries a flow, the share of the long paths that use it. A round finds a matching of
+# each edge has a flow, the share of the long paths that use it. A round finds a matching of
 # great weight on the seconds that favours would save, and moves favours towards it, but only at the
 # ops that the matching covers: elsewhere nothing is lost. The temperature falls from two mean
 # lengths of an edge to a twentieth, since what smoothing adds grows with the edges on a path.
@@ -339,7 +341,7 @@ class Favourites:
     path_s: float
     """Longest path of the relaxation, in which an op may divide its favour among its readers."""
     method: str
-    """How the relaxation was solved: ``linear programme`` or ``descent``."""
+    """Solver of the relaxation: ``linear programme`` or ``descent``."""
 
 
 def favourite_children(problem: Problem) -> Favourites:

@@ -1,4 +1,4 @@
-"""Favours divided anew op by op, compiled; what it does stands in `sweep`."""
+"""Redistribution of favours op by op, compiled; see `favourite_child` for the algorithm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.placement.favourite_child import ReaderPairs
 
-# Rounds of the descent on the soft longest path, compiled; what they do stands in `descent`.
+# Rounds of the descent on the soft longest path, compiled; see `favourite_child`.
 
 _FAR = 30.0
 """Temperatures by which a path must be shorter to get no flow: its share would be below 1e-13."""
@@ -19,7 +19,7 @@ _NO_FLOW = 1e-9
 
 
 class Descent(NamedTuple):
-    """What the rounds write."""
+    """Arrays that the rounds write."""
 
     favour: FloatArray
     """Per edge: how much the reader is the producer's favourite; at most 1 in all at either end."""
@@ -123,7 +123,7 @@ def descend(
         _step(net, descent, steps[index])
 
 
-# Matching by weight, compiled; what it does stands in `matching`.
+# Matching by weight, compiled; see `favourite_child`.
 
 
 @kernel
@@ -172,7 +172,7 @@ def match_once(net: ReaderPairs, weight: FloatArray, chosen: IntArray, taken: In
 _MAX_ROUNDS = 20
 
 
-class Way(NamedTuple):
+class Direction(NamedTuple):
     """One direction of sweeping, with the edges of each op on the far side."""
 
     ptr: LongArray
@@ -182,15 +182,15 @@ class Way(NamedTuple):
     near_s: FloatArray
     """Per op: longest path up to it and with it, on the near side."""
     far_s: FloatArray
-    """Per op: longest path from it on, with it; what the sweep writes."""
+    """Per op: longest path from it on, with it; written by the sweep."""
     own_total: FloatArray
     """Per op: favours of its edges on the far side."""
     other_total: FloatArray
     """Per op: favours of its edges on the near side."""
 
 
-class FavourRoom(NamedTuple):
-    """Favours, and room for the edges of one op."""
+class FavourScratch(NamedTuple):
+    """Favours, and scratch arrays for the edges of one op."""
 
     favour: FloatArray
     length_s: FloatArray
@@ -198,12 +198,13 @@ class FavourRoom(NamedTuple):
 
 
 @kernel
-def _gather(net: ReaderPairs, way: Way, cuts: FavourRoom, op: int) -> float:
+def _gather(net: ReaderPairs, direction: Direction, cuts: FavourScratch, op: int) -> float:
     """Lengths beyond ``op`` without favours; returns the longest with a whole favour each."""
     level_s = 0.0
-    first = way.ptr[op]
-    for position in range(first, way.ptr[op + 1]):
-        cost_s, far_s = net.cost_s[way.edge[position]], way.far_s[way.other[position]]
+    first = direction.ptr[op]
+    for position in range(first, direction.ptr[op + 1]):
+        cost_s = net.cost_s[direction.edge[position]]
+        far_s = direction.far_s[direction.other[position]]
         cuts.length_s[position - first] = cost_s + far_s
         cuts.cost_s[position - first] = cost_s
         level_s = max(level_s, far_s)
@@ -211,7 +212,7 @@ def _gather(net: ReaderPairs, way: Way, cuts: FavourRoom, op: int) -> float:
 
 
 @kernel
-def _least_level(cuts: FavourRoom, num_edges: int, level_s: float) -> float:
+def _least_level(cuts: FavourScratch, num_edges: int, level_s: float) -> float:
     """The lowest level, from ``level_s`` up, to which favours of 1 in all can cut every length.
 
     The favour that a level takes is convex in it, so Newton's steps from below never go too far.
@@ -229,54 +230,55 @@ def _least_level(cuts: FavourRoom, num_edges: int, level_s: float) -> float:
 
 
 @kernel
-def _divide(way: Way, cuts: FavourRoom, op: int, level_s: float) -> float:
+def _divide(direction: Direction, cuts: FavourScratch, op: int, level_s: float) -> float:
     """Give every edge what cuts it to the level; returns the longest that is left."""
     used, longest_s = 0.0, 0.0
-    first = way.ptr[op]
-    for position in range(first, way.ptr[op + 1]):
-        edge, other, index = way.edge[position], way.other[position], position - first
+    first = direction.ptr[op]
+    for position in range(first, direction.ptr[op + 1]):
+        edge, other, index = direction.edge[position], direction.other[position], position - first
         had, favour = cuts.favour[edge], 0.0
         length_s, cost_s = cuts.length_s[index], cuts.cost_s[index]
         if length_s > level_s:
-            # The far op keeps what it has given to others, and rounding must not add to what is.
-            room = min(1.0 - used, max(1.0 - way.other_total[other] + had, 0.0))
-            favour = min((length_s - level_s) / cost_s, room)
-        way.other_total[other] += favour - had
+            # The far op keeps the favours that it gave to others. The clamp at 0 guards against
+            # rounding errors.
+            available = min(1.0 - used, max(1.0 - direction.other_total[other] + had, 0.0))
+            favour = min((length_s - level_s) / cost_s, available)
+        direction.other_total[other] += favour - had
         cuts.favour[edge] = favour
         used += favour
         longest_s = max(longest_s, length_s - cost_s * favour)
-    way.own_total[op] = used
+    direction.own_total[op] = used
     return longest_s
 
 
 @kernel
 def _sweep(
-    net: ReaderPairs, way: Way, cuts: FavourRoom, is_backward: bool, target_s: float
+    net: ReaderPairs, direction: Direction, cuts: FavourScratch, is_backward: bool, target_s: float
 ) -> float:
     """Divide the favours of every op anew; returns the longest path."""
     longest_s = 0.0
     num_ops = len(net.op_s)
     for count in range(num_ops):
         op = num_ops - 1 - count if is_backward else count
-        num_edges = way.ptr[op + 1] - way.ptr[op]
-        level_s = max(_gather(net, way, cuts, op), target_s - way.near_s[op])
+        num_edges = direction.ptr[op + 1] - direction.ptr[op]
+        level_s = max(_gather(net, direction, cuts, op), target_s - direction.near_s[op])
         level_s = _least_level(cuts, num_edges, level_s)
-        way.far_s[op] = net.op_s[op] + _divide(way, cuts, op, level_s)
-        longest_s = max(longest_s, way.far_s[op])
+        direction.far_s[op] = net.op_s[op] + _divide(direction, cuts, op, level_s)
+        longest_s = max(longest_s, direction.far_s[op])
     return longest_s
 
 
 @kernel
 def sweep_back_and_forth(
     net: ReaderPairs,
-    back: Way,
-    forth: Way,
-    cuts: FavourRoom,
+    back: Direction,
+    forth: Direction,
+    cuts: FavourScratch,
     longest_s: float,
     num_sweeps: int,
     cut: float,
 ) -> float:
-    """Sweep both ways, each time aiming at a path shorter by the share ``cut``."""
+    """Sweep in both directions, each time aiming at a path shorter by the share ``cut``."""
     for _ in range(num_sweeps):
         target_s = longest_s * (1.0 - cut)
         _sweep(net, back, cuts, True, target_s)

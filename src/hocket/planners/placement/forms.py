@@ -2,11 +2,11 @@
 
 Groups of the forward pass keep weights with their readers and backward ops with what they need, and
 make a graph small; but a group runs on one device, and where branches meet it may swallow all of
-them, so that nothing is left to run in parallel. Groups of the whole step let backward ops go their
-own way. No form is the best one everywhere (on generated graphs each takes up to twice as long as
-another), so all plan, and the simulator chooses. On large graphs, where a second plan takes
-long, only one does: single ops where groups make the longest path much longer than the work needs,
-groups of the forward pass elsewhere.
+them, so that nothing is left to run in parallel. Groups of the whole step place backward ops
+independently of forward ops. No form is the best one everywhere (on generated graphs each takes up
+to twice as long as another), so all plan, and the simulator chooses. On large graphs, where a
+second plan takes long, only one does: single ops where groups make the longest path much longer
+than the work needs, groups of the forward pass elsewhere.
 O(the three planners), besides three simulations.
 """
 
@@ -23,10 +23,10 @@ from hocket.planners.order.levels import levels
 from hocket.planners.placement.coarse import (
     coarse_problem,
     coarsely,
+    describe_form,
     fastest_s,
     forward_coarsely,
     forward_coarsened,
-    told,
 )
 from hocket.planners.placement.devices import workers
 from hocket.planners.shared import Planner, is_large
@@ -48,7 +48,7 @@ def better_form(planner: Planner) -> Planner:
             )
         return _better(problem, plan, {"groups": on_groups, "ops": planner, "step": on_step})
 
-    planned.__doc__ = told(planner, "The best of groups and single ops")
+    planned.__doc__ = describe_form(planner, "The best of groups and single ops")
     return planned
 
 

@@ -158,7 +158,7 @@ class _Around:
         ]
 
     def changes(self, moves: list[_Move]) -> list[Change]:
-        """What the moves mean for the present plan."""
+        """Changes to the current plan that the moves make."""
         sequence = np.argsort(self.search.priority, kind="stable")
         on = self.search.device_of[sequence]
         line_ups = [sequence[on == device].tolist() for device in range(len(self.units.can_run))]
@@ -205,7 +205,7 @@ class _Around:
 # Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 1983.
 
 _COOLING = 1 / 40
-"""How much less willing the walk is at its end than at its start."""
+"""Final temperature of the walk, relative to its initial one."""
 _UNITS, _CLUSTERS = 0.45, 0.25
 """Shares of moves that are of units and of clusters; the others exchange priorities."""
 _NUM_CLUSTERS = 256
@@ -295,12 +295,12 @@ _FRESH_ORDER = 4
 """After so many accepted moves the order is made anew, if that is better."""
 
 _Key = tuple[str, tuple[int | bytes, ...]]
-"""What tells moves apart: kind and key."""
+"""Identity of a move: kind and key."""
 
 
 @dataclass
 class Luck:
-    """How often moves of each kind were tried and were better: those that work come first."""
+    """Success counts per kind of move, so that kinds that worked are tried first."""
 
     tried: dict[str, int] = field(default_factory=dict)
     better: dict[str, int] = field(default_factory=dict)
@@ -380,7 +380,7 @@ _FEW = 60
 """With fewer evaluations than this only coarse units are moved."""
 _WALKS = 4
 _HEAT, _GENTLE_HEAT = 0.1, 0.01
-"""How willing walks are at first: small graphs are explored, large ones only shaken."""
+"""Initial temperatures: high for small graphs, low for large ones."""
 _MOVES_PER_UNIT = 4
 """A walk with fewer moves than this is not worth its evaluations."""
 
@@ -428,6 +428,6 @@ def _search_large(search: LocalSearch, fine: SearchUnits, random: np.random.Gene
 
 
 def num_evaluations(num_ops: int, share: float = 1.0) -> int:
-    """How many plans a search looks at, about."""
+    """Approximate number of plans that a search evaluates."""
     usual = np.clip(_WORK // num_ops, _MIN_EVALUATIONS, _MAX_EVALUATIONS)
     return max(int(usual * share), _MIN_EVALUATIONS)

@@ -4,7 +4,8 @@ Planners break ties by the position of ops, so that the same graph written in an
 another plan (m-ETF's up to twice as long). Here ops are numbered anew before a planner sees them:
 by the longest path to the end, then by a label of the op and its neighbourhood (rounds of
 Weisfeiler and Leman, 1968); the position in the file decides between ops that look the same only.
-The plan is carried back afterwards. O(reads log reads) in numpy, once per problem.
+The plan is mapped back to the original numbering afterwards. O(reads log reads) in numpy, once per
+problem.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hocket.planners.placement.coarse import fastest_s
 from hocket.planners.shared import Planner, is_large, once_per_problem
 
 _ROUNDS = 3
-"""How far a label looks around; paths to the end and from the start tell the rest."""
+"""Hops that a label covers; path lengths to the end and from the start cover the rest."""
 
 _Labels = NDArray[np.uint64]
 
@@ -43,8 +44,8 @@ class Renumbered:
     tensors: LongArray
     """The tensor of the given problem at each position."""
 
-    def carried_there(self, plan: Plan) -> Plan:
-        """A plan of the given problem."""
+    def to_renumbered(self, plan: Plan) -> Plan:
+        """Map a plan of the given problem to the renumbered one."""
         plan = replace(plan, work_hash="")
         if plan.device_of is None:
             return plan
@@ -57,12 +58,12 @@ class Renumbered:
             by_device=_mapped(plan.by_device, self.rank),
         )
 
-    def carried_back(self, plan: Plan, work_hash: str) -> Plan:
-        """A plan as one of the given problem.
+    def to_original(self, plan: Plan, work_hash: str) -> Plan:
+        """Map a plan of the renumbered problem back to the given one.
 
-        Equal priorities are told apart, as the numbers of ops did there.
+        Equal priorities are made distinct: op numbers break ties, and they differ between the two.
         """
-        assert plan.device_of is not None, "a plan is carried back after its placement"
+        assert plan.device_of is not None, "a plan is mapped back after its placement"
         device_of = plan.device_of[self.rank]
         plan = replace(plan, work_hash=work_hash)
         if plan.by_device is not None:
@@ -83,9 +84,9 @@ def by_structure(planner: Planner) -> Planner:
         there = renumbered(problem)
         if there is None:
             return planner(problem, plan)
-        start = there.carried_there(plan)
+        start = there.to_renumbered(plan)
         made = planner(there.problem, start)
-        return plan if made is start else there.carried_back(made, plan.work_hash)
+        return plan if made is start else there.to_original(made, plan.work_hash)
 
     return planned
 
@@ -94,8 +95,8 @@ def by_structure(planner: Planner) -> Planner:
 def renumbered(problem: Problem) -> Renumbered | None:
     """The problem with its ops numbered by structure.
 
-    What is there before the step lives with its first reader: that stays the first, whatever the
-    structure says. None where that cannot be.
+    Tensors that exist before the step are owned by their first reader, so the new order must keep
+    each first reader first. None where that is impossible.
     """
     graph = problem.graph
     to_end_s, from_start_s = _paths(graph, fastest_s(problem))
@@ -104,26 +105,26 @@ def renumbered(problem: Problem) -> Renumbered | None:
     # Along every edge the path to the end gets shorter, or where ops take no time its hops do.
     order = np.lexsort((op_label, -to_end, -to_end_s))
     there = in_order(problem, order, tensor_label)
-    if _keeps_homes(graph, there):
+    if _keeps_owners(graph, there):
         return there
-    there = in_order(problem, _homes_first(graph, there.rank), tensor_label)
-    return there if _keeps_homes(graph, there) else None
+    there = in_order(problem, _owners_first(graph, there.rank), tensor_label)
+    return there if _keeps_owners(graph, there) else None
 
 
-def _keeps_homes(graph: Graph, there: Renumbered) -> bool:
-    """True if all tensors live with the ops that they lived with."""
-    homes = np.append(there.rank, -1)[graph.home_op[there.tensors]]
-    return bool(np.array_equal(homes, there.problem.graph.home_op))
+def _keeps_owners(graph: Graph, there: Renumbered) -> bool:
+    """True if every tensor has the same owner op as in the original numbering."""
+    owners = np.append(there.rank, -1)[graph.owner_op[there.tensors]]
+    return bool(np.array_equal(owners, there.problem.graph.owner_op))
 
 
-def _homes_first(graph: Graph, rank: LongArray) -> LongArray:
+def _owners_first(graph: Graph, rank: LongArray) -> LongArray:
     """The topological order nearest to ``rank`` in which first readers stay the first."""
     reader = graph.reader
-    home = graph.home_op[graph.reads]
+    owner = graph.owner_op[graph.reads]
     shared = np.flatnonzero(
-        (graph.tensor_producer[graph.reads] < 0) & (home >= 0) & (home < reader)
+        (graph.tensor_producer[graph.reads] < 0) & (owner >= 0) & (owner < reader)
     )
-    src = np.concatenate((graph.edges[0], home[shared]))
+    src = np.concatenate((graph.edges[0], owner[shared]))
     dst = np.concatenate((graph.edges[1], reader[shared]))
     followers = np.split(
         dst[np.argsort(src, kind="stable")],

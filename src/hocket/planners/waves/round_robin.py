@@ -204,7 +204,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
 def _partition_bytes(problem: Problem, stage: IntArray, count: int) -> tuple[LongArray, LongArray]:
     """Bytes of the parameters of each partition, and of all that is there before a step."""
     graph = problem.graph
-    owner = graph.home_op  # the op on whose device a parameter is stored
+    owner = graph.owner_op  # the op on whose device a parameter is stored
     before = np.flatnonzero((graph.tensor_producer < 0) & (owner >= 0) & (graph.held_bytes > 0))
     weights, lasting = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     of = stage[owner[before]]

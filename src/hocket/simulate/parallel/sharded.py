@@ -73,7 +73,7 @@ def find_blocks(graph: Graph) -> ShardBlocks:
     """Consecutive parameters, at most `_MOST_BLOCKS` blocks of about equal bytes."""
     lasting = (graph.tensor_producer < 0) & (graph.tensor_role == Role.PARAMETER)
     tensors = np.flatnonzero(lasting & (graph.alias_of < 0))
-    place = places_of(graph)[np.maximum(graph.home_op[tensors], 0)]
+    place = places_of(graph)[np.maximum(graph.owner_op[tensors], 0)]
     tensors = tensors[np.argsort(place, kind="stable")]
     sizes = graph.tensor_bytes[tensors]
     before = np.cumsum(sizes) - sizes

@@ -14,8 +14,8 @@ topological order. An op never starts before the instant at which it was chosen.
 over one edge arrives, one tensor after another, from the moment when the producer has ended and the
 sender's and the receiver's queue are free; edges are estimated independently of each other. Only a
 commit really sends, in order of tensors, and moves both queues. With parallel transfers there are
-no queues, and each tensor arrives on its own. A parameter is at home with the first op (or group)
-that reads it; the batch is everywhere.
+no queues, and each tensor arrives on its own. A parameter is owned by the first op (or group)
+that reads it and lives on its device; the batch is on every device.
 
 **Groups.** Ops that no legal plan may separate (`bound_ops`) share a device: the one on which the
 first of them is committed. That commit also takes what the group holds until the end: parameters

@@ -11,11 +11,11 @@ from hocket.planners.placement.list_schedule.queues import (
     copy_on,
     data_s,
     has_work,
-    home_of,
     is_missing,
     move,
     num_in,
     op_at,
+    owner_device,
     remote_s,
     remove,
     send,
@@ -51,7 +51,7 @@ def _needs(state: ScheduleState, op: int, device: int) -> tuple[int, int]:
         need += group.reserve_bytes
         for index in range(group.family_start, group.family_stop):
             family = net.tensors[state.families[index]]
-            if family.home < 0:
+            if family.owner < 0:
                 need += family.num_bytes
                 early += family.num_bytes
     return need, early
@@ -71,7 +71,7 @@ def lacking_bytes(state: ScheduleState, op: int, device: int) -> int:
 
 @kernel
 def fits_at_bytes(state: ScheduleState, op: int, device: int) -> float:
-    """How many free bytes would do for an op; infinite where no release can help."""
+    """Free bytes that an op needs to fit; infinite where no release can help."""
     need, early = _needs(state, op, device)
     if state.devices[device].peak_bytes + early > state.devices[device].memory_bytes:
         return np.inf
@@ -101,7 +101,7 @@ def add_copy(state: ScheduleState, tensor: int, copy: int, device: int) -> None:
 def add_result(state: ScheduleState, tensor: int, device: int) -> None:
     """The storage of what a placed op makes: its own, or that of the tensor it is an alias of."""
     row = state.net.tensors[tensor]
-    row.home = device
+    row.owner = device
     number = tensor
     if row.alias_of >= 0:
         copy = copy_on(state.net, row.alias_of, device)
@@ -145,7 +145,7 @@ def release(state: ScheduleState, tensor: int) -> None:
 
 @kernel
 def may_run(state: ScheduleState, op: int, device: int) -> bool:
-    """Whether an op may run on a device, memory aside."""
+    """True if an op may run on a device, memory aside."""
     bound: int = state.groups[state.net.ops[op].group].bound
     if bound >= 0:
         return bound == device
@@ -164,7 +164,7 @@ def _earliest_s(state: ScheduleState, op: int, device: int) -> float:
 
 @kernel
 def _fits_or_parks(state: ScheduleState, op: int, device: int) -> bool:
-    """Whether an op fits now; if not, it is put aside until bytes are released."""
+    """True if an op fits now; otherwise parks it until bytes are released."""
     if lacking_bytes(state, op, device) <= 0:
         return True
     move(state.queues, device, PARKED, fits_at_bytes(state, op, device), op)
@@ -230,7 +230,7 @@ def _awaited(state: ScheduleState, device: int, now: float) -> int:
 
 @kernel
 def _is_before(state: ScheduleState, op: int, device: int, here_s: float) -> bool:
-    """Whether a device could start an op before the given time."""
+    """True if a device could start an op before the given time."""
     if state.devices[device].avail_s >= here_s:
         return False
     return _earliest_s(state, op, device) < here_s
@@ -238,7 +238,7 @@ def _is_before(state: ScheduleState, op: int, device: int, here_s: float) -> boo
 
 @kernel
 def _starts_before(state: ScheduleState, op: int, here_s: float) -> bool:
-    """Whether some device could start an op before the given time."""
+    """True if some device could start an op before the given time."""
     net, found = state.net, False
     tensor, sent_s = remote_s(net, op)
     if tensor < 0 or sent_s < here_s:
@@ -246,7 +246,7 @@ def _starts_before(state: ScheduleState, op: int, here_s: float) -> bool:
             found = found or _is_before(state, op, device, here_s)
         return found
     # That tensor cannot have been sent by then: only devices that hold it come into question.
-    found = _is_before(state, op, home_of(net, tensor), here_s)
+    found = _is_before(state, op, owner_device(net, tensor), here_s)
     copy = net.tensors[tensor].last_copy
     while copy >= 0 and not found:
         found = _is_before(state, op, net.copies[copy].device, here_s)
@@ -270,11 +270,11 @@ def _urgent_s(state: ScheduleState, op: int, now: float) -> float:
 
 @kernel
 def _only_bound_are_urgent(state: ScheduleState, now: float) -> bool:
-    """Whether a device that any op could wait for is busy: then no op can start everywhere."""
+    """True if a device that can run and hold every op is busy: no unbound op can be urgent."""
     for device in range(len(state.devices)):
         row = state.devices[device]
-        has_room = row.peak_bytes + state.counts[0].most_bytes <= row.memory_bytes
-        if row.avail_s > now and row.runs_all and has_room:
+        has_capacity = row.peak_bytes + state.counts[0].most_bytes <= row.memory_bytes
+        if row.avail_s > now and row.runs_all and has_capacity:
             return True
     return False
 
@@ -348,7 +348,7 @@ def _queue_up(state: ScheduleState, op: int, now: float) -> None:
             _join(state, op, device)
         return
     push(state.remote, ZERO, earliest_s, op)
-    _join(state, op, home_of(net, tensor))
+    _join(state, op, owner_device(net, tensor))
     copy = net.tensors[tensor].last_copy
     while copy >= 0:
         _join(state, op, net.copies[copy].device)
@@ -379,10 +379,10 @@ def _queue_up_remote(state: ScheduleState, now: float) -> None:
 
 
 @kernel
-def _find_home(state: ScheduleState, family: int, device: int) -> None:
+def _set_owner(state: ScheduleState, family: int, device: int) -> None:
     """A storage that exists before the step is on this device from now on."""
     where = state.queues.where
-    state.net.tensors[family].home = device
+    state.net.tensors[family].owner = device
     # Groups that read it take less elsewhere: where their ops were put aside, they may fit now.
     for index in range(state.family_ptr[family], state.family_ptr[family + 1]):
         group = state.groups[state.readers[index]]
@@ -403,8 +403,8 @@ def _bind_group(state: ScheduleState, number: int, device: int) -> None:
     group = state.groups[number]
     group.bound = device
     for index in range(group.family_start, group.family_stop):
-        if state.net.tensors[state.families[index]].home < 0:
-            _find_home(state, state.families[index], device)
+        if state.net.tensors[state.families[index]].owner < 0:
+            _set_owner(state, state.families[index], device)
     for index in range(group.member_start, group.member_stop):
         member = state.members[index]
         if state.net.ops[member].status != READY:
@@ -520,7 +520,7 @@ def _report_stuck(state: ScheduleState) -> None:
 
 @kernel
 def run(state: ScheduleState) -> None:
-    """Schedule every op; ``state`` then tells where, when, or what is stuck."""
+    """Schedule every op; ``state`` then has devices and times, or the op that is stuck."""
     num_left = len(state.net.ops)
     for op in range(num_left):
         if state.net.ops[op].waits == 0:

@@ -167,7 +167,7 @@ def _tensors(graph: Graph, tasks: TaskTable, rank: LongArray) -> Rows:
         work=tasks.work,
         is_held=tasks.is_held,
         is_everywhere=tasks.is_everywhere,
-        home=-1,
+        owner=-1,
         last_copy=-1,
         storage=-1,
         directory=np.where(is_popular, np.cumsum(is_popular) - 1, -1),
@@ -220,7 +220,7 @@ def _kind_s(problem: Problem, order: LongArray, group: LongArray) -> FloatArray:
 def _devices(problem: Problem) -> Rows:
     # What is there before the step and no op reads is all on the first device.
     unread_bytes = zeros(problem.cluster.num_devices)
-    unread_bytes[0] = problem.graph.held_bytes[problem.graph.home_op < 0].sum()
+    unread_bytes[0] = problem.graph.held_bytes[problem.graph.owner_op < 0].sum()
     return _filled(
         state.DEVICE_ROW,
         problem.cluster.num_devices,
@@ -248,7 +248,7 @@ def _routes(problem: Problem, tasks: TaskTable) -> Rows:
 
 
 def _queues(num_ops: int, num_devices: int) -> Queues:
-    # Room for every op in every heap costs nothing until it is used.
+    # Heaps are sized for every op: untouched pages of the array take no physical memory.
     return Queues(
         entries=_filled(state.ENTRY_ROW, state.NUM_HEAPS * num_devices * num_ops),
         size=zeros(state.NUM_HEAPS * num_devices),

@@ -35,18 +35,18 @@ def copy_on(net: Net, tensor: int, device: int) -> int:
 
 
 @kernel
-def home_of(net: Net, tensor: int) -> int:
+def owner_device(net: Net, tensor: int) -> int:
     """The device on which a tensor first is; -1 while none is known."""
     row = net.tensors[tensor]
-    home: int = row.home if row.producer >= 0 else net.tensors[row.family].home
-    return home
+    owner: int = row.owner if row.producer >= 0 else net.tensors[row.family].owner
+    return owner
 
 
 @kernel
 def is_missing(net: Net, tensor: int, device: int) -> bool:
-    """Whether a tensor has a home, and neither that nor a copy is on the device."""
-    home = home_of(net, tensor)
-    return home >= 0 and home != device and copy_on(net, tensor, device) < 0
+    """True if a tensor has an owner device, and the given device has neither it nor a copy."""
+    owner = owner_device(net, tensor)
+    return owner >= 0 and owner != device and copy_on(net, tensor, device) < 0
 
 
 @kernel
@@ -67,7 +67,7 @@ def data_s(net: Net, op: int, device: int) -> float:
     row = net.ops[op]
     for index in range(row.read_start, row.read_stop):
         tensor = net.reads[index]
-        src = home_of(net, tensor)
+        src = owner_device(net, tensor)
         if src < 0 or net.tensors[tensor].is_everywhere:
             continue
         if src == device:
@@ -98,7 +98,7 @@ def remote_s(net: Net, op: int) -> tuple[int, float]:
     row = net.ops[op]
     for index in range(row.read_start, row.read_stop):
         tensor = net.reads[index]
-        src = home_of(net, tensor)
+        src = owner_device(net, tensor)
         if src < 0 or net.tensors[tensor].is_everywhere:
             continue
         route = net.routes[src, src]
@@ -114,7 +114,7 @@ def remote_s(net: Net, op: int) -> tuple[int, float]:
 @kernel
 def send(net: Net, copy: int, tensor: int, device: int) -> None:
     """Bring a tensor to a device, as the copy of the given number."""
-    arrival_s, src = 0.0, home_of(net, tensor)
+    arrival_s, src = 0.0, owner_device(net, tensor)
     if not net.tensors[tensor].is_everywhere:
         route = net.routes[src, device]
         transfer_s = route.latency_s + net.tensors[tensor].work * route.unit_s
@@ -220,7 +220,7 @@ def move(queues: Queues, device: int, heap: int, key: float, op: int) -> None:
 
 @kernel
 def num_in(queues: Queues, device: int, heap: int) -> int:
-    """How many ops are in a heap."""
+    """Number of ops in a heap."""
     count: int = queues.size[device * NUM_HEAPS + heap]
     return count
 
@@ -245,7 +245,7 @@ def top_key(queues: Queues, device: int, heap: int) -> float:
 
 @kernel
 def has_work(queues: Queues, device: int, now: float) -> bool:
-    """Whether the device may have something to offer by now."""
+    """True if the device may have an op to offer by now."""
     number = device * NUM_HEAPS
     if queues.size[number + ARRIVED] + queues.size[number + DUE] + queues.size[number + PARKED] > 0:
         return True

@@ -20,7 +20,7 @@ from hocket.planners.tables import task_table
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ListSchedule:
-    """What the loop decided, by op."""
+    """Decisions of the event loop, per op."""
 
     device_of: IntArray
     start_s: FloatArray

@@ -1,4 +1,4 @@
-"""What the compiled loop works on: a table each of ops, tensors, devices and so on, ops by rank.
+"""Tables of the compiled event loop: ops, tensors, devices and so on, with ops by rank.
 
 A table is an array of rows rather than a tuple of columns: compiled functions then pass a few
 arrays on instead of dozens, which is twice as fast, and what belongs together lies together.
@@ -17,7 +17,7 @@ from hocket.kernels.containers import Heaps
 Rows = NDArray[np.void]
 
 WAITING, READY, PLACED = 0, 1, 2
-"""What has become of an op."""
+"""Status of an op."""
 # For plain numbers as arguments the compiler would make a further version of each function.
 LATER, ARRIVED, DUE, PARKED = (cast(int, np.int64(heap)) for heap in range(4))
 """The heaps of a device. Data comes after now (by that time); has come, but after the device's last
@@ -49,7 +49,7 @@ TENSOR_ROW = np.dtype(
     [
         ("producer", "i8"),  # rank, or -1 for what exists before the step
         ("family", "i8"),  # the owner of the storage that it lives in
-        ("home", "i8"),  # device, -1 while unknown; before the step that of the family counts
+        ("owner", "i8"),  # device, -1 while unknown; for tensors from before the step see family
         ("made_s", "f8"),
         ("work", "f8"),
         ("last_copy", "i8"),  # the newest copy, or -1
@@ -60,7 +60,7 @@ TENSOR_ROW = np.dtype(
         ("user_start", "i8"),
         ("user_stop", "i8"),
         ("is_held", "i8"),
-        ("storage", "i8"),  # where it lives at home; -1 for what never goes
+        ("storage", "i8"),  # on its owner device; -1 for what is never released
         ("num_left", "i8"),  # readers that have not ended
     ]
 )
@@ -124,7 +124,7 @@ COUNT_ROW = np.dtype(
 
 
 class Net(NamedTuple):
-    """What says when data can be where."""
+    """Tables from which the arrival time of data on a device follows."""
 
     ops: Rows
     reads: LongArray
@@ -138,7 +138,7 @@ class Net(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Four heaps per device, each with room for all ops; an op is in at most one of them."""
+    """Four heaps per device, each large enough for all ops; an op is in at most one of them."""
 
     entries: Rows
     size: LongArray
@@ -147,7 +147,7 @@ class Queues(NamedTuple):
 
 
 class ScheduleState(NamedTuple):
-    """All of it."""
+    """All tables of the event loop."""
 
     net: Net
     queues: Queues
@@ -163,7 +163,7 @@ class ScheduleState(NamedTuple):
     """Groups that read storage f: ``readers[family_ptr[f]:family_ptr[f + 1]]``."""
     users: LongArray
     storages: Rows
-    """Storage t is that of tensor t at home, num_tensors + c that of copy c."""
+    """Storage t belongs to tensor t on its owner device, storage num_tensors + c to copy c."""
     remote: Heaps
     """Ready ops, by a time before which no device can have their data but those that hold a certain
     tensor; only these have such an op in their queues."""

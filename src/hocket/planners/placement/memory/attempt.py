@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
     """Bytes that devices lack, summed over devices; 0 where the plan fits."""
 
     def rank(self) -> tuple[int, float]:
-        """What is better comes first: what lacks less, then what takes a shorter step."""
+        """Sort key: less overflow first, then the shorter step."""
         return self.overflow_bytes, self.timeline.makespan_s
 
 

@@ -1,4 +1,4 @@
-"""What planners do on the ledger, compiled: fill devices, share out peaks, move units."""
+"""Planner operations on the ledger, compiled: fill devices, attribute peaks, move units."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fill(
 
     A device is full when a further unit would bring it above its bytes or its seconds
     (``unit_s[device, unit]``). Units that the device cannot run go to the first that can, those
-    that are fixed to their device. Returns whether all found room.
+    that are fixed to their device. Returns True if all units fit.
     """
     for unit in range(len(fixed)):
         if fixed[unit] >= 0:
@@ -86,7 +86,7 @@ def credit(
     device: int,
     bytes_of_unit: FloatArray,
 ) -> int:
-    """Share out the bytes at a device's peak among the units that keep them there.
+    """Attribute the bytes at a device's peak to the units that keep them there.
 
     Bytes that several units keep are shared equally: only together can they release them. Returns
     the instant of the peak.
@@ -122,16 +122,16 @@ def _credit_family(
             held += facts.num_bytes[tensor]
     if held == 0:
         return
-    num_keepers = _visit_keepers(
+    num_holders = _credit_holders(
         tasks, facts, ledger, units, root, device, instant, bytes_of_unit, 0.0
     )
-    if num_keepers > 0:
-        share = held / num_keepers
-        _visit_keepers(tasks, facts, ledger, units, root, device, instant, bytes_of_unit, share)
+    if num_holders > 0:
+        share = held / num_holders
+        _credit_holders(tasks, facts, ledger, units, root, device, instant, bytes_of_unit, share)
 
 
 @kernel
-def _visit_keepers(
+def _credit_holders(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
@@ -142,11 +142,11 @@ def _visit_keepers(
     bytes_of_unit: FloatArray,
     share: float,
 ) -> int:
-    """Give a share to each unit that keeps some of a family at an instant; how many they are.
+    """Credit a share to each unit that keeps tensors of a family; returns the number of units.
 
-    A unit counts again each time that another came between.
+    Only consecutive duplicates are merged: a unit counts again after another one.
     """
-    keeper, num_keepers = -1, 0
+    holder, num_holders = -1, 0
     for index in range(facts.family_ptr[root], facts.family_ptr[root + 1]):
         tensor = facts.family[index]
         if ledger.end[tensor, device] < instant:
@@ -155,24 +155,24 @@ def _visit_keepers(
         if (
             is_made(tasks, ledger, tensor, device)
             and made_until(tasks, facts, ledger, tensor, producer) >= instant
-            and units.of[producer] != keeper
+            and units.of[producer] != holder
         ):
-            keeper = units.of[producer]
-            num_keepers += 1
-            bytes_of_unit[keeper] += share
+            holder = units.of[producer]
+            num_holders += 1
+            bytes_of_unit[holder] += share
         for at in range(tasks.user_ptr[tensor], tasks.user_ptr[tensor + 1]):
             op = tasks.users[at]
-            # Of those that have run, only the one at home keeps the tensor.
+            # Of the ops that have ended, only the owner op keeps the tensor.
             keeps = (
                 tasks.is_everywhere[tensor]
                 or facts.last[op] >= instant
-                or facts.home_op[tensor] == op
+                or facts.owner_op[tensor] == op
             )
-            if ledger.device_of[op] == device and keeps and units.of[op] != keeper:
-                keeper = units.of[op]
-                num_keepers += 1
-                bytes_of_unit[keeper] += share
-    return num_keepers
+            if ledger.device_of[op] == device and keeps and units.of[op] != holder:
+                holder = units.of[op]
+                num_holders += 1
+                bytes_of_unit[holder] += share
+    return num_holders
 
 
 @kernel

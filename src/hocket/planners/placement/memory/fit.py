@@ -30,7 +30,7 @@ from hocket.planners.placement.memory.ledger import (
     LedgerTable,
     MemoryLedger,
     clear,
-    home_ops,
+    owner_ops,
     spans_in_graph_order,
     spans_of_run,
     unread_bytes,
@@ -176,12 +176,12 @@ def units(graph: Graph) -> IntArray:
 
 def layers(graph: Graph, unit_of: IntArray) -> IntArray:
     """The layer of each op: units that read the same parameters or state are in one."""
-    root, home = graph.root_of[graph.reads], home_ops(graph)
-    is_shared = (home >= 0) & (graph.tensor_role != Role.INPUT) & (graph.tensor_bytes > 0)
+    root, owner = graph.root_of[graph.reads], owner_ops(graph)
+    is_shared = (owner >= 0) & (graph.tensor_role != Role.INPUT) & (graph.tensor_bytes > 0)
     reader = graph.reader
     kept = is_shared[root]
     num_units = int(unit_of.max(initial=-1)) + 1
-    same = Ties(unit_of[reader[kept]], unit_of[home[root[kept]]])
+    same = Ties(unit_of[reader[kept]], unit_of[owner[root[kept]]])
     # Units and layers are both numbered by their first members, so layers are by their first ops.
     return joined(num_units, same)[unit_of]
 
@@ -308,7 +308,7 @@ def _placed(problem: Problem, plan: Plan, device_of: LongArray) -> Plan:
 
 # Memory split: contiguous blocks of the model, each no larger than its device can hold.
 #
-# Units stand in a line, in the order of the forward pass or layer by layer; devices are filled one
+# Units form a sequence, in the order of the forward pass or layer by layer; devices are filled one
 # after another, on a ledger that counts what a block really holds at every instant. Of the splits
 # that fit, the one with the smallest load of the busiest device is found by bisection; where none
 # fits, those that exceed every device by the smallest factor, for moves to mend. What the simulator
@@ -325,7 +325,7 @@ MAX_CORRECTIONS = 4
 MAX_STARTS = 4
 """Splits that are handed on for mending where none fits."""
 ENDLESS_BYTES = 2.0**62
-"""Room without end, as a 64-bit number."""
+"""Unlimited memory, as a finite number that fits into 64 bits."""
 UNLIMITED_S = 1e300
 """Infinity would also let a device take units that it cannot run."""
 
@@ -418,7 +418,7 @@ class Filler:
         return [table(line[self.fixed[line] < 0], np.int64) for line in lines]
 
     def _fits(self, option: LineOption, cap_bytes: LongArray, cap_s: float = UNLIMITED_S) -> bool:
-        """Whether all units find room; those that do are on the board then."""
+        """True if all units fit; those that do are then placed on the board."""
         from hocket.planners.placement.memory.entries import fill
 
         board = self.board

@@ -82,7 +82,7 @@ def last_instant(ledger: MemoryLedger) -> int:
 
 @kernel
 def is_made(tasks: TaskTable, ledger: MemoryLedger, tensor: int, device: int) -> bool:
-    """Whether the producer of a tensor is on a device."""
+    """True if the producer of a tensor is on a device."""
     producer = tasks.producer[tensor]
     made: bool = producer >= 0 and ledger.device_of[producer] == device
     return made
@@ -126,9 +126,9 @@ def _needed_until(
     tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, op: int, device: int
 ) -> int:
     """Last instant at which a device holds a tensor because an op there reads it."""
-    home = facts.home_op[tensor]
+    owner = facts.owner_op[tensor]
     until: int = facts.last[op]
-    if tasks.is_everywhere[tensor] or (home >= 0 and ledger.device_of[home] == device):
+    if tasks.is_everywhere[tensor] or (owner >= 0 and ledger.device_of[owner] == device):
         until = last_instant(ledger)
     return until
 
@@ -137,7 +137,7 @@ def _needed_until(
 def made_until(
     tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, op: int
 ) -> int:
-    """Last instant at which a tensor is at home because the op that made it is there."""
+    """Last instant at which the device of the producer holds a tensor, readers aside."""
     until: int = max(facts.last[op], facts.sent[tensor])
     if tasks.is_held[tensor]:
         until = last_instant(ledger)
@@ -160,7 +160,7 @@ def place_op(
         until = made_until(tasks, facts, ledger, tensor, op)
         copied_until = ledger.end[tensor, device]
         if copied_until >= 0:
-            # Readers came before their producer: what they held as a copy is at home here now.
+            # Readers were placed before their producer: their copy becomes the original here.
             arrival = min(last + 1, last_instant(ledger))
             _hold(ledger, device, arrival, copied_until, -facts.num_bytes[tensor])
             ledger.end[tensor, device] = -1

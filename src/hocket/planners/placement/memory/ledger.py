@@ -4,7 +4,7 @@ Time is an axis of instants, the starts of the ops in a given run of the step. W
 as it is, placing an op changes a few spans of bytes, and a tree over the axis gives the peak of
 each device at once: a move costs O(spans · log instants) where simulating costs the whole step. The
 ledger counts as the simulator does (see ``docs/concepts/simulator.md``), except that a tensor is
-under way for as long as it was in that run, and that a view which exists before the step counts as
+in flight for as long as it was in that run, and that a view which exists before the step counts as
 the tensor that it views.
 """
 
@@ -25,7 +25,7 @@ MAX_LEAVES = 2**20
 
 
 class InstantSpans(NamedTuple):
-    """When, on the axis of instants, ops run and tensors are under way."""
+    """When, on the axis of instants, ops run and tensors are in flight."""
 
     first: LongArray
     last: LongArray
@@ -37,7 +37,7 @@ class InstantSpans(NamedTuple):
 
 
 class LedgerTable(NamedTuple):
-    """What stays as it is while ops move, beside the planners' `TaskTable`."""
+    """Constant data of the ledger, in addition to the planners' `TaskTable`."""
 
     first: LongArray
     last: LongArray
@@ -47,8 +47,8 @@ class LedgerTable(NamedTuple):
     """As ``TaskTable.reads``, but a view that exists before the step stands for what it views."""
     alias_of: LongArray
     num_bytes: LongArray
-    home_op: LongArray
-    """Per tensor from before the step: the op where it is at home; -1 for others."""
+    owner_op: LongArray
+    """Per tensor from before the step: the op on whose device it lives; -1 for others."""
     root: LongArray
     """Per tensor: the first of its family, the tensors that share its storage."""
     family_ptr: LongArray
@@ -57,7 +57,7 @@ class LedgerTable(NamedTuple):
 
 
 class MemoryLedger(NamedTuple):
-    """What changes when ops move."""
+    """State of the ledger that changes when ops move."""
 
     device_of: LongArray
     """Per op; -1 while it is nowhere."""
@@ -66,7 +66,7 @@ class MemoryLedger(NamedTuple):
     top: LongArray
     """[device, node]: most bytes below each node of the device's tree; node 1 is the whole."""
     pending: LongArray
-    """[device, node]: bytes added to all that stands below the node."""
+    """[device, node]: bytes added to all leaves below the node."""
     touched: Marks
     """Roots of the families that a move concerns."""
 
@@ -116,23 +116,23 @@ def ledger_table(graph: Graph, spans: InstantSpans) -> LedgerTable:
             np.where(before | (graph.alias_of < 0), -1, stands_for[graph.alias_of]), np.int64
         ),
         num_bytes=table(graph.tensor_bytes, np.int64),
-        home_op=table(home_ops(graph), np.int64),
+        owner_op=table(owner_ops(graph), np.int64),
         root=table(root, np.int64),
         family_ptr=table(pointers(sizes), np.int64),
         family=table(np.argsort(root, kind="stable"), np.int64),
     )
 
 
-def home_ops(graph: Graph) -> IntArray:
+def owner_ops(graph: Graph) -> IntArray:
     """Per tensor from before the step: the first op that reads its storage; -1 for others."""
-    return np.where(graph.tensor_producer < 0, graph.home_op, -1)
+    return np.where(graph.tensor_producer < 0, graph.owner_op, -1)
 
 
 def unread_bytes(problem: Problem) -> LongArray:
     """Per device: bytes of tensors that are there before the step though nothing reads them."""
     graph = problem.graph
     unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)
-    unread[0] = graph.held_bytes[graph.home_op < 0].sum()
+    unread[0] = graph.held_bytes[graph.owner_op < 0].sum()
     return unread
 
 

@@ -54,7 +54,7 @@ class SizeLevel:
              for seconds in problem.costs.op_s]
         )[problem.costs.device_row]  # fmt: skip
         reader = graph.reader
-        maker = graph.home_op[graph.reads]
+        maker = graph.owner_op[graph.reads]
         seconds = mean_transfer_s(problem)[graph.reads]
         counts = (unit_of[reader] != unit_of[maker]) & (seconds > 0)
         self._ends = (unit_of[maker[counts]], unit_of[reader[counts]])

@@ -1,10 +1,10 @@
 """Why nothing fits, and the smallest change found that would make it fit.
 
 Where ops that must sit together are larger than every device, or the step holds more at its end
-than all devices have, no plan can fit and that is said. Otherwise the plan that lacks the fewest
-bytes tells which device lacks how much. What would help is tried, not guessed: that much memory
-more, less of it on one device by bisection, one more device. Amounts are rounded up to what is
-shown before they are tried. A bounded number of repairs; large graphs keep to the plans at hand.
+than all devices have, no plan can fit, and the message states that. Otherwise the plan that lacks
+the fewest bytes determines which device lacks how much. Remedies are tried, not guessed: that much
+more memory, less of it on one device by bisection, one more device. Amounts are rounded up to what
+is shown before they are tried. A bounded number of repairs; large graphs keep to the plans at hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.fit import memory_split, spread_memory
-from hocket.planners.placement.memory.ledger import home_ops
+from hocket.planners.placement.memory.ledger import owner_ops
 
 # What no placement can get below: the bytes of ops that must sit together, and of the whole step.
 #
@@ -45,30 +45,30 @@ def held_at_end_bytes(graph: Graph) -> int:
 def tie_needs(graph: Graph, tie_of: IntArray) -> LongArray:
     """Bytes that the device of each set of tied ops must have, at least."""
     count, root = int(tie_of.max(initial=-1)) + 1, graph.root_of
-    before, home = graph.tensor_producer < 0, home_ops(graph)
-    lives = np.flatnonzero(before & (home >= 0) & (graph.alias_of < 0))
+    before, owner = graph.tensor_producer < 0, owner_ops(graph)
+    lives = np.flatnonzero(before & (owner >= 0) & (graph.alias_of < 0))
     always = np.zeros(count, dtype=np.int64)
-    np.add.at(always, tie_of[home[lives]], graph.tensor_bytes[lives])
+    np.add.at(always, tie_of[owner[lives]], graph.tensor_bytes[lives])
 
     made = np.flatnonzero(~before & graph.is_held & (graph.alias_of < 0))
     at_end = always.copy()
     np.add.at(at_end, tie_of[graph.tensor_producer[made]], graph.tensor_bytes[made])
 
     at_once = np.zeros(count, dtype=np.int64)
-    np.maximum.at(at_once, tie_of, _op_bytes(graph, tie_of, np.where(before, home, -1)[root]))
+    np.maximum.at(at_once, tie_of, _op_bytes(graph, tie_of, np.where(before, owner, -1)[root]))
     least: LongArray = np.maximum(always + at_once, at_end)
     return least
 
 
-def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> LongArray:
+def _op_bytes(graph: Graph, tie_of: IntArray, owner_of_storage: IntArray) -> LongArray:
     """Bytes that each op needs while it runs, besides what lives with its tied ops anyway.
 
     Of several views of one storage only the largest is sure to take bytes of its own.
     """
     size = _least_bytes(graph)
     reader = graph.reader
-    home = home_of_storage[graph.reads]
-    lives_here = (home >= 0) & (tie_of[home] == tie_of[reader])
+    owner = owner_of_storage[graph.reads]
+    lives_here = (owner >= 0) & (tie_of[owner] == tie_of[reader])
     reader, tensor = reader[~lives_here], graph.reads[~lives_here]
     order = np.lexsort((-size[tensor], graph.root_of[tensor], reader))
     reader, tensor = reader[order], tensor[order]
@@ -105,7 +105,7 @@ MAX_OPS = 20_000
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is missing for a plan to fit."""
+    """Memory that is missing for a plan to fit."""
 
     device: str
     """The device that lacks most."""
@@ -117,7 +117,7 @@ class Shortage:
 
 
 def explain_shortage(problem: Problem, plans: Sequence[Plan]) -> Shortage:
-    """What is missing, told of the best of ``plans`` and of what can be made of it."""
+    """Explain the shortage, based on the best of ``plans`` and on attempts to repair it."""
     impossible = _too_large(problem) or _too_much(problem)
     if impossible is not None:
         return impossible

@@ -1,11 +1,11 @@
-"""What is on which device while ParDNN decides, compiled: tensors, and work over the axis of time.
+"""Compiled state of the ParDNN mapping: ops, tensors and work per device along the time axis.
 
 The work of each device is a Fenwick tree over the distinct top levels of ops, so that the work in a
-span is a difference of two prefix sums; the trees of all devices stand side by side, so that asking
-for one after another finds them in the cache. For tensors it counts the ops on each device that
+span is a difference of two prefix sums. The trees of all devices are interleaved in memory, so that
+querying one device after another hits the cache. For tensors it counts the ops on each device that
 make or read them: a piece of the graph saves, on a device, the transfers of the tensors that it
 shares with the ops there, each once.
-O(log ops) per span and device, O(log ops + devices · tensors) per op that moves or is asked for.
+O(log ops) per span and device, O(log ops + devices · tensors) per op that moves or is queried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.planners.placement.pardnn.work import Devices, UnitWork
 
 
 class MappingFacts(NamedTuple):
-    """What does not change while ops are mapped."""
+    """Inputs of the mapping, constant while ops are mapped."""
 
     op_s: FloatArray
     """[op, device]: infinite where the op may not go."""
@@ -41,7 +41,7 @@ class MappingFacts(NamedTuple):
 
 
 class MappingLedger(NamedTuple):
-    """What is where."""
+    """Current mapping: device of each op, work and tensor uses per device."""
 
     device: LongArray
     """Of each op; -1 for none yet."""
@@ -258,7 +258,7 @@ def cost_s(
     beside_s: float,
     stiffness: float,
 ) -> float:
-    """What a piece that was weighed costs on a device that has other work in its spans.
+    """Cost of a weighed piece on a device that has other work in its spans.
 
     Its own work, more of it the more of the span is taken, less the transfers that it saves. This
     is what the sum over devices of stiffness · speed · work² / (2 · share) grows by, which is

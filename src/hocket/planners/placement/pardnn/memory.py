@@ -34,8 +34,8 @@ from hocket.simulate.timeline import Timeline
 # ParDNN step 2, emulation: when every storage comes to a device and when it goes.
 #
 # ParDNN imitates the framework's scheduler to learn the lifetimes of tensors; here the simulator is
-# that scheduler, since devices run the ops that are ready by the same rule when the plan is carried
-# out. O(simulation + reads log reads).
+# that scheduler, since devices pick ready ops by the same rule when the plan is executed.
+# O(simulation + reads log reads).
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +50,7 @@ class Emulation:
     end_s: FloatArray
     """Per place: when its bytes are given back; infinite where they stay."""
     excess_bytes: FloatArray
-    """Per device: how much its peak is above its memory; negative where there is room."""
+    """Per device: how much its peak exceeds its memory; negative where memory is free."""
 
     @property
     def overflow_bytes(self) -> float:
@@ -104,9 +104,9 @@ class Candidates(NamedTuple):
     op: LongArray
     """Ops of candidate c: ``op[ptr[c]:ptr[c + 1]]``."""
     potential_bytes: FloatArray
-    """What leaves the device at the moment in question."""
+    """Per candidate: bytes freed on the device at the given moment."""
     incoming_bytes: FloatArray
-    """What another device would hold for it."""
+    """Per candidate: bytes that the target device would hold for it."""
     damage_s: FloatArray
     """Its time and the transfers that moving it adds."""
     start_s: FloatArray
@@ -119,7 +119,7 @@ class Candidates(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Which units have to do with which items, each pair once, by unit."""
+    """Pairs of a unit and an item that it uses, each once, sorted by unit."""
 
     ptr: LongArray
     item: LongArray
@@ -141,12 +141,12 @@ class _UnitSets(NamedTuple):
 
 
 class _Shares(NamedTuple):
-    """Items that sets have to do with: (set, item) each once."""
+    """Items that sets of units use: each (set, item) once."""
 
     which: LongArray
     item: LongArray
     is_own: BoolArray
-    """Whether no unit outside the set has to do with the item."""
+    """True if no unit outside the set uses the item."""
 
 
 def candidates_at(
@@ -208,7 +208,7 @@ def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _
 
 
 def _potential_shares(sets: _UnitSets, pairs: _Pairs) -> _Shares:
-    """What the sets have to do with, and what of it they have for themselves."""
+    """Return the items that each set uses, and which of them no other unit uses."""
     set_of = np.repeat(np.arange(sets.num_sets), np.diff(sets.ptr))
     count = pairs.ptr[sets.unit + 1] - pairs.ptr[sets.unit]
     which = np.repeat(set_of, count)
@@ -248,7 +248,7 @@ def _holds(
     graph, places, end_s = problem.graph, run.places, run.timeline.op_end_s
     live = (places.device == device) & (places.num_bytes > 0)
     live &= (run.start_s <= moment_s) & (run.end_s > moment_s)
-    # A variable at home stays for all of its readers, whenever they run.
+    # A variable stays on its owner device for all of its readers, whenever they run.
     is_before = ~places.is_copy & (graph.tensor_producer[places.tensor] < 0)
     is_always = places.is_kept & is_before
     read_from = places.storage[places.read_place]
@@ -281,7 +281,7 @@ _NUM_BUCKETS = 256
 _MAX_REFUSED = 256
 """So many candidates in a row that fit nowhere end the search for one device."""
 _MARGIN = 1.02
-"""How much more than the overflow is moved: what comes back as copies is not foreseen in full."""
+"""Bytes to move, relative to the overflow: copies that come back are only partly predicted."""
 _NO_DAMAGE_S = 1e-12
 _MOVES_PER_DEVICE = 16
 _MAX_CUTS = 8
@@ -307,7 +307,7 @@ def fit_memory(
 
 
 def _rank(run: Emulation) -> tuple[float, float]:
-    """What is better comes first."""
+    """Sort key: less overflow first, then the shorter step."""
     return run.overflow_bytes, run.timeline.makespan_s
 
 
@@ -327,13 +327,13 @@ def spread_variables(problem: Problem, device_of: IntArray) -> list[IntArray]:
     num_moves = max(_COUNTED_OPS // graph.num_ops, len(devices))
     placements: list[IntArray] = []
     for _ in range(min(_MOVES_PER_DEVICE * len(devices), num_moves)):
-        home = owner_devices(graph, device_of)
-        share = _shares(problem, home)
+        owner = owner_devices(graph, device_of)
+        share = _shares(problem, owner)
         source = devices[np.argmax(share[devices])]
         target = devices[np.argmin(share[devices])]
         if share[source] <= _EVEN:
             break
-        variable = _largest_variable(problem, home, source, is_moved)
+        variable = _largest_variable(problem, owner, source, is_moved)
         if variable < 0:
             break
         is_moved[variable] = True
@@ -436,24 +436,24 @@ def _best_cut(
     return best
 
 
-def _shares(problem: Problem, home: IntArray) -> FloatArray:
+def _shares(problem: Problem, owner: IntArray) -> FloatArray:
     """Per device: mean of its shares of intermediates and of variables, over that of memory."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     share = np.zeros(num_devices)
     is_made = graph.tensor_producer >= 0
     for is_kind in (is_made, ~is_made & (graph.tensor_role != Role.INPUT)):
-        held = np.bincount(home[is_kind], weights=graph.held_bytes[is_kind], minlength=num_devices)
+        held = np.bincount(owner[is_kind], weights=graph.held_bytes[is_kind], minlength=num_devices)
         share += held / max(held.sum(), 1.0) / 2
     memory = np.maximum(problem.memory_bytes, 1)
     fair: FloatArray = share / (memory / memory[workers(problem)].sum())
     return fair
 
 
-def _largest_variable(problem: Problem, home: IntArray, device: int, is_moved: np.ndarray) -> int:
-    """The largest tensor that exists before the step, is read, at home there and not moved yet."""
+def _largest_variable(problem: Problem, owner: IntArray, device: int, is_moved: np.ndarray) -> int:
+    """The largest variable that the device owns, that is read and not moved yet; -1 if none."""
     graph = problem.graph
     fits = (graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT) & ~is_moved
-    fits &= (home == device) & (graph.held_bytes > 0) & (np.diff(graph.user_ptr) > 0)
+    fits &= (owner == device) & (graph.held_bytes > 0) & (np.diff(graph.user_ptr) > 0)
     if not fits.any():
         return -1
     return int(np.argmax(np.where(fits, graph.held_bytes, -1)))
@@ -483,7 +483,7 @@ def relieve(problem: Problem, best: Emulation, priority: FloatArray | None = Non
 
 def _relieved_once(problem: Problem, run: Emulation, unit: IntArray) -> IntArray:
     """The placement after moves for the worst moment of each device that overflows."""
-    room = _room_of(problem, run)
+    capacity = _bucket_capacity(problem, run)
     device_of = run.device_of.copy()
     for device in np.argsort(-run.excess_bytes, kind="stable").tolist():
         if run.excess_bytes[device] <= 0:
@@ -491,12 +491,16 @@ def _relieved_once(problem: Problem, run: Emulation, unit: IntArray) -> IntArray
         times_s, held = run.timeline.memory_curve(device)
         moment_s = float(times_s[np.argmax(held)])
         candidates = candidates_at(problem, run, unit, device, moment_s)
-        _move_enough(device_of, room, candidates, device, run.excess_bytes[device] * _MARGIN)
+        _move_enough(device_of, capacity, candidates, device, run.excess_bytes[device] * _MARGIN)
     return device_of
 
 
 def _move_enough(
-    device_of: IntArray, room: _BucketRoom, candidates: Candidates, device: int, excess_bytes: float
+    device_of: IntArray,
+    capacity: _BucketCapacity,
+    candidates: Candidates,
+    device: int,
+    excess_bytes: float,
 ) -> None:
     """Take candidates by potential over damage until the excess is gone."""
     ratio = candidates.potential_bytes / np.maximum(candidates.damage_s, _NO_DAMAGE_S)
@@ -507,17 +511,17 @@ def _move_enough(
         ops = candidates.ops_of(candidate)
         if candidates.potential_bytes[candidate] <= 0 or (device_of[ops] != device).any():
             continue
-        target = room.lowest_for(candidates, candidate, device)
+        target = capacity.lowest_for(candidates, candidate, device)
         if target < 0:
             num_refused += 1
             continue
         num_refused = 0
-        room.move(candidates, candidate, device, target)
+        capacity.move(candidates, candidate, device, target)
         device_of[ops] = target
         excess_bytes -= candidates.potential_bytes[candidate]
 
 
-class _BucketRoom(NamedTuple):
+class _BucketCapacity(NamedTuple):
     """Bytes held on each device in parts of the step."""
 
     held: FloatArray
@@ -552,7 +556,7 @@ class _BucketRoom(NamedTuple):
         self.held[target, span] += candidates.incoming_bytes[candidate]
 
 
-def _room_of(problem: Problem, run: Emulation) -> _BucketRoom:
+def _bucket_capacity(problem: Problem, run: Emulation) -> _BucketCapacity:
     num_devices = problem.cluster.num_devices
     bucket_s = max(run.timeline.makespan_s, np.finfo(np.float64).tiny) / _NUM_BUCKETS
     held = np.zeros((num_devices, _NUM_BUCKETS))
@@ -566,4 +570,4 @@ def _room_of(problem: Problem, run: Emulation) -> _BucketRoom:
     is_worker = np.zeros(num_devices, dtype=np.bool_)
     is_worker[workers(problem)] = True
     can_run = np.isfinite(problem.costs.op_s[problem.costs.device_row])
-    return _BucketRoom(held, problem.memory_bytes, bucket_s, can_run, is_worker)
+    return _BucketCapacity(held, problem.memory_bytes, bucket_s, can_run, is_worker)

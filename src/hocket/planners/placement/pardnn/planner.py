@@ -1,7 +1,7 @@
 """ParDNN: cut the graph into paths, map them by the work in their spans, refine, fit memory.
 
 Heavy paths keep the most expensive transfers on one device; the other paths are laid beside them
-where there is room at the time when they run. Refinement moves paths and single ops by the same
+where devices are idle at the time when they run. Refinement moves paths and single ops by the same
 measure, then along the simulated critical path; at last ops move away from devices that overflow.
 O(K · (ops log ops + reads)) and a limited number of simulations.
 
@@ -68,8 +68,11 @@ def _or_one_device(trials: Trials, trial: Trial) -> Trial:
 
 
 def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
-    """The fastest trial if it fits, else the fastest that does once moves have made room in both,
-    or what overflows least."""
+    """The fastest trial if it fits in memory.
+
+    Otherwise, both trials are repaired by moving ops off overfull devices; the faster one that
+    then fits is returned, or the one that overflows least.
+    """
     if fastest.score.overflow_bytes == 0:
         return fastest
     best = fitter(_fitted(trials, fastest), _fitted(trials, fittest))

@@ -3,7 +3,7 @@
 A path moves to the device where it costs less (`hocket.planners.placement.pardnn.ledger.cost_s`).
 One that would save transfers elsewhere but finds that device full waits; a waiting path of the
 other device that runs at the same time changes places with it if both together cost less. Then
-units move in the same way within the spans of their paths (node switching). How much an even load
+units move by the same rule within the spans of their paths (node switching). How much an even load
 weighs against transfers depends on the graph, so several weights are tried and the simulator
 decides. O(sweeps · (ops log ops + devices · reads)).
 """
@@ -120,9 +120,9 @@ def _mark_near(facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: Bo
 
 @kernel
 def _match(pieces: MappedPieces, one: int, other: int) -> bool:
-    """Whether two pieces run at the same time and have about as many ops.
+    """True if two pieces overlap in time and have a similar number of ops.
 
-    Unlike ones would not keep the balance, and trying them would take as long as the larger.
+    Pieces of different sizes would upset the balance, and trying them costs as much as the larger.
     """
     num_one = pieces.ptr[one + 1] - pieces.ptr[one]
     num_other = pieces.ptr[other + 1] - pieces.ptr[other]
@@ -145,7 +145,7 @@ def _pair_cost_s(
     other_device: int,
     stiffness: float,
 ) -> float:
-    """What two lifted pieces cost together; leaves the first of them at its device."""
+    """Return the joint cost of two lifted pieces; leaves the first of them on its device."""
     weigh(facts, ledger, pieces, one)
     beside_s = load_s(ledger, pieces, one, one_device)
     cost = cost_s(facts, ledger, pieces, one, one_device, beside_s, stiffness)

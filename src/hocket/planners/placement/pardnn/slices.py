@@ -29,7 +29,7 @@ class Slices(NamedTuple):
     path: LongArray
     """The path of each op."""
     is_trunk: BoolArray
-    """Whether the op is on its path itself, and not only in a unit with an op that is."""
+    """True if the op itself is on the path; False if only another op of its unit is."""
     head: LongArray
     tail: LongArray
     """Per path: its first and its last op."""

@@ -99,7 +99,7 @@ def mean_op_s(op_s: FloatArray) -> FloatArray:
 
 
 def _spread_limits(op_s: FloatArray, unit: IntArray) -> None:
-    """What a device cannot run, it cannot run with the rest of the unit."""
+    """Mark all ops of a unit as infeasible on each device that cannot run one of them."""
     for row in op_s:
         stuck = ~np.isfinite(row)
         if stuck.any():

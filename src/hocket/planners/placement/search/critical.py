@@ -1,4 +1,4 @@
-"""What the simulated step looks like to a local search: its critical ops, and estimated gains."""
+"""Analysis of a simulated step for local search: critical ops and estimated gains of moves."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def _busy_until(step: SimulatedStep, runs: RunTable, device: int, time_s: float)
 def _path_s(
     given: Given, runs: RunTable, places: PlaceTable, step: SimulatedStep, op: int, device: int
 ) -> float:
-    """The longest path through an op if it ran on a device, and what is in its way there."""
+    """The longest path through an op if it ran on a device, plus the work that delays it there."""
     unit, head_s, tail_s = step.unit_of[op], 0.0, 0.0
     for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
         tensor = given.reads[index]
-        producer = given.home_op[tensor]
+        producer = given.owner_op[tensor]
         if not given.is_made[tensor]:
             continue
         sent_s = 0.0

@@ -1,11 +1,11 @@
-"""What a local search tries: moves that might make the critical path shorter, best guess first.
+"""Moves of a local search that might make the critical path shorter, best guess first.
 
-Single units, swaps with the op that is in the way, runs of the critical path that share a device,
-shifts of the boundary between two devices, several promising moves at once, a device given up or
-shared out, and ops put before the op that kept their device busy.
+Single units, swaps with the op that occupies the device, runs of the critical path that share a
+device, shifts of the boundary between two devices, several promising moves at once, a device given
+up or shared out, and ops put before the op that kept their device busy.
 
 Of some six hundred moves about thirty are tried before one is better. So each kind is a stream that
-makes its moves as they are asked for, the best guess first, out of what it read from the evaluator
+generates its moves on demand, the best guess first, out of what it read from the evaluator
 before its first move: trying a move changes what the evaluator shows.
 """
 
@@ -37,7 +37,7 @@ class Move(NamedTuple):
 
     kind: str
     key: tuple[int | bytes, ...]
-    """Tells it apart from other moves of its kind."""
+    """Identifies the move among others of its kind."""
     gain_s: float
     make: Callable[[], Change]
     place: tuple[int, ...]
@@ -108,7 +108,7 @@ def _single(units: SearchUnits, critical: Critical) -> Iterator[Move]:
 def _together(units: SearchUnits, critical: Critical) -> Iterator[Move]:
     """The most promising moves of many units at once, then of fewer and fewer of them.
 
-    Not of all: moves that look good one by one are in each other's way.
+    Not of all: moves that look good one by one conflict with each other.
     """
     best = critical.gain_s.argmax(axis=1)
     gain_s = critical.gain_s[np.arange(len(best)), best]
@@ -128,7 +128,7 @@ def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Itera
     start_s, gain_s = search.evaluator.op_start_s, critical.gain_s
     ops = np.flatnonzero(critical.is_critical)
     _, first = np.unique(units.unit_of[ops], return_index=True)
-    moment_s, home = start_s[ops[first]], search.device_of[ops[first]]
+    moment_s, current = start_s[ops[first]], search.device_of[ops[first]]
     for device in range(gain_s.shape[1]):
         part = slice(critical.device_ptr[device], critical.device_ptr[device + 1])
         there = critical.by_device[part]
@@ -137,20 +137,20 @@ def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Itera
         found = np.searchsorted(start_s[there], moment_s, side="right") - 1
         partner = units.unit_of[there[np.maximum(found, 0)]]
         is_possible = (gain_s[:, device] > -np.inf) & (partner != critical.units)
-        is_possible &= units.can_run[home, partner]
+        is_possible &= units.can_run[current, partner]
         rows = np.flatnonzero(is_possible)
         rows = rows[np.argsort(-gain_s[rows, device], kind="stable")][
             : MAX_SWAPS // gain_s.shape[1]
         ]
         pairs = np.stack((critical.units[rows], partner[rows]), axis=1)
-        yield _swapped(units, pairs, device, home[rows], gain_s[rows, device])
+        yield _swapped(units, pairs, device, current[rows], gain_s[rows, device])
 
 
 def _swapped(
-    units: SearchUnits, pairs: LongArray, device: int, home: np.ndarray, gain_s: np.ndarray
+    units: SearchUnits, pairs: LongArray, device: int, current: np.ndarray, gain_s: np.ndarray
 ) -> Iterator[Move]:
     for place, pair in enumerate(pairs):
-        make = _to(units, pair, np.array([device, home[place]]))
+        make = _to(units, pair, np.array([device, current[place]]))
         key = (int(pair[0]), int(pair[1]))
         yield Move("swap", key, float(gain_s[place]), make, (2, device, place))
 

@@ -50,7 +50,7 @@ class LocalSearch:
         if self.is_strict:
             self._number_by_start()
         self.is_shown = True
-        """Whether the evaluator shows the present plan."""
+        """True if the evaluator holds the results of the current plan."""
 
     def show(self) -> None:
         """Make the evaluator show the present plan."""
@@ -63,7 +63,7 @@ class LocalSearch:
         changes = changes[: self.budget]
         if not changes:
             return -1
-        self._draft()
+        self._load_current()
         table = self._table(changes)
         found = self.evaluator.first_better(table, self.score, is_strict=self.is_strict)
         self.budget -= len(changes) if found < 0 else found + 1
@@ -75,9 +75,9 @@ class LocalSearch:
     def walk(self, changes: Changes) -> None:
         """Go through changes that may also make things worse; ends at the best that was met.
 
-        Devices are not held to their order on the way, nor then at its end.
+        Devices are not held to their order during the walk, nor at its end.
         """
-        self._draft()
+        self._load_current()
         self.budget -= len(changes.tolerance)
         score, device_of, priority = self.evaluator.walk(changes, self.score)
         self.is_shown = False
@@ -100,8 +100,8 @@ class LocalSearch:
     def try_fresh_order(self) -> None:
         """Accept, if they are better, bottom levels as priorities, else latest starts.
 
-        The latter are how late ops could start in the present step, so unlike bottom levels they
-        know how long transfers wait for each other.
+        The latter are how late ops could start in the present step, so in contrast to bottom levels
+        they know how long transfers wait for each other.
         """
         if not self.try_order(-levels(self.problem, self.device_of).to_end_s):
             self.try_latest_starts()
@@ -152,7 +152,7 @@ class LocalSearch:
         self.budget -= 1
         return self.evaluator(device_of, priority, is_strict=is_strict)
 
-    def _draft(self) -> None:
+    def _load_current(self) -> None:
         ops = self.evaluator.runs
         ops.device[:] = self.device_of
         ops.priority[:] = self.priority
@@ -165,7 +165,7 @@ class LocalSearch:
         self._number()
 
     def _number(self) -> None:
-        """Priorities as whole numbers again, so that there is always room between two."""
+        """Renumber priorities as whole numbers, so that a fraction always fits between two."""
         sequence = np.argsort(self.priority, kind="stable")
         self.priority[sequence] = np.arange(len(sequence))
 

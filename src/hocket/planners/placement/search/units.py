@@ -1,4 +1,4 @@
-"""What a local search moves: units of ops, and the devices on which each of them can run."""
+"""Units of ops that a local search moves, and the devices on which each of them can run."""
 
 from __future__ import annotations
 
