@@ -83,7 +83,7 @@ def _graph(path):
 def test_a_small_graph_travels_inside_and_a_large_one_is_found_again(folder, monkeypatch):
     hocket("plan", "g.json", *ON, cwd=folder)
     assert "inline" in _graph(folder / "plan.json")
-    monkeypatch.setattr("hocket.cli.written.CARRIED_OPS", 5)
+    monkeypatch.setattr("hocket.cli.written.MAX_EMBEDDED_OPS", 5)
     (folder / "data").mkdir()
     (folder / "g.json").rename(folder / "data" / "g.json")
     hocket("plan", "data/g.json", *ON, "-o", "p.json", cwd=folder)

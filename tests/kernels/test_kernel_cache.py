@@ -40,7 +40,7 @@ def new_kernel() -> Any:
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr(files, "_told", [])
+    monkeypatch.setattr(files, "_messages", [])
     monkeypatch.setattr(progress, "_listeners", [])  # a command that ran before may have told
     return tmp_path / "kernels"
 

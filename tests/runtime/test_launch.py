@@ -19,7 +19,7 @@ from forked_command import ForkedCommand
 from ports import reserved_port
 
 from hocket.api.parallel_configs import limited, make_training, plan_of
-from hocket.api.planners import compare_ways
+from hocket.api.planners import compare_candidates
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan, read_plan, write_plan
 from hocket.runtime.launch import launch
@@ -91,7 +91,7 @@ def config(alone, tmp_path_factory):
         biases=True, dropout=False,
     )  # fmt: skip
     problem = limited(make_training(shape, "2xv100-16g", 32), fixed="pipeline=2")
-    write_plan(folder / "plan.json", problem, plan_of(compare_ways(problem)))
+    write_plan(folder / "plan.json", problem, plan_of(compare_candidates(problem)))
     return folder / "plan.json"
 
 

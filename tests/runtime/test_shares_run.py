@@ -146,7 +146,7 @@ def test_progress_grows_within_a_microbatch(folder):
 def test_who_waits_for_minutes_is_told_before(folder, monkeypatch):
     with_shares(folder, [[8]])
     seconds = {1.0: 240.0, 0.5: 3.0}
-    monkeypatch.setattr(cpu_step_time, "step_on_processor_s", lambda problem, scale: seconds[scale])
+    monkeypatch.setattr(cpu_step_time, "cpu_step_s", lambda problem, scale: seconds[scale])
     run = ("run", "shared.json", "--steps", 1, "--backend", "single")
     said = hocket(*run, cwd=folder).stderr
     assert "about 4 min per step" in said
@@ -163,14 +163,14 @@ def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     problem = make_problem(generate("layered", 30, 0), "2xt4")
     flops = np.full(problem.graph.num_ops, 1e12)
     large = replace(problem, work=replace(problem.graph, flops=flops))
-    assert cpu_step_time.step_on_processor_s(problem, 1.0) is None
+    assert cpu_step_time.cpu_step_s(problem, 1.0) is None
     assert not rated
-    whole_s = cpu_step_time.step_on_processor_s(large, 1.0)
+    whole_s = cpu_step_time.cpu_step_s(large, 1.0)
     peak = cluster_from_text("1xcpu-core").kinds[0].peak_flops["float32"]
     assert whole_s >= flops.sum() / peak
-    assert cpu_step_time.step_on_processor_s(large, 0.5) == pytest.approx(whole_s / 2)
+    assert cpu_step_time.cpu_step_s(large, 0.5) == pytest.approx(whole_s / 2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert cpu_step_time.step_on_processor_s(large, 1.0) is None
+    assert cpu_step_time.cpu_step_s(large, 1.0) is None
 
 
 def test_the_whole_batch_is_what_plain_pytorch_does(whole):

@@ -29,7 +29,7 @@ from hocket.service.page.what_if import answer_of, what_if_form
 
 def test_page_says_what_runs_waits_and_why():
     state = fleet()
-    page = live_page(state, foreseen=forecast(state))
+    page = live_page(state, expected=forecast(state))
     assert page.lead.startswith("2 jobs run and 1 waits on 2 devices under las.")
     assert [row.job.number for row in page.running.rows] == [1, 2]
     (waiting,) = page.waiting.rows
@@ -54,7 +54,7 @@ def test_page_shows_shares_received_against_target():
 def test_queue_is_in_order_of_expected_starts():
     state = fleet(tuple("abcdef"), num_devices=1, policy="shortest-job-first", slack_rounds=0.0)
     ahead_of = forecast(state)
-    shown = [row.job.number for row in live_page(state, foreseen=ahead_of).waiting.rows]
+    shown = [row.job.number for row in live_page(state, expected=ahead_of).waiting.rows]
     assert shown == sorted(shown, key=lambda number: ahead_of.start_of(number))
 
 
@@ -143,9 +143,9 @@ def test_thousands_of_jobs_give_a_page_of_bounded_size_in_time():
     running = rows["number"][rows["phase"] == RUNNING].tolist()
     attempts = [attempt_of(state, number, state.time_s - 100.0) for number in running]
     foresight = Foresight()
-    whole_page(state, lately=lately_of(*attempts), foreseen=foresight.of(state))
+    whole_page(state, lately=lately_of(*attempts), expected=foresight.of(state))
     start_s = time.process_time()
-    html = whole_page(state, lately=lately_of(*attempts), foreseen=Foresight().of(state))
+    html = whole_page(state, lately=lately_of(*attempts), expected=Foresight().of(state))
     assert time.process_time() - start_s < 1.0
     assert len(html) < 500_000
     num_waiting = int((rows["phase"] == WAITING).sum())

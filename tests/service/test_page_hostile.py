@@ -69,7 +69,7 @@ def test_pages_need_nothing_from_outside_and_no_inline_code():
 
 
 def test_every_field_and_table_is_labelled():
-    found = Elements(whole_page(fleet(), foreseen=None))
+    found = Elements(whole_page(fleet(), expected=None))
     labelled = {attributes["for"] for tag, attributes in found.tags if tag == "label"}
     fields = {attributes["id"] for tag, attributes in found.tags if tag in ("select", "input")}
     assert fields <= labelled

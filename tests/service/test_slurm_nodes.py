@@ -10,7 +10,7 @@ from hocket.base.errors import UsageError
 from hocket.service.executors import slurm_commands
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName
-from hocket.service.executors.slurm import SlurmExecutor, _told
+from hocket.service.executors.slurm import SlurmExecutor, _status_of
 from hocket.service.executors.slurm_commands import SlurmJob, parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 
@@ -122,4 +122,6 @@ def test_what_slurm_gave_up_is_lost_unless_it_was_done_by_itself(
     exit_code: int, was_asked: bool, phase: str
 ) -> None:
     result = Result(exit_code, "", was_asked=was_asked)
-    assert _told(AttemptName(1, 1), result, {"detail": "lost by Slurm: TIMEOUT"}).phase == phase
+    assert (
+        _status_of(AttemptName(1, 1), result, {"detail": "lost by Slurm: TIMEOUT"}).phase == phase
+    )

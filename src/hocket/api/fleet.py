@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.problem_file import parse_problem, read_problem
-from hocket.fleet.rounds.gavel import refuse_unlike_gavel
+from hocket.fleet.rounds.gavel import refuse_non_gavel
 from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.fleet.simulator import bind, elastic_speeds, simulate
 from hocket.fleet.solve.check import throughputs, verify_allocation
@@ -24,7 +24,7 @@ __all__ = [
     "read_problem",
     "read_throughputs",
     "read_trace",
-    "refuse_unlike_gavel",
+    "refuse_non_gavel",
     "simulate",
     "throughputs",
     "verify_allocation",

@@ -53,7 +53,7 @@ __all__ = [
 
 PLANNER = "memory"
 Tell = Callable[[int, int, bool], None]
-"""Told of each try: the size, the bytes that it needs, whether it fits."""
+"""Callback for each try: the size, the bytes that it needs, whether it fits."""
 
 
 def fit(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hocket.api.planned import find_cluster
-from hocket.api.planners import compare_ways
+from hocket.api.planners import compare_candidates
 from hocket.base.errors import unknown_name
 from hocket.cost.parallel.coefficients import (
     NAMES,
@@ -65,7 +65,7 @@ def plan_parallel(
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
     problem = make_training(model, on, batch, software=software, coefficients=coefficients)
-    return TransformerPlan(problem, plan_of(compare_ways(problem)))
+    return TransformerPlan(problem, plan_of(compare_candidates(problem)))
 
 
 def make_training(

@@ -234,7 +234,7 @@ def plan_graph(
     step (or throughput), cost, or memory. ``must`` are limits that it keeps, such as
     ``("fit 8GiB", "devices 2")``.
     """
-    from hocket.api.planners import compare_ways, parse_constraints
+    from hocket.api.planners import compare_candidates, parse_constraints
     from hocket.planners.goal import GOALS
 
     names = (planners,) if isinstance(planners, str) else planners
@@ -245,7 +245,7 @@ def plan_graph(
     if goal not in GOALS:
         raise unknown_name("goal", str(goal), GOALS)
     limits = parse_constraints(must)
-    return best_of(compare_ways(problem, names, GOALS[goal], limits), is_limited=bool(must))
+    return best_of(compare_candidates(problem, names, GOALS[goal], limits), is_limited=bool(must))
 
 
 def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:

@@ -30,9 +30,9 @@ __all__ = [
     "Constraints",
     "changed_cluster",
     "compare",
+    "compare_candidates",
     "compare_changes",
     "compare_divided",
-    "compare_ways",
     "find_planner",
     "fixed_degrees",
     "parse_constraints",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-def compare_ways(
+def compare_candidates(
     problem: Problem,
     planners: Sequence[str] = (),
     goal: Goal = "time",
@@ -80,7 +80,7 @@ def compare_changes(
     """
 
     def compared(changed: Problem) -> Comparison:
-        return compare_ways(changed, planners, goal, must)
+        return compare_candidates(changed, planners, goal, must)
 
     found = what_if(problem, changes, compared)
     if dollars_per_hour is not None and can_split_batch(problem):
@@ -91,8 +91,8 @@ def compare_changes(
 def compare_divided(
     problem: Problem, batch: int | None = None, must: Constraints = NO_CONSTRAINTS, most: int = 10
 ) -> Comparison:
-    """`compare_ways` with rows for up to ``most`` combinations of degrees, for the batch of the
-    graph."""
+    """`compare_candidates` with rows for up to ``most`` combinations of parallel degrees,
+    for the batch of the graph."""
     other = problem.graph.other_batch
     if not can_split_batch(problem) or other is None:
         raise UsageError(
@@ -104,7 +104,7 @@ def compare_divided(
             f"{problem.graph.name} was recorded with {other.num_samples} samples, not {batch}",
             hint=f"capture it with --batch {batch}, or name a program with --software",
         )
-    return compare_ways(problem, must=must, num_degrees=most)
+    return compare_candidates(problem, must=must, num_degrees=most)
 
 
 def fixed_degrees(texts: Sequence[str]) -> Constraints:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
     from hocket.runtime.numerics_check import Agreement
 
-__all__ = ["BACKENDS", "RunOptions", "check_config", "step_on_processor_s"]
+__all__ = ["BACKENDS", "RunOptions", "check_config", "cpu_step_s"]
 
 
 def check_config(problem: Problem, plan: Plan) -> Agreement:
@@ -22,8 +22,8 @@ def check_config(problem: Problem, plan: Plan) -> Agreement:
     return check_parallel(TransformerPlan(problem, plan))
 
 
-def step_on_processor_s(problem: Problem, scale: float) -> float | None:
+def cpu_step_s(problem: Problem, scale: float) -> float | None:
     """Estimated seconds of a step on this CPU; None where a GPU runs it."""
-    from hocket.runtime.cpu_step_time import step_on_processor_s
+    from hocket.runtime.cpu_step_time import cpu_step_s
 
-    return step_on_processor_s(problem, scale)
+    return cpu_step_s(problem, scale)

@@ -40,7 +40,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def inside(path: str, name: object) -> str:
-    """The place of a key that the file itself names, and may name in any way and at any length."""
+    """Path of a key that the file itself names; it may be any text of any length."""
     is_plain = isinstance(name, str) and _PLAIN_NAME.fullmatch(name)
     return f"{path}.{name}" if is_plain else f"{path}[{shown(name)}]"
 

@@ -81,9 +81,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal that something is under way; elsewhere, what takes longer says so.
+    """Show a spinner on a terminal; elsewhere, print a line for work that takes longer.
 
-    What it gives changes the text, to tell how far the work is.
+    Yields a function that changes the text, to report progress.
     """
     if not sys.stderr.isatty():
         with _spoken(what) as tell:

@@ -196,12 +196,12 @@ def _divide_recorded(
 def _search(
     problem: Problem, top: int, output: Path | None, report: Path | None, as_json: bool
 ) -> None:
-    from hocket.api.planners import compare_ways
+    from hocket.api.planners import compare_candidates
     from hocket.view.compared import answered_by, comparison_data, elsewhere
     from hocket.view.parallel_text import comparison_table
 
     with working("searching"):
-        comparison = compare_ways(problem)
+        comparison = compare_candidates(problem)
     if not as_json:
         console().print(comparison_table(comparison, top))
         say(answered_by(comparison))
@@ -365,10 +365,10 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     )  # fmt: skip
     with working("predicting"):
         comparison = single(problem, asked, str(config))
-    outlook = forecast_of(problem, comparison.candidates[0])
+    forecast = forecast_of(problem, comparison.candidates[0])
     if not as_json:
         console().print(comparison_table(comparison, 1))
-    result = forecast_data(outlook) | parts_data(outlook)
+    result = forecast_data(forecast) | parts_data(forecast)
     if output is not None or report is not None:
         _answer(comparison, result, output, report, as_json)
     elif as_json:

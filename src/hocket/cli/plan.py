@@ -177,8 +177,8 @@ def command(
     from hocket.api.planners import (
         GOALS,
         changed_cluster,
+        compare_candidates,
         compare_changes,
-        compare_ways,
         find_planner,
         parse_constraints,
     )
@@ -210,7 +210,7 @@ def command(
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
         wanted = GOALS["step" if objective == "latency" else objective]
-        comparison = compare_ways(problem, planners, wanted, must)
+        comparison = compare_candidates(problem, planners, wanted, must)
         variants = None
         if changes or money is not None:
             variants = compare_changes(problem, changes, money, wanted, must, planners)

@@ -234,10 +234,10 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 
 def _say_how_long(problem: Problem, scale: float) -> None:
     """Say before a long wait how long it takes."""
-    from hocket.api.runs import step_on_processor_s
+    from hocket.api.runs import cpu_step_s
     from hocket.base.units import words_for_seconds
 
-    step_s = step_on_processor_s(problem, scale)
+    step_s = cpu_step_s(problem, scale)
     if step_s is not None and step_s > _LONG_STEP_S:
         say(
             f"note: no GPU here: about {words_for_seconds(step_s)} per step on the CPU; a smaller "

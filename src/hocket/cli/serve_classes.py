@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DEADLINE, _SPIN = "1s", "0s"
 
 
-def _require_one_way(
+def _refuse_worker_options(
     device: str | None, deadline: str, spin: str, quorum: int | None, *, only_predict: bool
 ) -> None:
     """Refuse options of worker processes where all sub-models run on one device."""
@@ -116,7 +116,7 @@ def command(
     from hocket.classes.artefact import read_folder
     from hocket.classes.serving.dry_run import forecast_by_dry_run
 
-    _require_one_way(device, deadline, spin, quorum, only_predict=only_predict)
+    _refuse_worker_options(device, deadline, spin, quorum, only_predict=only_predict)
     options, opened = _options(deadline, spin, quorum), read_folder(folder)
     _require_workers(opened, options)
     prediction: dict[str, Any] | None = None

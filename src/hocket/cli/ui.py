@@ -134,7 +134,7 @@ def _solved(query: Query) -> BudgetFit | Planned:
     """A budget on one GPU, or the best strategy on several."""
     from hocket.api import best_of, find_cluster
     from hocket.api.memory import budget_of, fit_problem
-    from hocket.api.planners import compare_ways
+    from hocket.api.planners import compare_candidates
     from hocket.capture import ZOO
     from hocket.transformer.hf_cache import PREFIX
 
@@ -162,7 +162,7 @@ def _solved(query: Query) -> BudgetFit | Planned:
     if is_one:
         memory = given.get("memory")
         return fit_problem(problem, None if memory is None else budget_of(memory))
-    return best_of(compare_ways(problem))
+    return best_of(compare_candidates(problem))
 
 
 def _number(given: Mapping[str, str], key: str) -> int | None:

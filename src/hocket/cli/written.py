@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CARRIED_OPS = 20_000
+MAX_EMBEDDED_OPS = 20_000
 """Up to this many ops a plan contains the graph of a file; above, it names the file."""
 
 
@@ -104,4 +104,4 @@ def beside(output: Path, name: str) -> Path:
 
 def named_graph(graph: Graph, graph_file: Path | None) -> Path | None:
     """The file of a graph that is too large to be part of a plan."""
-    return graph_file if graph.num_ops > CARRIED_OPS else None
+    return graph_file if graph.num_ops > MAX_EMBEDDED_OPS else None

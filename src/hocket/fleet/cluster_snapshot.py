@@ -1,6 +1,6 @@
-"""Input of an allocation policy: kinds of devices and jobs, as arrays.
+"""Input of an allocation policy: device types and jobs, as arrays.
 
-Jobs stand in rows, kinds of devices in columns. A share is the part of its time that a job spends
+Rows are jobs, columns are device types. A share is the part of its time that a job spends
 on a kind; shares of a job sum to at most one; a job that runs holds as many devices as its gang.
 """
 
@@ -85,5 +85,5 @@ class ClusterSnapshot:
     @property
     def usable_steps_per_s(self) -> FloatArray:
         """Throughputs, 0 also where the kind has no device or fewer than the gang needs."""
-        has_room = self.gang[:, None] <= self.num_devices[None, :]
-        return np.where(has_room, self.steps_per_s, 0.0)
+        has_capacity = self.gang[:, None] <= self.num_devices[None, :]
+        return np.where(has_capacity, self.steps_per_s, 0.0)

@@ -30,7 +30,7 @@ _JOBS_IN_TIME = 150_000
 _JOBS_PER_EVENT = 300
 """An event costs at least as much as so many jobs."""
 _MANY_JOBS = 512
-"""Beyond, starts are foreseen to half a round."""
+"""Above this many jobs, starts are predicted to half a round."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -184,7 +184,7 @@ def affordable_events(state: FleetState) -> int:
 
 
 def affordable_grain_s(state: FleetState) -> float:
-    """Accuracy with which ends are foreseen: half a round where there are many jobs."""
+    """Accuracy with which ends are predicted: half a round where there are many jobs."""
     return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
 
 

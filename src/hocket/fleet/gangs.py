@@ -8,7 +8,7 @@ job that lasts at least as long: devices that a short job leaves serve all of th
 sublinear speed-ups the least average time of completion gives short jobs more in about that measure
 (heSRPT, Berg, Vesilo and Harchol-Balter, Performance Evaluation 2020). Another choice than the one
 that a job runs with must save more than several stops cost. Where not all jobs find devices, each
-keeps to its thriftiest size, and the policy says who runs where.
+keeps its most efficient size (most progress per device), and the policy says who runs where.
 O(moves x jobs x choices).
 """
 
@@ -71,12 +71,14 @@ def choose_gangs(
         return {}
     choices = _GangChoices(able, num_devices, restart_s)
     if not choices.begin():
-        return {job.number: Chosen(_thriftiest(job.speeds, num_devices), ANY_KIND) for job in able}
+        return {
+            job.number: Chosen(_most_efficient(job.speeds, num_devices), ANY_KIND) for job in able
+        }
     choices.improve()
     return {job.number: choices.chosen(row) for row, job in enumerate(able)}
 
 
-def _thriftiest(speeds: GangSpeeds, num_devices: LongArray) -> int:
+def _most_efficient(speeds: GangSpeeds, num_devices: LongArray) -> int:
     """The gang whose devices do most each, over all kinds; the smallest of such."""
     known = speeds.on(num_devices)
     each = (known * num_devices).sum(axis=1) / np.array(speeds.gangs)
@@ -107,12 +109,12 @@ class _GangChoices:
         left = np.array([job.left_steps for job in jobs])[:, None]
         with np.errstate(divide="ignore"):
             time_s = np.where(speed > 0.0, left / speed + stop_s, np.inf)
-        self.is_thrifty = self._thrifty(speed)
+        self.is_efficient = self._efficient(speed)
         self.burden = self._weights(time_s)[:, None] * np.log(time_s)
         """``[job, choice]``: the logarithm of the seconds that are left, as often as it counts."""
         self.choice = np.full(len(jobs), -1)
 
-    def _thrifty(self, speed: FloatArray) -> BoolArray:
+    def _efficient(self, speed: FloatArray) -> BoolArray:
         """Of each kind, the choice whose devices do most each."""
         each = np.where(speed > 0.0, speed / self.gang, _NEVER)
         found = np.zeros(speed.shape, dtype=np.bool_)
@@ -123,17 +125,17 @@ class _GangChoices:
         return found & (speed > 0.0)
 
     def _weights(self, time_s: FloatArray) -> FloatArray:
-        """Jobs that last at least as long with a thrifty gang, each job itself included."""
-        least_s = np.where(self.is_thrifty, time_s, np.inf).min(axis=1)
+        """Jobs that last at least as long with an efficient gang, each job itself included."""
+        least_s = np.where(self.is_efficient, time_s, np.inf).min(axis=1)
         found: FloatArray = (least_s[None, :] >= least_s[:, None]).sum(axis=1).astype(np.float64)
         return found
 
     def begin(self) -> bool:
-        """Give every job a thrifty gang, where it saves most; False where some find nothing."""
-        burden = np.where(self.is_thrifty, self.burden, np.nan)
+        """Give every job an efficient gang, where it saves most; False if some do not fit."""
+        burden = np.where(self.is_efficient, self.burden, np.nan)
         saved = (np.nanmean(burden, axis=1)[:, None] - burden) / self.gang
         for _ in range(len(self.choice)):
-            fits = self.is_thrifty & (self.gang <= self.free[self.kind])
+            fits = self.is_efficient & (self.gang <= self.free[self.kind])
             offers = np.where(fits & (self.choice < 0)[:, None], saved, -np.inf)
             row, column = np.unravel_index(int(np.argmax(offers)), offers.shape)
             if not np.isfinite(offers[row, column]):
@@ -147,10 +149,10 @@ class _GangChoices:
         for _ in range(4 * int(self.free.sum()) + len(rows)):
             own_gang, own_kind = self.gang[self.choice], self.kind[self.choice]
             is_own = own_kind[:, None] == self.kind[None, :]
-            room = self.free[self.kind][None, :] + np.where(is_own, own_gang[:, None], 0)
+            available = self.free[self.kind][None, :] + np.where(is_own, own_gang[:, None], 0)
             more = np.maximum(self.gang[None, :] - own_gang[:, None], 1)
             saved = self.burden[rows, self.choice][:, None] - self.burden
-            offers = np.where(self.gang[None, :] <= room, saved / more, -np.inf)
+            offers = np.where(self.gang[None, :] <= available, saved / more, -np.inf)
             row, column = np.unravel_index(int(np.argmax(offers)), offers.shape)
             if offers[row, column] <= 0.0:
                 return

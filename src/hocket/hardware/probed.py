@@ -1,7 +1,7 @@
 """A cluster from rates that were measured between ranks.
 
-Two measurements tell links of their own from a way that is shared: each pair alone, and all pairs
-at once. A pair that keeps its rate when all send has a link to itself; the others share what their
+Two measurements distinguish dedicated links from shared ones: each pair alone, and all pairs at
+once. A pair that keeps its rate when all send has a link to itself; the others share what their
 ranks' ports let through, which is a star around one switch. Rates are put into groups of about the
 same, and to whole multiples of a unit where they are close to them: the planner packs exactly, and
 noise in the third digit would cost it hundreds of trees.
@@ -62,7 +62,7 @@ def cluster_of(rates: Rates) -> Cluster:
     least = _GONE * alone.max(initial=0.0)
     is_there = alone > max(least, 1.0)
     own = is_there & (together >= _KEEPS * alone)
-    # A direction that looks shared while the other is not is noise: one cable carries both.
+    # A direction that looks shared while the other is not is noise: one cable serves both.
     own |= own.T & is_there
     ports = np.where(is_there & ~own, together, 0.0)
     out_bps, in_bps = ports.sum(axis=1), ports.sum(axis=0)
@@ -75,7 +75,7 @@ def cluster_of(rates: Rates) -> Cluster:
     links = list(_own_links(rates, own, known))
     if not _connected(own):
         # Two ranks with a link of their own reach each other over nothing else; where such links
-        # suffice, the shared way is left aside instead of being promised twice.
+        # suffice, the shared route is left out instead of being counted twice.
         links += _port_links(rates, is_there & ~own, out_bps, in_bps, known)
     kind = DeviceKind(
         name="rank", memory_bytes=_MEMORY_BYTES, peak_flops={"float32": 1e11}, is_cpu=True,

@@ -181,13 +181,13 @@ def _queues(cluster: Cluster) -> tuple[IntArray, IntArray]:
     send = 2 * np.arange(cluster.num_devices, dtype=np.int32)
     receive = send + 1
     linked = {end for link in cluster.links for end in link.ends}
-    two_way = {
+    bidirectional = {
         end
         for link in cluster.links
         if not link.is_bus and link.duplex != "half"
         for end in link.ends
     }
     for index, name in enumerate(cluster.device_names):
-        if name in linked and name not in two_way:
+        if name in linked and name not in bidirectional:
             receive[index] = send[index]
     return send, receive

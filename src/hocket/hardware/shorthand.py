@@ -84,7 +84,7 @@ def read_matrix(path: str | Path) -> Machine:
         src, dst = odd
         raise InputFileError(
             f"GPU{src} and GPU{dst} are joined by {shown(topology.relation[src][dst])}",
-            hint="NVLinks are told as NV and their number, such as NV2",
+            hint="NVLinks are written as NV and their number, such as NV2",
             where=where,
         )
     size = range(len(topology.relation))
@@ -293,7 +293,7 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
     """Machines under one network switch; what was ``gpu0`` of the first is ``host0.gpu0``."""
     if any(machine.cluster.uses_stated_times for machine in machines):
         raise UsageError(
-            "hardware whose transfer times stand in a graph's file cannot be joined",
+            "hardware whose transfer times are in a graph's file cannot be joined",
             hint="use it alone, or remove uses_stated_times and state what its links do",
             where=name,
         )

@@ -33,7 +33,7 @@ class Marks(NamedTuple):
 
 
 def new_heaps(ptr: LongArray) -> Heaps:
-    """Empty heaps; heap i has room for ``ptr[i + 1] - ptr[i]`` entries."""
+    """Empty heaps; heap i holds up to ``ptr[i + 1] - ptr[i]`` entries."""
     total = int(ptr[-1]) + 1
     return Heaps(key=np.zeros(total), item=zeros(total), ptr=ptr, size=zeros(len(ptr) - 1))
 
@@ -49,7 +49,7 @@ def zeros(count: int) -> LongArray:
 
 
 def table(values: ArrayLike, dtype: type[_T]) -> NDArray[_T]:
-    """A read-only view: the compiler tells writable arrays apart and would compile twice."""
+    """A read-only view: writable arrays are another type to Numba, which would compile twice."""
     array = np.ascontiguousarray(values, dtype=dtype).view()
     array.setflags(write=False)
     return array

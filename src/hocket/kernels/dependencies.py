@@ -2,8 +2,8 @@
 
 A compiled function contains the functions that it calls, the constants that it names and the places
 of the fields of its tuples. All of them are global names or closures of its code, or of the code of
-what it calls: a walk over those finds everything, and a digest of what it finds tells whether a
-compiled form is still the one of this source. Names that are only attributes are looked up too,
+what it calls: a walk over those finds everything, and a digest of what it finds shows whether a
+compiled form still matches this source. Names that are only attributes are looked up too,
 which can add what does not enter, never miss what does. O(names) over all functions reached.
 """
 

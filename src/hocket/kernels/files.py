@@ -17,7 +17,7 @@ from hocket.base.errors import UsageError
 from hocket.kernels.dependencies import SourceFunction
 
 _DIGEST_BYTES = 32
-_told: list[str] = []
+_messages: list[str] = []
 
 
 def read(source: SourceFunction, digest: str, form: str) -> bytes | None:
@@ -62,10 +62,10 @@ def is_kept(source: SourceFunction, digest: str) -> bool:
 
 
 def tell(message: str) -> None:
-    """Say something about the files of kernels: once, however many have the same trouble."""
-    if not _told:
+    """Print a message about the kernel cache: the first only, since others mostly repeat it."""
+    if not _messages:
         sys.stderr.write(f"hocket: {message}\n")
-    _told.append(message)
+    _messages.append(message)
 
 
 def _stem(source: SourceFunction, digest: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is told when a kernel is compiled: for the first use of an installation, which waits."""
+"""Listeners for kernel compilation, which delays the first use of an installation."""
 
 from __future__ import annotations
 

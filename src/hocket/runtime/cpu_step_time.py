@@ -12,7 +12,7 @@ _QUICK_FLOPS = 1e12
 """A step with less is done in seconds on any CPU; rating this one takes one of them."""
 
 
-def step_on_processor_s(problem: Problem, scale: float) -> float | None:
+def cpu_step_s(problem: Problem, scale: float) -> float | None:
     """Seconds that a part of the batch takes here, about; None where a GPU or little is to be done.
 
     The processes of a run share the cores, so it is all work after each other on all of them.

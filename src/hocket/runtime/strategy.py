@@ -110,7 +110,7 @@ class HoldsParts(Protocol):
 
 
 @runtime_checkable
-class TellsReplay(Protocol):
+class ReportsReplay(Protocol):
     """A strategy that knows whether its steps are replayed as CUDA graphs."""
 
     @property

@@ -28,9 +28,9 @@ from hocket.runtime.strategy import (
     Correction,
     HasWaveState,
     HoldsParts,
+    ReportsReplay,
     Strategy,
     SyncsGradients,
-    TellsReplay,
     Timings,
     innermost,
 )
@@ -98,7 +98,7 @@ class TrainingLoop:
 
         Empty where that is unknown: modules were moved, or ranks share the model.
         """
-        return self._strategy.replays if isinstance(self._strategy, TellsReplay) else ""
+        return self._strategy.replays if isinstance(self._strategy, ReportsReplay) else ""
 
     def step(
         self,

@@ -327,7 +327,7 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _identity(path: Path) -> str:
-    """Of this agent, unlike that of any other; kept in its folder."""
+    """Unique identity of this agent, kept in its folder."""
     if not path.exists():
         path.write_text(os.urandom(16).hex())
     return path.read_text().strip()

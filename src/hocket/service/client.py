@@ -30,7 +30,7 @@ _BLOCK_BYTES = 65536
 
 
 class UnreachableError(RunError):
-    """Nobody answers, or not in a way that can be understood."""
+    """The service does not answer, or its answer cannot be parsed."""
 
     code = "unreachable"
 
@@ -212,7 +212,7 @@ class _Exchange:
     def ask(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> http.client.HTTPResponse:
-        """Send the request; raises the error that the answer tells of."""
+        """Send the request; raises the error that the answer describes."""
         data = None if body is None else json.dumps(body).encode()
         all_headers = {"Authorization": f"Bearer {self._address.token}", **(headers or {})}
         if data is not None:

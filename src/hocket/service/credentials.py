@@ -4,10 +4,10 @@
   (`hocket.service.tokens`). A route that changes something is for admins unless it is listed here.
 * A browser gets a cookie for a token (``POST /login``, form field ``token``) or for a link that
   logs in once (``GET /login?code=...``). It is a secret of its own, HttpOnly and SameSite=Strict; a
-  request that changes something must also carry the header `PAGE_HEADER`, which no form and no
+  request that changes something must also have the header `PAGE_HEADER`, which no form and no
   foreign page can add.
-* The page's own forms, which work without scripts, carry the field `FORM_FIELD` instead. Its value
-  is derived from the cookie, and stands only in pages that nobody else's page can read.
+* The page's own forms, which work without scripts, send the field `FORM_FIELD` instead. Its value
+  is derived from the cookie, and is only in pages that no foreign page can read.
 * The processes of an attempt send the token of the attempt as bearer; the daemon checks it.
 """
 
@@ -28,7 +28,7 @@ PAGE_HEADER = "x-hocket-page"
 FORM_FIELD = "form-token"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/login", "/logout"})
 OPEN_PREFIX = "/static/"
-"""Style sheet and script of the page, which hold nothing of the fleet."""
+"""CSS and script of the page, which hold no data of the fleet."""
 _ATTEMPT_PATH = re.compile(r"/v1/jobs/[^/]+/attempts/[^/]+/(report|checkpoints)")
 _FORM_PATH = re.compile(r"/jobs/[^/]+/(cancel|pause|resume)")
 _FORM_TYPE = "application/x-www-form-urlencoded"

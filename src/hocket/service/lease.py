@@ -180,8 +180,8 @@ class Lease:
         sys.exit(0 if self._insist(self._channel, is_finished=False) else UNCOMMITTED)
 
     def _conclude(self, channel: LeaseChannel) -> None:
-        """All steps are done. A training that was asked to end exits with 0 like one that left, so
-        it says that it is finished; of any other the exit code tells, after what is still to do."""
+        """Save after the last step. A training that was asked to end exits with 0 like one
+        that left, so it reports that it is finished; any other is judged by its exit code."""
         self._is_concluded = True
         self._save_and_commit(self._done_steps)
         self._insist(channel, is_finished=self._must_leave)

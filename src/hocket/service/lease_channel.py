@@ -46,7 +46,7 @@ class LeaseChannel(NamedTuple):
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> LeaseChannel | None:
-        """The channel that the environment tells of; None outside a fleet."""
+        """The channel described by environment variables; None outside a fleet."""
         names = ("HOCKET_URL", "HOCKET_ENDPOINT", "HOCKET_JOB", "HOCKET_ATTEMPT", "HOCKET_TOKEN")
         url, endpoint, job, attempt, token = (variables.get(name, "") for name in names)
         if not (url or endpoint) or not job:
@@ -77,7 +77,7 @@ class LeaseChannel(NamedTuple):
             raise AwayError(f"no answer from {address.netloc}: {error}") from None
         if 200 <= status < 300 and expected in content:
             return content
-        # Problem details, of which the daemon always tells status and code.
+        # Problem details, in which the daemon always sets status and code.
         is_refusal = content.get("status") == status and "code" in content
         if not (400 <= status < 500 and is_refusal) or status in _BUSY:
             raise AwayError(f"{address.netloc} answered {status}")

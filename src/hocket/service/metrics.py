@@ -22,7 +22,7 @@ from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, AttemptRecord, JobRecord
 from hocket.service.store.batch import Batch
 
-MADE_WAY = ("preempted", "moved", "drained")
+PREEMPTED_OUTCOMES = ("preempted", "moved", "drained")
 _WAITS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600, math.inf)
 _RUNS_S = (10, 60, 600, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600, math.inf)
 
@@ -91,7 +91,7 @@ class FleetMetrics(Collector):
             self._device_s[attempt.kind, user] += self._held_s(attempt, attempt.ended_s)
         if attempt.outcome in ("failed", "lost"):
             self._failures.labels(attempt.outcome, user).inc()
-        if attempt.outcome in MADE_WAY:
+        if attempt.outcome in PREEMPTED_OUTCOMES:
             self._preemptions.labels(attempt.outcome, user).inc()
 
     def _held_s(self, attempt: AttemptRecord, until_s: float) -> float:

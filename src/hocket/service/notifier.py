@@ -1,4 +1,4 @@
-"""Tells people outside the service that jobs have ended: by a webhook, by a command.
+"""Notifies users outside the service that jobs have ended: by a webhook, by a command.
 
 [notify]                                  # in the server's config
 webhook = "https://chat.example/hook"     # gets a JSON object by POST

@@ -1,8 +1,8 @@
 """TLS with a certificate of the service's own, which callers know by its fingerprint.
 
-The certificate is made at the first start and signed by nobody. A caller is told its fingerprint
-(SHA-256, by ``serve`` and in the join command of agents) and speaks to no other; names and dates do
-not matter then. The key is as private as the rest of the state folder.
+The certificate is made at the first start and signed by nobody. A caller gets its fingerprint
+(SHA-256, from ``serve`` or the join command of agents) and accepts no other certificate; names and
+dates do not matter then. The key is as private as the rest of the state folder.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class AttemptRecord:
     """Secret of its processes."""
     decided_s: float
     started_s: float | None = None
-    """When the executor was told to start it; None while its devices are still being left."""
+    """When the executor was asked to start it; None while its devices are still in use."""
     stopping_since_s: float | None = None
     knows_it_must_leave: bool = False
     """True if a report of it was answered so: then its exit code does not tell that it is done."""

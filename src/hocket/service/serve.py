@@ -89,12 +89,12 @@ class Serving(NamedTuple):
 
 
 def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
-    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told where once it answers."""
+    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` gets the address once it answers."""
     make_private()
     check_engine(settings.on, settings.devices)
     _check_host(settings)
-    # The daemon's thread decides for long; at the usual 5 ms every change of threads on the way of
-    # a request would wait for so much.
+    # The daemon's thread holds the GIL for long; with the default switch interval each change of
+    # threads while a request is served would wait for 5 ms.
     sys.setswitchinterval(SWITCH_S)
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
@@ -224,7 +224,7 @@ def server_config(app: Any) -> uvicorn.Config:
 
 
 class QuietServer(uvicorn.Server):
-    """A server that says when it answers, and ends quietly when it is told to."""
+    """A server that reports when it answers, and shuts down without output."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -260,7 +260,7 @@ class QuietServer(uvicorn.Server):
 
 
 class _Server(QuietServer):
-    """A server that also ends open streams when it is told to stop."""
+    """A server that also ends open streams on shutdown."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 time_limit_s = 86400       # of jobs whose files name none
 memory = "64GiB"           # the same for the memory of all processes of a job on a machine
-cpus = 16                  # and for processors' worth of CPU time
+cpus = 16                  # the same for CPU cores
 priorities = {urgent = 1, spare = -1}   # levels of the priority classes; 0 for jobs without one
 
 [defaults]                 # users that are not named below

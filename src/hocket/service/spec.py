@@ -86,7 +86,7 @@ class JobSpec(BaseModel):
     batch: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     """Samples per step of the model, of the whole gang; None for the model's own."""
     plans: Annotated[dict[Name, Text], Field(max_length=1000)] | None = None
-    """By kind, the plan file for a gang of it, which the command is told as ``HOCKET_PLAN``."""
+    """By kind, the plan file for a gang of it, which the command gets as ``HOCKET_PLAN``."""
     weight: Annotated[float, Field(ge=1e-6, le=1e6, strict=True)] = 1.0
     team: Annotated[str, Field(max_length=200)] = ""
     total_steps: Steps | None = None
@@ -116,7 +116,7 @@ class JobSpec(BaseModel):
     """Memory of all its processes on a machine, such as ``"16GiB"``: what uses more is killed. None
     for the server's default."""
     cpus: Annotated[float, Field(ge=0.01, le=100_000.0, strict=True)] | None = None
-    """Processors' worth of CPU time; None for the server's default."""
+    """Limit in CPU cores; None for the server's default."""
     space_sharing: Annotated[bool, Field(strict=True)] = False
     """True if it may share its devices with one other job that says so too, where both together do
     more than in turns; it must save its work when it is stopped. Nothing isolates the two: each

@@ -8,7 +8,7 @@ there is one more, in the memory of the service alone; see `hocket.service.local
 | role | may |
 |---|---|
 | admin | everything: also change jobs of others, manage tokens, drain machines |
-| user | see everything, submit jobs, change the jobs that carry the user's name |
+| user | see everything, submit jobs, change the user's own jobs |
 | read-only | see everything |
 | agent | run jobs of the service on the machine of that name, nothing else |
 """
@@ -106,7 +106,7 @@ class Tokens:
 
     def holder_of(self, token: str) -> Holder | None:
         """Owner of a token; None where it is nobody's."""
-        # Hashes are compared, so that the time it takes tells nothing about a token.
+        # Hashes are compared, so that the time it takes reveals nothing about a token.
         if _hash(token) == _hash(self.local_token):
             return self.local
         return self._found(token, "token")

@@ -79,8 +79,8 @@ def decided(within: WithinBudget) -> str:
     ]
     if within.streamed_bytes:
         parts.append(f"{format_bytes(within.streamed_bytes)} of parameters streamed")
-    if at_home := sum(block.update == "host" for block in blocks):
-        parts.append(f"{at_home} updated on the host")
+    if on_host := sum(block.update == "host" for block in blocks):
+        parts.append(f"{on_host} updated on the host")
     swapped = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
     if swapped:
         parts.append(f"{swapped} updated on the device with optimizer state swapped in")
@@ -138,7 +138,7 @@ def kept_data(within: WithinBudget) -> dict[str, Any]:
 def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
     """Measures that would shorten a step within a budget, as far as its timeline shows."""
     shares = facts.path.shares
-    copying, at_home = shares.get(COPIES, 0.0), shares.get(HOST, 0.0)
+    copying, on_host = shares.get(COPIES, 0.0), shares.get(HOST, 0.0)
     lines = []
     if within.again_share >= NOTABLE:
         lines.append(
@@ -149,10 +149,10 @@ def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
             "a larger budget, or a faster link to the host: the step waits "
             f"{format_percent(copying)} of its time for copies"
         )
-    if at_home >= NOTABLE:
+    if on_host >= NOTABLE:
         lines.append(
             "a larger budget, or more memory bandwidth on the host: updates there take "
-            f"{format_percent(at_home)} of this step"
+            f"{format_percent(on_host)} of this step"
         )
     if shares.get(COMPUTE, 0.0) >= HALF:
         lines.append(

@@ -185,7 +185,7 @@ class Facts:
 def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
     """Work out the facts of a plan and its timeline."""
     graph, cluster = problem.graph, problem.cluster
-    is_carrying = _is_carrying(problem, timeline)
+    is_data = _is_data(problem, timeline)
     exchanges = _exchanges(problem, timeline)
     path = _path(problem, timeline)
     return Facts(
@@ -193,14 +193,14 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
         planner=inert(plan.planner),
         step_s=timeline.makespan_s,
         num_ops=graph.num_ops,
-        num_transfers=int(is_carrying.sum()),
+        num_transfers=int(is_data.sum()),
         moved_bytes=int(transferred_bytes(problem, timeline).sum())
         + sum(each.sent_bytes for each in exchanges),
         copies=host_copies(graph),
         price_per_hour=price_per_hour(problem, timeline),
         devices=_devices(problem, timeline),
         modules=module_facts(problem, timeline.op_device),
-        links=_links(problem, timeline, is_carrying),
+        links=_links(problem, timeline, is_data),
         exchanges=exchanges,
         top_ops=_top_ops(problem, timeline),
         path=path,
@@ -273,7 +273,7 @@ def _module_device(place: ModulePlace, names: list[str]) -> str:
     return ", ".join(f"{names[d]} {format_percent(float(place.share[d]))}" for d in used)
 
 
-def _is_carrying(problem: Problem, timeline: Timeline) -> BoolArray:
+def _is_data(problem: Problem, timeline: Timeline) -> BoolArray:
     """Per transfer, whether it is more than a signal."""
     found: BoolArray = problem.graph.tensor_role[timeline.transfer_tensor] != Role.CONTROL
     return found
@@ -299,11 +299,11 @@ def _exchanges(problem: Problem, timeline: Timeline) -> tuple[ExchangeFacts, ...
     return tuple(rows)
 
 
-def _links(problem: Problem, timeline: Timeline, is_carrying: BoolArray) -> tuple[LinkFacts, ...]:
+def _links(problem: Problem, timeline: Timeline, is_data: BoolArray) -> tuple[LinkFacts, ...]:
     routes = problem.costs.routes
     busy_s = channel_busy_s(timeline, problem)
     transfer, channel = crossings(timeline, problem)
-    transfer, channel = transfer[is_carrying[transfer]], channel[is_carrying[transfer]]
+    transfer, channel = transfer[is_data[transfer]], channel[is_data[transfer]]
     count = np.bincount(channel, minlength=len(routes.channel_names))
     moved = np.zeros(len(routes.channel_names), dtype=np.int64)
     np.add.at(moved, channel, transferred_bytes(problem, timeline)[transfer])

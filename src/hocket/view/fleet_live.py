@@ -1,6 +1,6 @@
 """Who held which device lately, as SVG: a row per device, a bar per attempt, now at the right.
 
-The picture carries no style of its own; colours are classes, one of twelve for each job by its
+The picture has no style of its own; colours are classes, one of twelve for each job by its
 number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the newest
 bars stay, and the result says how many were left out.
 """

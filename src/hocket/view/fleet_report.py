@@ -181,10 +181,11 @@ def _bar(run: FleetRun, spans: HoldSpans, at: int, row_px: float, total_s: float
         f'width="{width:.2f}" height="{height:.1f}">'
         f"<title>{escape(inert(run.names[number], 60))}, {when}</title></rect>"
     )
-    room = int((width - 6.0) / _LETTER_PX)
-    if height < _LABEL_PX - 1.0 or room < _MIN_LETTERS:
+    max_letters = int((width - 6.0) / _LETTER_PX)
+    if height < _LABEL_PX - 1.0 or max_letters < _MIN_LETTERS:
         return bar
-    return bar + svg_text(x + 3.0, y + height - 3.0, shorten(inert(run.names[number]), room), "on")
+    label = shorten(inert(run.names[number]), max_letters)
+    return bar + svg_text(x + 3.0, y + height - 3.0, label, "on")
 
 
 def _left_out(spans: HoldSpans, num_drawn: int, num_devices: int) -> str:

@@ -162,11 +162,11 @@ def _transfer_columns(problem: Problem, timeline: Timeline, transfers: IntArray)
 def _path(
     problem: Problem, timeline: Timeline, facts: Facts, rows: tuple[SpanRow, ...], tick_s: float
 ) -> list[dict[str, Any]]:
-    carrying: dict[int, int] = {}
+    row_of: dict[int, int] = {}
     for index, row in enumerate(rows):
         if row.is_link:
             for transfer in row.span.tolist():
-                carrying.setdefault(transfer, index)
+                row_of.setdefault(transfer, index)
     content = []
     for number in facts.path.longest(MAX_PATH_STEPS):
         step = facts.path.steps[number]
@@ -174,9 +174,7 @@ def _path(
         start, end = _ticks(np.array([step.start_s, step.end_s]), tick_s).tolist()
         content.append(
             {
-                "row": int(timeline.op_device[step.index])
-                if is_op
-                else carrying.get(step.index, -1),
+                "row": int(timeline.op_device[step.index]) if is_op else row_of.get(step.index, -1),
                 "kind": step.kind,
                 "name": step_name(problem, timeline, step),
                 "start": start,

@@ -1,6 +1,6 @@
 """Tables of all views: in a terminal they fit the width, `hocket.view.page` writes them as HTML.
 
-Numbers are never cut or wrapped: where the width is short, names give way first, then columns.
+Numbers are never cut or wrapped: if the width is short, names are shortened, then columns dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def share(title: str, rank: int = 0) -> Column:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedTable:
-    """A table without lines whose names, then columns, give way when the width is short."""
+    """A table without lines; if the width is short, names are shortened, then columns dropped."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[str | Text]]

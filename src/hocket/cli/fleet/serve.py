@@ -243,7 +243,7 @@ def command(
 
 
 def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
-    """Kinds and devices of this machine, which are told: jobs name the kinds."""
+    """Find device types and devices of this machine, and print them: jobs name the types."""
     from hocket.api.daemon import found_devices
 
     if kinds:

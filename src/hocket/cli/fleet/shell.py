@@ -140,7 +140,7 @@ def _talk(caller: socket.socket) -> None:
                 if data:
                     caller.sendall(data)
                 else:
-                    # The end of a file: the shell is told as a terminal tells it.
+                    # End of file: send Ctrl-D, as a terminal does.
                     caller.sendall(b"\x04")
                     watched.remove(standard_input)
 

@@ -134,14 +134,14 @@ def command(
         elastic_speeds,
         find_policy,
         read_trace,
-        refuse_unlike_gavel,
+        refuse_non_gavel,
         simulate,
     )
 
     for name in policies:
         find_policy(name)
         if compatible == "gavel":
-            refuse_unlike_gavel(name)
+            refuse_non_gavel(name)
     kinds, devices = parse_cluster(cluster)
     work_trace = with_arrivals(read_trace(trace), arrivals_per_hour, seed)
     table = find_throughputs(throughputs, trace)

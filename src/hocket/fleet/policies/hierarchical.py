@@ -3,7 +3,7 @@
 OSDI 2020, section 4.3 (water filling). The budget of a team rises with the level, by its weight.
 Fair inside: all jobs of a team rise together, by their weights, and what a job leaves that cannot
 rise goes to its siblings. First come, first served inside: the earliest job takes all until it
-cannot rise. Either way the demand at a level is a closed form of who can rise how far.
+cannot rise. In both cases the demand at a level is a closed form of who can rise how far.
 """
 
 from __future__ import annotations

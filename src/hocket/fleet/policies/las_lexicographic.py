@@ -1,6 +1,6 @@
-"""Max-min fairness to the end, and told: the levels at which jobs stay behind.
+"""Lexicographic max-min fairness with a report of the levels at which jobs stop rising.
 
-The allocation is that of `las`, whose ties are broken in this way already; the answer lists every
+The allocation is that of `las`, which breaks ties lexicographically already; the answer lists every
 level, so that a user sees who could rise above the lowest job and how far.
 """
 

@@ -56,7 +56,7 @@ def fifo_strict(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocati
 
 
 def fifo_as_gavel(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Gavel's: a job that cannot run on any kind that has room for it is passed over."""
+    """Gavel's FIFO: a job that fits on no device type with enough free devices is skipped."""
     order = np.argsort(snapshot.arrival, kind="stable")
     return _listed("fifo", snapshot, order, snapshot.usable_steps_per_s, is_strict=False)
 
@@ -143,12 +143,12 @@ def _place(
     can_run = (speed > 0.0) & (snapshot.usable_steps_per_s > 0.0)
     for job in order:
         gang = snapshot.gang[job]
-        has_room = free >= gang
-        fits = can_run[job] & has_room
+        has_capacity = free >= gang
+        fits = can_run[job] & has_capacity
         if not fits.any():
             if is_strict:
                 free[can_run[job]] = 0
-            if not (free if is_strict else has_room).any():
+            if not (free if is_strict else has_capacity).any():
                 break
             continue
         best = fits & (speed[job] == speed[job][fits].max())

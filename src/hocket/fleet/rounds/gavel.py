@@ -20,7 +20,7 @@ from hocket.fleet.rounds.share import share
 from hocket.fleet.rounds.state import FleetState, Jobs
 from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
-UNLIKE_GAVEL: Final = {
+NOT_AS_GAVEL: Final = {
     "finish-time-fairness": "among equal answers Gavel takes the one at which its solver of cone "
     "programs happens to stop, which is not repeated here (average completion 14 % off)",
     "ftf-agnostic": "among equal answers Gavel takes the one at which its solver of cone programs "
@@ -31,9 +31,9 @@ UNLIKE_GAVEL: Final = {
 """Policies whose results in these rounds are not those of Gavel, and why."""
 
 
-def refuse_unlike_gavel(policy: str) -> None:
+def refuse_non_gavel(policy: str) -> None:
     """Raise `UsageError` for a policy that could not be compared with Gavel's own results."""
-    reason = UNLIKE_GAVEL.get(policy)
+    reason = NOT_AS_GAVEL.get(policy)
     if reason is not None:
         hint = "leave out --compatible gavel, or compare las or fifo"
         raise UsageError(f"{policy!r} cannot be run as Gavel does: {reason}", hint=hint)

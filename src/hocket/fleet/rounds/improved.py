@@ -93,7 +93,7 @@ def _pair_wishes(
 ) -> tuple[LongArray, FloatArray]:
     """One wish per device that a pair of profiles has a deficit for now.
 
-    A pair gets the mean slack of the two jobs that would take it, so that it stands beside jobs
+    A pair gets the mean slack of the two jobs that would take it, so that it ranks like jobs
     that run alone: plans change too often for its own debt to grow that large.
     """
     if not plan.amount.any():

@@ -17,7 +17,8 @@ from hocket.base.arrays import BoolArray, FloatArray
 from hocket.fleet.rounds.state import FleetState, Jobs, PairEstimates, PairPlan, PairTable
 
 MAX_PROFILES = 32
-"""Of jobs that share; more are told to run alone as long as all of these are in use."""
+"""Maximum profiles of jobs that share devices; jobs of further profiles run alone while all of
+these are in use."""
 _LEARNING = 0.5
 """Weight of a new measurement of a part against all before."""
 
@@ -159,7 +160,7 @@ def _nothing(num_kinds: int) -> PairEstimates:
 
 
 def _grown(known: PairEstimates) -> PairEstimates:
-    """Room for one profile more."""
+    """Copy of the tables with capacity for one more profile."""
     wider = [(0, 1), (0, 1), (0, 0)]
     measured: BoolArray = np.pad(known.is_measured, wider)
     return PairEstimates(

@@ -22,7 +22,7 @@ from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows,
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""
 _AS_GAVEL = {**CENTRAL, "fifo": fifo_as_gavel}
-"""Policies whose answers Gavel's program gives in its own way."""
+"""Policies for which Gavel's program gives answers of its own."""
 _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 

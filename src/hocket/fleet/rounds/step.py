@@ -83,7 +83,7 @@ def step(state: FleetState, event: Event) -> tuple[FleetState, Actions]:
 
 
 def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
-    """The state at a later moment and its rows, to write to, with room for jobs that come."""
+    """The state at a later moment and its rows, to write to, with capacity for arriving jobs."""
     from hocket.fleet.rounds.kernels.count import count
 
     time_s = float(event.time_s)

@@ -33,7 +33,7 @@ class Pace(NamedTuple):
     min_run_s: float
     """A job that was started so lately stays where it is,"""
     min_turn_s: float
-    """and one that was started so lately does not give way to a larger debt."""
+    """and one that was started so lately is not preempted for a larger deficit."""
     keeps_running: bool
     """True if running jobs keep what they have, and only waiting ones get what is free; a round
     begins otherwise, with a checkpoint of all."""
@@ -97,11 +97,11 @@ class Round(NamedTuple):
     """``[wish]``: whether it is one, and of what sort."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
-    carried: FloatArray
+    sort_keys: FloatArray
     """``[2, wish]``: scratch of sorting, as ``scratch``."""
     scratch: LongArray
     is_withdrawn: BoolArray
-    """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
+    """``[wish]``: of a gang, or of a pair, that was tried and fitted on no server."""
     queue_at: LongArray
     """As in `Asked`; its first column moves past those who have something already."""
     is_reserved: BoolArray
@@ -124,7 +124,7 @@ class Round(NamedTuple):
     free: LongArray
     """``[type]``: devices that are not given yet."""
     first: LongArray
-    """``[type]``: no server of the type before this one has room."""
+    """``[type]``: servers of the type before this one are full."""
     stoppable: LongArray
     """``[type]``: devices that are free, or held by jobs that may be stopped."""
     step_s: FloatArray
@@ -159,7 +159,7 @@ def new_round(
     layout: DeviceLayout,
     held: LongArray,
 ) -> Round:
-    """Room for all that some jobs and pairs may want and get."""
+    """Allocate the tables of a round for all wishes and grants of some jobs and pairs."""
     (num_jobs, num_kinds), num_devices = jobs.shares.shape, len(held)
     num_wishes, num_servers = num_jobs * num_kinds + len(asked.pairs), len(layout.server_kind)
     # A step where a job ends, and two for each that is granted or reserved something.
@@ -184,7 +184,7 @@ def new_round(
         parts=whole(2 * num_kinds, 3),
         rank=whole(num_wishes),
         keys=np.zeros((3, num_wishes)),
-        carried=np.empty((2, num_wishes)),
+        sort_keys=np.empty((2, num_wishes)),
         scratch=whole(num_wishes),
         is_withdrawn=marks(num_wishes),
         queue_at=whole(*asked.queue_at.shape),

@@ -148,7 +148,7 @@ def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> BoolArray:
 
 
 def _knows_servers(state: FleetState) -> bool:
-    """True if it is told which devices stand together; Gavel's rounds do not look at it."""
+    """True if servers of several devices are known; Gavel's rounds ignore them."""
     return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
 
 

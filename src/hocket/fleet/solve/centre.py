@@ -23,7 +23,7 @@ class CentreProgram(NamedTuple):
     """Highest level such that shares are at least 0, progress is at least the level, time at most
     one and devices at most those that there are; every row and column in a unit of its own.
 
-    Rows stand in this order: shares ``[class, kind]``, progress and time by class, devices by kind.
+    Order of rows: shares ``[class, kind]``, progress and time by class, devices by kind.
     """
 
     least: FloatArray
@@ -41,11 +41,11 @@ class CentreProgram(NamedTuple):
     num_alike: FloatArray
     """``[class]``: jobs."""
     num_rows_alike: FloatArray
-    """``[row]``: how often it stands in the program of jobs."""
+    """``[row]``: how many rows of the program of single jobs it represents."""
 
 
 class Path(NamedTuple):
-    """Room for a point on the path and the step from it."""
+    """Buffers for a point on the central path and the step from it."""
 
     by_column: FloatArray
     """``[use, column]``: shares and then the level."""

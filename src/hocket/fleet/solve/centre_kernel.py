@@ -18,7 +18,7 @@ _MAX_STEPS = 60
 _EXACT = 1e-8
 _LEAST_CENTRING = 1e-4
 _NEAREST, _LONGEST = 0.99, 0.999
-"""Part of the way to the border that a step may go, and of itself."""
+"""Longest step, as a part of the distance to the boundary, and of the full step."""
 _AT, _UNPAID, _TO, _ONCE, _AHEAD = 0, 1, 2, 3, 4
 """Uses of columns: the point, what costs lack, what is wanted, steps of the scale and the rest."""
 _LEFT, _DUAL, _LACKING, _RATIO, _WANTED, _GOAL = 0, 1, 2, 3, 4, 5

@@ -60,10 +60,10 @@ def _too_much_time(snapshot: ClusterSnapshot, allocation: Allocation) -> list[st
 
 
 def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
-    """True if jobs and profiles tell the same of time two on a device."""
+    """Differences between jobs and profiles in the time of pairs on a device."""
     shared, paired, pairs = allocation.shared, allocation.paired, snapshot.pairs
     if (shared is None) != (paired is None):
-        return ["time in pairs is told of jobs or of profiles only"]
+        return ["time in pairs is stated for jobs or for profiles only"]
     if shared is None or paired is None or pairs is None:
         return []
     together = np.zeros((2, *pairs.steps_per_s.shape))
@@ -74,7 +74,7 @@ def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     np.add.at(together[1], (profile, paired.profile, paired.kind), paired.amount)
     is_off = np.abs(together[0] - together[1]) > TOLERANCE * (1.0 + together[0])
     return [
-        f"jobs of profile {one} have another time beside {other} than is told of profiles"
+        f"jobs of profile {one} have another time beside {other} than is stated for profiles"
         for one, other, _ in np.argwhere(is_off)
     ]
 

@@ -20,7 +20,7 @@ _MAX_GRADIENTS = 400
 _EXACT, _ROUGH = 1e-4, 1e-2
 """Accuracy of the equations of a step, and of those that only predict where it leads."""
 _NEAREST = 0.99
-"""Part of the way to the border that a step may go."""
+"""Longest step, as a part of the distance to the boundary."""
 _LEAST_CENTRING = 0.02
 
 

@@ -164,7 +164,7 @@ def solve_step(
     max_iterations: int,
 ) -> int:
     """Conjugate gradients from ``step`` to where the rest is ``tolerance`` times the right side."""
-    rest, led, way, image = guide.work[0], guide.work[1], guide.work[2], guide.work[3]
+    rest, led, direction, image = guide.work[0], guide.work[1], guide.work[2], guide.work[3]
     num_rows = rise.shape[0]
     enough = tolerance * tolerance * _follow(guide, right, led)
     _apply(columns, weight, rise, level_weight, guide, step, image)
@@ -172,19 +172,19 @@ def solve_step(
         rest[row] = right[row] - image[row]
     product = _follow(guide, rest, led)
     for row in range(num_rows):
-        way[row] = led[row]
+        direction[row] = led[row]
     iterations = 0
     while iterations < max_iterations and product > enough:
-        _apply(columns, weight, rise, level_weight, guide, way, image)
+        _apply(columns, weight, rise, level_weight, guide, direction, image)
         curve = 0.0
         for row in range(num_rows):
-            curve += way[row] * image[row]
+            curve += direction[row] * image[row]
         length = product / curve
         for row in range(num_rows):
-            step[row] += length * way[row]
+            step[row] += length * direction[row]
             rest[row] -= length * image[row]
         before, product = product, _follow(guide, rest, led)
         for row in range(num_rows):
-            way[row] = led[row] + product / before * way[row]
+            direction[row] = led[row] + product / before * direction[row]
         iterations += 1
     return iterations

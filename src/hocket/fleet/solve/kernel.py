@@ -4,8 +4,8 @@ Demands are served with the least load (the share of its devices that the fulles
 prices are such that jobs which buy as cheaply as they can fill all priced pools equally. Each
 question, "what would you buy at these prices", yields one vector of loads; the mix of vectors with
 the least maximum is a linear program with one row per pool, solved by the simplex method, whose
-duals are the next prices to ask for. Asking half-way to the best prices so far keeps them from
-jumping about. O(classes x columns) per question while purchases stay as they were, as most do,
+duals are the next prices to ask for. Asking at the midpoint to the best prices so far keeps them
+from oscillating. O(classes x columns) per question while purchases stay as they were, as most do,
 O(questions x pools + pools^2) per pivot.
 """
 
@@ -62,7 +62,7 @@ def cheapest(
         if low >= 0:
             rate_low, price_low = rates[one, low], price[low]
         more, rise = rates[one, high] - rate_low, price[high] - price_low
-        # Compared as products: a division per column would take half of the time.
+        # Compared as products: dividing per column would take half of the time.
         deepest, lowest = price_low * more - rise * rate_low, _REST
         is_below = deepest > 0.0
         if not is_below:
@@ -104,7 +104,7 @@ def set_prices(job_classes: JobClassTable, prices: FloatArray, price: FloatArray
 
 @kernel
 def forget_purchases(search: PriceSearch) -> None:
-    """Let everybody start from its fastest column: ties then fall the same way each time."""
+    """Let everybody start from its fastest column: ties are then broken alike each time."""
     for one in range(search.low.shape[0]):
         search.low[one] = _REST
         search.high[one] = _REST
@@ -159,7 +159,7 @@ def start_basis(search: PriceSearch, num_pools: int) -> None:
 
 @kernel
 def load_row(search: PriceSearch, num_pools: int) -> int:
-    """Where the load stands in the basis; it never leaves."""
+    """Row of the load in the basis; it never leaves."""
     for row in range(num_pools + 1):
         if search.basis[row] == _LOAD:
             return row
@@ -272,19 +272,19 @@ def find_load(
 ) -> tuple[int, float, float]:
     """Search for the prices at which the bill is highest; the first ``num_known`` are given.
 
-    Returns the number of questions asked, the load of the mix and the highest bill: no way to
-    serve the demands has a load below that bill. Stops where the two meet, or where both are so
+    Returns the number of questions asked, the load of the mix and the highest bill, which is a
+    lower bound on the load of serving the demands. Stops where the two meet, or where both are so
     far above 1 that the demands are certainly too high. Where throughputs tie, many mixes have one
     load, and answers change the mix without lowering it: such steps ask for the duals themselves,
     and only an answer to these that changes nothing ends the search.
     """
-    num_pools, room = job_classes.capacity.shape[0], search.prices.shape[0]
+    num_pools, max_asked = job_classes.capacity.shape[0], search.prices.shape[0]
     highest, num_asked = -1.0, 0
     caution = 0.0
     load = np.inf
     is_stalled = False
     forget_purchases(search)
-    while num_asked < room:
+    while num_asked < max_asked:
         if num_asked < num_known:
             for pool in range(num_pools):
                 search.asked[pool] = search.prices[num_asked, pool]

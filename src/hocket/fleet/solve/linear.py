@@ -58,7 +58,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
     num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=num_jobs * slope * near)
-    # Demands that no longer rise are met already, to the last digit: they leave room for rounding.
+    # Demands that no longer rise are met already, to the last digit: a margin is left for rounding.
     due = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
     limits = np.concatenate([-num_jobs * due, num_jobs, program.job_classes.capacity])
     value = np.zeros(matrix.shape[1])

@@ -49,7 +49,7 @@ class Anchors(NamedTuple):
 
 
 class ShareColumns(NamedTuple):
-    """Ways to spend time: one job, or two, on devices of a pool.
+    """Columns of the program: one job, or two, on devices of a pool.
 
     Rows are the progress of jobs, then their time, then pools. ``num_rows`` stands for nobody: it
     is the second job of a column that has one only, and rows are kept long enough for it.
@@ -100,12 +100,12 @@ def new_guide(num_jobs: int, num_pools: int) -> Preconditioner:
 
 
 def padded(num_jobs: int, num_pools: int) -> int:
-    """Length of a vector of rows that has room for nobody."""
+    """Length of a vector of rows, including the row that stands for nobody."""
     return 3 * num_jobs + num_pools + 1
 
 
 def new_partners(num_classes: int, count: int) -> Partners:
-    """Room for so many partners of each class."""
+    """Empty table of ``count`` partners of each class."""
     return Partners(
         most=np.full(num_classes, -np.inf),
         gain=np.full((num_classes, count), -np.inf),

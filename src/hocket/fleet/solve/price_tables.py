@@ -47,7 +47,7 @@ class PriceSearch(NamedTuple):
 
 
 def new_search(job_classes: JobClassTable, max_questions: int) -> PriceSearch:
-    """Room for a search that asks at most ``max_questions`` times."""
+    """Buffers for a search that asks at most ``max_questions`` times."""
     num_pools, rows = len(job_classes.capacity), len(job_classes.capacity) + 1
     return PriceSearch(
         prices=np.zeros((max_questions, num_pools)),

@@ -167,7 +167,7 @@ def _free_caps(
     is_free = prices <= FREE
     on_free = np.where(is_free, job_classes.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))
-    # A job that runs all the time on its fastest column has no slope, and no way up either.
+    # A job that runs all the time on its fastest column has no slope, and cannot rise either.
     slope = np.where(np.isfinite(slope), slope, 0.0)
     costs = slope * demand * job_classes.num_jobs > FREE / max(1, len(demand))
     return np.where(costs, demand, rising)
@@ -225,7 +225,7 @@ def proven_level(
     """A level at which demands are worth more than all that time and devices are: none is served
     there or higher, however badly the search for the lowest such level ended.
 
-    For duals at which no way to spend time earns more than its rent and devices cost.
+    For duals at which no column earns more than its rent and devices cost.
     """
     worth = job_classes.num_jobs * duals.worth
     all_there_is = float(job_classes.num_jobs @ duals.rent + job_classes.capacity @ duals.price)

@@ -3,8 +3,8 @@
 A pair gains what its progress is worth above the rent of both jobs and the price of the devices.
 At good duals most jobs gain nearly the same with very many partners, and the best of them are the
 same for all: a list of the best would pair everybody with the same few. So gains are shaken, each
-pair by its own fixed number, before the best are taken. Pairs are visited in square tiles,
-because the table is read both ways. O(classes^2 x columns).
+pair by its own fixed number, before the best are taken. Pairs are processed in square tiles,
+because the table is read by rows and by columns. O(classes^2 x columns).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from hocket.fleet.solve.sharing import (
 
 NOT_HIGHER = 1e-11
 """Part by which a job must be able to rise for another level to be worth it."""
-ROOM = 1e-10
+MARGIN = 1e-10
 """Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 """Accuracy with which demands are met: by prices, and by a solver of seven digits."""
@@ -115,13 +115,13 @@ def fill(
         except NoFeasiblePlanError:
             if not level_answers:
                 raise
-            # Rounding left no room to go on from what is held already, which stays legal.
+            # Rounding made the next level infeasible; the levels found so far stay legal.
             return level_answers
         level_answers.append(level_answer)
         can_rise = level_answer.cap > level_answer.demand * (1.0 + NOT_HIGHER)
         if not can_rise.any() or len(level_answers) >= MAX_LEVELS:
             return level_answers
-        # A hair of room, or rounding would make pools that are full look overfull.
+        # A small margin, or rounding would make pools that are full look overfull.
         cap, warm = np.where(can_rise, level_answer.cap, _held(level_answer)), level_answer.warm
 
 
@@ -159,7 +159,7 @@ def _search_many(
 
 
 def _held(level_answer: LevelAnswer) -> FloatArray:
-    return np.minimum(level_answer.demand, level_answer.cap) * (1.0 - ROOM)
+    return np.minimum(level_answer.demand, level_answer.cap) * (1.0 - MARGIN)
 
 
 def _together(

@@ -30,7 +30,7 @@ from hocket.planners.parallel.compare import can_split_batch, compare_parallel
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GangPlan:
-    """The best way for a gang of one kind."""
+    """The best plan for a gang of one device type."""
 
     servers: Servers
     gang: int
@@ -50,7 +50,7 @@ def plan_gangs(
     *,
     calibration: Calibration | None = None,
 ) -> list[GangPlan]:
-    """The best way on every kind for every size of gang; raises `UsageError` for other graphs."""
+    """The best plan per device type and gang size; raises `UsageError` for other graphs."""
     found = []
     for servers in kinds:
         is_known = calibration is not None and servers.kind.name in calibration.kinds

@@ -97,7 +97,7 @@ def exposed_s(buckets: Gradients, gang: int, path: RingPath) -> float:
     """Delay of a step of a gang against a step of one device.
 
     A part of the sums is never hidden, by the rule of `hocket.cost.parallel`: they take memory
-    bandwidth and processors from the work beside them.
+    bandwidth and SMs from the concurrent kernels.
     """
     sums_s = ring_all_reduce_s(buckets.size_bytes, gang, path.latency_s, path.bandwidth_bps)
     done_s = -np.inf

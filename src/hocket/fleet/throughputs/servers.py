@@ -30,11 +30,11 @@ _MAX_EXTENSIONS = 20_000
 
 def widest_ring(bandwidth_bps: FloatArray, length: int) -> tuple[int, ...]:
     """Devices in ring order; ``bandwidth_bps`` is ``[device, device]`` of pairs."""
-    both_ways = np.minimum(bandwidth_bps, bandwidth_bps.T)
-    np.fill_diagonal(both_ways, 0.0)
+    mutual_bps = np.minimum(bandwidth_bps, bandwidth_bps.T)
+    np.fill_diagonal(mutual_bps, 0.0)
     search = _CycleSearch(length)
-    for threshold_bps in np.unique(both_ways[both_ways > 0.0])[::-1]:
-        ring = search.ring(both_ways >= threshold_bps)
+    for threshold_bps in np.unique(mutual_bps[mutual_bps > 0.0])[::-1]:
+        ring = search.ring(mutual_bps >= threshold_bps)
         if ring:
             return ring
     return tuple(range(length))

@@ -22,14 +22,15 @@ from hocket.fleet.throughputs.table import JobProfile, Throughputs
 # What is expected of a job before it is measured: jobs of like names prefer like devices.
 #
 # How much faster one kind is than another depends on the model most, then on sizes such as that of
-# the batch, and both stand in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ in a
+# the batch, and both are in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ in a
 # number only. Rows of such a family, less the mean of all jobs of their gang, are taken for draws
 # of a Gaussian process over the logarithms of the numbers and the gang (Rasmussen and Williams,
 # 2006, section 2.2); a job of no family is expected to be like the mean. O(rows + family^3).
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _REACH = 2.0
-"""Difference of logarithms over which likeness falls by e: a factor of 7.4 in a batch or a gang."""
+"""Difference of logarithms over which similarity falls by e: a factor of 7.4 in a batch or
+a gang."""
 _NOISE = 0.03
 """Part of the variance of a row that like jobs do not share."""
 
@@ -65,8 +66,8 @@ def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfi
     if not family:
         return Expected(mean, covariance)
     points = np.array([_point(profiles[at]) for at in family])
-    near = _likeness(points, _point(job)[None, :])[:, 0]
-    weight = np.linalg.solve(_likeness(points, points) + _NOISE * np.eye(len(family)), near)
+    near = _similarity(points, _point(job)[None, :])[:, 0]
+    weight = np.linalg.solve(_similarity(points, points) + _NOISE * np.eye(len(family)), near)
     left = max(1.0 - float(near @ weight), 0.0) + _NOISE
     return Expected(mean + weight @ rest[family], min(left, 1.0) * covariance)
 
@@ -82,7 +83,7 @@ def _point(profile: JobProfile) -> FloatArray:
     return np.log(np.maximum([*numbers, profile.gang], 1e-3))
 
 
-def _likeness(ones: FloatArray, others: FloatArray) -> FloatArray:
+def _similarity(ones: FloatArray, others: FloatArray) -> FloatArray:
     """1 for jobs whose numbers are equal, less the further they are apart."""
     distance = np.abs(ones[:, None, :] - others[None, :, :]).sum(axis=2)
     return np.asarray(np.exp(-distance / _REACH))

@@ -1,4 +1,4 @@
-"""Traces of many origins, told apart by their header or their number of columns.
+"""Traces of many origins, recognized by their header or their number of columns.
 
 | format | how it is known | work |
 |---|---|---|

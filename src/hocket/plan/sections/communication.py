@@ -2,9 +2,9 @@
 
 A tree sends a share of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
 sends away from it; an all-reduce has both, a broadcast or an all-gather only the second, a reduce
-or a reduce-scatter only the first, and an all-to-all has one way per pair. Rings, chains, stars and
-packed trees are all of this form. `interpret` carries the sends out one by one without knowing who
-made them, and `rate_bps` is what the links allow for these shares, exactly.
+or a reduce-scatter only the first, and an all-to-all has one route per pair. Rings, chains, stars
+and packed trees are all of this form. `interpret` executes the sends one by one without knowing who
+made them, and `rate_bps` is the exact rate that the links allow for these shares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Hop = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Send:
-    """One rank's data passed on to another, over the links of a way."""
+    """One rank's data passed on to another, over the links of a route."""
 
     src: str
     dst: str
@@ -92,7 +92,7 @@ class Communication(Section):
             yield Violation("communication", f"{error.where} {error.message}".strip())
 
     def require_legal(self, cluster: Cluster) -> None:
-        """Raise `CheckError` unless every way exists and every rank ends with what it should."""
+        """Raise `CheckError` unless every route exists and every rank ends with what it should."""
         places = {*cluster.device_names, *cluster.hosts, *cluster.switches}
         links = {link.name: link for link in cluster.links}
         if self.collective not in COLLECTIVES:
@@ -103,15 +103,15 @@ class Communication(Section):
             raise CheckError(f"the root {self.root!r} is no rank")
         for number, tree in enumerate(self.trees):
             for send in (*tree.reduce, *tree.broadcast):
-                _check_way(send, links, f"trees[{number}]")
+                _check_route(send, links, f"trees[{number}]")
         interpret(self)
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
-        ways: dict[Send, int] = {}
+        routes: dict[Send, int] = {}
         for tree in self.trees:
             for send in (*tree.reduce, *tree.broadcast):
-                ways.setdefault(send, len(ways))
+                routes.setdefault(send, len(routes))
         return {
             "collective": self.collective,
             "algorithm": self.algorithm,
@@ -119,15 +119,15 @@ class Communication(Section):
             "root": self.root,
             "num_chunks": self.num_chunks,
             "ways": [
-                {"from": way.src, "to": way.dst, "hops": [list(hop) for hop in way.hops]}
-                for way in ways
+                {"from": route.src, "to": route.dst, "hops": [list(hop) for hop in route.hops]}
+                for route in routes
             ],
             "trees": [
                 {
                     "root": tree.root,
                     "share": str(tree.share),
-                    "reduce": [ways[send] for send in tree.reduce],
-                    "broadcast": [ways[send] for send in tree.broadcast],
+                    "reduce": [routes[send] for send in tree.reduce],
+                    "broadcast": [routes[send] for send in tree.broadcast],
                 }
                 for tree in self.trees
             ],
@@ -138,8 +138,8 @@ class Communication(Section):
         """The section of plain data, read strictly; raises `InputFileError`."""
         keys = ("collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees")
         top = fields.record(data, "communication", required=keys)
-        ways = [
-            _way(item, f"ways[{n}]") for n, item in enumerate(fields.items(top["ways"], "ways"))
+        routes = [
+            _route(item, f"ways[{n}]") for n, item in enumerate(fields.items(top["ways"], "ways"))
         ]
         trees = fields.items(top["trees"], "trees")
         if len(trees) > MAX_TREES:
@@ -150,7 +150,7 @@ class Communication(Section):
             ranks=tuple(fields.text_column(top["ranks"], "ranks")),
             root=fields.text(top["root"], "root"),
             num_chunks=fields.integer(top["num_chunks"], "num_chunks", 1, 2**31),
-            trees=tuple(_tree(item, f"trees[{n}]", ways) for n, item in enumerate(trees)),
+            trees=tuple(_tree(item, f"trees[{n}]", routes) for n, item in enumerate(trees)),
         )
 
 
@@ -229,23 +229,23 @@ def _run(section: Communication, tree: Tree, where: str) -> None:
         raise CheckError(f"a {section.collective} broadcasts nothing", where=where)
 
 
-def _check_way(send: Send, links: Mapping[str, Link], where: str) -> None:
+def _check_route(send: Send, links: Mapping[str, Link], where: str) -> None:
     at = send.src
     for name, src, dst in send.hops:
         link = links.get(name)
         if link is None or src not in link.ends or dst not in link.ends or src == dst:
             raise CheckError(f"no link {name!r} leads from {src!r} to {dst!r}", where=where)
         if src != at:
-            raise CheckError(f"the way of {send.src} to {send.dst} breaks at {at!r}", where=where)
+            raise CheckError(f"the route of {send.src} to {send.dst} breaks at {at!r}", where=where)
         at = dst
     if at != send.dst or not send.hops:
-        raise CheckError(f"the way of {send.src} to {send.dst} ends at {at!r}", where=where)
+        raise CheckError(f"the route of {send.src} to {send.dst} ends at {at!r}", where=where)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _way(item: object, path: str) -> Send:
+def _route(item: object, path: str) -> Send:
     data = fields.record(item, path, required=("from", "to", "hops"))
     hops = []
     for number, hop in enumerate(fields.items(data["hops"], f"{path}.hops")):
@@ -257,13 +257,13 @@ def _way(item: object, path: str) -> Send:
     return Send(src, dst, tuple(hops))
 
 
-def _tree(item: object, path: str, ways: list[Send]) -> Tree:
+def _tree(item: object, path: str, routes: list[Send]) -> Tree:
     keys = ("root", "share", "reduce", "broadcast")
     data = fields.record(item, path, required=keys)
 
     def sends(key: str) -> tuple[Send, ...]:
-        chosen = fields.int_column(data[key], f"{path}.{key}", 0, len(ways) - 1)
-        return tuple(ways[index] for index in chosen.tolist())
+        chosen = fields.int_column(data[key], f"{path}.{key}", 0, len(routes) - 1)
+        return tuple(routes[index] for index in chosen.tolist())
 
     return Tree(
         root=fields.text(data["root"], f"{path}.root"),

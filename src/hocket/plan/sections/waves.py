@@ -3,7 +3,7 @@
 The first microbatch (wave tick) runs on the first stream, the second (wave tock) on the second, and
 so on in turns. Tock begins when tick has run its first ``lead`` ops, so that its memory grows while
 that of tick shrinks, and its kernels fill gaps of the other stream (Wavelet, Wang et al., MLSys
-2021). The section stands beside `Parallel`, which has the size of each microbatch.
+2021). The section comes with `Parallel`, which has the size of each microbatch.
 
 Gradients are summed in the order of the microbatches and the optimizer runs once per step, so the
 result equals gradient accumulation to the bit. With ``changes`` set to ``wave`` the optimizer runs

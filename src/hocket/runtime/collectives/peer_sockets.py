@@ -131,7 +131,7 @@ class _Meeting:
 
 
 def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> None:
-    """Close; ``at_once`` what is under way is given up, else it still arrives."""
+    """Close. With ``at_once`` unsent data is dropped, else it is still delivered."""
     for each in sockets:
         if each is not None:
             if at_once:

@@ -332,7 +332,7 @@ class Propagation:
         self._due.difference_update(indices)
 
     def _sums_as_gradients(self, indices: Sequence[int]) -> None:
-        # While a step's sums are under way they are those of the buffer before.
+        # While a step's sums are in flight they are those of the buffer before.
         is_last = bool(self._due) and self.crosses and self._last is not None
         run = self._last if is_last else self._run
         buffer = self._buffers[1 if is_last else 0]
@@ -486,8 +486,9 @@ def wrap(
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor, 0)
-    world: Any = dist.group.WORLD
-    known = world.thread.cluster if isinstance(world, PlannedGroup) and world.thread else None
+    default_group: Any = dist.group.WORLD
+    thread = default_group.thread if isinstance(default_group, PlannedGroup) else None
+    known = thread.cluster if thread else None
     cluster = known or given_cluster(range(num_ranks), find_cluster)
     c10d: Any = dist.distributed_c10d
     store = c10d.PrefixStore(f"hocket priority {next(_number)}", c10d._get_default_store())

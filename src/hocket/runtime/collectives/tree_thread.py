@@ -1,7 +1,7 @@
 """The thread of a rank that executes planned collectives, one after the other.
 
 Collectives of a process group bring all their data at once (`put`); gradients that are synchronised
-by priority become ready chunk by chunk while they are under way (`begin`). A rank that dies or
+by priority become ready chunk by chunk while they are in flight (`begin`). A rank that dies or
 stops is named by every survivor; a link that breaks ends the group with an error.
 """
 

@@ -79,7 +79,7 @@ class BudgetExceededWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSetup:
-    """What is known of a model and its loop beside the memory plan."""
+    """Facts about a model and its training loop that are not in the memory plan."""
 
     graph: Graph | None = None
     """The traced step; None where the model cannot be traced."""
@@ -179,7 +179,7 @@ class BudgetedModel:
 
     @property
     def replays(self) -> str:
-        """Describe how steps are launched; see `TellsReplay`."""
+        """Describe how steps are launched; see `ReportsReplay`."""
         return self._graph.replay.message
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
@@ -264,7 +264,7 @@ class BudgetedModel:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wait for updates that are under way; drop empty states, which were never updated."""
+        """Wait for running updates; drop empty states, which were never updated."""
         self._require_model()
         self._settle()
         for parameter in [p for p, state in optimizer.state.items() if not state]:
@@ -521,7 +521,7 @@ class _DetachedStorage:
     def __init__(
         self, blocks: Sequence[Block], buffers: Iterable[torch.Tensor], streams: CopyStreams
     ) -> None:
-        """No update of these blocks may be under way."""
+        """No update of these blocks may be running."""
         self._blocks, self._streams = blocks, streams
         for block in blocks:
             for parameter in block.parameters if block.master is not None else ():

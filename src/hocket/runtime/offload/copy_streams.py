@@ -138,8 +138,7 @@ class CopyStreams:
     """One copy stream per direction between a device and the host."""
 
     def __init__(self, device: torch.device, *, is_real: bool, is_dry_run: bool = False) -> None:
-        """``is_real`` tells that the device has memory and streams of its own; a dry run copies
-        nothing."""
+        """``is_real``: the device has memory and streams of its own. A dry run copies nothing."""
         self.device, self.is_real, self._is_dry_run = device, is_real, is_dry_run
         self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]

@@ -141,7 +141,7 @@ def can_be_grouped(parameter: nn.Parameter) -> bool:
 
 
 # before the product (turning it, rounding it) is done to the stand-in; a batched product of it
-# goes through groups of experts, each of which is copied to the device, multiplied, and makes room
+# goes through groups of experts, each of which is copied to the device, multiplied, and released
 # for the next one but one (`expert_products`). Every expert's numbers come from the same kernels
 # as in one batch. Anything else that is done to the parameter brings all of it, so that it gets
 # what it expects.

@@ -1,4 +1,4 @@
-"""Hooks around the calls of a model's blocks, which carry out each block's memory policy.
+"""Hooks around the calls of a model's blocks, which apply each block's memory policy.
 
 Pre-forward: fetch parameters. During the call: offload or recompute what autograd saves.
 Post-forward: release parameters. A block's backward pass begins when the gradient of its output is

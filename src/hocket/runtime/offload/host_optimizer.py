@@ -107,7 +107,7 @@ class HostOptimizerThread:
         self._jobs.put(_HostJob(block.index, block.update_done, after, work))
 
     def wait(self, block: Block) -> None:
-        """Wait until nothing is under way for a block; raises the error of its job."""
+        """Wait until no update of a block is running; raises the error of its job."""
         while not block.update_done.wait(_POLL_S):
             is_over = self._thread is None or not self._thread.is_alive()
             if is_over and not block.update_done.is_set():

@@ -135,7 +135,7 @@ class StateChunk:
     parts: list[ChunkPart] = field(default_factory=list)
     ranges: list[CopyRange] = field(default_factory=list)
     low_precision: list[CopyRange] = field(default_factory=list)
-    """What is uploaded, where that is not the master copy itself."""
+    """Ranges uploaded from a low-precision copy instead of the master copy."""
     num_bytes: int = 0
     cast_bytes: int = 0
 
@@ -278,7 +278,7 @@ class _StateBuffer:
 
 @dataclass(frozen=True)
 class DeviceUpdate:
-    """An update under way: when it has read the gradients, and when all is written back."""
+    """A running update: when it has read the gradients, and when all is written back."""
 
     gradients_read: CopyEvent
     written_back: CopyEvent

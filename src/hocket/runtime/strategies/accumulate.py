@@ -21,9 +21,9 @@ from hocket.runtime.strategies.batch_split import Count, microbatches, num_rows
 from hocket.runtime.strategy import (
     Passes,
     ReportsProgress,
+    ReportsReplay,
     StepOutput,
     Strategy,
-    TellsReplay,
     Timings,
     feed,
 )
@@ -67,9 +67,9 @@ class Accumulated:
 
     @property
     def replays(self) -> str:
-        """Message about how microbatches are launched; see `TellsReplay`."""
+        """Message about how microbatches are launched; see `ReportsReplay`."""
         source = self.inner if self._waves is None else self._waves
-        return source.replays if isinstance(source, TellsReplay) else ""
+        return source.replays if isinstance(source, ReportsReplay) else ""
 
     def feed(self, reducer: GradientReducer) -> None:
         """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""

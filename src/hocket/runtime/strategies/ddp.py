@@ -37,7 +37,7 @@ from hocket.runtime.strategies.batch_split import loss_weights, num_rows, split_
 from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.pipeline import Pipeline
-from hocket.runtime.strategies.tensor import sum_both_ways
+from hocket.runtime.strategies.tensor import all_reduce_both
 from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.cuts import TensorCut
@@ -520,12 +520,12 @@ def _joined_forward(alone: Callable[..., torch.Tensor], group: Any) -> Callable[
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         dims = [dim for dim in range(x.dim()) if dim != 1]
         rows = x.new_full((1,), x.numel() // x.shape[1])
-        totals = sum_both_ways(torch.cat([x.sum(dims), rows]), group)
+        totals = all_reduce_both(torch.cat([x.sum(dims), rows]), group)
         count = totals[-1].detach()
         mean = totals[:-1] / count
         shape = [1, -1] + [1] * (x.dim() - 2)
         centred = x - mean.view(shape)
-        variance = sum_both_ways(centred.square().sum(dims), group) / count
+        variance = all_reduce_both(centred.square().sum(dims), group) / count
         _update_statistics(self, mean, variance * (count / (count - 1)))
         out = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:

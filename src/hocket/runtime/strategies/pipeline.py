@@ -122,8 +122,8 @@ class Pipeline:
         self._own, self._sizes = mesh.pipeline_rank, tuple(part.microbatches)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
         self._programs: dict[tuple[Kind, Signature], StageProgram] = {}
-        self._homes = ModelTensors(task.model)
-        self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
+        self._held = ModelTensors(task.model)
+        self.tensors: Mapping[str, torch.Tensor] = self._held.tensors
         self.channels = StageChannels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
         traced = self._program("train", microbatches(batch, self._sizes, task.count)[0][0])
         self._owner = self._owners(traced)

@@ -171,7 +171,7 @@ def _apply(x: torch.Tensor, group: Any, *, forward: bool, backward: bool) -> tor
     return found
 
 
-def sum_both_ways(x: torch.Tensor, group: Any) -> torch.Tensor:
+def all_reduce_both(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Sum statistics of different rows over ranks; the gradient is a sum over ranks, too."""
     return _apply(x, group, forward=True, backward=True)
 

@@ -1,1 +1,1 @@
-"""A person's own training loop, carried by a plan: their model, their optimizer, their batches."""
+"""Strategies that execute a plan in the user's training loop, with its own model and optimizer."""

@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 
 def broadcast_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
-    """What rank ``owner`` has in ``slots``, on every rank: first what there is, then the tensors.
+    """Broadcast the ``slots`` of rank ``owner``: first a list of the entries, then the tensors.
 
-    All ranks ask together. Tensors travel on ``device``, those of the owner stay its own.
+    Collective: all ranks call it together. Tensors are sent through ``device``; the owner gets its
+    own tensors back.
     """
     is_owner = owner == dist.get_rank()
     found: dict[str, Any] = {}
@@ -38,7 +39,7 @@ def _listed(slots: Mapping[str, Any]) -> str:
 
 
 def broadcast_text(text: str, owner: int, device: torch.device) -> str:
-    """What rank ``owner`` says, on every rank; all ask together."""
+    """Broadcast the text of rank ``owner``. Collective: all ranks call it together."""
     data = text.encode()
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, owner)

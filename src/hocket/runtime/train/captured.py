@@ -1,9 +1,9 @@
-"""What every captured step needs: what it was captured for, the batch that it reads, its stream.
+"""Parts that every captured step needs: the key of the model, its static batch, its stream.
 
 A graph has addresses and choices in it that were right when it was captured. `model_key` names
-those of a model; a batch is copied into the memory that the graph reads (`StaticBatch`); steps
-before the capture run on a stream beside the usual one (`on_stream`), for which autograd and
-libraries make what they need. O(parameters + modules) per step.
+those of a model; a batch is copied into the memory that the graph reads (`StaticBatch`); warm-up
+steps run on a side stream (`on_stream`), so that autograd and libraries allocate their workspaces
+for it before the capture. O(parameters + modules) per step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
 
 
 def cloned(tree: Any) -> Any:
-    """What a graph made, apart from its memory, which the next replay overwrites."""
+    """Clone the outputs of a graph, because the next replay overwrites its memory."""
     return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)
 
 
@@ -53,9 +53,9 @@ class StaticBatch:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream | None, device: torch.device) -> Iterator[None]:
-    """What is asked for within comes after all before and before all after, on a stream of its own.
+    """Launch kernels on a side stream, ordered after earlier work and before later work.
 
-    Without one it is asked for where the rest is.
+    Without a ``stream`` they are launched on the current stream.
     """
     if stream is None:
         yield

@@ -123,7 +123,7 @@ def _joined_parts(place: Path, manifest: dict[str, Any]) -> State:
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What stands at the ends of nested dicts; a tensor is an end, so is an empty dict."""
+    """Leaves of nested dicts with their paths; tensors and empty dicts are leaves."""
     if isinstance(value, dict) and value and _TENSOR not in value:
         for key, item in value.items():
             yield from _leaves(item, (*path, key))

@@ -100,7 +100,7 @@ class CompiledModel(EagerModel):
 
     @property
     def replays(self) -> str:
-        """How steps are launched; see `TellsReplay`."""
+        """Describe how steps are launched; see `ReportsReplay`."""
         return with_update(self.replay.message, self._update)
 
     def _passes(

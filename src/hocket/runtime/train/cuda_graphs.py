@@ -179,7 +179,7 @@ def address_of(value: Any) -> Any:
 
 
 def _capturable_step(optimizer: torch.optim.Optimizer) -> None:
-    """Run a step during a capture, which optimizers must be told of."""
+    """Run a step during a capture, for which optimizers need ``capturable`` set."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
     before = [group["capturable"] for group in groups]
     try:

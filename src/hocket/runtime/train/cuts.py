@@ -1,4 +1,4 @@
-"""How a matrix is cut over tensor-parallel ranks: along one dimension, in equal blocks.
+"""Shards of a matrix over tensor-parallel ranks: along one dimension, in equal blocks.
 
 A fused projection (queries, keys and values in one matrix) is several matrices side by side: each
 of its ``blocks`` is cut alike, and a rank's piece holds its part of each.

@@ -1,10 +1,10 @@
-"""Carry steps by the model itself, its modules moved to where a plan of modules puts them.
+"""Run steps by calling the model itself, with its modules on the devices of a module plan.
 
-For models that cannot be recorded op by op: their path depends on data, or their gradients have no
-fixed size. Each module with ops of its own lives on one device; what it is called with is brought
-there, and what it returns is brought to the module that called it. Autograd does the backward, so
-the numbers are those of plain PyTorch. Between modules nothing overlaps, and order, splitting of
-modules and replay of a program are lost.
+For models that cannot be traced op by op: their control flow depends on data, or their gradients
+have no fixed size. Each module with ops of its own is on one device. Its inputs are copied there,
+and its outputs are copied to the device of the calling module. Autograd runs the backward pass, so
+the numbers are those of plain PyTorch. Nothing overlaps between modules, and planned order, splits
+within modules and CUDA graph replay are lost.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hocket.runtime.train.batches import brought, on_device
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.trace_options import TraceOptions, in_mode
 
-# Steps carried by the model itself, called as its person would call it; autograd goes back.
+# Steps that call the model itself, as the user would; autograd runs the backward pass.
 #
-# For what works by hooks of modules, and for models that cannot be recorded.
+# For strategies that work by module hooks, and for models that cannot be traced.
 
 
 class EagerModel:
@@ -73,7 +73,7 @@ class EagerModel:
         return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """What the model makes of a batch."""
+        """Loss and outputs of a batch, attached to autograd."""
         returned = self._apply(batch)
         return StepOutput(self._loss(returned), returned)
 
@@ -83,23 +83,17 @@ class EagerModel:
             return self.forward(batch, 0)
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns in evaluation mode."""
+        """Outputs of the model in evaluation mode."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self._apply(batch)
 
 
 def detached(tree: Any) -> Any:
-    """What a model returned, without what its gradients need."""
+    """Outputs of a model, detached from autograd."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
 
 
-# Carry steps by the model itself, its modules moved to where a plan of modules puts them.
-#
-# For models that cannot be recorded op by op: their path depends on data, or their gradients have
-# no fixed size. Each module with ops of its own lives on one device; what it is called with is
-# brought there, and what it returns is brought to the module that called it. Autograd does the
-# backward, so the numbers are those of plain PyTorch. Between modules nothing overlaps, and order,
-# splitting of modules and replay of a program are lost.
+# Call the model itself, with its modules on the devices of a module plan (see above).
 
 
 class PlacedModules(EagerModel):

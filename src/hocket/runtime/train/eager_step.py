@@ -1,10 +1,10 @@
-"""Carry out a recorded step on the user's own tensors, with as little in between as possible.
+"""Run a traced step on the user's own tensors, with as little overhead per op as possible.
 
 Where all devices of the plan are one real device, the instructions become a flat list of functions
 over slots, made once: per op one call into PyTorch, one write, and the drops after it. What crosses
-between devices of the plan is copied as it would be. Where there are several real devices, streams
-and events carry it (`SingleProcess`). Updates are not part of it: where the plan updates a
-parameter, its gradient is handed out, for the user's own optimizer.
+between devices of the plan is copied as it would be. Several real devices are driven by
+streams and events (`SingleProcess`). Updates are not part of it: where the plan updates a
+parameter, its gradient is handed to the user's own optimizer.
 """
 
 from __future__ import annotations
@@ -154,13 +154,13 @@ def _all_refs(items: Sequence[Any]) -> bool:
     return all(isinstance(item, Ref) for item in items)
 
 
-# Carry out a recorded step on the user's own tensors, with as little in between as possible.
+# Run a traced step on the user's own tensors, with as little overhead per op as possible.
 #
 # Where all devices of the plan are one real device, the instructions become a flat list of
 # functions over slots, made once: per op one call into PyTorch, one write, and the drops after it.
-# What crosses between devices of the plan is copied as it would be. Where there are several real
-# devices, streams and events carry it (`SingleProcess`). Updates are not part of it: where the
-# plan updates a parameter, its gradient is handed out, for the user's own optimizer.
+# What crosses between devices of the plan is copied as it would be. Several real devices are driven
+# by streams and events (`SingleProcess`). Updates are not part of it: where the plan updates a
+# parameter, its gradient is handed to the user's own optimizer.
 
 
 Given = Sequence[Mapping[int, torch.Tensor]]
@@ -168,7 +168,7 @@ Given = Sequence[Mapping[int, torch.Tensor]]
 
 
 _NUM_MOVES = 100
-"""How often a step tells how far it is, about."""
+"""Approximate number of progress reports per step."""
 
 
 class _Act(NamedTuple):
@@ -410,7 +410,7 @@ def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:
-    """What the model returned: all of it, or single numbers only, such as a loss and metrics."""
+    """Tensors that the model returned: all, or single numbers only, such as a loss and metrics."""
     returned = setup.program.returned
     found = [leaf.number for leaf in returned.leaves if hasattr(leaf, "number")] if returned else []
     specs = setup.program.tensors

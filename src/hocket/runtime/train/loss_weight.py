@@ -12,7 +12,7 @@ from hocket.capture.program import Call, Program
 from hocket.graph.graph import Phase
 
 Weight = float | torch.Tensor
-"""What a loss counts; a tensor of one element where it is known only on the device."""
+"""Weight of a loss; a tensor of one element where it is known only on the device."""
 
 
 def starts_backward(program: Program, call: Call) -> bool:

@@ -42,7 +42,7 @@ class ModelTensors:
         self, program: Program, present: Sequence[Sequence[int]], devices: Sequence[torch.device]
     ) -> list[dict[int, torch.Tensor]]:
         """Per device of the plan, its tensors of the model; they share the model's memory."""
-        homes: list[dict[int, torch.Tensor]] = []
+        settled: list[dict[int, torch.Tensor]] = []
         for device, numbers in zip(devices, present, strict=True):
             here: dict[int, torch.Tensor] = {}
             for number in numbers:
@@ -51,8 +51,8 @@ class ModelTensors:
                     if tensor.device != device:
                         self._move(tensor, device)
                     here[number] = tensor.detach()
-            homes.append(here)
-        return homes
+            settled.append(here)
+        return settled
 
     def bring(self, device: torch.device) -> None:
         """Take everything to one device."""
@@ -147,7 +147,7 @@ Settings = tuple[dict[str, Any], tuple[str, ...]]
 
 
 def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
-    """What modules, their configuration objects and their dicts hold that a loop may change."""
+    """Settings that a loop may change, in modules, their configuration objects and their dicts."""
     seen: set[int] = set()
     pending: list[tuple[Any, int]] = [(vars(each), 0) for each in modules]
     while pending:

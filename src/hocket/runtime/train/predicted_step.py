@@ -1,4 +1,4 @@
-"""What a step of a plan should take on the device that carries it out."""
+"""Predicted step time of a plan on the device that runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.simulate import simulate
 
 
 def predicted_s(problem: Problem, plan: Plan, device: torch.device) -> float | None:
-    """What a step should take; None where the plan's devices are only played."""
+    """Predicted step time; None where the plan's devices are only emulated."""
     return None if are_played(problem, plan, device) else claimed_step_s(problem, plan)
 
 
@@ -25,7 +25,7 @@ def claimed_step_s(problem: Problem, plan: Plan) -> float:
 
 
 def are_played(problem: Problem, plan: Plan, device: torch.device) -> bool:
-    """True if the plan's devices are of another kind than what carries it out."""
+    """True if the plan's device types are not those that run it: CPUs in place of GPUs."""
     kinds = {each.name: each.kind for each in problem.cluster.devices}
     is_cpu = device.type == "cpu"
     return any(kinds[name].is_cpu != is_cpu for name in used_devices(problem, plan))

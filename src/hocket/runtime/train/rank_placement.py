@@ -37,7 +37,7 @@ from hocket.runtime.train.loss_weight import Weight, starts_backward
 
 
 class Outbox:
-    """Sends under way, in order."""
+    """Sends in flight, in order."""
 
     def __init__(self) -> None:
         self._sends: queue.Queue[tuple[Any, torch.Tensor]] = queue.Queue()

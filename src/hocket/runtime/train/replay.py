@@ -47,7 +47,7 @@ class StaticInputs:
         ]
 
     def within(self, given: Given) -> list[dict[int, torch.Tensor]]:
-        """What is there before a step, with this memory in place of the batch."""
+        """Tensors that exist before a step, with this memory in place of the batch."""
         return [{**here, **static} for here, static in zip(given, self._static.batch, strict=True)]
 
     def refill(self, given: Given) -> None:
@@ -56,7 +56,7 @@ class StaticInputs:
 
 
 class ReplayedStep(EagerStep):
-    """A step on one CUDA device, replayed when it is carried out as a whole."""
+    """A step on one CUDA device, replayed where forward and backward run in one call."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ReplayedStep(EagerStep):
             "its draws have seeds of their own" if draws else ""
         )
         self._replayed: _CapturedStep | None = None
-        """What the last step was replayed from."""
+        """The capture that the last step was replayed from."""
         self._scale = torch.ones((), device=device)
 
     @property

@@ -1,7 +1,7 @@
-"""How a training goes: loss, samples and seconds per step beside the prediction, and drift.
+"""Progress of a training loop: loss, samples/s, step time against the prediction, and drift.
 
 A step is the time from the end of one to the end of the next, so that what a GPU does later counts
-where it happens. Drift is told once: when ten steps in a row were over a fifth away from the
+where it happens. Drift is reported once: when ten steps in a row were over a fifth away from the
 prediction, with the cause that a timed step shows and what to do about it.
 """
 
@@ -35,10 +35,10 @@ _NUM_SHOWN = 20
 
 
 class Watch:
-    """What was seen of the steps of a loop."""
+    """Times and losses of the steps of a loop."""
 
     def __init__(self, predicted_s: float | None) -> None:
-        """``predicted_s`` is None where the plan's devices are not those that carry it out."""
+        """``predicted_s`` is None where the plan's devices are not those that run it."""
         self.predicted_s = predicted_s
         self.step_s: deque[float] = deque(maxlen=_NUM_SHOWN)
         self.loss: torch.Tensor | None = None
@@ -76,7 +76,7 @@ class Watch:
         return statistics.median(self.step_s) if self.step_s else None
 
     def loop_cause(self) -> str:
-        """What the caller's own loop has to do with steps that take longer; empty for nothing."""
+        """Message if the user's loop spends notable time between slow steps; empty otherwise."""
         predicted_s, step_s = self.predicted_s, self.median_step_s
         if predicted_s is None or step_s is None or not self._between_s > DRIFT * predicted_s:
             return ""
@@ -88,7 +88,7 @@ class Watch:
         )
 
     def rank_cause(self, computed_s: float | None) -> str:
-        """What one rank can tell of a drift: how much of the step it computes, and waits."""
+        """Message on a drift as one rank sees it: how much of the step it computes, and waits."""
         step_s = self.median_step_s
         if computed_s is None or step_s is None:
             return ""
@@ -107,10 +107,10 @@ class Watch:
         step_s = self.median_step_s
         if step_s is not None:
             parts.append(f"{self.num_samples / step_s:.4g} samples/s")
-            told = format_seconds(step_s)
+            timing = format_seconds(step_s)
             if self.predicted_s is not None:
-                told += f" of {format_seconds(self.predicted_s)} predicted"
-            parts.append(told)
+                timing += f" of {format_seconds(self.predicted_s)} predicted"
+            parts.append(timing)
         return ", ".join(parts)
 
 

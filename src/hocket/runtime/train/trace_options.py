@@ -30,7 +30,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What a step computes."""
+    """Options for tracing a step: loss, forward function, optimizer and recomputed blocks."""
 
     loss: Loss | str | None = None
     forward: Forward | None = None
@@ -42,7 +42,7 @@ class TraceOptions:
     again: RecomputedBlocks | None = None
     """Which blocks of a training step run again for their backward pass; None for none."""
     make_update: Callable[[torch.optim.Optimizer], None] = _step
-    """How a step of the user's optimizer is made."""
+    """Function that runs a step of the user's optimizer."""
 
     @property
     def calls_optimizer(self) -> bool:

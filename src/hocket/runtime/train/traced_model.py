@@ -60,7 +60,7 @@ from hocket.runtime.train.traced_step import TracedStep, plan_like
 
 
 class StateSnapshot:
-    """What a step may change before it fails: the generator, and tensors that it writes."""
+    """State that a step may change before it fails: the generator, and tensors that it writes."""
 
     def __init__(
         self, program: Program, given: Sequence[Mapping[int, torch.Tensor]], device: torch.device
@@ -97,7 +97,7 @@ class ManyShapesError(UsageError):
 
 
 class TracedModel:
-    """Carries steps by recorded programs; see `Strategy`."""
+    """Runs traced steps; see `Strategy`."""
 
     lost = ""
 
@@ -122,9 +122,9 @@ class TracedModel:
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
         self.replay, self._is_ranked = replay, is_ranked
-        self._homes = ModelTensors(model)
+        self._held = ModelTensors(model)
         self._look_at_model()
-        self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
+        self.tensors: Mapping[str, torch.Tensor] = self._held.tensors
         self._planned = signature_of(batch)
         self.first = self._ready(problem, plan, program)
         used = set(np.asarray(self.first.setup.device_of).tolist())
@@ -142,7 +142,7 @@ class TracedModel:
 
     @property
     def replays(self) -> str:
-        """How steps on batches like the planned one are launched; see `TellsReplay`."""
+        """Describe how steps of the planned shape are launched; see `ReportsReplay`."""
         if isinstance(self.first.runner, ReplayedStep):
             if self._reducer is not None and self._reducer.overlaps:
                 return eager("gradients are summed while the backward pass runs")
@@ -179,10 +179,10 @@ class TracedModel:
 
     def _hand_over(self, recorded: TracedStep) -> None:
         """Connect the next step of a program with the reducer, if this step's gradients count."""
-        reducer, carried = self._reducer, recorded.runner
-        if isinstance(carried, EagerStep):
-            carried.on_move = self._on_move
-        if reducer is None or not isinstance(carried, EagerStep):
+        reducer, runner = self._reducer, recorded.runner
+        if isinstance(runner, EagerStep):
+            runner.on_move = self._on_move
+        if reducer is None or not isinstance(runner, EagerStep):
             return
         names = recorded.program.names
 
@@ -190,7 +190,7 @@ class TracedModel:
             parameter: Any = self.tensors[names[number]]
             return reducer.take(parameter, gradient.to(parameter.device))
 
-        carried.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
+        runner.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward at once."""
@@ -221,7 +221,7 @@ class TracedModel:
         recorded.runner = timed
         try:
             record = timed.run(given, step, weight)
-            carried = self.taken(recorded)
+            output = self.taken(recorded)
         except RunError as error:
             self._give_up(recorded, before, error)
             return self._called.train(batch, step, weight), None
@@ -233,14 +233,14 @@ class TracedModel:
             record, np.array(setup.device_of, dtype=np.int32), setup.split.transfers,
             len(problem.cluster.devices),
         )  # fmt: skip
-        return carried, Timings(problem, recorded.plan, recorded.predicted, measured)
+        return output, Timings(problem, recorded.plan, recorded.predicted, measured)
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Forward alone; backward is carried out when it is asked for."""
+        """Forward pass alone; the backward pass runs when ``loss.backward()`` is called."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.forward(batch, step)
-        carried: Any = recorded.runner
+        runner: Any = recorded.runner
         if not recorded.is_on_one_device:
             raise UsageError(
                 "a plan on several devices or ranks runs forward and backward as one list",
@@ -250,11 +250,11 @@ class TracedModel:
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
         try:
-            carried.forward(given, step)
+            runner.forward(given, step)
         except RunError as error:
             self._give_up(recorded, before, error)
             return self._called.forward(batch, step)
-        loss = carried.value(recorded.program.outputs[0])
+        loss = runner.value(recorded.program.outputs[0])
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
         backward = self._backward_of(recorded, before, partial(self._again, batch, step))
         attached = _Recorded.apply(anchor, loss, backward)  # type: ignore[no-untyped-call]
@@ -268,7 +268,7 @@ class TracedModel:
         return StepOutput(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
-        """What the model returns."""
+        """Outputs of the model in evaluation mode."""
         found = self._use("predict", batch)
         return self._called.predict(batch) if found is None else found
 
@@ -313,21 +313,21 @@ class TracedModel:
         by_model: Callable[[Weight], None],
     ) -> Callable[[Weight], None]:
         def backward(weight: Weight) -> None:
-            carried: Any = recorded.runner
+            runner: Any = recorded.runner
             try:
-                carried.backward(weight)
+                runner.backward(weight)
             except RunError as error:
                 self._give_up(recorded, before, error)
                 by_model(weight)
                 return
             recorded.has_run = True
             self._add_gradients(recorded)
-            carried.forget()
+            runner.forget()
 
         return backward
 
     def taken(self, recorded: TracedStep) -> StepOutput:
-        """Loss, outputs and gradients of a step that was carried out; nothing stays behind."""
+        """Take loss, outputs and gradients of a step that has run, and release its tensors."""
         loss = recorded.runner.value(recorded.program.outputs[0]).detach()
         outcome = StepOutput(loss, recorded.returned())
         self._add_gradients(recorded)
@@ -357,7 +357,7 @@ class TracedModel:
             return None, plain_batch(batch)
 
     def _state_before(self, recorded: TracedStep, given: Any) -> StateSnapshot | None:
-        """What to go back to if the first run of a step fails; None where that is an error."""
+        """Snapshot to restore if the first run of a step fails; None where failure is an error."""
         if recorded.has_run or not recorded.is_on_one_device or self._reducer is not None:
             return None
         return StateSnapshot(recorded.program, given, self.devices[0])
@@ -386,7 +386,7 @@ class TracedModel:
 
     @cached_property
     def _called(self) -> EagerModel:
-        self._homes.bring(self.devices[0])
+        self._held.bring(self.devices[0])
         return EagerModel(self._model, self._recipe, self.devices[0])
 
     def _again(self, batch: Any, step: int, weight: Weight) -> None:
@@ -407,7 +407,7 @@ class TracedModel:
         if self._is_ranked or self._reducer is not None:
             raise replaced_error()
         before = self._tree
-        self._homes.renew()
+        self._held.renew()
         self._look_at_model()
         if not self._tree.is_alike(before):
             self._recorded.clear()
@@ -418,8 +418,8 @@ class TracedModel:
     # ── which program ────────────────────────────────────────────────────────────────────────
 
     def given(self, recorded: TracedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
-        """What is there before a step, per device of the plan."""
-        return recorded.given(self._model, self._homes, batch)
+        """Tensors that exist before a step, per device of the plan."""
+        return recorded.given(self._model, self._held, batch)
 
     def find(self, kind: Kind, batch: Any) -> tuple[TracedStep, Any]:
         """The recorded step for a batch, and the batch as it takes it."""

@@ -3,7 +3,7 @@
 Recomputation (Chen et al. 2016, sublinear memory) as a rewrite of the program: a block's forward
 calls stand a second time right before the first of its backward calls that needs what they made,
 and its backward calls read what the second run makes. What the first run made is then dropped when
-the forward pass has used it, by whoever carries out the program, as it drops everything. Which
+the forward pass has used it, by the runner of the program, like any other tensor. Which
 calls run again is what the simulator counts (`second_run`), but for those whose second run would
 not give the same: calls that talk to other ranks, and calls on memory that was written since.
 Running statistics are written once: the second run of a batch norm writes to copies. O(calls).
@@ -224,7 +224,7 @@ class _Rewriting:
 
 
 def _passing(role: Role) -> Role:
-    """What a second run makes outlasts nothing."""
+    """Role of a tensor made by a second run, which never outlives the step."""
     return role if role == Role.CONTROL else Role.ACTIVATION
 
 

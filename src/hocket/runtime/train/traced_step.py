@@ -82,7 +82,7 @@ def _place(
 
 # A step of the user's model, recorded for one shape of batch and placed as the plan says.
 
-# Carry out a recorded step on several real devices of this process, or with every op timed.
+# Run a traced step on several real devices of this process, or with every op timed.
 #
 # What `EagerStep` is for one device, with the streams, events and marks of `SingleProcess`.
 
@@ -164,7 +164,7 @@ def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: st
 
 
 class TracedStep:
-    """One program of the loop, ready to be carried out."""
+    """One program of the loop, ready to run."""
 
     def __init__(
         self,
@@ -220,15 +220,15 @@ class TracedStep:
         return StreamedStep(self.setup, self.devices, seed=self.seed, keep=self.keep)
 
     def given(
-        self, model: nn.Module, homes: ModelTensors, batch: Any
+        self, model: nn.Module, held: ModelTensors, batch: Any
     ) -> list[dict[int, torch.Tensor]]:
-        """What is there before the step, per device of the plan."""
+        """Tensors that exist before the step, per device of the plan."""
         if not self._given:
             self._inputs = self._find_inputs(model, batch)
-        addresses = homes.addresses()
+        addresses = held.addresses()
         if addresses != self._addresses:
-            self._given = homes.settle(self.program, self._present, self.devices)
-            self._addresses = homes.addresses()
+            self._given = held.settle(self.program, self._present, self.devices)
+            self._addresses = held.addresses()
         tensors = [tensor for _, tensor in batch_tensors(batch)]
         for position, device, number in self._inputs:
             tensor = tensors[position].detach()
@@ -246,31 +246,31 @@ class TracedStep:
             if self.program.tensors[number].role == Role.INPUT
         ]
 
-    def returned(self, carried: EagerStep | None = None) -> Any:
-        """What the model returned, with None for tensors that were not kept.
+    def returned(self, runner: EagerStep | None = None) -> Any:
+        """Outputs of the model, with None for tensors that were not kept.
 
-        ``carried`` has carried the step out; without one, the step's own.
+        ``runner`` has run the step; by default the step's own.
         """
         found = self.program.returned
         if found is None:
             return None
-        leaves = [self._leaf(leaf, carried or self.runner) for leaf in found.leaves]
+        leaves = [self._leaf(leaf, runner or self.runner) for leaf in found.leaves]
         return tree_unflatten(leaves, found.form)
 
-    def _leaf(self, leaf: Any, carried: EagerStep | StreamedStep | RankedStep) -> Any:
+    def _leaf(self, leaf: Any, runner: EagerStep | StreamedStep | RankedStep) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
-        return carried.value(leaf.number) if leaf.number in self.keep else None
+        return runner.value(leaf.number) if leaf.number in self.keep else None
 
 
 def _parts(
     problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
 ) -> StepCalls:
-    """What each device does; in recorded order where the planned one is not possible here.
+    """Instructions of each device; in traced order where the planned one is not possible here.
 
     On one device there is one generator of random numbers, which gives what the unsplit model gets
     as long as ops draw in recorded order, and forward ends before backward begins, so that both can
-    be asked for one by one. What runs again does so late, as recorded, and not as soon as it could.
+    be called one by one. What runs again does so late, as recorded, and not as soon as it could.
     """
     tables = instructions_of(problem, plan)
     planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)

@@ -207,7 +207,7 @@ class WaveRunner:
 
     @property
     def replays(self) -> str:
-        """How waves are launched; see `TellsReplay`."""
+        """Describe how waves are launched; see `ReportsReplay`."""
         if self._order.changes == "wave":
             return eager("parameters change after every wave")
         return never_replayed(self._device)
@@ -373,7 +373,7 @@ class CapturedWaveRunner(WaveRunner):
 
     @property
     def replays(self) -> str:
-        """How waves are launched; see `TellsReplay`."""
+        """Describe how waves are launched; see `ReportsReplay`."""
         return self.replay.message
 
     @contextmanager

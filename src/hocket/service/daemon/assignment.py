@@ -30,7 +30,7 @@ def assignment_of(
     endpoint_url: str,
     config: ServerConfig | None = None,
 ) -> Assignment:
-    """An attempt as the executor is told of it; makes the job's folder."""
+    """Build the executor's description of an attempt; makes the job's folder."""
     job, config = service_state.jobs[record.job], config or ServerConfig()
     spec, memory = job.spec, job.spec.memory or config.memory
     log = log_file(folder, record.job, record.attempt)

@@ -49,8 +49,8 @@ from hocket.service.usage import UsageRow, count_usage
 
 # How a daemon begins: the state as it was stored, fitted to how the service was started now.
 #
-# Nothing is replayed. Attempts that were open stay open; what became of them is asked of the
-# executor by the same look at all open attempts that `carry` takes every moment.
+# Nothing is replayed. Attempts that were open stay open; the first poll of the executor reports
+# what became of them, as every later poll does.
 
 
 def recovered(
@@ -206,12 +206,12 @@ class Daemon:
 
     @property
     def is_closing(self) -> bool:
-        """True if it was told to end: nothing more will happen."""
+        """True once shutdown was requested: nothing more will happen."""
         return self._loops.is_closing
 
     @property
     def is_running(self) -> bool:
-        """True if commands are carried out."""
+        """True if commands are executed."""
         return self._loops.are_alive and self._decider.broken is None
 
     @property
@@ -227,7 +227,7 @@ class Daemon:
 
     @property
     def identity(self) -> str:
-        """Of this fleet, unlike that of any other."""
+        """Unique identity of this fleet."""
         return self._store.identity
 
     # ── what changes something ──

@@ -1,7 +1,7 @@
 """Decide, commit: takes batches of commands from the old state to the next, without threads.
 
 The answers of a batch are given after its commit, never before. Where the commit fails the state
-stays as it was, and so does everything that people were told.
+stays as it was, and no user has seen an answer that is wrong now.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Decider:
         self._log = DecisionLog(store.folder)
 
     def decide(self, requests: Sequence[Request]) -> None:
-        """Carry out commands in one transaction and answer them."""
+        """Execute commands in one transaction and answer them."""
         try:
             self._decide(requests)
         except HocketError as error:

@@ -1,7 +1,7 @@
 """The log of decisions: a line in ``decisions.log`` of the state folder for whatever was decided.
 
 Each says what was done and the numbers behind it. Lines are written after the commit, so that none
-tells of something that did not happen; a disk without room costs lines, not decisions.
+reports something that did not happen. A full disk costs lines, not decisions.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class DecisionLog:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
         text = "".join(f"{moment} {line}\n" for line in lines)
         with contextlib.suppress(OSError):
-            self._make_room()
+            self._rotate()
             descriptor = open_plain(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             with open(descriptor, "a", encoding="utf-8") as file:
                 file.write(text)
 
-    def _make_room(self) -> None:
+    def _rotate(self) -> None:
         if not self._path.exists() or self._path.stat().st_size < MAX_BYTES:
             return
         for older in range(NUM_KEPT, 0, -1):

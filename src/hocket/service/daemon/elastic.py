@@ -1,7 +1,7 @@
 """Elastic jobs of a fleet that runs: sizes with which they begin, and others at each round.
 
 A job that has a plan for several numbers of devices is stopped and started again with another
-number where that is worth it, and is told the plan for the devices that it then has.
+number where that is worth it, and gets the plan for the devices that it then has.
 """
 
 from __future__ import annotations

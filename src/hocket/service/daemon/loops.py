@@ -123,12 +123,12 @@ class Loops:
 
     @property
     def are_alive(self) -> bool:
-        """True if commands are carried out."""
+        """True if commands are executed."""
         threads = self._threads
         return bool(threads) and not self.is_closing and all(one.is_alive() for one in threads)
 
     def ask(self, command: Command) -> Future[Any]:
-        """Have a command carried out; the future is answered after its commit."""
+        """Queue a command; the future is answered after its commit."""
         return self._post(Request(command), is_report=False)
 
     def report(self, command: Command) -> Future[Any]:
@@ -203,11 +203,11 @@ class Loops:
                 next_look_s = time.monotonic() + self._poll_s
             else:
                 known = [name for name in names if name is not None]
-                self._safely(reconciler, partial(reconciler.carry, known))
+                self._safely(reconciler, partial(reconciler.apply, known))
 
     @staticmethod
     def _safely(reconciler: Reconciler, act: Callable[[], None]) -> None:
-        """An engine that breaks in a way that nobody foresaw is asked again, not given up."""
+        """Call an engine; after an unexpected exception it is polled again, not given up."""
         try:
             act()
         except Exception as error:

@@ -21,8 +21,8 @@ from hocket.service.records import AttemptRecord
 
 NEVER_RAN = (126, 127)
 """Exit codes of a command that is not there or cannot be executed, as shells have it."""
-MADE_WAY = ("preempted", "moved", "drained")
-"""Why rounds stop an attempt whose job goes on."""
+PREEMPTED_OUTCOMES = ("preempted", "moved", "drained")
+"""Outcomes of attempts that rounds stopped while their job goes on."""
 
 
 def begun(transaction: Transaction, names: Sequence[AttemptName]) -> None:
@@ -65,7 +65,7 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
     name = status.name
     if attempt.stopping_since_s is not None:
         transaction.close(name, attempt.outcome, status.exit_code)
-        if attempt.outcome in MADE_WAY and phase_of(transaction.state, name.job) != ENDED:
+        if attempt.outcome in PREEMPTED_OUTCOMES and phase_of(transaction.state, name.job) != ENDED:
             _count_loss(transaction, name.job, status)
         return
     transaction.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
@@ -76,8 +76,8 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
 
 
 def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
-    """Tell the rounds of an attempt that made way for others and left less than it had done: did
-    not end by itself, or reported more steps than it saved."""
+    """Report an attempt that lost work by preemption to the rounds: it did not end by itself, or
+    reported more steps than it saved."""
     job, checkpoint = transaction.jobs[number], transaction.checkpoints.get(number)
     saved_steps = 0.0 if checkpoint is None else checkpoint.step
     if status.exit_code == 0 and job.done_steps <= saved_steps:

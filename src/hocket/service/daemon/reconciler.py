@@ -49,7 +49,7 @@ class _Refusal(NamedTuple):
 
 
 class Reconciler:
-    """Talks to the executor; one thread at a time may call `look` and `carry`."""
+    """Talks to the executor; one thread at a time may call `look` and `apply`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Reconciler:
         self._known: set[AttemptName] = set()
         """Attempts that the executor has, as far as is known."""
         self._asked_to_stop: dict[AttemptName, int] = {}
-        """Attempts that were told to end, and in which look."""
+        """Attempts that were asked to end, and in which poll."""
         self._num_looks = 0
         self._heard_s = heard_s
         self._running_since_s: dict[AttemptName, float] = {}
@@ -111,9 +111,9 @@ class Reconciler:
             for name in [name for name in memory if service_state.attempt(name) is None]:
                 del memory[name]
         self._report_silence(service_state)
-        self.carry(name_of(record) for record in service_state.open_attempts())
+        self.apply(name_of(record) for record in service_state.open_attempts())
 
-    def carry(self, names: Iterable[AttemptName]) -> None:
+    def apply(self, names: Iterable[AttemptName]) -> None:
         """Start what shall run and stop what shall not, as far as that was not done."""
         if not self._num_looks:
             # What runs already is not known yet.
@@ -237,7 +237,7 @@ class Reconciler:
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
         """Group reports into commands, which cost hardly more than one of them: all in one, but
-        each alone after a refusal, so that one which cannot be carried out delays no other."""
+        each alone after a refusal, so that one which cannot be executed delays no other."""
         if self._is_refused:
             return [[item] for item in items]
         return [items] if items else []

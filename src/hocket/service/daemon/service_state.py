@@ -2,7 +2,7 @@
 
 The state gives a device away in the moment it decides; really it is free only when the attempt
 that had it has ended. So beside the state there are attempts: *open* until nothing of them runs any
-more, *told* once the executor was told to start them, *waiting* before that.
+more, *started* once the executor was asked to start them, *waiting* before that.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ServiceState:
     attempts: Mapping[int, tuple[AttemptRecord, ...]]
     """Open ones of each job, the oldest first; no entry where there is none."""
     waiting: tuple[AttemptName, ...]
-    """Open attempts that were not told to start, in the order of their decisions."""
+    """Open attempts that are not started yet, in the order of their decisions."""
     held: Mapping[str, tuple[AttemptName, ...]]
-    """Holders of each device that is in use, of attempts that were told to start: one, or two whose
-    jobs may share it."""
+    """Holders of each device that is in use, of started attempts: one, or two whose jobs may share
+    it."""
     checkpoints: Mapping[int, CheckpointRecord]
     """The newest of each job that has one and has not ended."""
     last_number: int = 0

@@ -44,7 +44,7 @@ LEASE_S = 45.0
 ENDS_AFTER = 0.5
 """Part of the lease after which attempts are ended that hear nothing."""
 GRACE = 0.2
-"""Part of the lease that they have at most to end; the rest is room for slow machines."""
+"""Part of the lease that they have at most to end; the rest is a margin for slow machines."""
 GANG_GRACE_S = 5.0
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 _AGENTS, _ASSIGNED = "agents.json", "assigned"
@@ -147,7 +147,7 @@ class AgentExecutor:
         return Poll(attempts=[*refused, *found], devices=devices)
 
     def forget(self, name: AttemptName) -> None:
-        """Drop an attempt that ended; agents that still have it are told to."""
+        """Drop an attempt that ended; agents that still have it are asked to drop it."""
         with self._changing:
             self._refused.pop(name, None)
             self._parts.pop(name, None)

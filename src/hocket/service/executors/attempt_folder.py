@@ -1,4 +1,4 @@
-"""The folder of an attempt: what its supervisor is told, and what it tells.
+"""The folder of an attempt: orders to its supervisor, and the supervisor's reports.
 
     assignment.json   what to run; written before any supervisor starts
     lock              held by the supervisor as long as it lives (flock: the kernel frees it); its
@@ -58,8 +58,7 @@ class AttemptOrder(NamedTuple):
     first_rank: int = 0
     """Of these processes, where others of the gang run on other machines."""
     mark: str = ""
-    """Unlike that of any other attempt, of other fleets and earlier ones too; the path of the
-    folder where empty."""
+    """Unique among attempts of all fleets, also earlier ones; empty for the path of the folder."""
     memory_bytes: int | None = None
     """Limit of all its processes together."""
     lease_file: str = ""

@@ -31,7 +31,7 @@ class BoundedLog:
             piece = data[start : start + piece_bytes]
             written_bytes = 0
             with contextlib.suppress(OSError):
-                self._make_room(len(piece))
+                self._drop_middle(len(piece))
                 written_bytes = os.write(self._descriptor, piece)
             self._dropped_bytes += len(piece) - written_bytes
 
@@ -39,7 +39,7 @@ class BoundedLog:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _drop_middle(self, num_bytes: int) -> None:
         size_bytes = os.fstat(self._descriptor).st_size
         if size_bytes + num_bytes <= self._limit_bytes:
             return

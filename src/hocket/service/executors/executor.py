@@ -10,7 +10,7 @@ call may take seconds; it may be killed before, in or after any call and will th
   the attempt is left: the daemon gives the devices away then.
 * An attempt whose engine died with it (a node, a supervisor) is `LOST`, and nothing of it runs any
   more, or it can no longer report: its name is refused from then on.
-* An attempt that was told to stop, or is stopped before it began, never starts afterwards.
+* An attempt that was asked to stop, or is stopped before it began, never starts afterwards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Assignment:
     memory_bytes: int | None = None
     """Limit of all its processes on one machine; None for none."""
     cpus: float | None = None
-    """CPU time per time, as many processors; None for no limit."""
+    """Limit in CPU cores (CPU time per wall-clock time); None for no limit."""
     gpus: tuple[int, ...] | None = None
     """Numbers of the GPUs that it may open, set by the executor; None where they are no GPUs."""
     first_rank: int = 0
@@ -101,7 +101,7 @@ class Executor(Protocol):
     """An engine that runs attempts."""
 
     def start(self, assignment: Assignment) -> None:
-        """Begin an attempt and return at once; what goes wrong is told by ``poll``."""
+        """Begin an attempt and return at once; errors are reported by ``poll``."""
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Ask an attempt to end (SIGTERM) and make it end after ``grace_s`` (SIGKILL)."""

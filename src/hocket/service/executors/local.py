@@ -1,11 +1,11 @@
 """Runs attempts as processes of this machine, each under a supervisor that outlives the daemon.
 
-All that is known stands in folders (`attempt_folder`), so a new executor on the same folder sees
-what an old one started. Whether a supervisor lives is told by its lock alone: while that is held, a
+All state is in folders (`attempt_folder`), so a new executor on the same folder sees
+what an old one started. A supervisor is alive exactly while its lock is held: while that is held, a
 result counts for nothing, whoever wrote it. A supervisor that died without a result takes its
-commands with it; what they left behind is in the control group of the attempt, or carries its mark,
-and is killed until nothing is found before the attempt is called lost. One without a heartbeat is
-killed.
+commands with it. Processes they left behind are in the control group of the attempt, or have its
+mark in the environment. They are killed until none is found; only then the attempt is called lost.
+A supervisor without a heartbeat is killed.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class LocalExecutor(FolderExecutor):
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a supervisor, hardly more than that of its job: the job may find a
-    way to look at it, and secrets of the daemon must not be there."""
+    """Environment of a supervisor, hardly more than that of its job: the job may be able
+    to read it, so it must hold no secrets of the daemon."""
     wanted = INHERITED | {"PYTHONPATH"}
     return {
         name: text for name, text in environment.items() if name in wanted or name.startswith("LC_")

@@ -1,6 +1,6 @@
 """The GPUs of this machine as devices of a fleet, and numbers by which jobs are shown their own.
 
-A device's name ends in the number that nvidia-smi gives it, which is what a job is told in
+A device's name ends in the number that nvidia-smi gives it, which is what a job gets in
 ``CUDA_VISIBLE_DEVICES``. So no two may end in the same one, of whatever kind they are.
 """
 
@@ -85,7 +85,7 @@ def with_cuda(assignment: Assignment) -> Assignment:
         return assignment
     visible = {
         "CUDA_VISIBLE_DEVICES": ",".join(match[0] for match in indexes if match),
-        # CUDA counts the fastest first unless told otherwise, nvidia-smi by place.
+        # CUDA numbers the fastest GPU first by default, nvidia-smi by PCI bus.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     return replace(

@@ -56,7 +56,7 @@ class Driver:
         self._namespace = _namespace(folder)
         self._named: dict[str, RayNode] = {}
         self._process_groups: dict[str, RayProcessGroup] = {}
-        self._told: tuple[float, Any] = (float("-inf"), None)
+        self._last_news: tuple[float, Any] = (float("-inf"), None)
 
     def connect(self, address: str) -> None:
         """Join the cluster and remove what earlier drivers left of attempts that have ended."""
@@ -104,7 +104,7 @@ class Driver:
         release_others(self._namespace, placed)
 
     def _take_on_safely(self, folder: Path) -> None:
-        """One order that cannot be understood must not keep all others from being carried out."""
+        """Start an order; one that cannot be parsed must not block the others."""
         try:
             self._take_on(folder)
         except (TypeError, ValueError, KeyError) as error:
@@ -143,8 +143,8 @@ class Driver:
             "running": sorted(name for name, phase in phases.items() if phase != STARTING),
         }
         now_s = time.monotonic()
-        if news != self._told[1] or now_s > self._told[0] + HEARTBEAT_S:
-            self._told = (now_s, news)
+        if news != self._last_news[1] or now_s > self._last_news[0] + HEARTBEAT_S:
+            self._last_news = (now_s, news)
             write_news(self._folder, news | {"told_s": now_s})
 
     def _wait_for_answers(self) -> None:
@@ -184,7 +184,7 @@ def _namespace(folder: Path) -> str:
 
 def _end_with_input() -> None:
     """End with the daemon, even while a call to Ray does not return."""
-    # Not sys.stdin, whose lock would be in the way at the end of the interpreter.
+    # Not sys.stdin, whose lock would block the exit of the interpreter.
     while os.read(0, 1024):
         pass
     os._exit(0)

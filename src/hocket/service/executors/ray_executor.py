@@ -1,8 +1,8 @@
 """Runs attempts on a Ray cluster that exists already.
 
-Orders and outcomes are files (`attempt_folder`), and a process of its own carries them out
+Orders and outcomes are files (`attempt_folder`), and a process of its own executes them
 (`ray_driver`): Ray ends processes that lose the cluster, and the daemon must not be one of them.
-While the driver is away, what was known last is told for a while; then the devices are gone.
+While the driver is away, the last known state is reported for a while; then the devices are gone.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RayExecutor:
     # ── the driver ──
 
     def _join(self) -> None:
-        """Wait for the first news, so that a cluster that is not there is told at once."""
+        """Wait for the first news, so that a missing cluster is reported at once."""
         deadline_s = time.monotonic() + FIRST_NEWS_S
         self._start_driver()
         while "devices" not in self._news:

@@ -1,8 +1,8 @@
 """Which devices the nodes of a Ray cluster have, and what they are called.
 
 A node offers devices by custom resources ``accel_<kind>``, or by Ray's resource ``GPU`` with a
-label that says their kind. Where it has both, both are reserved: then Ray also tells the job which
-GPUs are its own. Devices are called ``<node>/<kind>/<number>``.
+label that says their kind. Where it has both, both are reserved: then Ray also shows the job
+which GPUs are its own. Devices are called ``<node>/<kind>/<number>``.
 
 A node of Ray gets a new id whenever it starts, and several may have one name; people and the state
 of a fleet need names that stay. So each node that lives holds a name alone, and gives it up when it
@@ -82,7 +82,7 @@ def _read_node(row: Mapping[str, Any]) -> RayNode:
 
 
 def name_nodes(nodes: Iterable[RayNode], before: Mapping[str, str]) -> dict[str, RayNode]:
-    """A name for each node; ``before`` tells which id had which name."""
+    """A name for each node; ``before`` has the id of each name so far."""
     waiting = {node.node_id: node for node in nodes}
     named = {name: waiting.pop(owner) for name, owner in before.items() if owner in waiting}
     for node in waiting.values():

@@ -1,12 +1,12 @@
 """One attempt on Ray: a placement group on exactly its nodes, and an actor on each that works.
 
-What is going to be done stands in the attempt's folder before it is done, so that whoever comes
-next goes on where the last one was killed:
+Each action is written to the attempt's folder before it is done, so that the next driver goes on
+where the last one was killed:
 
     placed.json   the nodes; placement group and actors may exist from now on
-    sent.json     the actors may have been told to begin; without this file nothing has run
+    sent.json     the actors may have been asked to begin; without this file nothing has run
 
-An attempt whose actors are gone though they were told to begin is lost: it is never begun again.
+An attempt whose actors are gone though they were asked to begin is lost: it is never begun again.
 The placement group reserves the devices, so two attempts on one device could not both be placed
 even if they were asked for.
 """
@@ -237,7 +237,7 @@ class RayProcessGroup:
             for part in self._running():
                 part.call("stop", grace_s)
         if now_s > self._kill_at_s:
-            # The kernel ends what runs below an actor; Ray tells when the actor is dead.
+            # The kernel ends what runs below an actor; Ray reports when the actor is dead.
             for part in self._running():
                 kill(part.actor)
 
@@ -252,7 +252,8 @@ class RayProcessGroup:
             self._results.append(result)
 
     def _verdict(self) -> Result:
-        """A loss tells more than a failure, and the first failure more than what it led to."""
+        """The result to report: a loss before a failure, and the first failure before later ones,
+        which it may have caused."""
         lost = [result for result in self._results if result.is_lost]
         bad = [result for result in self._results if _is_bad(result)]
         return (lost or bad or self._results)[0]

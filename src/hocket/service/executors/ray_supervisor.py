@@ -1,7 +1,7 @@
 """The actor of Ray that runs one node's part of an attempt.
 
 It is up before anything runs, so that a gang begins only when all its nodes are there, and runs
-the command only when it is told to (`begin`), at most once in its life. Raylet, actor, supervisor
+the command only on request (`begin`), at most once in its life. Raylet, actor, supervisor
 and command are a chain in which each is killed by the kernel when the one before it ends: an actor
 that is dead for Ray may live for a second after its raylet otherwise, and with it the command.
 """
@@ -63,7 +63,7 @@ class Supervisor:
         self._port = free_port("")
 
     async def meet(self) -> int:
-        """A port where ranks can meet; the answer tells that the node is there."""
+        """A port for the rendezvous of ranks; an answer shows that the node is up."""
         return self._port
 
     async def begin(self, meeting: tuple[str, int]) -> None:
@@ -112,7 +112,7 @@ class Supervisor:
 def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any]:
     """The order with what is known only on its node, and when all nodes are there."""
     address, port = meeting
-    # Empty where Ray reserved none: that would hide devices which Ray was not told of.
+    # Empty where Ray reserved none: that would hide devices which Ray does not know of.
     visible = {name: os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)}
     ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     given = ranks if order["processes"] == "per-device" else {}

@@ -1,10 +1,11 @@
 """Runs attempts as batch jobs of Slurm, each under a supervisor on the first of its nodes.
 
-hocket decides, Slurm carries out: a job asks for exactly the nodes and slots of its attempt, once,
+hocket decides, Slurm executes: a job asks for exactly the nodes and slots of its attempt, once,
 and its name (``hocket-JOB-ATTEMPT``) is looked up before it is submitted. The script of all jobs is
-one constant; what to run stands in a folder (`attempt_folder`) on a file system that all nodes
-share. How an attempt ended is told by its folder; Slurm tells what never got so far. A job that was
-submitted twice, by a daemon that died in between, runs once: its second supervisor finds the first.
+one constant; what to run is in a folder (`attempt_folder`) on a file system that all nodes
+share. The end of an attempt is read from its folder, or from Slurm if it never started. A job that
+was submitted twice, by a daemon that died in between, runs once: its second supervisor finds the
+first.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class SlurmExecutor(FolderExecutor):
         """Slurm was asked before the folder is looked at: the last word is the folder's."""
         result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
         if result is not None:
-            return _told(name, result, files.read_json(folder / _GIVEN_UP))
+            return _status_of(name, result, files.read_json(folder / _GIVEN_UP))
         is_running = (folder / files.RUNNING).exists()
         return Status(name=name, phase=RUNNING if is_running else STARTING)
 
@@ -186,7 +187,7 @@ class SlurmExecutor(FolderExecutor):
         """True if an attempt that Slurm does not run any more lives on; it is asked to end.
 
         Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
-        the supervisor's lock tells, which a machine that is gone holds for a while.
+        the supervisor's lock decides, which a machine that is gone holds for a while.
         """
         if state == "NODE_FAIL" or not is_locked(folder):
             return False
@@ -236,7 +237,7 @@ def _kept(folder: Path, result: Result) -> Result:
     return result
 
 
-def _told(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
+def _status_of(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
     # One that was asked to end because Slurm had given it up is not done, however well it obeyed.
     if given_up is not None and (result.exit_code != 0 or result.was_asked):
         result = result._replace(is_lost=True, detail=str(given_up["detail"]))

@@ -1,6 +1,6 @@
 """Entry point of a Slurm batch job: ``python -m hocket.service.executors.slurm_batch FOLDER``.
 
-The supervisor of an attempt, after it was told what Slurm says of the allocation: commands need
+Adds Slurm's variables of the allocation to the order, then runs the supervisor: commands need
 ``SLURM_...`` to start more of themselves with srun, and to see the GPUs that they were given.
 """
 

@@ -1,7 +1,7 @@
 """The devices of a Slurm cluster: slots of its nodes, from ``scontrol show node``.
 
 A node with generic resources (``Gres=gpu:v100:4``) has as many devices as it has GPUs, of the type
-that stands there; any other node has one per core, of the kind that its first feature names. Nodes
+named there; any other node has one per core, of the kind that its first feature names. Nodes
 that are down, drained or switched off have none.
 """
 

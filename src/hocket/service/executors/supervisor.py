@@ -199,7 +199,7 @@ class _Gang:
         """Rank and exit code, in the order in which they ended."""
         self.is_gone = False
         self.was_asked = False
-        """True if a command got a signal before it ended: then its exit code tells little."""
+        """True if a command got a signal before it ended: then its exit code means little."""
         self.trouble = ""
         """Why not all commands could be started."""
         self.group: cgroups.Cgroup | None = None

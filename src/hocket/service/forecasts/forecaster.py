@@ -1,8 +1,7 @@
 """Forecasts on request: one question at a time, and few that wait.
 
 A forecast of a large fleet takes a core for a second or two. So only one is made at a time, and
-whoever comes when some wait already is told so at once: threads that wait are threads that nobody
-else has.
+further requests are refused at once when some wait already: a waiting thread serves nobody else.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hocket.service.forecasts.questions import (
 )
 
 MAX_ASKED = 3
-"""Questions under way: one that is being answered, and those that wait."""
+"""Maximum pending requests: one that is being answered, and those that wait."""
 
 
 class _Ask(Protocol):

@@ -41,7 +41,7 @@ class ForecastProcess(FleetForecaster):
         with self._starting:
             self._is_closed = True
             if self._group is not None:
-                # Whoever waits for an answer is told, and lets go of the rest.
+                # Callers that wait for an answer get an error and release the lock.
                 self._group.kill()
         with self._turn:
             self._let_go()

@@ -74,7 +74,7 @@ def explanation_of(data: Data) -> Explanation:
 
 
 def forecast_to_data(found: Forecast) -> Data:
-    """A forecast with all of its columns, unlike `Forecast.to_data`, which is for people."""
+    """A forecast with all of its columns; `Forecast.to_data` is the short form for users."""
     values = {field.name: getattr(found, field.name) for field in fields(found)}
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value

@@ -48,7 +48,7 @@ def live_page(
     state: FleetState,
     lately: Lately = _NOTHING_YET,
     *,
-    foreseen: Forecast | None = None,
+    expected: Forecast | None = None,
     trouble: str = "",
 ) -> LivePage:
     """The page of a fleet at the moment of its state."""
@@ -64,7 +64,7 @@ def live_page(
         picture_note=picture_note,
         window=words_for_seconds(_drawn_s(state, lately)),
         devices=_devices(state),
-        waiting=_waiting(state, foreseen),
+        waiting=_waiting(state, expected),
         running=_running(state),
         shares=_shares(state),
         ended=_ended(state, lately.ended),
@@ -213,16 +213,16 @@ def _number(state: FleetState, row: int) -> int:
     return int(state.jobs.rows["number"][row])
 
 
-def _waiting(state: FleetState, foreseen: Forecast | None) -> Listing[WaitingRow]:
+def _waiting(state: FleetState, expected: Forecast | None) -> Listing[WaitingRow]:
     """The queue, those first that are expected to start first."""
-    starts = _starts(foreseen)
+    starts = _starts(expected)
     waiting = sorted(
         _rows_in(state, WAITING),
         key=lambda row: (starts.get(_number(state, row), np.inf), row),
     )
     later = ""
-    if foreseen is not None and foreseen.is_cut_off:
-        later = f"not within {words_for_seconds(foreseen.reached_s - state.time_s)}"
+    if expected is not None and expected.is_cut_off:
+        later = f"not within {words_for_seconds(expected.reached_s - state.time_s)}"
     rows = tuple(
         _waiting_row(state, row, starts.get(_number(state, row)), later)
         for row in waiting[:MAX_ROWS]
@@ -230,11 +230,11 @@ def _waiting(state: FleetState, foreseen: Forecast | None) -> Listing[WaitingRow
     return Listing(rows=rows, num_more=len(waiting) - len(rows))
 
 
-def _starts(foreseen: Forecast | None) -> dict[int, float]:
-    if foreseen is None:
+def _starts(expected: Forecast | None) -> dict[int, float]:
+    if expected is None:
         return {}
-    known = np.isfinite(foreseen.start_s)
-    numbers, times = foreseen.numbers[known].tolist(), foreseen.start_s[known].tolist()
+    known = np.isfinite(expected.start_s)
+    numbers, times = expected.numbers[known].tolist(), expected.start_s[known].tolist()
     return dict(zip(numbers, times, strict=True))
 
 
@@ -244,7 +244,7 @@ def _waiting_row(state: FleetState, row: int, start_s: float | None, later: str)
         job=job_name(state, number),
         gang=int(job["gang"]),
         since=words_for_seconds(state.time_s - float(job["waiting_since_s"])),
-        start=later or "not foreseen" if start_s is None else ahead(start_s - state.time_s),
+        start=later or "not predicted" if start_s is None else ahead(start_s - state.time_s),
         reason=inert(reason(state, number), LONGEST_SENTENCE),
     )
 

@@ -4,7 +4,7 @@
 /live          its changing parts, which the script puts in place
 /what-if       the answer alone
 /jobs/{number} one job; POST to /cancel, /pause or /resume below it changes the job
-/static/...    style sheet, script, icon
+/static/...    CSS, script, icon
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def page_router(daemon: Daemon, forecaster: FleetForecaster) -> APIRouter:
     def page_now() -> LivePage:
         state = _state_now(daemon)
         lately = recent.look(state, state.time_s - window_s(state))
-        return live_page(state, lately, foreseen=foresight.of(state), trouble=daemon.trouble)
+        return live_page(state, lately, expected=foresight.of(state), trouble=daemon.trouble)
 
     def fleet_now(fields: dict[str, str]) -> str:
         return render("fleet.html", page=page_now(), form=_form(daemon, forecaster, fields))
@@ -379,7 +379,7 @@ def _job_number(text: str) -> int:
 def _job_now(daemon: Daemon, forecaster: FleetForecaster, number: int, holder: Holder) -> JobPage:
     record = daemon.job(number)
     state = _state_now(daemon)
-    explanation, done_steps = _foreseen(state, record, forecaster)
+    explanation, done_steps = _expected(state, record, forecaster)
     return job_page(
         record,
         daemon.now_s(),
@@ -401,7 +401,7 @@ def _changes(state: FleetState, record: JobRecord, holder: Holder) -> tuple[str,
     return ("resume" if phase == PAUSED else "pause", "cancel")
 
 
-def _foreseen(
+def _expected(
     state: FleetState, record: JobRecord, forecaster: FleetForecaster
 ) -> tuple[Explanation | None, float | None]:
     """Why a job that has not ended waits, and how far it should be."""

@@ -29,7 +29,7 @@ class KindField:
     field: str
     kind: str
     count: str
-    """As it stands in the form, which may be no number."""
+    """Text of the form field, which may be no number."""
 
 
 @dataclass(frozen=True, kw_only=True)

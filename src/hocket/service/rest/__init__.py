@@ -1,6 +1,6 @@
-"""The service over HTTP: routes under ``/v1``, the guard before them, and how errors are told.
+"""The service over HTTP: routes under ``/v1``, authentication before them, and error responses.
 
-request ─▶ guard (host, origin, token, size) ─▶ routes ─▶ Daemon
-                                                  │
-problem details (RFC 9457) ◀── errors ◀───────────┘
+request ─▶ checks (host, origin, token, size) ─▶ routes ─▶ Daemon
+                                                   │
+problem details (RFC 9457) ◀── errors ◀────────────┘
 """

@@ -1,6 +1,6 @@
 """Routes of the processes of a job: report progress, commit a checkpoint.
 
-They carry the token of their attempt. One that lost its devices is refused with 409 from then on,
+Requests have the token of their attempt. An attempt that lost its devices is refused with 409,
 however late it wakes up: it can neither report nor commit.
 """
 

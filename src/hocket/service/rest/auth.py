@@ -1,8 +1,8 @@
 """Authentication of requests before a route sees them: whose they are, from where, how large.
 
-The checks stand before the routes and not in them, so that a new route is closed until it is listed
-in `credentials`. What all services check stands in `gate`; here is who may do what, by token or
-cookie.
+The checks run before the routes and not in them, so that a new route is closed until it is listed
+in `credentials`. Checks that all services share are in `middleware`; here is who may do what, by
+token or cookie.
 """
 
 from __future__ import annotations

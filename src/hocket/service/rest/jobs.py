@@ -118,14 +118,14 @@ def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> It
     }
     for status in sorted(wanted & set(ENDED)):
         found |= {record.number: record for record in daemon.jobs(after, limit, status)}
-    # Those in memory are as they were before the others were looked up, and so told once only.
+    # Records in memory predate the lookup of the others, so that no job is listed twice.
     numbers = sorted(number for number, record in found.items() if record.status in wanted)
     return [found[number] for number in numbers[:limit]]
 
 
 def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
     while records := daemon.jobs(after, _AT_ONCE):
-        # As memory tells them: the store is a moment ahead, and no later answer may be older.
+        # Records in memory win: the store is a moment ahead, and no later answer may be older.
         yield from (daemon.service_state.jobs.get(record.number, record) for record in records)
         after = records[-1].number
 
@@ -210,7 +210,7 @@ def explain_job(job: Number, daemon: TheDaemon, forecaster: TheOutlook) -> Expla
     try:
         if record.status not in ENDED:
             found = forecaster.explain(daemon.state, daemon.now_s(), job).to_data()
-            found["sentence"] = _told(record, found["sentence"], daemon.trouble)
+            found["sentence"] = _with_progress(record, found["sentence"], daemon.trouble)
             return ExplanationBody(**found, status=record.status)
     except UsageError:
         # It ended between the two looks.
@@ -226,8 +226,8 @@ def explain_job(job: Number, daemon: TheDaemon, forecaster: TheOutlook) -> Expla
     )
 
 
-def _told(record: JobRecord, sentence: str, trouble: str) -> str:
-    """Describe the decision about a job, and how far it is carried through."""
+def _with_progress(record: JobRecord, sentence: str, trouble: str) -> str:
+    """Describe the decision about a job, and how far it was executed."""
     if record.status == "starting":
         sentence = f"job {record.number} is starting on {', '.join(record.devices)}"
     if record.status == "stopping":

@@ -1,8 +1,8 @@
 """Checks of every request to a service: the name it was sent to, its size, its answer.
 
-A page of another site that a person has open can send requests to a loopback port; it is stopped by
+A page of another site in a user's browser can send requests to a loopback port; it is stopped by
 the name it was reached under (``Host``, against DNS rebinding) and by ``Origin``. Who may ask for
-what is left to those that stand on this (`AuthMiddleware` of the fleet, `Door` of classes).
+what is left to those built on this (`AuthMiddleware` of the fleet, `Door` of classes).
 """
 
 from __future__ import annotations

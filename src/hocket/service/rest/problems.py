@@ -94,7 +94,7 @@ def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Let every error that routes raise be told as a problem."""
+    """Answer every error that routes raise with problem details."""
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HocketError, _known)

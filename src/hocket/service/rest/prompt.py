@@ -1,7 +1,7 @@
 """Connections that must come to the point: a request has a time limit, and only so many may wait.
 
 The server itself limits the size of a head, idle connections after an answer, and the number of
-requests under way. But one that never finishes its request may stay for ever, also where it was
+open requests. But one that never finishes its request may stay for ever, also where it was
 answered already (a refusal does not read the body), and connections that ask nothing are not
 counted before they ask: they would use up the file descriptors that jobs need. Where there are too
 many, a new one takes the place of the one that has kept the service waiting longest: whoever opens
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
-"""For the whole request; longer than what the guard waits for a body, which says why it ends."""
+"""For the whole request; longer than the middleware waits for a body, which says why it ends."""
 MAX_CONNECTIONS = 256
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -33,13 +33,13 @@ class PromptProtocol(H11Protocol):
         """A connection came: its first request must come soon."""
         super().connection_made(transport)
         self._waits_since_s = self.loop.time()
-        if len(self.connections) > MAX_CONNECTIONS and not self._make_room():
+        if len(self.connections) > MAX_CONNECTIONS and not self._drop_oldest():
             transport.write(_FULL)
             transport.close()
         else:
             self._allow(HEAD_TIMEOUT_S)
 
-    def _make_room(self) -> bool:
+    def _drop_oldest(self) -> bool:
         """Close the connection that has sent no whole request for longest; False where all have."""
         others = [one for one in self.connections if one is not self]
         idle = [one for one in others if isinstance(one, PromptProtocol) and one._keeps_waiting()]

@@ -75,12 +75,12 @@ def unusable(folder: Path, error: OSError) -> InputFileError:
 
 
 def is_full(error: Exception) -> bool:
-    """True if sqlite found no room, which is no damage."""
+    """True if sqlite found the disk full, which is no damage."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def full(folder: Path) -> InputFileError:
-    """For a disk without room."""
+    """Error for a full disk."""
     return InputFileError(
         "the disk of the state folder is full",
         hint="make room on it and start again; nothing was changed",

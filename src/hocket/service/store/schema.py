@@ -1,4 +1,4 @@
-"""Tables of the store, and rows that carry a checksum of what they hold.
+"""Tables of the store, and rows with a checksum of their content.
 
 What is asked for is a column, the rest is one JSON text. The checksum covers both, so that a bit
 that flips anywhere in a row is found when the store is opened, not when the row is used.

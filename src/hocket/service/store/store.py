@@ -241,7 +241,7 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """Of this fleet, unlike that of any other: engines tell its attempts apart by it."""
+        """Unique identity of this fleet, by which engines recognize its attempts."""
         return self._commit_sequence.identity.hex()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from hocket.kernels import kernel
 
 _WAITING = 0
 _MAX_IN_LINE = 1000
-"""Jobs for which a start is foreseen; those behind wait."""
+"""Jobs for which a start is predicted; those behind wait."""
 
 
 # ── free devices by time ─────────────────────────────────────────────────────────────────────────
@@ -94,8 +94,8 @@ def close(r: Round, kind: int) -> None:
 
 
 @kernel
-def foresee(r: Round) -> None:
-    """Free devices by time, as kept jobs give theirs back; only where somebody is reserved."""
+def predict_free_devices(r: Round) -> None:
+    """Predict free devices over time, as kept jobs release theirs; only if a job is reserved."""
     rows = r.jobs.rows
     num_kinds = r.free.shape[0]
     r.num_steps[num_kinds] = 0
@@ -214,7 +214,7 @@ def _reserve(r: Round, i: int, kind: int, start_s: float, end_s: float) -> None:
 
 @kernel
 def _first_free_server(r: Round, kind: int, gang: int) -> tuple[int, float]:
-    """The server that has room for a gang first, of those that nobody is reserved, and when."""
+    """The first server without a reservation that can hold a gang, and when."""
     best, best_s = -1, np.inf
     for server in range(r.layout.server_kind.shape[0]):
         first, stop = r.layout.server_ptr[server], r.layout.server_ptr[server + 1]
@@ -290,7 +290,7 @@ def choose(r: Round, num_parts: int) -> None:
         for other in range(r.free.shape[0]):
             if kind < 0 or other == kind:
                 num_free += r.free[other]
-        # Without anything free, reserved jobs are to be told when they may start.
+        # Without anything free, reserved jobs still get a predicted start.
         if num_free > 0 or r.num_steps[r.free.shape[0]] > 0:
             sort_part(r, start, stop)
             _grant(r, start, stop)

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.kernels.grant import choose, fill_in_line, foresee, take_back_moves
+from hocket.fleet.rounds.kernels.grant import (
+    choose,
+    fill_in_line,
+    predict_free_devices,
+    take_back_moves,
+)
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.wishes import order_wishes
 from hocket.fleet.rounds.tables import Round
@@ -16,7 +21,7 @@ from hocket.kernels import kernel
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
 _MAX_TRIES = 8
-"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
+"""Attempts at a round; each withdraws the wishes of gangs that fit on no server."""
 
 
 @kernel
@@ -64,7 +69,7 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
         if r.kind[i] >= 0 and rows.partner[i] >= 0:
             r.partner[i] = row_of(r.jobs, rows.partner[i])
     _count_kept(r)
-    foresee(r)
+    predict_free_devices(r)
     if r.pace.backfills:
         fill_in_line(r)
         num_parts = 0
@@ -178,7 +183,7 @@ def _release(r: Round) -> None:
 def _place_all(r: Round) -> bool:
     """Large gangs first, so that they find whole servers; smaller jobs may have to move.
 
-    Before all come gangs that waited too long and need one server: nobody stays in their way.
+    Before all come gangs that waited too long and need one server: no job may block them.
     Returns whether all that were granted devices got them.
     """
     rows = r.jobs.rows
@@ -249,7 +254,7 @@ def _place_reserved(r: Round) -> None:
 
 @kernel
 def _place_one(r: Round, i: int) -> bool:
-    """Give a job its devices; False where it can run on one server only and none has room."""
+    """Give a job its devices; False where it needs one server and fits on none."""
     rows = r.jobs.rows
     partner, kind, need = r.partner[i], r.kind[i], rows.gang[i]
     joins = partner >= 0 and (r.stays[partner] or r.is_placed[partner])
@@ -310,7 +315,7 @@ def _free_on(r: Round, kind: int, ends_s: float) -> int:
 
 @kernel
 def _best_server(r: Round, kind: int, need: int, ends_s: float) -> int:
-    """The fullest server with room for all, else the emptiest; -1 where all are full. Servers that
+    """The fullest server that fits all, else the emptiest; -1 where all are full. Servers that
     a reserved gang needs before the job ends count as full."""
     best, num_servers = -1, r.num_free.shape[0]
     first = r.first[kind]
@@ -402,12 +407,12 @@ def _write_numbers(r: Round) -> None:
                 r.holders[device, slot] = rows.number[r.holders[device, slot]]
 
 
-# ── room on one server ───────────────────────────────────────────────────────────────────────────
+# ── capacity on one server ───────────────────────────────────────────────────────────────────────
 
 
 @kernel
 def vacate_server(r: Round, kind: int, need: int, started_by_s: float, of_any_size: bool) -> None:
-    """Where no server has room for a gang, jobs that would stay leave the emptiest that can.
+    """Where a gang fits on no server, evict jobs from the emptiest server that can be cleared.
 
     Those leave that are not kept, run since ``started_by_s`` at least and, but for ``of_any_size``,
     are smaller than the gang. They are placed anew, or stopped where nothing is left for them.
@@ -443,10 +448,10 @@ def _clear_server(r: Round, server: int, need: int, started_by_s: float, of_any_
 @kernel
 def _can_leave(r: Round, row: int, need: int, started_by_s: float, of_any_size: bool) -> bool:
     rows = r.jobs.rows
-    is_in_the_way = of_any_size or rows.gang[row] < need
+    is_blocking = of_any_size or rows.gang[row] < need
     has_run: bool = rows.started_s[row] <= started_by_s
     stays = bool(r.stays[row]) and not r.is_kept[row]
-    return stays and is_in_the_way and has_run
+    return stays and is_blocking and has_run
 
 
 @kernel

@@ -55,7 +55,7 @@ def _keep(r: Round) -> None:
         ran_s = r.time_s - rows.started_s[i]
         bound = is_bound(rows.preemptible[i])
         is_running = rows.phase[i] == _RUNNING
-        # Devices were collected for a gang among bound jobs: it has a turn before it gives way.
+        # Devices were collected for a gang among bound jobs: it has a turn before it is preempted.
         is_collected = rows.gang[i] > 1 and r.pace.reserve_after_s < np.inf
         least_s = r.pace.min_turn_s if is_collected else r.pace.min_run_s
         r.is_kept[i] = is_kept(is_running, bound, ran_s, least_s, keeps_all)
@@ -246,8 +246,8 @@ def _rank_by_deficit(r: Round) -> None:
 def sort_part(r: Round, start: int, stop: int) -> None:
     """Sort a part of the order, the largest keys first; equals stay as they stood."""
     order, other = r.order, r.scratch
-    # First keys are carried along: looking them up for every comparison takes twice as long.
-    key, other_key = r.carried[0], r.carried[1]
+    # First keys are moved with the order: looking them up for every comparison takes twice as long.
+    key, other_key = r.sort_keys[0], r.sort_keys[1]
     for at in range(start, stop):
         key[at] = r.keys[0, order[at]]
     width, is_swapped = 1, False
