@@ -25,7 +25,7 @@ def _nothing() -> NDArray[np.int64]:
 
 
 class TimeSource(IntEnum):
-    """Where an op time came from."""
+    """Origin of an op time."""
 
     MODEL = 0
     PROFILE = 1

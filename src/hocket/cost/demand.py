@@ -57,7 +57,7 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
     if kind.is_cpu:
         return np.stack((all_of_it, nothing, all_of_it, all_of_it))
     parts = work_on(graph, kind, costs.settings)
-    # Of a time that a file states nobody knows what it is spent on.
+    # The split of a time that a file states is unknown.
     is_stated = costs.op_source[row] == TimeSource.FILE
     works = takes_s > 0
     long_s = np.where(works, takes_s, 1.0)
@@ -67,7 +67,7 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
     )
     fill = np.where(np.isfinite(parts.fill), parts.fill, _fill(graph, kind))
     fill = np.where(is_stated, 1.0, fill)
-    # How the step's own kernels do beside each other says more than what each of them fills.
+    # The measured slowdown of concurrent kernels is more accurate than the share that each fills.
     is_measured = np.isfinite(parts.beside)
     beside = np.where(is_measured, parts.beside, TIMES_BESIDE)
     return np.stack((on_device, on_host, np.where(is_measured, 0.0, fill), beside))

@@ -103,7 +103,7 @@ def _at_work(threads: int) -> Iterator[subprocess.Popen[bytes]]:
 CPU_CACHE_BYTES = 32 * 2**20
 """Last-level cache that inputs must not fit into, where the system does not tell."""
 MAX_COPIES = 32
-"""Sets of inputs that take turns."""
+"""Sets of inputs that are used in turn."""
 MAX_FUSED = 32
 """Parameters of one fused optimizer call."""
 MAX_FUSED_BYTES = 4 * 2**30
@@ -307,7 +307,7 @@ def _fused_update(
 
 
 def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
-    """Bytes beyond its results that a call holds on CUDA; 0 elsewhere, where nobody counts them."""
+    """Bytes beyond its results that a call holds on CUDA; 0 elsewhere, where none are counted."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize()

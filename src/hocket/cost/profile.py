@@ -50,7 +50,7 @@ class ProfileEntry:
     seconds: float
     """Median device time of one call."""
     workspace_bytes: int = 0
-    """Bytes that the call held beside its inputs and outputs; 0 where not measured."""
+    """Workspace of the call: bytes besides its inputs and outputs; 0 where not measured."""
     replayed: InPlace | None = None
     """The same call in a step that is replayed as one CUDA graph; None where not measured."""
 

@@ -27,7 +27,7 @@ class Measured:
 
     table: str
     row: str
-    """Its place in the table, for people."""
+    """Name of its row in the table, shown to users."""
     model: Transformer
     config: ParallelConfig
     cluster: str

@@ -37,7 +37,7 @@ _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
 """Runs before the capture, rows of replays that are timed, how many each has, and replays that are
 looked at kernel by kernel."""
 _SLEEP_S = 0.01
-"""Of the device while the host asks for a row, at first."""
+"""Of the device while the host launches a row, at first."""
 _REGISTERS = 65536
 """Of a multiprocessor, of all that PyTorch runs on."""
 _SLACK = 1.2
@@ -52,11 +52,11 @@ class ReplayedCalls(NamedTuple):
     in_place: dict[str, InPlace]
     """By signature."""
     alone: str = ""
-    """Why no second step was replayed beside it; empty where one was."""
+    """Reason why no second step was replayed concurrently; empty where one was."""
 
 
 def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> ReplayedCalls:
-    """Capture a step on a CUDA device, replay it alone and beside a second one."""
+    """Capture a step on a CUDA device, replay it alone and concurrently with a second one."""
     passes = ReplayedPasses(program, device)
     one = CapturedPasses(passes, device)
     step_s = rows_s([one], device)

@@ -216,7 +216,7 @@ class KindWork(NamedTuple):
     """Part of the device that the kernels of each op fill, where measured in a replayed step;
     NaN elsewhere."""
     beside: FloatArray
-    """Slowdown of each op beside another row of the same step; NaN likewise."""
+    """Slowdown of each op concurrent with another row of the same step; NaN likewise."""
     mean_host_s: float
     """In which the host issues the mean op of a forward pass; 0 as in ``host_s``."""
 
@@ -360,7 +360,7 @@ def _op_times(
 
 
 def _scale(calibration: Calibration | None, kind: DeviceKind) -> float:
-    """Correction of all op times that measured runs ask for."""
+    """Correction of all op times by measured runs."""
     steps = {} if calibration is None else calibration.steps
     return steps[kind.name].scale if kind.name in steps else 1.0
 

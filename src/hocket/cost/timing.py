@@ -82,7 +82,7 @@ def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
 
 
 def asked_ahead_s(ask: Call, sleep_s: float) -> float:
-    """Device seconds of what is asked for on the current stream of CUDA while the device sleeps."""
+    """Device seconds of work launched on the current CUDA stream while the device sleeps."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     is_ahead, longest_s = False, LONGEST_SLEEP * sleep_s
     while not is_ahead and sleep_s <= longest_s:

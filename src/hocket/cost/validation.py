@@ -438,7 +438,7 @@ def _chosen(rows: list[Measured]) -> list[Measured]:
 
 
 def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
-    """The overheads that runs with measured memory ask for."""
+    """The overheads fitted to runs with measured memory."""
     only_state = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=0.0)
     state_bytes, activation_bytes = [], []
     for row in rows:

@@ -209,7 +209,7 @@ class _Ended:
         self.has_length: list[bool] = has_length[order].tolist()
 
     def part(self, start: int, stop: int) -> _Ended:
-        """The same items, asked for only some of them."""
+        """The same items, restricted to some of them."""
         part = copy(self)
         part.first, part.stop = self.first[start:stop], self.stop[start:stop]
         return part
@@ -231,7 +231,7 @@ class _Ended:
 
 
 TOGETHER = (Stream.COMMUNICATION,)
-"""Where devices gather, scatter or sum together."""
+"""Streams of collectives."""
 COPYING = (Stream.COPY_IN, Stream.COPY_OUT)
 ON_HOST = (Stream.HOST,)
 _MOSTLY = 0.5
@@ -240,7 +240,7 @@ _MOSTLY = 0.5
 
 @dataclass(frozen=True)
 class PathSummary:
-    """Where the time of a critical path goes, and why its devices stood idle."""
+    """Breakdown of the time of a critical path, and reasons why its devices were idle."""
 
     compute_s: float
     transfer_s: float

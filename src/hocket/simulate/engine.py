@@ -142,7 +142,7 @@ def _timeline(problem: Problem, tables: Instructions, state: EngineState) -> Tim
 
 
 def _decisions(problem: Problem, plan: Plan) -> tuple[IntArray, FloatArray | None]:
-    """Where ops run and the priorities by which, or the order in which."""
+    """Device of each op, and the priorities or the strict order of ops."""
     device_of = _placement(problem, plan)
     if plan.by_device is not None:
         _check_order(problem, plan, device_of)

@@ -44,7 +44,7 @@ class Changes(NamedTuple):
     ptr: LongArray
     op: LongArray
     device: LongArray
-    """Where each op goes."""
+    """New device of each op."""
     priority: FloatArray
     """The priority that it gets; not a number where it keeps its own."""
     partner: LongArray
@@ -54,7 +54,7 @@ class Changes(NamedTuple):
 
 
 class ChangeWalk(NamedTuple):
-    """Where a row of changes has led to."""
+    """Result of a row of changes."""
 
     present: FloatArray
     """Score of what changes are compared with."""

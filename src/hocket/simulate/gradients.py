@@ -42,7 +42,7 @@ class GradientChannel:
 
 @dataclass(frozen=True)
 class GradientOrder:
-    """In which order gradients travel."""
+    """Order in which gradients are sent."""
 
     name: str
     by_priority: bool

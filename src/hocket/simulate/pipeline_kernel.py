@@ -40,7 +40,7 @@ def run_actions(
     while progresses:
         progresses = False
         for index in range(num_devices):
-            # Forwards go up the ranks and backwards down: sweeps take turns.
+            # Forwards go up the ranks and backwards down: sweeps alternate.
             device = num_devices - 1 - index if is_turned else index
             free_s = end_s[cursor[device] - 1] if cursor[device] > actions.start[device] else 0.0
             while cursor[device] < actions.start[device + 1]:

@@ -70,7 +70,7 @@ class Flow(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """Which ops and transfers wait for what, and what happens next."""
+    """Pending ops and transfers, their waits, and the next events."""
 
     waits: LongArray
     """Tensors that each op still waits for."""

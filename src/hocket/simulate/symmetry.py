@@ -1,4 +1,4 @@
-"""Replicas that do the same at the same time: one of them is simulated and stands for all.
+"""Replicas that do the same at the same time: one of them is simulated and represents all.
 
 Equal replicas on equal devices run in lockstep: each waits for a collective as long as the others.
 So a step on hundreds of GPUs takes as many simulated ops as one replica has. Collectives take as
@@ -22,11 +22,11 @@ from hocket.simulate.timeline import Timeline
 MAX_DEVICES = 16
 """Up to this many devices all are simulated, unless their ops are many."""
 MAX_OPS = 200_000
-"""Above this many simulated ops one replica stands for all, so that a search can try more."""
+"""Above this many simulated ops one replica represents all, so that a search can try more."""
 
 
 def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
-    """True if the first tensor-parallel rank of the first replica stands for all others."""
+    """True if the first tensor-parallel rank of the first replica represents all others."""
     num_passes = parallel.tensor * sum(len(each.microbatches) for each in parallel.replicas)
     is_small = num_passes * problem.graph.num_ops <= MAX_OPS
     if (len(parallel.devices) <= MAX_DEVICES and is_small) or parallel.is_round_robin:

@@ -26,15 +26,15 @@ class Timeline:
     num_works: int
     """The first spans are work; those behind them are transfers, by (start, what, device)."""
     device: IntArray
-    """Where each span is; a transfer is where it arrives."""
+    """Device of each span; of a transfer, the destination."""
     stream: NDArray[np.int8]
     """`hocket.graph.graph.Stream` of work; 0 for transfers."""
     what: IntArray
     """The op or the stage's work; the tensor that is sent."""
     instance: IntArray
-    """Which time that is done: the microbatch, the attempt; 0 where once."""
+    """Number of the repetition: the microbatch or the attempt; 0 where it is done once."""
     src: IntArray
-    """Where a transfer comes from; -1 for work."""
+    """Source device of a transfer; -1 for work."""
     ready_s: FloatArray
     """When what the span needs was there."""
     start_s: FloatArray
@@ -68,7 +68,7 @@ class Timeline:
     @property
     def busy_s(self) -> FloatArray:
         """Seconds in which each device computes, on one stream or both; copies and sums on other
-        streams go on beside."""
+        streams run concurrently."""
         stream = self.stream[: self.num_works]
         computes = stream == Stream.COMPUTE
         length_s = np.where(computes, self.op_end_s - self.op_start_s, 0.0)
@@ -113,12 +113,12 @@ class Timeline:
 
     @property
     def transfer_src(self) -> IntArray:
-        """Where it comes from."""
+        """Source device."""
         return self.src[self.num_works :]
 
     @property
     def transfer_dst(self) -> IntArray:
-        """Where it goes to."""
+        """Destination device."""
         return self.device[self.num_works :]
 
     @property

@@ -31,7 +31,7 @@ _MAX_SIZE = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """Where a family of models keeps its sizes; several keys where names have changed."""
+    """Keys of a model family's sizes; several for one size where names have changed."""
 
     hidden: tuple[str, ...] = ("hidden_size",)
     layers: tuple[str, ...] = ("num_hidden_layers",)

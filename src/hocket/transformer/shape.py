@@ -50,4 +50,4 @@ class Transformer:
     """True if dropout masks are kept for the backward pass."""
     experts: Experts | None = None
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""

@@ -36,7 +36,7 @@ def _state_bytes(
         routed_bytes = routed * (kept + divided * min(expert_ranks * share, 1.0))
         layer += routed
         more = more_if_dense * per_parameter - routed_bytes
-        # In a pipeline, the next rank may be all experts: the heavier kind stands for both.
+        # In a pipeline, the next rank may be all experts: the heavier kind represents both.
         if of.pipeline[i] > 1:
             more = max(more, 0.0)
         total += layers * routed_bytes + num_dense * more

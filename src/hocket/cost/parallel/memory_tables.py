@@ -106,7 +106,7 @@ def _placement(model: Transformer, max_pipeline: int, max_chunks: int) -> list[F
     for name, is_v in zip(SCHEDULES, V_SHAPED, strict=True):
         first_held = in_flight_chunks(name, pipeline, chunks, 0.0 * pipeline) / chunks
         last_held = in_flight_chunks(name, pipeline, chunks, pipeline - 1.0) / chunks
-        # In a V, a rank inside may have a layer more than the ends: the first one stands for it.
+        # In a V, a rank inside may have a layer more than the ends: the first one represents it.
         first_more = np.ceil(rest / pipeline)
         last_more = 0.0 * rest if is_v else np.floor(rest / pipeline)
         rows.append(

@@ -30,7 +30,7 @@ class MemoryOverheads:
 FORMULAS_ONLY = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=1.0)
 """Nothing beyond the formulas, as papers count memory."""
 DEFAULT_OVERHEADS = MemoryOverheads()
-"""Where nothing was measured."""
+"""Overheads without measurements."""
 GIVEN_BACK = 1.05
 """Memory that the driver shows, relative to the memory needed: PyTorch's caching allocator frees
 its cached blocks before it fails. A run fits unless its peak exceeds the memory by more."""

@@ -29,7 +29,7 @@ _PIECE = 4096
 
 
 def places(model: Transformer, software: Software, configs: ParallelConfigs) -> FloatArray:
-    """Where configs of a model lie: one line each, a unit per doubling or setting."""
+    """Coordinates of configs of a model: one line each, a unit per doubling or setting."""
     count = configs.global_batch // (configs.microbatch * configs.data)
     sizes = (model.hidden, model.layers, model.heads, model.sequence)
     degrees = (

@@ -94,7 +94,7 @@ class _Rates:
     kept: ActivationTables
     tensor: int
     mode: tuple[int, int, int]
-    """Where the config is in the tables of activations."""
+    """Position of the config in the tables of activations."""
     share: float
     """Sequences of one microbatch on one device."""
     per_parameter: float

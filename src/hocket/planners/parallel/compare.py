@@ -130,7 +130,7 @@ _MOST_OPS = 20_000
 
 
 def streamed(problem: Problem) -> Candidate | None:
-    """The best plan of the whole batch on the roomiest device; None where even that needs more."""
+    """The best plan of the full batch on the device with the most memory; None if it cannot fit."""
     if problem.graph.num_ops > _MOST_OPS:
         return None
     started = time.perf_counter()
@@ -162,7 +162,7 @@ _FEW_OPS = 2_000
 _HOPELESS = 1.5
 """No search is begun where quick placements take this many times as long as the best candidate."""
 _FEW_DEVICES = 16
-"""Beyond so many devices ParDNN is not asked for a placement of the full batch."""
+"""Beyond so many devices ParDNN is not run for a placement of the full batch."""
 _QUICK = ("m-etf", "m-sct", "pardnn")
 """Fast placement planners, run before a search or instead of it: 1 to 2 s for 200,000 ops."""
 
@@ -396,7 +396,7 @@ def explained(
     found: list[SimulatedCandidate],
     goal: Goal,
 ) -> str:
-    """Why the best won, what its parts contribute and what limits it."""
+    """Explanation of the winner: the reason, the contribution of its parts and its limit."""
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
     tied_part = ratio_range(problem.costs.settings)
     parts = []

@@ -107,5 +107,5 @@ def _options(value: object) -> tuple[str, ...]:
 
 
 def _beside(folder: Path, text: str) -> str:
-    """The path of a file that lies beside the configuration, or the text as it is."""
+    """The path of a file in the configuration's folder, or the text as it is."""
     return str(folder / text) if is_file(folder / text) else text

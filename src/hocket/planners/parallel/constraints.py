@@ -77,7 +77,7 @@ class Constraints:
         return "" if cost <= self.dollars_per_million else "it costs more than it may"
 
     def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
-        """Why none of those that fit keeps all limits, and how near they come."""
+        """Message if no candidate that fits keeps all limits, with the nearest values."""
         quickest = min(fitting, key=lambda c: c.step_s or 0.0)
         message = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
         costs = [dollars_per_million(problem, candidate) for candidate in fitting]
@@ -88,7 +88,7 @@ class Constraints:
         return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
 
     def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
-        """Why nothing has the replicas, stages and parts that are asked for; empty if some do."""
+        """Message if nothing has the requested replicas, stages and parts; empty if some do."""
         requested = {
             "data": self.num_replicas,
             "pipeline": self.num_stages,
@@ -118,7 +118,7 @@ class Constraints:
         return ""
 
     def _indivisible(self, problem: Problem) -> str:
-        """Why matrices cannot be divided into so many parts; empty where they can."""
+        """Message if matrices cannot be divided into so many parts; empty where they can."""
         num_parts = self.num_parts or 1
         degrees = degrees_of(problem.graph)
         if num_parts == 1:
@@ -140,7 +140,7 @@ NO_CONSTRAINTS = Constraints()
 
 
 def parse_constraints(texts: str | Sequence[str]) -> Constraints:
-    """Limits as people write them, one or several; raises `UsageError` for what is none."""
+    """Parse one or several limits; raises `UsageError` for an invalid one."""
     found: dict[str, Any] = {}
     for text in (texts,) if isinstance(texts, str) else texts:
         word, _, value = text.strip().partition(" ")

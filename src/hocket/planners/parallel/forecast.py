@@ -34,7 +34,7 @@ EXPOSED = ("tensor", "other", "pipeline", "data")
 
 @dataclass(frozen=True, kw_only=True)
 class PoolStages:
-    """Where pipeline ranks are, in runs of one pool; a pool may come again after another."""
+    """Pools of the pipeline ranks, in runs of one pool; a pool may come again after another."""
 
     pools: tuple[int, ...]
     """Positions of pools in the cluster, one for each run."""
@@ -74,7 +74,7 @@ class ConfigForecast:
     simulated: bool
     feasible: bool
     reason: str = ""
-    """Why it lost or cannot be used; for the winner, why it won."""
+    """Reason why it lost or cannot be used; for the winner, why it won."""
     schedule: Schedule | None = None
     costs: StageCosts | None = None
 

@@ -53,7 +53,7 @@ from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 # Blocks of configs are judged as arrays: first what they hold, then, for those that fit, how long
 # they take. Of one shape (degrees, microbatch, schedule) only the best memory option is kept,
 # so that what goes to the simulator differs in what the simulator sees; and where a shape fits with
-# less recomputation, more of it is not asked for, since it only costs time. O(configs), some
+# less recomputation, more of it is not tried, since it only costs time. O(configs), some
 # dozens of array passes.
 
 NEARLY = 1.25
@@ -152,7 +152,7 @@ class _Judge:
         return memory(training.model, configs, training.software).total_bytes
 
     def step_s(self, configs: ParallelConfigs, requested: BoolArray) -> FloatArray:
-        """Step times of those that are asked for; infinite for the others."""
+        """Step times of the requested configs; infinite for the others."""
         times = np.full(len(configs), np.inf)
         which = np.flatnonzero(requested)
         if len(which):

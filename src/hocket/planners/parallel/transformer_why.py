@@ -1,4 +1,4 @@
-"""Why a config won, why the others lost, and what is missing where none fits."""
+"""Explanations: why a config won, why others lost, and the missing memory where none fits."""
 
 from __future__ import annotations
 

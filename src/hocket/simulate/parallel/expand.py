@@ -82,7 +82,7 @@ def join_parts(
 ) -> None:
     """Add the sums over the parts of every replica; copies stand replica by replica."""
     for start in range(0, len(copies), degree):
-        group = copies[start : start + degree]  # fewer where one stands for all
+        group = copies[start : start + degree]  # fewer where one represents all
         for number in range(len(group[0].replica.microbatches)):
             for runs in (_first_runs(group, number), _second_runs(group, number)):
                 _sum_all(problem, regions, group, number, runs, builder)

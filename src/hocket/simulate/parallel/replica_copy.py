@@ -1,4 +1,4 @@
-"""Replicas while they are being unfolded."""
+"""Replicas while they are being expanded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pass(NamedTuple):
 
 @dataclass
 class ReplicaCopy:
-    """One replica while it is being unfolded."""
+    """One replica while it is being expanded."""
 
     replica: Replica
     device_of: IntArray

@@ -1,4 +1,4 @@
-"""Which ops of a step tensor parallelism divides, and the step of one part of it.
+"""Ops of a step that tensor parallelism divides, and the step of one tensor-parallel rank.
 
 After Megatron-LM (Shoeybi et al., 2019): a layer widens by matrices whose columns are divided and
 narrows by one whose rows are; all between works on a part of the features, and the sum over parts

@@ -42,7 +42,7 @@ class WrittenOps(NamedTuple):
     beside: LongArray
     """Ops of the given graph where they run."""
     num_parts: LongArray
-    """In how many parts the given op is done; 0 for ops that only allocate memory."""
+    """Number of parts in which the given op is done; 0 for ops that only allocate memory."""
     is_recompute: BoolArray
     phase: LongArray
     stream: LongArray
@@ -122,7 +122,7 @@ class Columns:
         return signal
 
     def finished(self, name: str) -> tuple[Graph, IntArray, FloatArray, LongArray, IntArray]:
-        """The graph, and the columns of `Rewritten` beside it."""
+        """The graph, and the other columns of `Rewritten`."""
         ops = WrittenOps(*map(np.concatenate, zip(*self.ops, strict=True)))
         tensors = WrittenTensors(*map(np.concatenate, zip(*self._tensors, strict=True)))
         is_copy = ops.origin < 0
@@ -171,17 +171,17 @@ class _LastRun(NamedTuple):
     """Ops of the computation that were written together last."""
 
     run: int
-    """Where they are among the columns."""
+    """Their position among the columns."""
     op: int
     """The last of them."""
     first_made: int
     """The first tensor that they made."""
     producer: LongArray
-    """Who made each of these."""
+    """The op that made each of these."""
 
 
 class Emitter:
-    """Columns of the graph that is written, and what stands for each tensor of the given one."""
+    """Columns of the graph that is written, and the current version of each given tensor."""
 
     def __init__(self, graph: Graph, nodes: BackwardNodes, casts: Casts) -> None:
         """Casts that are not made take neither time nor memory."""
@@ -205,13 +205,13 @@ class Emitter:
         self._is_persistent: BoolArray = np.isin(np.arange(len(Role)), PERSISTENT_ROLES)
         reader = np.repeat(graph.op_phase, np.diff(graph.read_ptr))
         self._role: LongArray = graph.tensor_role.astype(np.int64)
-        # The update of a gradient follows at once, and nobody else asks for it.
+        # The update of a gradient follows at once, and nothing else reads it.
         updating = graph.reads[reader == Phase.OPTIMIZER]
         passing = graph.root_of[updating[self._role[updating] == Role.GRADIENT]]
         is_passing = np.isin(graph.root_of, passing) & (self._role == Role.GRADIENT)
         self._role[is_passing] = Role.ACTIVATION
 
-    # ── what stands for a tensor ─────────────────────────────────────────────────────────────────
+    # ── current versions of tensors ──────────────────────────────────────────────────────────────
 
     def has(self, tensors: IntArray) -> BoolArray:
         """True for each tensor that has a version in the rewritten graph."""
@@ -410,9 +410,9 @@ class Emitter:
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
         beside: int, phase: Phase, buffer: int = -1, is_held: bool = True,
     ) -> list[int]:  # fmt: skip
-        """A copy from the host that stands for the storages of these tensors from now on; how many
-        bytes each has is in ``sizes``, by its number, and held unless they lie in what lasts or in
-        ``buffer`` that was made. Returns what it made."""
+        """A copy from the host that replaces the storages of these tensors from now on. ``sizes``
+        has the bytes of each by its number. They take memory unless they lie in a reserved buffer
+        (not ``is_held``) or in ``buffer``. Returns the new tensors."""
         given = np.array(tensors, dtype=np.int64)
         new = self._copy(name, Stream.COPY_IN, int(sizes[given].sum()), reads, beside, phase)
         # Parameters of one storage, such as those of a layer of cuDNN, come in one.
@@ -476,7 +476,7 @@ class Emitter:
             return read, num_reads
         at, holder = spans(self._nodes.held_ptr, ops)
         held = self.standing(self._nodes.held[at])
-        # What is done in groups has nothing that stands for the whole.
+        # A tensor that is made in groups has no version of the whole.
         holder, held = holder[held >= 0], held[held >= 0]
         reads = np.insert(read, pointers(num_reads)[holder + 1], held)
         return reads, num_reads + np.bincount(holder, minlength=len(ops))

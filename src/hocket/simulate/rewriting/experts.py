@@ -47,12 +47,12 @@ class BatchedExperts:
     gradient: tuple[int, ...]
     """Ops that turn and cast what the maker made into the gradient."""
     unused: frozenset[int]
-    """Ops that turn the parameter or its gradient for nobody."""
+    """Ops that transform the parameter or its gradient without any reader."""
     made: frozenset[int]
     """Storages of the parameter turned and cast, and of its gradient."""
 
     def num_groups(self, wanted: int) -> int:
-        """In how many groups of equal size, but for the last, it goes where so many are wanted."""
+        """Number of groups of equal size, but for the last, where so many are requested."""
         return -(-self.count // -(-self.count // wanted))
 
     @property
@@ -181,7 +181,7 @@ def _gradient(graph: Graph, update: int) -> _Chain | None:
 
 
 def _unused(graph: Graph, op: int) -> set[int] | None:
-    """An op and those behind it where all of them turn something for nobody; None where not."""
+    """An op and those after it if none of their results is read; None otherwise."""
     found: set[int] = set()
     pending = [op]
     while pending:

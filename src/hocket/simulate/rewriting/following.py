@@ -28,7 +28,7 @@ _COMPUTE = int(Stream.COMPUTE)
 
 
 class HostOrder(NamedTuple):
-    """In which order the host updates, and who waits for it."""
+    """Order of updates on the host, and the ops that wait for them."""
 
     by_need: bool
     """Of the updates that can be done, the one of the lowest block first; else as they come."""

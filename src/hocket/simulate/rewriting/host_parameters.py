@@ -87,7 +87,7 @@ def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 def num_parts(piece: Sequence[Update]) -> int:
-    """In how many parts a piece of state comes: those of one large parameter."""
+    """Number of parts in which a piece of state is copied; more than 1 for one large parameter."""
     return max(1, -(-piece[0].parameter_bytes // PIECE_BYTES)) if len(piece) == 1 else 1
 
 

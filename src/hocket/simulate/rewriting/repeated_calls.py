@@ -1,4 +1,4 @@
-"""Which forward ops are one call of a module, of modules that a step calls more than once.
+"""Forward ops of each call of a module, for modules that a step calls more than once.
 
 A recorded op knows its module, and a step how often it calls each; where calls begin follows. Calls
 that other ops part are as many runs of a module's ops. Calls right behind each other are cut where
