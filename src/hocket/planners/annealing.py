@@ -2,7 +2,7 @@
 
 A change that makes things worse is taken with a chance that falls with how much worse they become
 and with how little heat is left. What is changed and what it costs is each planner's own; where
-all moves are drawn beforehand the same rule is a tolerance (`placement/search/annealing.py`).
+all moves are drawn beforehand the same rule is a tolerance (`placement/local_search.py`).
 Numbers are those of splitmix64, so they are the same on every machine. O(1) each.
 
 Metropolis et al., "Equation of state calculations by fast computing machines", 1953; Steele, Lea,

@@ -30,7 +30,7 @@ from hocket.simulate.analysis import bottleneck
 
 
 def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") -> Comparison:
-    """Run the named planners (``auto`` by default) and choose the feasible plan that is wanted.
+    """Run the named planners (``auto`` by default) and choose the best feasible plan for the goal.
 
     ``auto`` stands for all planners of its portfolio, each a candidate, and itself. Ties go to
     fewer devices, less money and less memory, then to the planner that is listed first. On a single
@@ -86,7 +86,7 @@ def _single(problem: Problem, name: str) -> list[Candidate]:
     if candidate.feasible or name not in MENDED:
         return [candidate]
     start = candidate.plan
-    if start is None:  # it gave up: nothing to mend
+    if start is None:  # it gave up: nothing to repair
         return [candidate, propose(problem, f"{name} + {LAST_RESORT}", BASE[LAST_RESORT])]
     relieved = propose(problem, f"{name} + {RELIEF}", lambda p, _: BASE[RELIEF](p, start))
     mended = propose(problem, f"{name} + spread-memory", lambda p, _: spread_memory(p, start))
@@ -97,7 +97,7 @@ def _shortage(problem: Problem, tried: list[Candidate]) -> str:
     """Explain what is missing where nothing fits, and what would help."""
     found = explain_shortage(problem, [c.plan for c in tried if c.plan is not None])
     if found.lacking_bytes == 0:
-        # Something fits, only not from the planners that were asked for, or not contiguously.
+        # Something fits, only not from the requested planners, or not contiguously.
         reasons = "; ".join(f"{c.planner}: {c.reason}" for c in tried if c.reason)
         peaks = [c.timeline.peak_bytes for c in tried if c.timeline is not None]
         fits = any((peak <= problem.memory_bytes).all() for peak in peaks)

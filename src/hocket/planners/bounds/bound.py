@@ -1,8 +1,8 @@
-"""The lower bound: a number that no legal plan beats, with what it comes from.
+"""Lower bound on the step time or maximum load of every legal plan, with its source.
 
 The largest of several bounds, each proven where it is computed: chains of ops with the transfers
-that cannot be avoided and ops that must share a device (`heads`), work and memory of all devices
-together (`load`), and the work between heads and tails. They hold in every transfer mode, because
+that cannot be avoided and ops that must share a device (`Heads`), work and memory of all devices
+together (`Load`), and the work between heads and tails. They hold in every transfer mode, because
 each assumes no more than that a transfer takes its time alone on the fastest route between two
 devices. Near-linear in the size of the graph.
 """
@@ -111,7 +111,7 @@ def _least(matrix: FloatArray, class_of: LongArray) -> FloatArray:
     return least
 
 
-# Load: the work of all ops shared out as evenly as times and memory allow.
+# Load: the work of all ops distributed as evenly as times and memory allow.
 #
 # Give every class k of devices a weight w_k per second of each device, so that the weights of all
 # devices add up to 1, and a price m_k per byte. In any plan that fits, the busiest device works at
@@ -220,7 +220,7 @@ def _cut(
 def _programme(
     cuts: FloatArray, num_devices: FloatArray, with_prices: bool
 ) -> tuple[float, FloatArray, FloatArray]:
-    """The weights and prices that look best after the cuts seen, and what they promise."""
+    """The best weights and prices given the cuts so far, and the bound that they imply."""
     from scipy.optimize import linprog
 
     num_classes = len(num_devices)

@@ -6,10 +6,10 @@ Fractional work: the least maximum load if pieces could be split fractionally an
 Minimum cut: the device that runs a piece holds some set of pieces around it, and its load is the
 time of that set and of the nets that the set cuts. The least load of a set that contains the piece
 is a minimum cut: pieces outside the set on one side, the piece on the other, each net a pair of
-nodes whose arc is cut when the set holds it in part. No placement is better than the
-largest of these minima over all pieces. Where links differ, each device is taken to talk to its
-nearest. Times are rounded down to whole numbers for the flow, so the bound holds. O(pieces tried ·
-flow).
+nodes whose arc is cut when the set holds it in part. No placement is better than the largest of
+these minima over all pieces. Where links differ, each device is assumed to use its fastest. Times
+are rounded down to whole numbers for the flow, so the bound holds.
+O(pieces tried · flow).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Classes of devices that are alike, and weights that bound loads from below.
+"""Classes of equal devices, and weights that bound loads from below.
 
 For any weights per class, the sum over pieces of their least weighted time is at most the maximum
 load times the weights of all devices: each device has at most the maximum load. The best weights
-are the dual of the assignment in which pieces may be divided (a small linear programme).
+are the dual of the assignment in which pieces may be split fractionally (a small linear programme).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def depth_first_order(pieces: Pieces, *, latest_first: bool = True) -> IntArray:
 def neck_blocks(pieces: Pieces) -> IntArray:
     """The block of each of the acyclic pieces: a neck with all that follows up to the next.
 
-    Pieces that nothing orders can stand on either side of a neck or make it none; of two
+    Pieces without precedence can be on either side of a neck or remove it; of two
     depth-first orders the one with more necks counts.
     """
     orders = (depth_first_order(pieces, latest_first=latest) for latest in (True, False))
@@ -92,7 +92,7 @@ _MAX_PIECES = 5000
 """Pieces above which listing ideals would take longer than it saves."""
 _MAX_IDEALS = 60_000
 _MAX_LOOKS = 200_000_000
-"""Stages that the exact search may look at: some 10 s."""
+"""Stages that the exact search may evaluate: about 10 s."""
 _MAX_BLOCKS = 800
 """An order of more pieces is cut between blocks of them."""
 _HARDLY = 1 - 1e-9

@@ -230,7 +230,7 @@ class MoveTable(NamedTuple):
     piece_nets: LongArray
     before_ptr: LongArray
     before: LongArray
-    """Pieces that may not stand on a later stage; empty where order does not matter."""
+    """Pieces that may not be on a later stage; empty where order does not matter."""
     after_ptr: LongArray
     after: LongArray
     stage_of: LongArray

@@ -1,4 +1,4 @@
-"""Pieces: what moves as a whole when loads are balanced, and the nets that tie pieces together.
+"""Pieces: ops that move together when loads are balanced, and the nets that connect pieces.
 
 Ops that must share a device are one piece: a group, an op that updates a tensor in place with the
 op where that tensor lives. So are a backward op and its forward partner: contiguous splits need it,
@@ -40,11 +40,11 @@ class Pieces:
     """Net n ties pieces ``net_pieces[net_ptr[n]:net_ptr[n + 1]]``, its maker first."""
     net_pieces: IntArray
     net_count: FloatArray
-    """Per net: how many tensors it stands for; each pays the latency."""
+    """Per net: number of tensors that it represents; each pays the latency."""
     net_work: FloatArray
     """Per net: the sum of their work in the unit of `LinkTimes`."""
     before: IntArray
-    """Precedence: piece ``before[i]`` may not stand on a later stage than ``after[i]``."""
+    """Precedence: piece ``before[i]`` may not be on a later stage than ``after[i]``."""
     after: IntArray
 
     @property
@@ -109,7 +109,7 @@ def is_uniform(links: LinkTimes) -> bool:
 
 
 def merged_nets(pieces: Pieces, *, keep_maker: bool = False) -> Pieces:
-    """The same pieces with one net per set of pieces; exact where all links are alike.
+    """The same pieces with one net per set of pieces; exact where all links are equal.
 
     With ``keep_maker`` one net per maker and set of readers. Where links differ, that still takes
     the slowest reader for all its tensors together instead of for each: nearly the same.
@@ -137,7 +137,7 @@ def merged_nets(pieces: Pieces, *, keep_maker: bool = False) -> Pieces:
 def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
     """Larger pieces: those with the same label become one, those labelled -1 are left out.
 
-    ``merge`` says that all links are alike.
+    ``merge`` is True where all links are equal.
     """
     num_pieces = int(label.max(initial=-1)) + 1
     stays = np.flatnonzero(label >= 0)

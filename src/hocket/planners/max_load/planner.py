@@ -48,9 +48,9 @@ from hocket.simulate.load import link_times, max_load_s
 #
 # One start is the best contiguous split. The others begin with clusters: pieces are joined along
 # their costliest nets while the joint time stays below a part of the load that is aimed at, so that
-# what should not be cut moves as a whole. A coarse placement is annealed first, then refined on
-# smaller clusters and on the pieces themselves. The best over all starts is annealed once more with
-# little heat. Deterministic: tries are counted. O(starts · tries · nets per piece · devices).
+# pieces that should stay together move together. A coarse placement is annealed first, then refined
+# on smaller clusters and on the pieces themselves. The best over all starts is annealed once more
+# with little heat. Deterministic: tries are counted. O(starts · tries · nets per piece · devices).
 
 _MANY = 5000
 """Pieces above which fewer starts are tried and pieces are moved with little heat: they are so many
@@ -250,7 +250,7 @@ class _Case:
     problem: Problem
     pieces: Pieces
     is_alike: bool
-    """True if all links are alike, so that loads depend on sets of pieces alone."""
+    """True if all links are equal, so that loads depend on sets of pieces alone."""
     limit_bytes: LongArray
 
     @cached_property

@@ -143,7 +143,7 @@ def _stages_from(
     lattice: Lattice, tables: SplitTable, state: SplitState, start: int, num_live: int,
     limit_s: float,
 ) -> int:  # fmt: skip
-    """Grow every stage above an ideal, depth first; how many were looked at."""
+    """Grow every stage above an ideal, depth first; returns the number of stages evaluated."""
     depth, looked = 0, 0
     state.path_ideal[0], state.path_step[0] = start, lattice.step_ptr[start]
     while True:
@@ -173,7 +173,7 @@ def _stages_from(
 def fill(
     lattice: Lattice, tables: SplitTable, state: SplitState, limit_s: float, max_looks: int
 ) -> bool:
-    """Fill the values of all ideals below the limit; False where it took too many looks."""
+    """Fill the values of all ideals below the limit; False if ``max_looks`` was exceeded."""
     last, looked = len(lattice.step_ptr) - 2, 0
     for ideal in range(last):
         _touch_below(lattice, tables, state, ideal)

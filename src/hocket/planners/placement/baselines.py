@@ -1,7 +1,7 @@
 """Layer blocks: equal contiguous blocks of layers, as people split a model by hand.
 
 Layers are module paths up to their first number ("transformer.h.3"), in the order of the forward
-pass; what stands between them goes with the layer before. Every device gets the same number of
+pass; ops between them go with the layer before. Every device gets the same number of
 layers, or of forward ops where modules are unknown; what a device cannot run goes to the nearest
 that can. Speeds and sizes are ignored on purpose: it is the split to compare with. O(ops + reads).
 """
@@ -155,7 +155,7 @@ def _module_of_weight(name: str) -> str:
 def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     """Per op, the position of its device: that of a weight it reads, of its block, or as before.
 
-    A tied weight stands where the model first defines it, and takes the ops that read it along.
+    A tied weight is placed where the model first defines it, together with the ops that read it.
     """
     turn_of_weight = np.full(graph.num_tensors, -1, dtype=np.int32)
     for tensor in _weights(graph).tolist():
@@ -177,7 +177,7 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
 # Expert files: a placement written by the user, by module or by op.
 #
 # ``--planner expert:FILE`` reads a JSON file that lists, per device, module paths or names of ops;
-# an op goes where the longest path that contains it says, and backward and optimizer ops follow
+# the longest path that contains an op decides, and backward and optimizer ops follow
 # their forward op. The splits of msr-fiddle/dnn-partitioning, which list node numbers per
 # accelerator and CPU, are read as they are. O(ops + paths).
 
@@ -186,7 +186,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def expert(path: str | Path) -> Callable[[Problem, Plan], Plan]:
-    """A planner that places ops as the file says."""
+    """A planner that places ops according to the file."""
     data, where = read_json(Path(path), max_bytes=_MAX_BYTES), str(path)
 
     def place(problem: Problem, plan: Plan) -> Plan:
@@ -236,7 +236,7 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> InputFil
 
 
 def _paths_of(graph: Graph, op: int) -> list[str]:
-    """Names that may stand for an op in a file, the most special one first."""
+    """Names that may refer to an op in a file, the most specific first."""
     parts = graph.module_of(op).split(".")
     return [graph.op_names[op], *(".".join(parts[:n]) for n in range(len(parts), 0, -1))]
 

@@ -70,7 +70,7 @@ def expand(problem: Problem, coarse: Coarse, plan: Plan) -> Plan:
     """The plan of the coarse problem as a plan of the problem itself.
 
     Ops go where their node went. An order or priorities of nodes become priorities of ops, in which
-    ops of one node keep their order; where a node of the forward pass stands for later ops, these
+    ops of one node keep their order; where a node of the forward pass includes later ops, these
     come after it in the mirrored order.
     """
     assert plan.device_of is not None, "a plan is expanded after its placement"

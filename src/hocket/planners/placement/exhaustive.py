@@ -32,11 +32,11 @@ from hocket.simulate.events import UNDECIDED
 
 # Every plan of a tiny graph, as the simulator sees it: placements, orders, copies and frees.
 #
-# Where memory is tight, what fits hangs on the moment at which each copy comes and goes, which a
-# constraint model cannot say; the simulator can. So every placement is bounded (`every_placement`)
-# and, in the order of these bounds, tried with every order of its devices' ops (`every_order`). A
-# strict order says all that a plan can say, so what is found is the shortest step of any plan, and
-# where nothing is found nothing fits.
+# Where memory is tight, feasibility depends on when each copy is allocated and freed. A constraint
+# model cannot express that; the simulator can. So every placement is bounded (`bounded_placements`)
+# and, in the order of these bounds, tried with every order of its devices' ops (`OrderSearch`). Any
+# plan is equivalent to a strict order per device, so the result is the shortest step of any plan,
+# and where nothing is found no plan fits.
 # Exponential; the work is counted in runs of the engine, each about a tenth of a millisecond.
 
 # Where tensors first are and what their transfers take, for one placement or a table of them.
@@ -63,7 +63,7 @@ def owner_device(problem: Problem, tensor: int, device_of: IntArray) -> _Column:
 #
 # A placement is a row of a table; the bound of all rows is computed at once: the longest path with
 # its transfers, and for each device the work there after the first of its ops can start and before
-# the last lets the step end. What is held to the end must fit. Devices that are alike are used in
+# the last lets the step end. What is held to the end must fit. Interchangeable devices are used in
 # turn. Rows grow unit by unit, and one that can no longer be shorter than a known step is dropped
 # as it grows (`Prefixes`). O(placements x (ops x devices + reads)), in numpy.
 
@@ -417,7 +417,7 @@ class OrderSearch:
         self._open[device] ^= 1 << op
 
     def _run(self) -> tuple[int, float]:
-        """Run what is decided: the device that asks for more, and a bound on what it may choose.
+        """Run the decided ops; returns the device to decide for, and a bound over its choices.
 
         The device is -1 where the branch ends.
         """
@@ -508,12 +508,12 @@ def can_be_tried(problem: Problem) -> bool:
     """True if a plan of the problem is a placement and an order per device, of few ops."""
     if problem.objective != "latency" or problem.contiguous:
         return False
-    # The streams of one device run side by side, which an order per device does not say.
+    # The streams of one device run concurrently, which an order per device cannot express.
     return 0 < problem.graph.num_ops <= MAX_OPS and not problem.graph.op_stream.any()
 
 
 def is_tiny(problem: Problem) -> bool:
-    """True if there are few enough placements to look at each."""
+    """True if there are few enough placements to evaluate each."""
     if not can_be_tried(problem):
         return False
     units = find_units(problem.graph)
@@ -538,7 +538,7 @@ def try_all(
         if not search.try_orders(placements.device_of[index]):
             open_s = bound_s
             break
-    bound_s = min(search.best_s, open_s) * (1 - NOISE)  # what is shorter by less is not looked for
+    bound_s = min(search.best_s, open_s) * (1 - NOISE)  # smaller gains are not searched for
     found = None
     if search.best is not None:
         device_of, order = search.best

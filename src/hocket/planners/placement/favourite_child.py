@@ -1,4 +1,4 @@
-"""Favourite children: a relaxation of "one favourite each" is solved, swept and made whole.
+"""Favourite children: a relaxation of "one favourite each" is solved, swept and rounded.
 
 Hanen and Munier (1995), as used by Jeon et al., "Baechi", SoCC 2020: if every op could keep one of
 its readers on its own device, and every op follow one of its producers, which pairs would make the
@@ -163,7 +163,7 @@ def _favour_rows(end: NDArray[np.int32], width: int) -> Any:
 
 
 def _rows(height: int, width: int, *parts: tuple[Any, Any, Any]) -> Any:
-    """A sparse matrix of parts (row, column, value), where one value may stand for all."""
+    """A sparse matrix of parts (row, column, value), where one value may apply to all."""
     from scipy.sparse import coo_array
 
     wide = [np.broadcast_arrays(*part) for part in parts]
@@ -171,9 +171,9 @@ def _rows(height: int, width: int, *parts: tuple[Any, Any, Any]) -> Any:
     return coo_array((value.astype(np.float64), (row, column)), shape=(height, width))
 
 
-# Whole favourites from favours: a matching of producers and readers of great weight.
+# Integral favourites from favours: a heavy matching of producers and readers.
 #
-# The weight of an edge is its favour times its transfer. Edges with a whole favour are kept. If few
+# The weight of an edge is its favour times its transfer. Edges with a favour of 1 are kept. If few
 # others are undecided, their matching has the greatest weight (shortest augmenting paths, Jonker
 # and Volgenant 1987; quadratic in practice); if many, they are taken from the heaviest down, which
 # gives half of it at least: readers offer themselves to producers, which keep the heaviest edge,
@@ -232,7 +232,7 @@ def _match_heaviest(net: ReaderPairs, edge: LongArray, weight: FloatArray) -> Lo
     return chosen[chosen >= 0].astype(np.int64)
 
 
-# Favours divided anew, op by op: what the descent leaves to be gained close by.
+# Redistribution of favours, op by op: a local improvement of the result of the descent.
 #
 # A sweep from the last op to the first gives the edges that begin at each op the favours that make
 # the longest of them as short as possible, within what the readers have not given to others; edges
@@ -298,7 +298,7 @@ _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 2.0, 0.05
 """In mean lengths of an edge, with its producer, on the long paths."""
 _MAX_ROUNDS, _MIN_ROUNDS = 300, 30
 _TOTAL_EDGES = 36_000_000
-"""Edges looked at over all rounds, about; more than that gains little on the largest graphs."""
+"""Approximate limit on edges over all rounds; more gains little on the largest graphs."""
 
 
 def descended_favours(net: ReaderPairs, num_rounds: int | None = None) -> FloatArray:

@@ -199,7 +199,7 @@ class FavourScratch(NamedTuple):
 
 @kernel
 def _gather(net: ReaderPairs, direction: Direction, cuts: FavourScratch, op: int) -> float:
-    """Lengths beyond ``op`` without favours; returns the longest with a whole favour each."""
+    """Lengths beyond ``op`` without favours; returns the longest with a favour of 1 each."""
     level_s = 0.0
     first = direction.ptr[op]
     for position in range(first, direction.ptr[op + 1]):
@@ -255,7 +255,7 @@ def _divide(direction: Direction, cuts: FavourScratch, op: int, level_s: float) 
 def _sweep(
     net: ReaderPairs, direction: Direction, cuts: FavourScratch, is_backward: bool, target_s: float
 ) -> float:
-    """Divide the favours of every op anew; returns the longest path."""
+    """Redistribute the favours of every op; returns the longest path."""
     longest_s = 0.0
     num_ops = len(net.op_s)
     for count in range(num_ops):

@@ -1,4 +1,4 @@
-"""Local search: change a placement and its order where the simulated step says that it matters.
+"""Local search: change a placement and its order where it affects the simulated step.
 
 From any placement, moves that might shorten the critical path are evaluated, the most promising
 first, and the first that is better is made (`climb`): first with units that the coarse graph keeps
@@ -54,7 +54,7 @@ def neighbours(graph: Graph, units: SearchUnits) -> list[list[int]]:
 
 
 def cluster(near: list[list[int]], start: int, random: np.random.Generator) -> list[int]:
-    """A unit and connected units around it, as many as the logarithm of a random size says."""
+    """A unit and connected units around it, of a log-uniform random size."""
     size = int(2 ** random.uniform(1, np.log2(max(len(near), 3))))
     picks = random.random(size).tolist()
     chosen, border = [start], list(near[start])
@@ -79,7 +79,7 @@ def cluster(near: list[list[int]], start: int, random: np.random.Generator) -> l
 # Lourenço, Martin, Stützle, "Iterated local search", 2003.
 
 _ITERATED_CHUNK = 48
-"""Moves that are made ready at a time; they stand on the plan as it was then."""
+"""Moves that are prepared at a time, based on the plan at that moment."""
 _MAX_KICK = 3
 _REACH = 6
 """An op is put at most so many places earlier or later on its device."""
@@ -292,7 +292,7 @@ class _Pool:
 
 _CHUNK = 16
 _FRESH_ORDER = 4
-"""After so many accepted moves the order is made anew, if that is better."""
+"""After so many accepted moves a new order is tried."""
 
 _Key = tuple[str, tuple[int | bytes, ...]]
 """Identity of a move: kind and key."""
@@ -388,8 +388,9 @@ _MOVES_PER_UNIT = 4
 def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
     """The plan made better by local search; the plan itself where nothing better was found.
 
-    Needs a placement. Problems that ask for contiguous devices or for throughput keep theirs. With
-    a ``share`` of the usual number of evaluations the search is a look at what a plan promises.
+    Needs a placement. Problems that require contiguous devices or throughput keep theirs.
+    ``share`` scales the usual number of evaluations; a small share only shows the potential of a
+    plan.
     """
     placement_of(plan)
     if problem.contiguous or problem.objective == "throughput" or problem.graph.num_ops == 0:

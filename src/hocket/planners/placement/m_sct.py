@@ -1,7 +1,7 @@
 """m-SCT: as m-ETF, but a device waits for the favourite child of its last op.
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hanen and
-Munier (1995). A linear relaxation says which edges should cost no transfer (`favourites`); a device
+Munier (1995). A linear relaxation selects the edges without transfer (`favourite_child`); a device
 that could start the favourite child of its last op before any other device stays awake for it, and
 meanwhile takes only ops that every device could start. `list_schedule` has the rules.
 O(ops · devices · log(ready ops)) in practice, besides finding the favourites.

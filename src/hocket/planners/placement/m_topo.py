@@ -3,7 +3,7 @@
 Each device gets an equal share of the total memory need, plus the largest single need so that
 the rounding never leaves an op over; the walk never goes back to an earlier device. With unequal
 devices the share follows their memory. Ops that move together are placed when the walk meets the op
-that stands for them. O(reads log ops).
+that represents them. O(reads log ops).
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
 """

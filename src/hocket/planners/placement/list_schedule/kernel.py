@@ -245,7 +245,7 @@ def _starts_before(state: ScheduleState, op: int, here_s: float) -> bool:
         for device in range(len(state.devices)):
             found = found or _is_before(state, op, device, here_s)
         return found
-    # That tensor cannot have been sent by then: only devices that hold it come into question.
+    # That tensor cannot have been sent by then: only devices that hold it are candidates.
     found = _is_before(state, op, owner_device(net, tensor), here_s)
     copy = net.tensors[tensor].last_copy
     while copy >= 0 and not found:
@@ -323,7 +323,7 @@ def offer(state: ScheduleState, device: int, now: float) -> tuple[int, float]:
 
 @kernel
 def _look_again(state: ScheduleState, op: int, device: int) -> None:
-    """Compute the key of an op anew."""
+    """Recompute the key of an op."""
     move(state.queues, device, LATER, data_s(state.net, op, device), op)
 
 

@@ -79,7 +79,7 @@ def data_s(net: Net, op: int, device: int) -> float:
             continue
         route, producer = net.routes[src, device], net.tensors[tensor].producer
         transfer_s = route.latency_s + net.tensors[tensor].work * route.unit_s
-        # Tensors of one producer stand together and follow each other through the queues.
+        # Tensors of one producer are adjacent and follow each other through the queues.
         follows = producer == sender and producer >= 0 and route.send_queue >= 0
         sent_s = sent_s + transfer_s if follows else transfer_s
         sender = producer

@@ -1,4 +1,4 @@
-"""Run the loop on a problem and say what it decided."""
+"""Run the event loop on a problem and return its decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan with what the simulator says of it, so that the better of two is found in one place."""
+"""A plan with its simulated run; ranks plans by overflow, then by step time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planners for tight memory: mend a given placement, or split the model anew.
+"""Planners for tight memory: repair a given placement, or split the model from scratch.
 
 Both try what changes least first: another order, a few moves, then a search that gives up the order
 in which devices run freely. The best plan that was seen is returned, so the overflow never grows.
@@ -186,12 +186,12 @@ def layers(graph: Graph, unit_of: IntArray) -> IntArray:
     return joined(num_units, same)[unit_of]
 
 
-# Mend a plan that lacks memory: with another order, with few moves, or with a search.
+# Repair a plan that lacks memory: with another order, with few moves, or with a search.
 #
 # The plan is simulated; while devices lack memory, ops keep their times and units move in the
-# ledger (`relieve`), and the result is simulated again, which sets the times anew. Where devices
-# that run ahead of each other pile tensors up, each device is bound to the order of the graph: then
-# the run is what the ledger says. Last comes a search at random (`anneal`). A handful of
+# ledger (`relieve`), and the result is simulated again, which updates the times. Where devices
+# that run ahead of each other accumulate tensors, each device is bound to the order of the graph:
+# then the run matches the ledger. Last comes a random search (`anneal`). A handful of
 # simulations.
 
 MAX_ROUNDS = 4
@@ -204,7 +204,7 @@ HEATS = (0.0, 0.001, 0.004)
 """Per search: by how much of a device's memory a random move may worsen things at first."""
 MAX_TRIES = 30_000
 MAX_WORK = 20_000_000
-"""Entries of the ledger that a search may look at: bounds its time on large units."""
+"""Ledger entries that a search may evaluate: bounds its time on large units."""
 
 
 def levels_of(problem: Problem) -> list[SizeLevel]:
@@ -320,7 +320,7 @@ BISECTIONS_WHEN_LARGE = 2
 """Of the load, or of the scale of memory, that a split keeps to."""
 STEP_UP = 1.2
 WORTHWHILE = 0.97
-"""A further option is looked into only if it beats the best by this factor."""
+"""A further option is tried only if it beats the best by this factor."""
 MAX_CORRECTIONS = 4
 MAX_STARTS = 4
 """Splits that are handed on for mending where none fits."""
@@ -531,7 +531,7 @@ def memory_split(problem: Problem, plan: Plan) -> Plan:
 
 
 def _split(problem: Problem, plan: Plan) -> Attempt:
-    """The model split anew, and mended where no split fits by itself."""
+    """Split the model from scratch; repair the result where no split fits by itself."""
     starts = split_attempts(problem, plan)
     best = starts[0]
     if not best.overflow_bytes:

@@ -1,4 +1,4 @@
-"""The ledger: which bytes each device holds from when to when, kept up to date as ops move.
+"""Memory ledger: bytes that each device holds over time, updated as ops move.
 
 Time is an axis of instants, the starts of the ops in a given run of the step. While that axis stays
 as it is, placing an op changes a few spans of bytes, and a tree over the axis gives the peak of
@@ -44,7 +44,7 @@ class LedgerTable(NamedTuple):
     sent: LongArray
     """See `InstantSpans`."""
     uses: LongArray
-    """As ``TaskTable.reads``, but a view that exists before the step stands for what it views."""
+    """As ``TaskTable.reads``, but a view that exists before the step is replaced by its storage."""
     alias_of: LongArray
     num_bytes: LongArray
     owner_op: LongArray

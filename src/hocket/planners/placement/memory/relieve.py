@@ -35,7 +35,7 @@ MAX_BATCHES = 60
 MAX_CANDIDATES = 2000
 MAX_TARGETS = 4
 MAX_WASTED = 200_000
-"""Entries of the ledger that a batch may look at in vain."""
+"""Ledger entries that a batch may evaluate without success."""
 MAX_UNIT_WORK = 2_000_000
 """Larger units stay where they are: trying one would take as long as all smaller ones."""
 

@@ -98,9 +98,9 @@ def _least_bytes(graph: Graph) -> LongArray:
 
 
 ENLARGEMENTS = 4
-"""Memories that are tried between none and enough, each by mending anew."""
+"""Memory sizes that are tried between none and enough, each with a new repair."""
 MAX_OPS = 20_000
-"""Above this many ops, mending again and again would take too long."""
+"""Above this many ops, repeated repairs would take too long."""
 
 
 @dataclass(frozen=True)

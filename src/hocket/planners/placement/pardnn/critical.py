@@ -4,7 +4,7 @@ Walk back from the op that ends last, each time to what its start waited for: th
 the op before it on the device. Where the path crosses devices, moving the op that sends to the
 receiver, or the one that receives to the sender, saves the transfer and may add one at its other
 side. Rounds take all moves that gain and only the best one in turn; a round counts only if the
-simulator says that the step got shorter. O(rounds · simulation).
+simulator reports a shorter step. O(rounds · simulation).
 """
 
 from __future__ import annotations

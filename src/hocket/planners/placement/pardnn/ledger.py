@@ -50,9 +50,9 @@ class MappingLedger(NamedTuple):
     num_touching: NDArray[np.int32]
     """[tensor, device]: ops on the device that make or read the tensor."""
     stamp: LongArray
-    """Per tensor: the last question that met it."""
-    question: LongArray
-    """One number: how many questions there were."""
+    """Per tensor: the last query that reached it."""
+    query: LongArray
+    """One number: the count of queries so far."""
     own_s: FloatArray
     """Answer of `weigh`: time of the piece on each device."""
     saved_s: FloatArray
@@ -122,7 +122,7 @@ def new_ledger(facts: MappingFacts, num_positions: int) -> MappingLedger:
         tree_s=np.zeros((num_positions + 1, num_devices)),
         num_touching=np.zeros((num_tensors, num_devices), dtype=np.int32),
         stamp=zeros(num_tensors),
-        question=zeros(1),
+        query=zeros(1),
         own_s=np.zeros(num_devices),
         saved_s=np.zeros(num_devices),
     )
@@ -191,10 +191,10 @@ def lift(facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece
 
 @kernel
 def _save(ledger: MappingLedger, tensor: int, seconds: float) -> None:
-    """Count the transfer of a tensor as saved wherever the tensor is, once per question."""
-    if ledger.stamp[tensor] == ledger.question[0] or seconds == 0.0:
+    """Count the transfer of a tensor as saved wherever the tensor is, once per query."""
+    if ledger.stamp[tensor] == ledger.query[0] or seconds == 0.0:
         return
-    ledger.stamp[tensor] = ledger.question[0]
+    ledger.stamp[tensor] = ledger.query[0]
     for device in range(len(ledger.saved_s)):
         if ledger.num_touching[tensor, device] > 0:
             ledger.saved_s[device] += seconds
@@ -203,7 +203,7 @@ def _save(ledger: MappingLedger, tensor: int, seconds: float) -> None:
 @kernel
 def weigh(facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int) -> None:
     """Fill ``own_s`` and ``saved_s`` for a piece that is on no device."""
-    ledger.question[0] += 1
+    ledger.query[0] += 1
     ledger.own_s[:] = 0.0
     ledger.saved_s[:] = 0.0
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):

@@ -1,10 +1,10 @@
 """ParDNN step 1b, mapping: every path to a device, by the work that runs at the same time.
 
 The primary paths go one to each device, the heaviest to the fastest. A path that would pay more for
-communication than there is other work in its span gains nothing by running beside it and joins the
-device that it shares most with. The others follow in falling order of weight and length, each to
-the device where it costs least (level-aware load balancing). The paper adds all work in the span to
-the communication, which in a long span outweighs any transfer; here a path counts its own time,
+communication than there is other work in its span gains nothing by running concurrently and joins
+the device that it shares most with. The others follow in falling order of weight and length, each
+to the device where it costs least (level-aware load balancing). The paper adds all work in the span
+to the communication, which in a long span outweighs any transfer; here a path counts its own time,
 scaled by how full its span is. O(ops log ops + devices · (paths log ops + reads)).
 """
 
@@ -179,7 +179,7 @@ def _merge(
     others_s: FloatArray,
     num_merged: LongArray,
 ) -> None:
-    """Initial merge: a path that pays more than other work could hide joins what it talks to."""
+    """Initial merge: put paths whose transfers other work cannot hide where they save most."""
     for path in chosen:
         if _crossing_s(facts, paths, path_of, path) < others_s[path]:
             continue

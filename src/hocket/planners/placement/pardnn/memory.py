@@ -48,7 +48,7 @@ class Emulation:
     start_s: FloatArray
     """Per place: when its bytes are taken."""
     end_s: FloatArray
-    """Per place: when its bytes are given back; infinite where they stay."""
+    """Per place: when its bytes are freed; infinite where they stay."""
     excess_bytes: FloatArray
     """Per device: how much its peak exceeds its memory; negative where memory is free."""
 
@@ -88,7 +88,7 @@ def emulate(problem: Problem, device_of: IntArray, priority: FloatArray | None) 
 # Memory potentials of ParDNN: which bytes would leave a device if a unit, or several, moved away.
 #
 # A storage stays on a device as long as some op there still needs it: an op that reads it after the
-# moment in question, or the one that made it where it is kept until the end of the step. Where
+# given moment, or the one that made it where it is kept until the end of the step. Where
 # these belong to one unit, that unit alone holds the bytes; where they belong to several (the
 # readers of a variable, a chain of aliases), all of them together are one further candidate.
 # O(reads log reads) in numpy.
@@ -285,7 +285,7 @@ _MARGIN = 1.02
 _NO_DAMAGE_S = 1e-12
 _MOVES_PER_DEVICE = 16
 _MAX_CUTS = 8
-"""Emulations that look for the place where a cluster is split."""
+"""Emulations to find the position where a cluster is split."""
 _COUNTED_OPS = 4_000_000
 """Moves of variables end when shares have been counted over this many ops, if that is sooner."""
 _EVEN = 1.02

@@ -1,6 +1,6 @@
 """ParDNN: cut the graph into paths, map them by the work in their spans, refine, fit memory.
 
-Heavy paths keep the most expensive transfers on one device; the other paths are laid beside them
+Heavy paths keep the most expensive transfers on one device; the other paths run concurrently
 where devices are idle at the time when they run. Refinement moves paths and single ops by the same
 measure, then along the simulated critical path; at last ops move away from devices that overflow.
 O(K · (ops log ops + reads)) and a limited number of simulations.
@@ -78,7 +78,7 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     best = fitter(_fitted(trials, fastest), _fitted(trials, fittest))
     if best.score.overflow_bytes == 0:
         return best
-    # What no split of these paths fits into may fit one device whole.
+    # Where no split of these paths fits, a single device may still hold the whole step.
     # In the order of the graph: by levels a device alone is no faster and may hold more.
     device = int(np.argmin(trials.devices.op_s.sum(axis=1)))
     alone = np.full_like(best.device_of, device)

@@ -35,7 +35,7 @@ _STIFFNESS = (1.0, 2.0, 4.0, 8.0)
 """Weights of an even load against transfers."""
 _MAX_SWEEPS = 12
 _MANY = 64
-"""A tensor with more readers says little about who is near whom."""
+"""Tensors with more readers are ignored: they hardly show which ops are close."""
 _FEW = 500
 """Sweeps end when less than one in so many pieces moved."""
 _LEAST_GAIN = 1e-9
@@ -109,7 +109,7 @@ def _mark_users(facts: MappingFacts, pieces: MappedPieces, tensor: int, is_due: 
 
 @kernel
 def _mark_near(facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: BoolArray) -> None:
-    """Pieces that share a tensor with one that moved are to be looked at again."""
+    """Mark pieces that share a tensor with a moved piece for another evaluation."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
         for read in range(facts.read_ptr[op], facts.read_ptr[op + 1]):

@@ -84,7 +84,7 @@ def slice_paths(work: UnitWork, num_primary: int) -> Slices:
 
 @kernel
 def _take(work: UnitWork, cut: _Cut, op: int, path: int) -> None:
-    """Put an op on a path, with the others of its unit beside it."""
+    """Put an op on a path, together with the other ops of its unit."""
     cut.is_trunk[op] = True
     unit = work.units.of[op]
     for index in range(work.units.ptr[unit], work.units.ptr[unit + 1]):

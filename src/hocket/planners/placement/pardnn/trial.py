@@ -18,7 +18,7 @@ from hocket.simulate.timeline import Timeline
 
 
 class Trial(NamedTuple):
-    """A placement, the order of its ops and what the simulator says of it."""
+    """A placement, the order of its ops and its simulated score."""
 
     device_of: IntArray
     priority: FloatArray | None

@@ -125,7 +125,7 @@ _NEARLY = 0.05
 """Share of the step: ops with more slack than this hardly become critical by one move."""
 
 _MAX_GUESSES = 400_000
-"""Pairs of op and device that are looked at; with more, every n-th op stands for the others."""
+"""Pairs of op and device that are evaluated; beyond that, only every n-th op is."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,7 +2,7 @@
 
 Single units, swaps with the op that occupies the device, runs of the critical path that share a
 device, shifts of the boundary between two devices, several promising moves at once, a device given
-up or shared out, and ops put before the op that kept their device busy.
+up or distributed over the others, and ops put before the op that kept their device busy.
 
 Of some six hundred moves about thirty are tried before one is better. So each kind is a stream that
 generates its moves on demand, the best guess first, out of what it read from the evaluator
@@ -76,7 +76,7 @@ def _ordered_anew(
     search: LocalSearch, units: SearchUnits, chosen: LongArray, device: int
 ) -> Callable[[], Change]:
     """Units to a device, with bottom levels as the order of all ops: after a move of this size
-    the present order says little."""
+    the current order is hardly useful."""
 
     def make() -> Change:
         ops, _ = units.ops_of_all(chosen)
