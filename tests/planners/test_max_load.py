@@ -27,10 +27,12 @@ from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, max_load_bound, pipedream, throughput
 from hocket.planners.max_load import planner as max_load_planner
-from hocket.planners.max_load.contiguous import depth_first_order, neck_blocks
+from hocket.planners.max_load.classes import device_classes
+from hocket.planners.max_load.contiguous import acyclic, contracted, depth_first_order, neck_blocks
 from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.moves import Heat, annealed
 from hocket.planners.max_load.pieces import Pieces, pieces_of
+from hocket.planners.max_load.split import best_split
 from hocket.simulate.load import device_load_s, max_load_s
 from hocket.simulate.verify import verify
 
@@ -125,6 +127,23 @@ def test_one_order_is_never_better_than_all_and_pipedream_never_better_than_it(p
         loads.append(plan.claims.max_load_s)
     assert loads[0] <= loads[1] * (1 + 1e-9)
     assert loads[0] <= loads[2] * (1 + 1e-9)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(problem=stated_problems(max_nodes=8))
+def test_contraction_keeps_the_optimum(problem):
+    pieces, _ = acyclic(pieces_of(problem), merge=True)
+    classes = device_classes(problem, problem.memory_bytes)
+    bytes_matter = int(pieces.memory_bytes.sum()) > int(classes.limit_bytes.min())
+    net_s = classes.net_s(pieces).max(axis=0)
+    smaller = contracted(pieces, net_s, bytes_matter=bytes_matter).pieces
+    found = [
+        best_split(each, classes, ideal_lattice(each, 1000), np.inf, 10**6).split
+        for each in (pieces, smaller)
+    ]
+    assert (found[0] is None) == (found[1] is None)
+    if found[0] is not None:
+        assert found[1].max_load_s == pytest.approx(found[0].max_load_s, rel=1e-9, abs=1e-15)
 
 
 def test_lattice_counts_the_ideals_of_known_orders():
