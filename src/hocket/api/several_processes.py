@@ -27,7 +27,7 @@ _WORTHWHILE = 1.02
 def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any], Graph]) -> str:
     """Message that names a shorter plan of several processes; empty where there is none.
 
-    ``traced`` traces the step of a batch like the given one.
+    ``traced`` returns the graph of a step on a batch of the same structure, of any size.
     """
     graph = knowing_sizes(placed.problem.graph, lambda size: traced(resized(batch, size)))
     problem = make_problem(graph, placed.problem.cluster)

@@ -91,7 +91,7 @@ def verdict(
     elif cores <= count:
         reason = f"only {cores} cores for {count} workers and the front end"
     else:
-        reason = "parts are not small enough for what it costs to reach their workers"
+        reason = "smaller parts save less time than it takes to reach their workers"
     return SplitVerdict(
         False, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {detail}"
     )

@@ -171,7 +171,7 @@ def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | No
     if asked["on_fleet"]:
         return partial(train_on_fleet, connect(asked["state"], asked["url"]))
     if asked["state"] is not None or asked["url"] is not None:
-        raise UsageError("--state and --url name a fleet", hint="add --fleet")
+        raise UsageError("--state and --url need --fleet", hint="add --fleet or leave them out")
     return None
 
 

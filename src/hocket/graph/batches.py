@@ -85,8 +85,8 @@ def at_batch(graph: Graph, num_samples: int) -> Graph:
 def differing_op(graph: Graph, other: Graph) -> str | None:
     """The first op at which two graphs of the same ops differ in size; None where none does.
 
-    Arithmetic and tensors count. Bytes that an op touches may bend a little (rows of a table, once
-    most of it is read), which makes its price less exact and nothing wrong.
+    FLOPs and tensor sizes are compared. Bytes that an op touches may differ a little (rows of a
+    table, once most of it is read): its cost is then less exact, but nothing is wrong.
     """
     differs = ~np.isclose(graph.flops, other.flops, rtol=1e-6)
     if differs.any():

@@ -46,7 +46,7 @@ class Rates:
 
     @property
     def is_connected(self) -> bool:
-        """True if every rank reaches every other over pairs that something came through."""
+        """True if every rank reaches every other over pairs with a measured bandwidth above 0."""
         return _connected(np.maximum(self.alone_bps, self.together_bps) > 0)
 
     def cut_from(self, rank: int) -> list[int]:

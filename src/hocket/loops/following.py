@@ -134,7 +134,7 @@ class Calls(Expressions):
         return Scalar(None, None, pure[1])
 
     def method(self, node: ast.Call, keywords: set[str], environment: Environment) -> Value:
-        """A method of an array."""
+        """Value of a method call, such as ``array.sum()``."""
         assert isinstance(node.func, ast.Attribute)
         base, name = self.value(node.func.value, environment), node.func.attr
         for argument in node.args:

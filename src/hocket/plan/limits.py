@@ -26,6 +26,6 @@ class Limits:
     """Of the best pipelines, how many get a schedule made for them; some seconds each."""
 
     def allowed(self, name: str, values: list[int]) -> list[int]:
-        """Those of the values that a fixed field leaves."""
+        """Values that may be tried for a field: all, or only the one that it is fixed to."""
         wanted = dict(self.fixed).get(name)
         return values if wanted is None else [value for value in values if value == wanted]

@@ -239,7 +239,7 @@ def _placement(candidate: Candidate) -> bytes:
 
 
 def _origin(candidate: Candidate) -> str:
-    """The planner that a candidate goes back to: searches from one end in like plans."""
+    """The planner that a candidate started from: searches from one start end in similar plans."""
     return candidate.planner.split(" + ")[0]
 
 

@@ -116,7 +116,7 @@ def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
         f"within {format_bytes(max(within.memory.budget_bytes))}: {decided(within)}",
         f"{moved}; {again}",
     ]
-    return [*lines, f"one step alone is shown; a step among many takes {note}"] if note else lines
+    return [*lines, f"this is one isolated step; a step among many takes {note}"] if note else lines
 
 
 def kept_data(within: WithinBudget) -> dict[str, Any]:

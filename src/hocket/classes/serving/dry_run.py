@@ -84,7 +84,7 @@ def check_parts(folder: Folder) -> None:
 
 
 def open_part(model: bytes, table: PartTable, index: int) -> Any:
-    """A session for a part that takes and gives what its table says; else `InputFileError`."""
+    """Open a part; raises `InputFileError` if its inputs or outputs differ from the table."""
     part = table.parts[index]
     session = open_session(model)
     found = [(each.name, each.type, list(each.shape)) for each in session.get_inputs()]

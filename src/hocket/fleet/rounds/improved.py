@@ -80,7 +80,7 @@ def _depends_on_time(policy: str) -> bool:
 
 
 def _asked(state: FleetState, jobs: Jobs) -> Asked:
-    """Deficits of pairs, and who wants to be in one."""
+    """Pairs of profiles that are due shared devices, and queues of jobs that want to share."""
     if state.pair_plan is None:
         return NO_PAIRS
     queue, queue_at, slack = _queues(state.rules, jobs, len(state.pair_plan.amount))

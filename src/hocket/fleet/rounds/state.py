@@ -123,7 +123,7 @@ class PairPlan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairEstimates:
-    """Estimates for jobs that may share devices, by profile; the table of pairs follows."""
+    """Speeds of jobs that may share devices, by profile; `PairTable` is computed from them."""
 
     profiles: tuple[str, ...]
     """Names, in the order of the rows."""

@@ -389,7 +389,7 @@ def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterat
 def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
     """The structure with its best shares; None where they do not fit, or some group gets none.
 
-    With ``takes_all`` every group gets a sample, also where the step is longer by that.
+    With ``takes_all`` every group gets a sample, even if that makes the step longer.
     """
     exchanges = len(structure) > 1
     groups = tuple(group_of(tables, devices, exchanges) for devices in structure)

@@ -1,4 +1,4 @@
-"""One algorithm on groups of the forward pass, on groups of the step and on single ops: the best.
+"""Run a placement algorithm on forward groups, step groups and single ops, and keep the best plan.
 
 Groups of the forward pass keep weights with their readers and backward ops with what they need, and
 make a graph small; but a group runs on one device, and where branches meet it may swallow all of

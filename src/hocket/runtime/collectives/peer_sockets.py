@@ -37,8 +37,9 @@ def connect_all(
 ) -> list[socket.socket | None]:  # fmt: skip
     """A socket per rank, non-blocking; None for this one and those that cannot be reached.
 
-    Ranks ``without`` a link are not waited for. At most ``ahead_bytes`` are given to the system at
-    once: more would fill the queues of slow links, where urgent data waits behind the rest.
+    Ranks in ``without`` have no link to this one and are not waited for. At most ``ahead_bytes``
+    are given to the system at once: more would fill the queues of slow links, where urgent data
+    waits behind the rest.
     """
     address = own_address()
     family = _family(address)

@@ -157,7 +157,7 @@ def end_all() -> None:
 
 
 def threads_for_updates() -> AbstractContextManager[None]:
-    """Use the number of threads that host updates use."""
+    """Context in which torch uses as many threads as host updates: all but one, for launches."""
     return torch_threads(max(1, torch.get_num_threads() - _CORES_FOR_LAUNCHES))
 
 

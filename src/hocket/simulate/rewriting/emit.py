@@ -64,7 +64,7 @@ class WrittenTensors(NamedTuple):
 
 
 class Columns:
-    """The columns, and the graph that ops are given of."""
+    """Columns of the rewritten graph, to which ops of the given graph and new ones are added."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

@@ -191,7 +191,7 @@ def microbatch_groups(num_devices: int, num_microbatches: int) -> list[int]:
 def warm_up_forwards(
     ahead: NDArray[np.int64], groups: list[int], num_microbatches: int, chunks: int
 ) -> NDArray[np.int64]:
-    """Forwards before the first backward: all chunks but one of a group, and ``ahead`` more."""
+    """Forwards before the first backward: of the first group all chunks but one, and ``ahead``."""
     forwards: NDArray[np.int64] = ahead + (chunks - 1) * groups[0]
     return np.minimum(forwards, num_microbatches * chunks)
 

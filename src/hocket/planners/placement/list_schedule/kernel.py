@@ -1,4 +1,7 @@
-"""The event loop: offers of free devices, commits, ends. See the docstring of this package."""
+"""The event loop of list scheduling: free devices offer ops, the best offer is committed, ops end.
+
+See the docstring of this package.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def spans_in_graph_order(problem: Problem) -> InstantSpans:
 
 
 def spans_of_run(problem: Problem, timeline: Timeline) -> InstantSpans:
-    """The axis of a simulated run."""
+    """Spans of ops and transfers in a simulated run; each start of an op is an instant."""
     order = np.argsort(timeline.op_start_s, kind="stable")
     start_s = timeline.op_start_s[order]
     first = positions(order)

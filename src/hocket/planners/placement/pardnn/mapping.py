@@ -67,10 +67,11 @@ def map_paths(problem: Problem, work: UnitWork, devices: Devices, slices: Slices
 
 
 def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, LongArray]:
-    """Per path, the span in which it may run and that of the ops which its units bring along.
+    """Starts and ends of two spans per path: its own, and that of other ops in its units.
 
     The first reaches from the end of the last parent of its head to the start of the first child of
-    its tail; the second over those ops. Where they overlap they are one.
+    its tail; the second covers ops of its units that are not on the path. Overlapping spans are
+    merged.
     """
     num, top_s = slices.num_paths, slices.top_s
     start_s, stop_s = np.zeros(num), np.full(num, np.inf)
