@@ -81,5 +81,5 @@ def _require_all_placed(problem: Problem, order: LongArray, state: ScheduleState
     raise NoFeasiblePlanError(
         f"op {problem.graph.op_names[op]!r} fits on no device any more: "
         f"{format_bytes(lacking_bytes)} are lacking where it lacks least",
-        hint="use more or larger devices, or a planner that moves ops to make room",
+        hint="use more or larger devices, or a planner that moves ops to free memory",
     )
