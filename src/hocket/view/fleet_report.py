@@ -184,8 +184,8 @@ def _bar(run: FleetRun, spans: HoldSpans, at: int, row_px: float, total_s: float
     max_letters = int((width - 6.0) / _LETTER_PX)
     if height < _LABEL_PX - 1.0 or max_letters < _MIN_LETTERS:
         return bar
-    label = shorten(inert(run.names[number]), max_letters)
-    return bar + svg_text(x + 3.0, y + height - 3.0, label, "on")
+    name = shorten(inert(run.names[number]), max_letters)
+    return bar + svg_text(x + 3.0, y + height - 3.0, name, "on")
 
 
 def _left_out(spans: HoldSpans, num_drawn: int, num_devices: int) -> str:

@@ -1,4 +1,4 @@
-"""``hocket fleet cancel``: end a job; one that runs is told to stop first."""
+"""``hocket fleet cancel``: end a job; one that runs is asked to stop first."""
 
 from __future__ import annotations
 

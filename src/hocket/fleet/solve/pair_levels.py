@@ -40,7 +40,7 @@ from hocket.kernels.containers import table as read_only
 WIDE = 0.1
 """Distance above the level within which demands count as straight lines at first."""
 _NOTHING = 1e-12
-_MARGIN = 2e-6
+_SLACK = 2e-6
 """Part of a demand that no longer rises which may stay unserved, so that the feasible set has an
 interior."""
 
@@ -59,7 +59,7 @@ class Task:
     def chord(self, width: float) -> tuple[FloatArray, FloatArray]:
         """Slope of rows in the level, in parts of ``near``, and their limits at level 0."""
         base, slope = chord(self.demand_at, self.near, width)
-        base = np.where(slope > 0.0, base, base * (1.0 - _MARGIN))
+        base = np.where(slope > 0.0, base, base * (1.0 - _SLACK))
         jobs = self.job_classes.num_jobs / self.unit
         others = np.zeros(len(jobs) + len(self.job_classes.capacity))
         rise = np.concatenate([jobs * slope * self.near, others])

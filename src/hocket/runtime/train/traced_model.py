@@ -148,7 +148,7 @@ class TracedModel:
                 return eager("gradients are summed while the backward pass runs")
             return with_update(self.first.runner.replay.message, self._update)
         if not self.first.is_on_one_device:
-            return eager("several devices or ranks carry a step")
+            return eager("several devices or ranks run a step")
         return never_replayed(self.devices[0])
 
     @property

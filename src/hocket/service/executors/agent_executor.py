@@ -341,7 +341,7 @@ class AgentExecutor:
                 parts = tuple(_AgentPart(**one) for one in content["parts"])
                 self._parts[AttemptName(*content["name"])] = parts
         except (OSError, *files.DAMAGED) as error:
-            raise RunError(f"cannot read what agents were told: {error}") from None
+            raise RunError(f"cannot read the orders to agents: {error}") from None
 
     def _store_agents(self) -> None:
         content = {

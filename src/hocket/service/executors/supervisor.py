@@ -351,7 +351,7 @@ def _folder_of(order: AttemptOrder, user: pwd.struct_passwd, identity: dict[str,
     if not order.has_own_folder:
         return order.work_folder
     folder = os.path.join(user.pw_dir, "hocket-jobs", order.environment.get("HOCKET_JOB", "0"))
-    # Made by the user: links in a home lead root astray.
+    # Made by the user: symbolic links in a home folder could mislead root.
     subprocess.run(
         ["mkdir", "-p", folder], check=True, cwd="/", stderr=subprocess.DEVNULL, **identity
     )

@@ -115,7 +115,7 @@ async def append_log(
     request: Request,
     executor: TheAgents,
 ) -> LogSize:
-    """Add to the output of an attempt, where it goes on at ``offset``; tells its size."""
+    """Add to the output of an attempt, where it goes on at ``offset``; returns its size."""
     path = executor.log_file(agent, AttemptName(job, attempt))
     if path is None:
         raise NotFoundError(f"{agent!r} does not run attempt {attempt} of job {job}")

@@ -350,7 +350,7 @@ class TokenList(BaseModel):
 
 
 class NewTokenBody(BaseModel):
-    """A token that is told this once."""
+    """A token that is shown only once."""
 
     name: str
     role: Role

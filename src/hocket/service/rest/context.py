@@ -24,7 +24,7 @@ from hocket.service.tokens import Holder, Tokens
 # thread, and every change of threads can cost milliseconds while the daemon decides.
 
 # The guard has checked the token before a route is asked; these only tell OpenAPI of it.
-_user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of a person")
+_user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of a user")
 _attempt = HTTPBearer(
     auto_error=False, scheme_name="attempt", description="HOCKET_TOKEN of a running attempt"
 )

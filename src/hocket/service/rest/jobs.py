@@ -172,7 +172,7 @@ TheChange = Annotated[_Decide, Depends(_change)]
 
 @router.delete("/{job}", responses=answers(404, 409, 412))
 async def cancel(change: TheChange, daemon: TheDaemon) -> JobBody:
-    """Cancel a job: it is told to stop and does not start again."""
+    """Cancel a job: it is asked to stop and does not start again."""
     return await change(daemon.cancel)
 
 

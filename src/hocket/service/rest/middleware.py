@@ -90,7 +90,7 @@ def misleading(headers: Headers, hosts: Collection[str], hint: str) -> Response 
     if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
         return problem(400, "a header is there twice")
     if "transfer-encoding" in headers and "content-length" in headers:
-        return problem(400, "the length of the body is told in two ways")
+        return problem(400, "the length of the body is stated twice")
     if host_name(headers.get("host", "")) not in hosts:
         return problem(421, "this service does not go by that name", hint=hint)
     if "origin" in headers and not is_own(headers["origin"], headers["host"]):

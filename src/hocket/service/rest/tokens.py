@@ -29,7 +29,7 @@ def list_tokens(tokens: TheTokens) -> TokenList:
 
 @router.post("/tokens", status_code=201, responses=answers(409, 415))
 def add_token(body: TokenRequest, tokens: TheTokens) -> NewTokenBody:
-    """A token for somebody; it is told this once."""
+    """Create a token; it is shown only once."""
     token = tokens.add(body.name, role=body.role)
     return NewTokenBody(name=body.name, role=body.role, token=token)
 

@@ -69,7 +69,7 @@ def unusable(folder: Path, error: OSError) -> InputFileError:
     """For a folder that cannot be written."""
     return InputFileError(
         f"the state folder cannot be used: {system_reason(error)}",
-        hint="name a folder on a disk with room that you may write to",
+        hint="name a folder on a disk with free space that you may write to",
         where=str(folder),
     )
 
@@ -83,7 +83,7 @@ def full(folder: Path) -> InputFileError:
     """Error for a full disk."""
     return InputFileError(
         "the disk of the state folder is full",
-        hint="make room on it and start again; nothing was changed",
+        hint="free space on it and start again; nothing was changed",
         where=str(folder),
     )
 

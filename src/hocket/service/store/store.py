@@ -263,7 +263,7 @@ class Store:
         except sqlite3.Error as error:
             raise UnavailableError(
                 f"nothing could be stored: {error}",
-                hint="make room on the disk of the state folder; what runs goes on meanwhile",
+                hint="free space on the disk of the state folder; what runs goes on meanwhile",
                 where=str(self.folder),
             ) from None
         self._totals, self._state, self._parts = totals, batch.state, parts
