@@ -21,8 +21,8 @@ def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
     monkeypatch.setattr(host_rates.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(host_rates.time, "sleep", lambda rest_s: now.append(now.pop() + rest_s))
     for name, value in {
-        "COPY_BYTES": 1000, "NUM_NUMBERS": 100, "NUM_PARAMETERS": 2, "NUM_PASSES": 9, "ENOUGH_S": 7,
-        "COPIES_ALONE_S": 100,
+        "COPY_BYTES": 1000, "NUM_ELEMENTS": 100, "NUM_PARAMETERS": 2, "NUM_PASSES": 9,
+        "MAX_MEASURED_S": 7, "COPIES_ALONE_S": 100,
     }.items():  # fmt: skip
         monkeypatch.setattr(host_rates, f"_{name}", value)
 

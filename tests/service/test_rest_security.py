@@ -229,4 +229,4 @@ def test_two_lengths_of_a_body_are_one_too_many(service):
         "/v1/jobs", content=b"{}", headers={"transfer-encoding": "chunked", "content-length": "2"}
     )
     assert answer.status_code == 400
-    assert "two ways" in answer.json()["detail"]
+    assert "stated twice" in answer.json()["detail"]
