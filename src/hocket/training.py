@@ -42,7 +42,7 @@ from hocket.runtime.launch import used_devices
 from hocket.runtime.offload.budgeted_model import BudgetedModel
 from hocket.runtime.offload.patched_forward import released_model
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.prepare import choose_strategy, is_parallel
+from hocket.runtime.prepare import choose_strategy, is_parallel, may_take_budget
 from hocket.runtime.rendezvous import join_ranks, rank_device
 from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Timings, innermost
@@ -271,7 +271,7 @@ def _require_sensible(options: LoopOptions) -> None:
 def _require_one_budget(
     memory: int | str | None, saved: SavedPlan | ParallelConfig | None, is_ranked: bool
 ) -> None:
-    if memory is not None and (saved is not None or is_ranked) and not is_parallel(saved):
+    if memory is not None and (saved is not None or is_ranked) and not may_take_budget(saved):
         what = "a plan that is given" if saved is not None else "ranks of a launcher"
         raise UsageError(
             f"memory= makes a plan for one device, which {what} cannot follow",

@@ -182,16 +182,25 @@ def test_items_of_iterators_are_left_for_the_steps(make):
                 with pytest.raises(UntraceableError, match="iterator"):
                     hocket.prepare(model, optimizer, x)
                 train = hocket.prepare(model, optimizer, x, memory="1GiB")
-        for _ in range(3):
-            if train is not None:
-                found.append(train.step(x).item())
-                continue
+        found += three_losses(model, optimizer, x, train)
+    assert found[:3] == found[3:]
+
+
+def three_losses(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, train: Any
+) -> list[float]:
+    """Losses of three steps, by plain PyTorch where ``train`` is None."""
+    losses = []
+    for _ in range(3):
+        if train is None:
             optimizer.zero_grad()
             loss = model(x)
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
-    assert found[:3] == found[3:]
+        else:
+            loss = train.step(x)
+        losses.append(loss.item())
+    return losses
 
 
 class Masked(nn.Module):
@@ -225,15 +234,7 @@ def test_masks_made_of_constants_are_read_while_tracing(kind):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = None if is_plain else hocket.prepare(model, optimizer, x)
         torch.manual_seed(1)
-        for _ in range(3):
-            if train is not None:
-                found.append(train.step(x).item())
-                continue
-            optimizer.zero_grad()
-            loss = model(x)
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
+        found += three_losses(model, optimizer, x, train)
     assert found[:3] == found[3:]
     assert not train.lost
 

@@ -166,7 +166,7 @@ def test_where_nothing_can_be_updated_on_the_device_the_host_updates(frontier):
         fastest_within_budget(frontier.smallest.peak_bytes, frontier, never)
 
 
-def test_the_leanest_plan_is_rehearsed_before_a_budget_is_refused(frontier):
+def test_the_minimum_memory_plan_has_a_dry_run_before_a_budget_is_refused(frontier):
     """Also where the recorded plain step seems to be near, as dry_runs may find much less."""
     budget = frontier.smallest.peak_bytes
     lean = replace(frontier.find(PLAIN), timeline=frontier.smallest.timeline)

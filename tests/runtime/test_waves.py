@@ -281,6 +281,13 @@ def test_a_budget_beside_a_plan_of_waves_is_refused(case):
         hocket.prepare(model, optimizer, batch, plan=plan, memory="1MiB")
 
 
+def test_a_budget_beside_a_config_of_one_device_is_refused(case):
+    model, batch, _ = case
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UsageError, match="a plan that is given cannot follow"):
+        hocket.prepare(model, optimizer, batch, plan=hocket.ParallelConfig(), memory="1GiB")
+
+
 def test_waves_are_asked_for_in_python(case):
     model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
     found = hocket.waves(model, batch, "1xv100-16g", num_waves=4, launches="eager")

@@ -43,6 +43,17 @@ def is_parallel(given: Given | None) -> bool:
     )
 
 
+def may_take_budget(given: Given | None) -> bool:
+    """True for plans of several ranks, each of which may be given a memory budget.
+
+    A plan of one device, or of a round-robin pipeline, has decided what is saved where.
+    """
+    if isinstance(given, ParallelConfig):
+        return given.num_devices > 1
+    parallel = given.plan.get(Parallel) if given is not None else None
+    return parallel is not None and len(parallel.devices) > 1 and not parallel.is_round_robin
+
+
 def choose_strategy(
     task: TrainingTask,
     given: Given | None = None,

@@ -71,7 +71,7 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
         "chosen": None if fit.chosen is None else shown.name,
-        "leanest": fit.frontier.smallest.name,
+        "minimum_memory": fit.frontier.smallest.name,
         **numbers(shown),
         "plan_seconds": fit.frontier.plan_seconds,
         "host_updates": fit.update_orders

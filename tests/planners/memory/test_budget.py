@@ -63,7 +63,7 @@ def test_bounds_are_below_every_plan(frontier):
 def test_what_fits_nowhere_is_told_with_the_smallest_budget(frontier):
     fit = BudgetFit(frontier, frontier.smallest.peak_bytes - 1)
     assert fit.chosen is None
-    with pytest.raises(NoFeasiblePlanError, match="the leanest plan needs") as caught:
+    with pytest.raises(NoFeasiblePlanError, match="the minimum-memory plan needs") as caught:
         fit.plan()
     enough = parse_bytes(caught.value.hint.removeprefix("give it ").partition(",")[0])
     assert fit.smallest_bytes <= enough < 1.01 * fit.smallest_bytes  # what is told can be typed

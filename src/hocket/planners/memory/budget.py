@@ -180,8 +180,8 @@ class BudgetFit:
             on_host = self.enough_on_host_bytes
             host = "" if on_host is None else f", or let {typed_bytes(on_host)} wait on the host"
             raise NoFeasiblePlanError(
-                f"{self.frontier.problem.graph.name} does not fit into {self.limits}: the leanest "
-                f"plan needs {format_bytes(self.smallest_bytes)}",
+                f"{self.frontier.problem.graph.name} does not fit into {self.limits}: "
+                f"the minimum-memory plan needs {format_bytes(self.smallest_bytes)}",
                 hint=f"give it {typed_bytes(self.smallest_bytes)}{host}, or make batch or sequence "
                 "smaller",
             )

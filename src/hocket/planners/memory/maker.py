@@ -295,7 +295,7 @@ class PlanMaker:
     def minimum_memory(self) -> Iterator[Fitted]:
         """Plans that keep on the host or recompute all that they can."""
         for chunks in dict.fromkeys((1, self.chunks[-1])):
-            yield self._judged(f"leanest, {_in_chunks(chunks)}{self.how}", self._all(
+            yield self._judged(f"minimum memory, {_in_chunks(chunks)}{self.how}", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
 

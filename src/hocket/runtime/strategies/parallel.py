@@ -143,7 +143,6 @@ def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> S
     # Stages are cut at ops, so the kernels of the plan are traced.
     task = _with_planned_kernels(task, graph)
     if parallel.is_round_robin:
-        _refuse_second_budget(task)
         return RoundRobinPipeline(task, graph, parallel)
     num_stages = [parallel.num_stages(replica) for replica in replicas]
     mesh = RankMesh.of_replicas(num_stages, task.device, tensor=parallel.tensor)
@@ -173,7 +172,6 @@ def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> S
 
 def _single_device_strategy(task: ParallelTask, sizes: Sequence[int]) -> Strategy:
     """Prepare the whole model on the one device of a plan, in this process."""
-    _refuse_second_budget(task)
     seed = task.options.seed
     if len(sizes) == 1:
         return task.on_one_device(task.batch, seed)
@@ -464,15 +462,6 @@ def refuse_degrees(config: ParallelConfig) -> None:
     broken = next(broken_shares(config), "") if config.shares is not None else ""
     if broken:
         raise UsageError(broken, hint="give one share per replica")
-
-
-def _refuse_second_budget(task: ParallelTask) -> None:
-    """Refuse a memory budget beside a plan that has decided already what is saved and where."""
-    if task.memory is not None:
-        raise UsageError(
-            "memory= makes a plan for one device, which a plan that is given cannot follow",
-            hint="leave one of them out; hocket fit and hocket waves plan with --memory",
-        )
 
 
 def _refuse_budget(task: ParallelTask, part: RankPart) -> None:
