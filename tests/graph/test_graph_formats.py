@@ -17,7 +17,6 @@ PIPEDREAM_FILES = [
     *sorted((DATA / "placement/pipedream/profiler").glob("*/profiles/*/graph.txt")),
     *sorted((DATA / "placement/pipedream/graph/test_graphs").glob("*.txt")),
 ]
-MEMGRAPH_FILES = sorted((DATA / "memory").glob("*.json.gz"))
 
 
 def shared(files: list[Path]) -> pytest.MarkDecorator:
@@ -213,11 +212,11 @@ def test_pipedream_tensors_flow_forth_and_gradients_back(tmp_path):
         ("parameter_size=50.000", "parameter_size=-5", "line 1 has the value '-5'"),
         ("parameter_size=50.000", "parameter_size=nan", "line 1 has the value 'nan'"),
         ("parameter_size=50.000", "parameter_size=1e99", "line 1 has the value '1e99'"),
-        ("parameter_size=50.000", "parameter=50", "line 1 has an unknown field 'parameter'"),
-        (", parameter_size=50.000", "", "line 1 has no field 'parameter_size'"),
-        ("[100.0; 20.0]", "[100.0, 20.0]", "line 1 has"),
+        ("parameter_size=50.000", "parameter=50", "line 1 is"),
+        (", parameter_size=50.000", "", "line 1 is"),
+        ("[100.0; 20.0]", "[100.0, 20.0]", "line 1 is"),
         ("[100.0; 20.0]", "[]", "line 1 has the value ''"),
-        ("stage_id=1", "stage=1", "line 3 ends in 'stage=1'"),
+        ("stage_id=1", "stage=1", "line 3 is"),
         ("node3 -- __", "node2 -- __", "line 3 repeats the node 'node2'"),
         ("node2 -- node3", "node2 -- node1", "depends on itself through a cycle"),
         ("node1 -- Input0", "no\x07de1 -- Input0", "unknown node"),
@@ -247,87 +246,3 @@ def test_pipedream_public_file_loads_whole(file):
     own = {(line.split(" -- ")[0], line.split(" -- ")[0] + ".backward") for line in layers}
     assert found == edges | backward | own
     assert ("stages" in graph.meta) == ("stage_id" in text)
-
-
-# ── memgraph-v1 ──────────────────────────────────────────────────────────────────────────────────
-
-
-def memgraph_file(**more: object) -> dict:
-    nodes = [
-        [0, [], [0], [1], 10, 20],
-        [1, [0], [1], [], 0, 0],
-        [0, [1], [0], [2], 10, 20],
-    ]
-    file = {"format": "memgraph-v1", "name": "three", "ops": ["mm", "relu_"],
-            "storage_bytes": [100, 30, 40], "input_storages": [0], "output_storages": [2],
-            "donated_outputs": False, "nodes": nodes}  # fmt: skip
-    return {**file, **more}
-
-
-def test_memgraph_dependency_without_data_becomes_a_control_tensor(tmp_path):
-    graph = read(tmp_path, memgraph_file())
-    assert graph.op_names == ("mm#0", "relu_#1", "mm#2")
-    roles = {n: Role(int(r)) for n, r in zip(graph.tensor_names, graph.tensor_role, strict=True)}
-    assert roles == {
-        "storage 0": Role.BUFFER,
-        "storage 1": Role.ACTIVATION,
-        "storage 2": Role.OUTPUT,
-        "end of relu_#1": Role.CONTROL,
-    }
-    assert list(zip(*(end.tolist() for end in graph.edges), strict=True)) == [(0, 1), (1, 2)]
-    assert graph.flops.tolist() == [10, 0, 10]
-    assert graph.bytes_touched.tolist() == [20, 0, 20]
-
-
-def test_memgraph_donated_outputs_hold_nothing(tmp_path):
-    graph = read(tmp_path, memgraph_file(donated_outputs=True))
-    assert graph.tensor_bytes[tensor(graph, "storage 2")] == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"nodes": [[0, [], [], [1], 1]]}, "nodes[0] has 5 entries"),
-        ({"nodes": [[2, [], [], [1], 1, 1]]}, "nodes[0][0] is 2"),
-        ({"nodes": [[0, [0], [], [1], 1, 1]]}, "nodes[0][1][0] is 0"),
-        ({"nodes": [[0, [], [9], [1], 1, 1]]}, "nodes[0][2][0] is 9"),
-        ({"nodes": [[0, [], [], [0], 1, 1]]}, "creates storage 0, which exists already"),
-        ({"nodes": [[0, [], [], [1], 1, 1]]}, "storage 2 is neither an input"),
-        ({"nodes": [[0, [], [2], [1, 2], 1, 1]]}, "depends on itself"),
-        ({"storage_bytes": [1, -1, 1]}, "storage_bytes[1] is -1"),
-        ({"format": "memgraph-v2"}, "format is 'memgraph-v2'"),
-        ({"node_fields": ["a"]}, "node_fields"),
-        ({"donated_outputs": "yes"}, "donated_outputs is 'yes'"),
-        ({"nodes": "abc"}, "nodes is 'abc'"),
-        ({"node": []}, "unknown key 'node'"),
-    ],
-)
-def test_memgraph_refuses(tmp_path, change, message):
-    with pytest.raises(InputFileError) as caught:
-        read(tmp_path, memgraph_file(**change))
-    assert message in caught.value.message
-    assert caught.value.hint
-    assert caught.value.where == str(tmp_path / "file")
-
-
-def transient_peak_bytes(graph: Graph) -> int:
-    """Peak of what the step itself makes, in the order of the file, as its README defines it."""
-    held = peak = 0
-    for op in range(graph.num_ops):
-        held += sum(int(graph.held_bytes[t]) for t in graph.made_by(op))
-        peak = max(peak, held)
-        for t in {*graph.reads_of(op).tolist(), *graph.made_by(op)}:
-            users = graph.users_of(t)
-            last = int(users[-1]) if len(users) else int(graph.tensor_producer[t])
-            if last == op and not graph.is_held[t]:
-                held -= int(graph.held_bytes[t])
-    return peak
-
-
-@shared(MEMGRAPH_FILES)
-def test_memgraph_eager_peak_is_the_published_one(file):
-    graph = read_graph(file)
-    expected_mib = graph.meta["reference"]["eager_MiB"]
-    # The references are printed with three digits behind the point, large ones with one.
-    digits = 1 if expected_mib > 100 else 3
-    assert round(transient_peak_bytes(graph) / 2**20, digits) == expected_mib

@@ -12,7 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from graph.test_graph_formats import PIPEDREAM, dnn_file, memgraph_file
+from graph.test_graph_formats import PIPEDREAM, dnn_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +23,7 @@ from hocket.graph import generate, graph_to_dict, read_graph, verify_graph
 MB = 10**6
 VALID = dump_json(graph_to_dict(generate("transformer", 43)))
 DNN = json.dumps(dnn_file()).encode()
-MEMGRAPH = json.dumps(memgraph_file()).encode()
-FORMATS = {"columns": VALID, "dnn": DNN, "memgraph": MEMGRAPH, "pipedream": PIPEDREAM.encode()}
+FORMATS = {"columns": VALID, "dnn": DNN, "pipedream": PIPEDREAM.encode()}
 
 
 def refused(path: Path, *, within_s: float = 2.0) -> InputFileError:
@@ -262,7 +261,7 @@ FUZZ = settings(
 
 
 @FUZZ
-@given(st.sampled_from(["columns", "dnn", "memgraph"]), st.data())
+@given(st.sampled_from(["columns", "dnn"]), st.data())
 def test_read_graph_survives_any_change_of_a_value(tmp_path, kind, data):
     value = json.loads(FORMATS[kind])
     for _ in range(data.draw(st.integers(1, 3))):

@@ -8,7 +8,6 @@ import pytest
 
 from hocket.base.errors import InputFileError
 from hocket.cost.collectives import ring_path
-from hocket.cost.parallel.network import network_of
 from hocket.hardware.files import cluster_from_dict
 from hocket.hardware.shorthand import cluster_from_text
 
@@ -18,7 +17,7 @@ from hocket.hardware.shorthand import cluster_from_text
 )
 def test_network_agrees_with_all_pairs_routes(text: str) -> None:
     cluster = cluster_from_text(text)
-    network = network_of(cluster)
+    network = cluster.network
     per_host = network.devices_per_host
     inside = ring_path(cluster, range(per_host))
     assert network.inside_bps == pytest.approx(inside.bandwidth_bps)
@@ -36,7 +35,7 @@ def test_network_agrees_with_all_pairs_routes(text: str) -> None:
 
 def test_four_thousand_devices_take_a_fraction_of_a_second() -> None:
     start_s = time.process_time()
-    network = network_of(cluster_from_text("512xdgx-a100-80g"))
+    network = cluster_from_text("512xdgx-a100-80g").network
     assert time.process_time() - start_s < 2.0
     assert network.num_devices == 4096
     assert network.devices_per_host == 8
@@ -50,11 +49,11 @@ def test_networks_of_unequal_kinds_are_those_of_each_alone() -> None:
     networks = cluster.networks
     assert networks["h100-80g"].inside_bps == 450e9
     assert networks["a100-80g"].inside_bps == 300e9
-    assert network_of(cluster).inside_bps == 300e9
+    assert cluster.network.inside_bps == 300e9
 
 
 def test_one_device_needs_no_network() -> None:
-    network = network_of(cluster_from_text("1xh100"))
+    network = cluster_from_text("1xh100").network
     assert network.devices_per_host == 1
     assert network.inside_bps == float("inf")
 
@@ -71,4 +70,4 @@ def test_unreachable_devices_are_refused() -> None:
         }
     )
     with pytest.raises(InputFileError, match="no path from 'gpu0' to 'gpu1'"):
-        network_of(cluster)
+        assert cluster.network

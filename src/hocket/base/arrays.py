@@ -1,4 +1,4 @@
-"""Names of the array types used throughout hocket, and small functions on them."""
+"""Names of the array types used throughout hocket, and small index functions on arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LongArray = NDArray[np.int64]
 """Bytes, large counts and pointers into other arrays."""
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-"""Which of several are meant, or what holds of each."""
+"""Masks and flags."""
 
 
 def pointers(sizes: ArrayLike) -> LongArray:
-    """Where each of several parts of one array begins, and at last where they all end."""
+    """Start offset of each of several consecutive parts, followed by the total (CSR pointers)."""
     ptr = np.zeros(np.size(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ptr[1:])
     return ptr
@@ -29,8 +29,10 @@ def positions(order: NDArray[np.integer]) -> LongArray:
 
 
 def spans(ptr: LongArray, parts: NDArray[np.integer]) -> tuple[LongArray, LongArray]:
-    """Indices of several parts of an array that ``ptr`` divides, one part after the other, and for
-    each index the position of its part."""
+    """Indices of several parts of an array in CSR layout, one part after the other.
+
+    Returns the indices, and for each index the position of its part in ``parts``.
+    """
     sizes = ptr[parts + 1] - ptr[parts]
     of = np.repeat(np.arange(len(parts)), sizes)
     return np.arange(len(of)) + np.repeat(ptr[parts] - pointers(sizes)[:-1], sizes), of

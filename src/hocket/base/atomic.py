@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new one, never a part."""
+"""Write files atomically: a reader sees the old content or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hocket.base.errors import UsageError, system_reason
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """Replace the content of ``path`` by ``data``; raises `UsageError` where that is impossible.
+    """Replace the content of ``path`` by ``data``; raises `UsageError` if that is impossible.
 
-    A symbolic link keeps pointing at its target, and a target that exists keeps its permissions.
+    A symbolic link keeps pointing at its target, and an existing target keeps its permissions.
     Devices and pipes (``/dev/stdout``) cannot be replaced and are written directly; a pipe whose
-    reader went away raises `BrokenPipeError`.
+    reader has closed raises `BrokenPipeError`.
     """
     write_together({path: data})
 
 
 def write_together(contents: Mapping[str | Path, bytes]) -> None:
-    """As `write_atomically` for files that belong together: all are replaced, or none.
+    """Like `write_atomically` for files that belong together: all are replaced, or none.
 
-    All contents are on the disk before the first name changes, so a full disk changes nothing.
+    All contents are on disk before the first file is renamed, so a full disk changes nothing.
     """
     temporaries: dict[Path, _TemporaryFile] = {}
     try:
@@ -50,9 +50,9 @@ def write_together(contents: Mapping[str | Path, bytes]) -> None:
 
 
 class _TemporaryFile:
-    """New content of a file: open, and without a name as long as the file system allows that.
+    """New content of a file, without a name in the folder if the file system supports that.
 
-    So one who is killed while it writes leaves nothing behind.
+    A process that is killed while it writes then leaves nothing behind.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class _TemporaryFile:
         self._name = name
 
     def take_the_place_of(self, target: Path) -> None:
-        """Be the file of this name."""
+        """Rename to the target."""
         if self._name is None:
             name = _fresh_name(target.parent)
             folder = os.open(target.parent, os.O_PATH)
@@ -81,7 +81,7 @@ class _TemporaryFile:
         self._name = None
 
     def close(self) -> None:
-        """Let go, and leave no name behind but that of the target."""
+        """Close the file and remove its temporary name, if it has one."""
         os.close(self.descriptor)
         if self._name is not None:
             with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ class _TemporaryFile:
 
 
 def _open_nameless(folder: Path) -> int | None:
-    """A file in this folder without a name; None where the system has no such thing."""
+    """Open a file without a name in this folder (``O_TMPFILE``); None if that is not supported."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
         return None
     try:
@@ -104,7 +104,7 @@ def _fresh_name(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _as_input_error(path: str | Path) -> Iterator[None]:
-    """Convert errors of the system to messages that say what to do."""
+    """Convert operating system errors to `UsageError` with a hint."""
     try:
         yield
     except BrokenPipeError:
@@ -132,7 +132,7 @@ def _write_directly(path: str | Path, data: bytes) -> None:
 
 
 def _written(target: Path, data: bytes) -> _TemporaryFile:
-    """The new content of a file, durably."""
+    """Write and flush new content to a temporary file beside the target."""
     temporary = _TemporaryFile(target.parent)
     try:
         if target.exists():
@@ -147,7 +147,8 @@ def _written(target: Path, data: bytes) -> _TemporaryFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut, where the file system can do that."""
+    """Flush the folder, so that the new name survives a power cut, if the file system supports
+    it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,8 @@
-"""Untrusted data checked against a pydantic model, with errors in the form that hocket gives."""
+"""Validate untrusted data with a pydantic model, and report errors in hocket's form."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGES = 3
 _MAX_PART = 60
-"""Characters of a key that an error repeats as it is."""
+"""Characters of a key that an error repeats."""
 
 
 def checked(model: type[Model], data: object, where: str, hint: str = "") -> Model:
-    """``data`` as ``model``; raises `InputFileError` that names the key and, for one that is
-    unknown, the one that may have been meant. ``hint`` is what to do otherwise.
+    """Validate ``data`` as ``model``; raises `InputFileError` that names the key.
+
+    For an unknown key the error suggests the closest known one; ``hint`` is used otherwise.
     """
     from pydantic import ValidationError
 
@@ -38,12 +40,15 @@ def _messages(error: ValidationError) -> Iterator[str]:
         )
         if problem["type"] == "extra_forbidden":
             yield f"unknown key {place!r}"
+        elif problem["type"] == "tuple_type" and isinstance(problem["input"], str):
+            words = json.dumps(problem["input"][:_MAX_PART].split())
+            yield f"{place}: should be a list of strings, such as {words}"
         else:
             yield f"{place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
 
 
 def _meant(model: type[BaseModel], error: ValidationError) -> str:
-    """Did-you-mean for the first unknown key, looked up in the model that refused it."""
+    """Suggestion for the first unknown key, from the fields of the model that refused it."""
     for problem in error.errors(include_url=False):
         *parents, key = problem["loc"]
         # A number is a place in a list, all of whose members have one model.
@@ -55,7 +60,7 @@ def _meant(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _inner(model: type[BaseModel], parents: list[str]) -> type[BaseModel] | None:
-    """The model of a part of a file; None where that part is a table of many."""
+    """Model of a nested part of a file; None if the part is a table of many."""
     from pydantic import BaseModel
 
     for name in parents:
@@ -71,5 +76,5 @@ def _inner(model: type[BaseModel], parents: list[str]) -> type[BaseModel] | None
 
 
 def _kinds(annotation: object) -> tuple[object, ...]:
-    """The parts of ``A | None``, or the annotation itself."""
+    """Members of a union type, or the annotation itself."""
     return getattr(annotation, "__args__", ()) or (annotation,)

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, made to last, then given their name."""
+"""Write checkpoints atomically: into a temporary folder, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def write_checkpoint(
 ) -> Path:
     """Let ``write`` fill a new folder below ``folder``, and return its final path.
 
-    The path appears only when everything in it has reached the disk, and no older checkpoint is
-    ever replaced: a second one of the same step is called ``step-100.1``, and so on. What a writer
-    that was killed left unfinished is removed.
+    The path appears only after everything in it is on disk, and no older checkpoint is ever
+    replaced: a second one of the same step is called ``step-100.1``, and so on. Incomplete folders
+    of killed writers are removed.
     """
     parent = Path(os.path.abspath(folder))
     _make_folder(parent)
@@ -52,7 +52,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
-    """A folder for a checkpoint, and its lock, which shows others that it is being written."""
+    """Create a temporary checkpoint folder and lock it, which shows others that it is being
+    written."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}{_UNFINISHED}"
         folder.mkdir()
@@ -78,7 +79,7 @@ def _remove_unfinished(parent: Path) -> None:
 
 
 def _name(temporary: Path, path: Path) -> Path:
-    """Rename to the first name that is free; an empty folder counts as free, as rename has it."""
+    """Rename to the first free name; ``rename`` treats an empty folder as free."""
     candidate, count = path, 0
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The one place that reads variables of the environment that say how hocket shall behave.
+"""The only module that reads environment variables which configure hocket.
 
-Variables that are only handed on to processes are read where these are started.
+Variables that are only passed on to child processes are read where those are started.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ def debug() -> bool:
 
 
 def cuda_visible_devices() -> str | None:
-    """The GPUs that were left to this process (``CUDA_VISIBLE_DEVICES``); None for all."""
+    """GPUs visible to this process (``CUDA_VISIBLE_DEVICES``); None for all."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def kernel_folder() -> Path | None:
-    """Where compiled kernels are kept instead of beside their sources (``NUMBA_CACHE_DIR``)."""
+    """Folder for compiled kernels other than their sources' (``NUMBA_CACHE_DIR``); None if
+    unset."""
     text = os.environ.get("NUMBA_CACHE_DIR", "")
     return Path(text) if text else None
 
@@ -47,7 +48,7 @@ def uses_disk_cache() -> bool:
 
 
 def fleet_folder() -> Path:
-    """Where a fleet keeps its state by default (below ``XDG_STATE_HOME``)."""
+    """Default folder of a fleet's state (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     # The specification says that a path which is not absolute does not count.
     if base.startswith("/"):
@@ -62,7 +63,7 @@ def fleet_folder() -> Path:
 
 
 def huggingface_folder() -> Path | None:
-    """Where Hugging Face's hub keeps models, as its own variables say; None without a home."""
+    """Cache folder of the Hugging Face hub, from its own variables; None without a home folder."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
     base = os.environ.get("HF_HOME")
@@ -73,18 +74,20 @@ def huggingface_folder() -> Path | None:
 
 
 def fleet_token() -> str | None:
-    """The token of a fleet's service that is reached by its URL (``HOCKET_FLEET_TOKEN``)."""
+    """Token for a fleet service that is reached by URL (``HOCKET_FLEET_TOKEN``)."""
     return os.environ.get("HOCKET_FLEET_TOKEN", "").strip() or None
 
 
 def fleet_fingerprint() -> str:
-    """Fingerprint of the certificate of a service that is reached by https
-    (``HOCKET_FLEET_FINGERPRINT``); empty where it has a public one."""
+    """Certificate fingerprint of a fleet service reached by https (``HOCKET_FLEET_FINGERPRINT``).
+
+    Empty if the certificate is publicly trusted.
+    """
     return os.environ.get("HOCKET_FLEET_FINGERPRINT", "").strip()
 
 
 def fleet_variables() -> dict[str, str]:
-    """Settings that the fleet service passes to a job (``HOCKET_JOB``, ...), and its rank."""
+    """Settings that the fleet service passes to a job (``HOCKET_JOB``, …), and the job's rank."""
     return {
         name: text
         for name, text in os.environ.items()
@@ -93,11 +96,12 @@ def fleet_variables() -> dict[str, str]:
 
 
 PLAN_VARIABLE = "HOCKET_PLAN"
-"""Names the plan that a script executes, where its launcher or its fleet chose one."""
+"""Names the plan file that a launcher or a fleet chose for a script."""
 
 
 def given_plan() -> str:
-    """The plan file that a launcher or fleet chose for this process; raises `UsageError`."""
+    """Plan file that a launcher or fleet chose for this process; raises `UsageError` without
+    one."""
     if not os.environ.get(PLAN_VARIABLE):
         raise UsageError(
             f"{PLAN_VARIABLE} names no plan",
@@ -120,12 +124,13 @@ def rank_variables() -> dict[str, str]:
 
 
 def rank_profile() -> str:
-    """The file for times of one step (``HOCKET_PROFILE``); empty where nobody asked for them."""
+    """File for the measured times of one step (``HOCKET_PROFILE``); empty if not requested."""
     return os.environ.get("HOCKET_PROFILE", "")
 
 
 def environment_anywhere() -> dict[str, str]:
-    """The environment for a process of another working folder: import paths stay what they were."""
+    """Environment for a child process with another working folder; relative import paths are made
+    absolute."""
     paths = os.environ.get("PYTHONPATH", "")
     if not paths:
         return dict(os.environ)
@@ -134,15 +139,15 @@ def environment_anywhere() -> dict[str, str]:
 
 
 def rank_network() -> tuple[str, str]:
-    """The interface that ranks shall use (``GLOO_SOCKET_IFNAME``), and where they meet."""
+    """Network interface of ranks (``GLOO_SOCKET_IFNAME``), and their rendezvous address."""
     return os.environ.get("GLOO_SOCKET_IFNAME", ""), os.environ.get("MASTER_ADDR", "")
 
 
 def rank_cluster() -> str:
-    """The cluster that the ranks are (``HOCKET_CLUSTER``: file or preset); empty: to be probed."""
+    """Cluster of the ranks (``HOCKET_CLUSTER``: file or preset); empty: detect it."""
     return os.environ.get("HOCKET_CLUSTER", "")
 
 
 def sums_are_wide() -> bool:
-    """True if float32 is summed in float64 in all trees (``HOCKET_WIDE_SUMS=1``)."""
+    """True if trees sum float32 in float64 (``HOCKET_WIDE_SUMS=1``)."""
     return os.environ.get("HOCKET_WIDE_SUMS", "") not in ("", "0")

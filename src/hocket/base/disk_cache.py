@@ -1,7 +1,7 @@
-"""Answers that take seconds to find, kept on disk as JSON by all that they depend on.
+"""Cache results that take seconds to compute as JSON files on disk.
 
-A file is named by a digest of its key, which it also holds. Whatever cannot be read or written is
-found anew: nothing here fails. ``HOCKET_DISK_CACHE=0`` switches it off.
+A file's name is a digest of its key, which is stored in it too. Files that cannot be read or
+written are ignored and the result is computed again. ``HOCKET_DISK_CACHE=0`` disables the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def recall(kind: str, key: dict[str, Any]) -> Any:
 
 
 def keep(kind: str, key: dict[str, Any], value: Any) -> None:
-    """Keep a value that JSON can hold."""
+    """Store a JSON-serialisable value."""
     path = _path(kind, key)
     if path is None:
         return
@@ -53,7 +53,7 @@ def _text(key: dict[str, Any]) -> str:
 
 @cache
 def source_digest() -> str:
-    """Of all of hocket's own code: what it found before it was changed does not count."""
+    """Digest of hocket's own source code, so that changed code invalidates cached results."""
     folder, digest = Path(__file__).parent.parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())

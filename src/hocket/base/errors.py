@@ -1,4 +1,4 @@
-"""Every error that a user can meet, and the exit code that each one ends a command with.
+"""All errors for users, and the exit code with which each ends a command.
 
     HocketError               1  our bug, or not yet classified
     ├── UsageError            2  a name, an option or an argument is wrong
@@ -9,8 +9,8 @@
     ├── CheckError            6  a check found a violation
     └── InterruptedByUserError 130  Ctrl-C
 
-Messages start lower-case, quote the user's text with ``!r`` and have no trailing period.
-``hint`` says what to do, ``where`` names the file, key, op or device.
+Messages start lower-case, quote the user's text with ``!r`` and have no trailing period. ``hint``
+says what to do, ``where`` names the file, key, op or device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import difflib
 from collections.abc import Iterable
 
 _MAX_COMPARED = 100
-"""Characters of a name: one of megabytes would keep the search for a similar one busy for hours."""
+"""Longest name for which a similar one is searched; a name of megabytes would take hours."""
 
 
 class HocketError(Exception):
@@ -98,7 +98,7 @@ class InterruptedByUserError(HocketError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known name, or lists what is known when none is close."""
+    """Hint that names the closest known name, or lists the known names if none is close."""
     names = sorted(known)
     close = _closest(name[:_MAX_COMPARED], names)
     if close:
@@ -108,7 +108,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _closest(name: str, names: list[str]) -> str:
-    """The known name that ``name`` most likely stands for; names with its first part go first."""
+    """Most similar known name; names with the same first part are preferred."""
     first, _, _ = name.partition("-")
     family = [known for known in names if known.partition("-")[0] == first]
     close = difflib.get_close_matches(name, family, n=1, cutoff=0.0) if first else []
@@ -117,7 +117,7 @@ def _closest(name: str, names: list[str]) -> str:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str = "") -> UsageError:
-    """The error for a name that is not in a registry."""
+    """Error for a name that is not in a registry."""
     return UsageError(f"unknown {what} {name!r}", hint=did_you_mean(name, known), where=where)
 
 
@@ -125,11 +125,11 @@ _LONGEST_LINE = 400
 
 
 def one_line(error: BaseException) -> str:
-    """An error of somebody else as one line: its class, and the first line of what it says."""
+    """A foreign exception in one line: its class and the first line of its message."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
 
 
 def system_reason(error: BaseException) -> str:
-    """Why the system refused something, without the file that it names."""
+    """Reason of an operating system error, without the file name."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""Optional dependencies: named in one sentence where they are missing."""
+"""Check optional dependencies and name the missing extra in one sentence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Typed values out of untrusted files: each is checked where it is taken, and errors name its key.
+"""Read typed values from untrusted files: each value is checked, and errors name its key.
 
-``path`` is the place inside the file, such as ``ops.flops``; `located` adds the file. Columns are
-checked as a whole by numpy; only a column that is wrong is walked to find the wrong entry.
+``path`` is the position in the file, such as ``ops.flops``; `located` adds the file name. numpy
+checks columns as a whole; only a wrong column is searched for the wrong entry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Add the name of the file to errors that were raised without one."""
+    """Add the file name to errors that were raised without one."""
     try:
         yield
     except InputFileError as error:
@@ -40,13 +40,13 @@ def located(where: str) -> Iterator[None]:
 
 
 def inside(path: str, name: object) -> str:
-    """Path of a key that the file itself names; it may be any text of any length."""
+    """Path of a key that the file itself chooses; it may be any text of any length."""
     is_plain = isinstance(name, str) and _PLAIN_NAME.fullmatch(name)
     return f"{path}.{name}" if is_plain else f"{path}[{shown(name)}]"
 
 
 def shown(value: object) -> str:
-    """A value as errors show it, shortened whatever its size and depth."""
+    """A value as errors show it, shortened by size and depth."""
     try:
         text = _SHORT.repr(value)
     except ValueError:
@@ -56,12 +56,12 @@ def shown(value: object) -> str:
 
 
 def wrong(path: str, value: object, expected: str) -> InputFileError:
-    """The error for a value that is not what it should be."""
+    """Error for a value other than expected."""
     return InputFileError(f"{path} is {shown(value)}", hint=f"expected {expected}")
 
 
 def missing(path: str, key: str, hint: str = "") -> InputFileError:
-    """The error for a key that is not there."""
+    """Error for a missing key."""
     return InputFileError(f"{path} has no key {key!r}", hint=hint or f"add {key!r}")
 
 
@@ -71,7 +71,7 @@ def missing(path: str, key: str, hint: str = "") -> InputFileError:
 def record(
     value: object, path: str, *, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """An object with all of the required keys and none that is unknown."""
+    """An object with all required keys and no unknown ones."""
     if not isinstance(value, Mapping):
         known = [*required, *optional]
         keys = ", ".join(known[:_MAX_KEYS]) + (", …" if len(known) > _MAX_KEYS else "")
@@ -87,21 +87,21 @@ def record(
 
 
 def mapping(value: object, path: str) -> Mapping[str, Any]:
-    """An object whose keys are names that the file chooses."""
+    """An object with arbitrary keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise wrong(path, value, "an object of names and their values")
     return value
 
 
 def items(value: object, path: str) -> list[Any]:
-    """A list of anything."""
+    """A list of arbitrary values."""
     if not isinstance(value, list):
         raise wrong(path, value, "a list")
     return value
 
 
 def sized(value: object, path: str, length: int, hint: str) -> list[Any]:
-    """A list of ``length`` entries; ``hint`` says what they stand for."""
+    """A list of ``length`` entries; ``hint`` explains what the entries correspond to."""
     entries = items(value, path)
     if len(entries) != length:
         raise InputFileError(f"{path} has {len(entries)} entries, expected {length}", hint=hint)
@@ -112,14 +112,14 @@ def sized(value: object, path: str, length: int, hint: str) -> list[Any]:
 
 
 def text(value: object, path: str) -> str:
-    """A text."""
+    """A string."""
     if not isinstance(value, str):
         raise wrong(path, value, "a text in quotes")
     return value
 
 
 def choice(value: object, path: str, known: Collection[str]) -> str:
-    """One of the known texts."""
+    """One of the known strings."""
     if isinstance(value, str) and value in known:
         return value
     if len(known) == 1:
@@ -130,33 +130,34 @@ def choice(value: object, path: str, known: Collection[str]) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """True if a value is a number; Python takes true for 1, but a file means something else."""
+    """True if a value is a number; Python counts booleans as numbers, but files do not mean
+    that."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def integer(value: object, path: str, low: int, high: int) -> int:
-    """An integer between ``low`` and ``high``, both allowed."""
+    """An integer between ``low`` and ``high``, inclusive."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
     raise wrong(path, value, f"an integer from {low} to {high}")
 
 
 def number(value: object, path: str, low: float, high: float) -> float:
-    """A number between ``low`` and ``high``, both allowed."""
+    """A number between ``low`` and ``high``, inclusive."""
     if is_number(value) and low <= value <= high:
         return float(value)
     raise wrong(path, value, f"a number from {low:g} to {high:g}")
 
 
 def flag(value: object, path: str) -> bool:
-    """True or false."""
+    """A boolean."""
     if not isinstance(value, bool):
         raise wrong(path, value, "true or false")
     return value
 
 
 def flag_or_bit(value: object, path: str) -> bool:
-    """True or false, which some programs write as 1 or 0."""
+    """A boolean, which some programs write as 1 or 0."""
     return bool(value) if type(value) is int and value in (0, 1) else flag(value, path)
 
 
@@ -164,7 +165,7 @@ def flag_or_bit(value: object, path: str) -> bool:
 
 
 def text_column(value: object, path: str) -> list[str]:
-    """A list of texts."""
+    """A list of strings."""
     texts = items(value, path)
     if set(map(type, texts)) <= {str}:
         return texts
@@ -172,7 +173,7 @@ def text_column(value: object, path: str) -> list[str]:
 
 
 def int_column(value: object, path: str, low: int, high: int) -> LongArray:
-    """A list of integers between ``low`` and ``high``, both allowed."""
+    """A list of integers between ``low`` and ``high``, inclusive."""
     numbers = items(value, path)
     array: LongArray | None = _as_array(numbers, {int}, np.int64)
     if array is not None and np.all((array >= low) & (array <= high)):
@@ -182,7 +183,7 @@ def int_column(value: object, path: str, low: int, high: int) -> LongArray:
 
 
 def float_column(value: object, path: str, low: float, high: float) -> FloatArray:
-    """A list of numbers between ``low`` and ``high``, both allowed."""
+    """A list of numbers between ``low`` and ``high``, inclusive."""
     numbers = items(value, path)
     array: FloatArray | None = _as_array(numbers, {int, float}, np.float64)
     if array is not None and np.all((array >= low) & (array <= high)):
@@ -192,7 +193,7 @@ def float_column(value: object, path: str, low: float, high: float) -> FloatArra
 
 
 def _as_array(numbers: list[Any], types: set[type], dtype: Any) -> Any:
-    """The array of a list, or None where an entry is of another type or too large for it."""
+    """Array of a list; None if an entry has another type or is too large."""
     if not set(map(type, numbers)) <= types:
         return None
     try:

@@ -1,16 +1,16 @@
-"""Sets of numbers that are joined one by one (union-find). Nearly O(1) each."""
+"""Union-find (disjoint sets) over integers. Nearly O(1) per operation."""
 
 from __future__ import annotations
 
 
 class JoinedSets:
-    """The numbers below a count, each a set of its own until some are joined."""
+    """Disjoint sets of the integers below a count, each alone at first."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
 
     def find(self, item: int) -> int:
-        """The member that stands for the set of an item."""
+        """Representative of an item's set."""
         above = self._above
         while above[item] != item:
             above[item] = above[above[item]]
@@ -18,5 +18,5 @@ class JoinedSets:
         return item
 
     def join(self, item: int, other: int) -> None:
-        """Make the sets of both one; what stood for that of ``item`` stands for both."""
+        """Merge two sets; the representative of ``item``'s set represents both."""
         self._above[self.find(other)] = self.find(item)

@@ -1,8 +1,8 @@
-"""JSON files from anywhere, read with limits and written deterministically.
+"""Read untrusted JSON files with limits, and write JSON deterministically.
 
-Reading never trusts the file: its first bytes must look right before the rest is read, size and
-decompression are bounded, and what JSON leaves open (repeated keys, NaN, deep nesting) is refused.
-O(bytes) time; the parsed value takes at most a fixed multiple of ``max_bytes``.
+The first bytes must look like JSON before the rest is read, size and decompression are bounded, and
+repeated keys, NaN and deep nesting are refused. O(bytes) time; the parsed value takes at most a
+fixed multiple of ``max_bytes``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from hocket.base.errors import InputFileError, system_reason
 from hocket.base.regular import open_regular
 
 MAX_DEPTH = 64
-"""Lists and objects inside each other; what hocket writes has fewer than ten levels."""
+"""Deepest nesting; files written by hocket have fewer than ten levels."""
 MAX_CONTAINERS = 4_000_000
-"""Lists and objects in one file: each costs memory far beyond its two bytes of text."""
+"""Most lists and objects in one file: each takes memory far beyond its two bytes of text."""
 MAX_VALUES = 32_000_000
-"""Commas in one file, for the same reason; a graph of a million ops has 12 to 23 million."""
+"""Most commas in one file, for the same reason; a graph of a million ops has 12 to 23 million."""
 HEAD_BYTES = 64 * 1024
-"""Bytes read to recognise a format before the rest is read."""
+"""Bytes read to recognise the format."""
 _CHUNK_BYTES = 2**20
 _MIN_BOMB_BYTES = 64 * 2**20
-"""Limit of the unpacked size of any gzip file."""
+"""Unpacked size that any gzip file may have."""
 _MAX_RATIO = 60
-"""Real files shrink 3 to 9 times; gzip can do 1030 times on a file made to fill the memory."""
+"""Largest compression ratio: real files have 3 to 9, a decompression bomb up to 1030."""
 
 
 def finite_or_none(value: float) -> float | None:
-    """The number as JSON can say it."""
+    """The number, or None if JSON cannot represent it."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -52,7 +52,7 @@ def looks_like_json(head: bytes) -> bool:
 def read_bounded(
     path: str | Path, max_bytes: int, looks_right: Callable[[bytes], bool], what: str = "JSON"
 ) -> bytes:
-    """The bytes of a file, decompressed where it is gzip, refused early when it is not ``what``."""
+    """Bytes of a file, decompressed if gzipped; files that are not ``what`` are refused early."""
     where = str(path)
     try:
         with open_regular(path) as file:

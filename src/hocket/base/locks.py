@@ -1,8 +1,8 @@
-"""Locks of files and folders that the kernel lets go with the process that held them.
+"""Advisory locks on files and folders that the kernel releases when their process ends.
 
-A lock belongs to the open file: closing its last descriptor lets it go, and a program that inherits
-the descriptor holds it on. On a file system without locks nothing can be held: `try_lock` says no
-as if another held it, and `wait_for_lock` raises `OSError`.
+A lock belongs to the open file: closing its last descriptor releases it, and a child process that
+inherits the descriptor keeps it. On a file system without locks, `try_lock` returns False as if
+another process held the lock, and `wait_for_lock` raises `OSError`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,14 @@ import fcntl
 
 
 def wait_for_lock(descriptor: int) -> None:
-    """Hold the lock of an open file, however long another holds it."""
+    """Wait for the lock of an open file and take it."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Hold the lock of an open file if nobody else does; whether it is held now."""
+    """Take the lock of an open file if it is free; True if it is held now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
-
-
-def is_locked(descriptor: int) -> bool:
-    """True if another process holds the lock of an open file, which may be read-only."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False

@@ -1,4 +1,4 @@
-"""Arrays by name in an .npz file; reading one runs nothing of it."""
+"""Read arrays by name from an .npz file, without running any code in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.base.regular import open_regular
 
 
 def read_npz(path: Path, *, what: str = "is no .npz file of arrays", hint: str) -> dict[str, Any]:
-    """All arrays of a file; raises `InputFileError` that says ``what`` where it is another one."""
+    """All arrays of a file; raises `InputFileError` with the text ``what`` for other files."""
     import numpy as np
 
     try:

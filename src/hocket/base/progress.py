@@ -1,4 +1,4 @@
-"""Lines about work that takes longer than two seconds, for programs that have no command line."""
+"""Progress lines in Python programs for work that takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 QUIET_S = 2.0
-"""Work that ends within this says nothing."""
+"""Work that ends within this time prints nothing."""
 
 
 class Progress:
-    """Show progress: a line for each stage that begins or goes on after `QUIET_S`."""
+    """Print a line for each stage that starts or continues after `QUIET_S`."""
 
     def __init__(self, title: str) -> None:
         self._title, self._stage, self._is_shown = title, "", True
@@ -21,7 +21,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def stage(self, name: str) -> None:
-        """Another part of the work begins."""
+        """Start another stage of the work."""
         with self._lock:
             self._stage, self._is_shown = name, False
         if time.perf_counter() - self._started_s >= QUIET_S:
@@ -39,7 +39,7 @@ class Progress:
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """Around work with stages."""
+    """Context manager around work with stages."""
     found = Progress(title)
     timer = threading.Timer(QUIET_S, found._show)
     timer.daemon = True

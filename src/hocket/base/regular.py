@@ -1,4 +1,4 @@
-"""Opening files that someone else named: plain files only, and never waiting for one."""
+"""Open user-named files safely: regular files only, without blocking on pipes or devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.base.errors import InputFileError, system_reason
 
 
 def is_file(path: str | Path) -> bool:
-    """True if there is such a file; False for what cannot be a path."""
+    """True if there is such a file; False for text that cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # too long for a path, or a null character
@@ -20,9 +20,9 @@ def is_file(path: str | Path) -> bool:
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """The file, for reading; raises `OSError` for folders, pipes, sockets and devices.
+    """Open a file for reading; raises `OSError` for folders, pipes, sockets and devices.
 
-    Opening a pipe would wait until somebody writes to it, perhaps for ever.
+    Opening a pipe would block until another process writes to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode

@@ -1,4 +1,4 @@
-"""TOML as people write it, read with errors that they can act on."""
+"""Read TOML files, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hocket.base.errors import InputFileError
 
 _MAX_SHOWN = 200
-"""Characters that an error repeats of what the reader of the standard library says."""
+"""Characters of the standard library's parser message that an error repeats."""
 
 _MAX_KEYS = 64
 _TEXT = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
@@ -17,7 +17,7 @@ _DEEP = re.compile(rb"(?:[A-Za-z0-9_-]+[ \t]*\.[ \t]*){%d}" % _MAX_KEYS)
 
 
 def parse_toml(data: bytes, hint: str = "texts need quotes") -> dict[str, Any]:
-    """The tables of a TOML file; raises `InputFileError`, which `fields.located` gives the file."""
+    """Parse a TOML file; raises `InputFileError`, to which `fields.located` adds the file name."""
     _refuse_deep_keys(data)
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
@@ -31,8 +31,10 @@ def parse_toml(data: bytes, hint: str = "texts need quotes") -> dict[str, Any]:
 
 
 def _refuse_deep_keys(data: bytes) -> None:
-    """Refuse dotted keys of many parts: the standard library keeps every prefix of one, which takes
-    gigabytes for a key of 100 KB."""
+    """Refuse dotted keys of many parts.
+
+    The standard library stores every prefix of a key, which takes gigabytes for a key of 100 KB.
+    """
     for line in data.splitlines():
         if line.count(b".") >= _MAX_KEYS and _DEEP.search(_TEXT.sub(b"k", line)):
             raise InputFileError(f"is nested too deeply: a key has more than {_MAX_KEYS} parts")

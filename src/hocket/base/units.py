@@ -1,7 +1,7 @@
-"""Quantities as people write and read them: sizes, rates, durations, prices.
+"""Parse and format quantities: sizes, rates, durations, prices.
 
 Inside hocket every quantity is a plain number in base units (bytes, seconds, bytes per second,
-floating-point operations per second); text is parsed where it enters and formatted where it leaves.
+floating-point operations per second); text is parsed on input and formatted on output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SECONDS = {
 }
 MOST_BYTES = 2**60
 _MOST = 10**24
-"""Of anything else, in base units: more would overflow where it is computed with."""
+"""Largest value of other quantities, in base units: more would overflow in computations."""
 _QUANTITY = re.compile(
     r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][-+]?[0-9]{1,3})?)\s*([A-Za-zµ/]*)\s*\Z"
 )
 
 
 def _split(text: str) -> tuple[Fraction, str]:
-    """The number, exactly, so that the result is the float nearest to what was written."""
+    """The number, exactly, and its unit, so that the result is the float nearest to the text."""
     match = _QUANTITY.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit")
@@ -53,7 +53,7 @@ def _possible(value: Fraction, text: str, most: int) -> Fraction:
 
 
 def parse_bytes(text: str) -> int:
-    """``'16GiB'`` or ``'12 GB'`` as bytes; nothing at all needs no unit."""
+    """Parse ``'16GiB'`` or ``'12 GB'`` to bytes; zero needs no unit."""
     value, unit = _split(text)
     scaled = _scaled(value, unit, "B") if unit or value else value
     if scaled is None:
@@ -62,7 +62,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """``'25GB/s'`` (bytes) or ``'100Gbit/s'`` (bits) as bytes per second."""
+    """Parse ``'25GB/s'`` (bytes) or ``'100Gbit/s'`` (bits) to bytes per second."""
     value, unit = _split(text)
     if unit.endswith("bit/s"):
         scaled = _scaled(value, unit, "bit/s")
@@ -75,7 +75,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``'10us'`` as seconds."""
+    """Parse ``'10us'`` to seconds."""
     value, unit = _split(text)
     if unit not in _SECONDS:
         raise ValueError(f"{text!r} is not a duration; write it like '10us' or '1.5ms'")
@@ -83,7 +83,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_flops(text: str) -> float:
-    """``'312TFLOP/s'`` as floating-point operations per second."""
+    """Parse ``'312TFLOP/s'`` to floating-point operations per second."""
     value, unit = _split(text)
     scaled = _scaled(value, unit, "FLOP/s")
     if scaled is None:
@@ -92,9 +92,9 @@ def parse_flops(text: str) -> float:
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """The number that plain digits say, if it is at most ``most``; None for all other text.
+    """The number written in plain digits, if it is at most ``most``; None for all other text.
 
-    Python refuses to read thousands of digits by an error of its own.
+    Python itself raises an error for thousands of digits.
     """
     digits = text.lstrip("0") or text[-1:]
     if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(most)):
@@ -103,7 +103,7 @@ def whole_number(text: str, most: int) -> int | None:
 
 
 def _binary_unit(size_bytes: float) -> tuple[str, int]:
-    """The unit in which a size has one to four digits before the point, and its bytes."""
+    """Binary unit in which a size has one to four digits before the point, and its bytes."""
     fitting = ((f"{p}B", scale) for p, scale in _BINARY.items() if abs(size_bytes) < 1024 * scale)
     return next(fitting, ("PiB", 2**50))
 
@@ -115,7 +115,8 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
-    """Two sizes that differ as texts that do, byte by byte where they would read alike."""
+    """Format two different sizes as different texts, in exact bytes if they would otherwise be
+    equal."""
     texts = format_bytes(size_bytes), format_bytes(other_bytes)
     if texts[0] == texts[1] and size_bytes != other_bytes:
         return f"{size_bytes:,} B", f"{other_bytes:,} B"
@@ -123,7 +124,7 @@ def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
 
 
 def typed_bytes(size_bytes: int) -> str:
-    """A size as a user types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
+    """A size as a user would type it, rounded up by at most a tenth of a unit: ``'99.3MiB'``."""
     unit, scale = _binary_unit(size_bytes)
     tenths = -(-10 * size_bytes // scale)
     return f"{tenths // 10}{unit}" if tenths % 10 == 0 else f"{tenths / 10}{unit}"
@@ -132,7 +133,7 @@ def typed_bytes(size_bytes: int) -> str:
 def format_seconds(duration_s: float, beside_s: float | None = None) -> str:
     """Seconds with three significant digits in s, ms, µs or ns.
 
-    In a column all are in the unit of one of them, ``beside_s``.
+    ``beside_s`` fixes the unit, so that all values of a column share it.
     """
     if math.isinf(duration_s):
         return "∞"
@@ -144,7 +145,7 @@ def format_seconds(duration_s: float, beside_s: float | None = None) -> str:
 
 
 def words_for_seconds(duration_s: float) -> str:
-    """A duration as people say it: ``'40 s'``, ``'12 min'``, ``'3.5 h'``, ``'6 days'``."""
+    """A duration in one rounded unit: ``'40 s'``, ``'12 min'``, ``'3.5 h'``, ``'6 days'``."""
     if not math.isfinite(duration_s):
         return "an unknown time"
     for limit_s, unit_s, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
@@ -155,7 +156,7 @@ def words_for_seconds(duration_s: float) -> str:
 
 
 def format_rate(rate: float, unit: str) -> str:
-    """A decimal rate such as ``format_rate(25e9, 'B/s')`` -> ``'25 GB/s'``."""
+    """Format a decimal rate: ``format_rate(25e9, 'B/s')`` -> ``'25 GB/s'``."""
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(rate) >= scale:
             return f"{_three_digits(rate / scale)} {prefix}{unit}"
@@ -163,7 +164,8 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def format_count(value: float) -> str:
-    """A number of three significant digits, never in powers of ten: ``'6,240'``, ``'9.54'``."""
+    """Format a number with three significant digits, never in powers of ten: ``'6,240'``,
+    ``'9.54'``."""
     if abs(value) >= 1000:
         size = 10 ** (math.floor(math.log10(abs(value))) - 2)
         return f"{round(value / size) * size:,}"
@@ -171,7 +173,7 @@ def format_count(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share as a whole percentage; what is there but rounds to nothing is ``'<1 %'``."""
+    """Format a fraction as a whole percentage; a positive one that rounds to 0 is ``'<1 %'``."""
     if 0 < share < 0.005:
         return "<1 %"
     return f"{100 * share:.0f} %"

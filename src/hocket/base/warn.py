@@ -1,4 +1,4 @@
-"""Warnings that name the user's own line, however deep in hocket they come from."""
+"""Issue warnings that name the user's own line, however deep in hocket they originate."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The same training step with another number of samples.
 
-Where samples do not meet, all that an op computes, reads and holds is a part that does not depend
-on the batch (weights, the optimizer) and a part per sample. So two captures of different sizes give
-every number of every other size: a straight line through the two, op by op and tensor by tensor,
-also through the extents in the ops' signatures. A third capture shows whether the line
-holds; where it does not (a loss over pairs of samples), the batch is not split. O(ops + tensors).
+If samples do not interact, the computation, reads and memory of an op are the sum of a part that
+does not depend on the batch (weights, the optimizer) and a part per sample. So two captures of
+different batch sizes give the numbers of every other size, by a straight line through the two, op
+by op and tensor by tensor, and also through the extents in the ops' signatures. A third capture
+shows whether the line holds; if it does not (a loss over pairs of samples), the batch is not split.
+O(ops + tensors).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _SAME = (
 
 
 def has_same_ops(graph: Graph, other: Graph) -> bool:
-    """True if two graphs have the same ops and tensors in all but their sizes."""
+    """True if two graphs have the same ops and tensors, except for their sizes."""
     return graph.kinds == other.kinds and all(
         np.array_equal(getattr(graph, name), getattr(other, name)) for name in _SAME
     )
 
 
 def with_other_batch(graph: Graph, num_samples: int, other: Graph, other_samples: int) -> Graph:
-    """The graph with the columns of another capture; unchanged where that has other ops."""
+    """Attach the columns of another capture to a graph; returned unchanged if the ops differ."""
     if num_samples == other_samples or not has_same_ops(graph, other):
         return graph
     columns: dict[str, Any] = {name: getattr(other, name) for name in _COLUMNS}
@@ -54,13 +55,13 @@ def with_other_batch(graph: Graph, num_samples: int, other: Graph, other_samples
 
 
 def unsplit(graph: Graph, reason: str) -> Graph:
-    """The graph as one whose batch cannot be split, with the reason."""
+    """Mark a graph's batch as one that cannot be split, with the reason."""
     _LOGGER.debug("the batch of %s cannot be split: %s", graph.name, reason)
     return replace(graph, other_batch=None, meta={**graph.meta, "unsplit": reason})
 
 
 def at_batch(graph: Graph, num_samples: int) -> Graph:
-    """The step with another number of samples; raises `UsageError` where sizes are not known."""
+    """Return the step with another number of samples; raises `UsageError` if sizes are unknown."""
     other = graph.other_batch
     if other is None:
         raise UsageError(
@@ -83,10 +84,10 @@ def at_batch(graph: Graph, num_samples: int) -> Graph:
 
 
 def differing_op(graph: Graph, other: Graph) -> str | None:
-    """The first op at which two graphs of the same ops differ in size; None where none does.
+    """Return the first op at which two graphs with the same ops differ in size; None if none does.
 
-    FLOPs and tensor sizes are compared. Bytes that an op touches may differ a little (rows of a
-    table, once most of it is read): its cost is then less exact, but nothing is wrong.
+    FLOPs and tensor sizes are compared. The bytes that an op touches may differ a little (rows of a
+    table, once most of it is read): the op's cost is then less exact, but not wrong.
     """
     differs = ~np.isclose(graph.flops, other.flops, rtol=1e-6)
     if differs.any():
@@ -98,7 +99,7 @@ def differing_op(graph: Graph, other: Graph) -> str | None:
 
 
 def _on_line(own: NDArray[Any], other: NDArray[Any], position: float) -> NDArray[Any]:
-    """Between two columns, and beyond them; whole numbers stay whole, nothing is below zero."""
+    """Inter- or extrapolate between two columns; integers stay integers, negatives become 0."""
     value = np.maximum(own + position * (other.astype(np.float64) - own), 0.0)
     moved: NDArray[Any] = np.rint(value).astype(own.dtype) if own.dtype.kind == "i" else value
     return moved
@@ -107,7 +108,7 @@ def _on_line(own: NDArray[Any], other: NDArray[Any], position: float) -> NDArray
 def _signatures(
     graph: Graph, other: OtherBatch, position: float
 ) -> tuple[tuple[str, ...], IntArray]:
-    """Texts of the ops' shapes, each once, and the one of each op."""
+    """Return the distinct signatures at the new batch size, and the index of each op's."""
     if not graph.signatures:
         return graph.signatures, graph.op_signature
     number: dict[tuple[int, int], int] = {}
@@ -128,7 +129,7 @@ def _interned(texts: Sequence[str], index: list[int]) -> tuple[tuple[str, ...], 
 
 
 def _between(own: str, other: str, position: float) -> str:
-    """A signature whose numbers lie on the line through those of two others."""
+    """Inter- or extrapolate the numbers in two signatures of the same form."""
     if own == other:
         return own
     numbers, others = _NUMBER.findall(own), _NUMBER.findall(other)
@@ -139,7 +140,7 @@ def _between(own: str, other: str, position: float) -> str:
 
 
 def _moved(own: str, other: str, position: float) -> str:
-    """A number on the line through two; what is equal is a constant and stays as it is written."""
+    """Inter- or extrapolate between two numbers; equal ones are constants and stay as written."""
     if own == other:
         return own
     return str(max(0, round(int(own) + position * (int(other) - int(own)))))

@@ -1,8 +1,8 @@
-"""Making a Graph: from columns at once (`assemble`) or op by op (`GraphBuilder`).
+"""Build a Graph: from columns at once (`assemble`) or op by op (`GraphBuilder`).
 
-Both end in `assemble`, which puts ops into a topological order, tensors into the order of their
-producers, and calls `verify`. Ops that already are in a topological order keep their order;
-others are sorted by Kahn's algorithm, smallest given position first. O(ops log ops + reads).
+Both end in `assemble`, which sorts ops topologically, sorts tensors by their producers, and calls
+`verify_graph`. Ops that already are in a topological order keep it; others are sorted by Kahn's
+algorithm, smallest given position first. O(ops log ops + reads).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from hocket.graph.verify import verify_graph
 
 
 class Interned(NamedTuple):
-    """A column of texts as numbers: one table of distinct texts, and for each op its number there,
-    -1 for none."""
+    """A column of strings as numbers: the distinct strings, and per op its index, -1 for none."""
 
     table: Sequence[str]
     numbers: IntArray
@@ -30,7 +29,7 @@ class Interned(NamedTuple):
 
 @dataclass
 class OpColumns:
-    """Per-op columns; a column left empty takes the default for every op."""
+    """Per-op columns; an empty column has the default for every op."""
 
     name: Sequence[str]
     kind: Sequence[str] | Interned
@@ -49,7 +48,7 @@ class OpColumns:
 
 @dataclass
 class TensorColumns:
-    """Per-tensor columns; a column left empty takes the default for every tensor."""
+    """Per-tensor columns; an empty column has the default for every tensor."""
 
     name: Sequence[str]
     bytes: Any
@@ -197,13 +196,13 @@ class GraphBuilder:
         return len(self.ops) - 1
 
     def read(self, op: int, tensor: int) -> None:
-        """Add a tensor to what an op reads."""
+        """Add a tensor to the inputs of an op."""
         self.op_reads[op].append(tensor)
 
     def build(
         self, *, stated: StatedTimes | None = None, meta: Mapping[str, Any] | None = None
     ) -> Graph:
-        """The finished, verified graph."""
+        """Return the finished, verified graph."""
         op_fields = OpColumns.__dataclass_fields__
         columns = OpColumns(**{key: [op[key] for op in self.ops] for key in op_fields})
         tensor_fields = TensorColumns.__dataclass_fields__
@@ -217,7 +216,7 @@ class GraphBuilder:
 def _require_indices(
     ops: OpColumns, tensors: TensorColumns, producer: IntArray, read_ptr: Any, reads: IntArray
 ) -> None:
-    """Refuse indices that point nowhere, before anything is sorted by them."""
+    """Raise on indices out of range, before anything is sorted by them."""
     num_ops, num_tensors = len(ops.name), len(tensors.name)
     if (
         len(read_ptr) != num_ops + 1
@@ -243,7 +242,7 @@ def _require_indices(
 def topological_order(
     names: Sequence[str], producer: IntArray, read_ptr: Any, reads: IntArray
 ) -> IntArray:
-    """Ops so that none reads what a later one makes: as they are, where they are in such an order.
+    """Return a topological order of the ops: the given order if it is one.
 
     Raises `InputFileError` with the name of an op that depends on itself.
     """
@@ -279,7 +278,7 @@ def topological_order(
 def _sorted_reads(
     op_order: IntArray, tensor_rank: IntArray, read_ptr: Any, reads: IntArray
 ) -> tuple[Any, IntArray]:
-    """Reads renumbered, ascending and without repetition inside each op."""
+    """Return the reads with new numbers, ascending and without repetition within each op."""
     num_ops, num_tensors = len(op_order), max(len(tensor_rank), 1)
     op_rank = positions(op_order)
     reader = np.repeat(op_rank, np.diff(read_ptr))
@@ -290,7 +289,7 @@ def _sorted_reads(
 
 
 def _taken(texts: Sequence[str], order: IntArray) -> list[str]:
-    """The texts in a new order; none where the column was left empty."""
+    """Return the strings in a new order; none if the column is empty."""
     return [texts[i] for i in order.tolist()] if len(texts) else []
 
 
@@ -308,7 +307,7 @@ def _column(values: Any, count: int, default: float, dtype: Any) -> Any:
 def _interned(
     values: Sequence[str] | Interned, order: IntArray
 ) -> tuple[tuple[str, ...], IntArray]:
-    """Distinct texts in order of first appearance, and the index of each; '' becomes -1."""
+    """Distinct strings in order of first appearance, and the index of each; '' becomes -1."""
     if isinstance(values, Interned):
         used, first, index = np.unique(
             values.numbers[order], return_index=True, return_inverse=True

@@ -1,8 +1,8 @@
-"""Graph files: which format a file has, and how to read and write it.
+"""Read graph files of any known format; write hocket.graph/1.
 
-Formats are recognised by content, never by name, and each may be gzipped: hocket.graph/1 and
-memgraph-v1 JSON, the JSON of dnn-partitioning, and PipeDream's ``graph.txt``. What cannot be one of
-them is refused after its first 64 KiB.
+Formats are recognised by content, never by name, and each may be gzipped: hocket.graph/1, the JSON
+of dnn-partitioning, and PipeDream's ``graph.txt``. Other files are rejected after their first 64
+KiB.
 """
 
 from __future__ import annotations
@@ -20,12 +20,6 @@ from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError
 from hocket.base.fields import located
 from hocket.base.jsonfile import dump_json, looks_like_json, parse_json, read_bounded
-from hocket.graph.build import GraphBuilder
-from hocket.graph.formats.dnn_partitioning import (
-    graph_from_dnn_partitioning,
-    is_dnn_partitioning,
-)
-from hocket.graph.formats.pipedream import graph_from_pipedream, is_pipedream
 from hocket.graph.graph import DTYPES, Graph, OtherBatch, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
 
@@ -45,7 +39,7 @@ _LENGTHS = "every column has one entry per op or per tensor, or is left out"
 
 
 class _Column(NamedTuple):
-    """An integer column: key in the file, field of the Graph, entries allowed, default."""
+    """An integer column: key in the file, field of the Graph, allowed values, default."""
 
     key: str
     field: str
@@ -53,7 +47,7 @@ class _Column(NamedTuple):
     low: int
     high: int
     default: int | None
-    """None for a column that must be there."""
+    """None if the column is required."""
 
 
 _OP_COLUMNS = (
@@ -78,7 +72,7 @@ _TENSOR_COLUMNS = (
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
-    """The graph as plain JSON values in the layout of hocket.graph/1."""
+    """Return the graph as plain JSON values in the layout of hocket.graph/1."""
     ops = {"name": list(graph.op_names), **_written(graph, _OP_COLUMNS)}
     if np.any(graph.flops):
         ops["flops"] = graph.flops.tolist()
@@ -99,7 +93,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_dict(data: object, where: str) -> Graph:
-    """The verified graph of a parsed hocket.graph/1 file; ``where`` names it in errors."""
+    """Return the verified graph of a parsed hocket.graph/1 file; ``where`` names it in errors."""
     with fields.located(where):
         return _graph_from_dict(data)
 
@@ -265,162 +259,17 @@ def _floats(value: object, path: str, high: float, length: int) -> FloatArray:
     return fields.float_column(fields.sized(value, path, length, _LENGTHS), path, 0, high)
 
 
-# memgraph-v1: training steps as nodes that read and create storages, for memory scheduling.
-#
-# A storage becomes a tensor. A dependency that no storage explains (a write after a read, the order
-# of random numbers) becomes a control tensor of the node that must come first. O(nodes + reads).
-
-FORMAT = "memgraph-v1"
-
-_NODE_FIELDS = [
-    "op_index",
-    "dep_node_indices",
-    "read_storages",
-    "created_storages",
-    "flops",
-    "bytes_touched",
-]
-_NODE_HINT = f"expected {_NODE_FIELDS}"
-
-
-class _MemgraphNode(NamedTuple):
-    kind: str
-    after: list[int]
-    """Nodes that come first."""
-    reads: list[int]
-    creates: list[int]
-    flops: float
-    bytes_touched: int
-
-
-def is_memgraph(data: dict[str, Any]) -> bool:
-    """True if a parsed JSON object looks like this format."""
-    return str(data.get("format", "")).startswith("memgraph")
-
-
-def graph_from_memgraph(data: object, name: str) -> Graph:
-    """The graph of a parsed file; storages that exist before the step become buffers."""
-    file = fields.record(
-        data,
-        "the file",
-        required=("format", "ops", "storage_bytes", "input_storages", "output_storages", "nodes"),
-        optional=("name", "donated_outputs", "node_fields", "reference"),
-    )
-    fields.choice(file["format"], "format", (FORMAT,))
-    if file.get("node_fields", _NODE_FIELDS) != _NODE_FIELDS:
-        raise InputFileError("node_fields is not as expected", hint=_NODE_HINT)
-    sizes = fields.int_column(file["storage_bytes"], "storage_bytes", 0, MAX_BYTES).tolist()
-    inputs = _indices(file["input_storages"], "input_storages", len(sizes))
-    outputs = set(_indices(file["output_storages"], "output_storages", len(sizes)))
-    nodes = _nodes(file["nodes"], fields.text_column(file["ops"], "ops"), len(sizes))
-    if fields.flag_or_bit(file.get("donated_outputs", False), "donated_outputs"):
-        # They are written over tensors that persist, whose bytes are already counted.
-        sizes = [0 if s in outputs else size for s, size in enumerate(sizes)]
-    builder = GraphBuilder(fields.text(file.get("name", name), "name"))
-    for index, node in enumerate(nodes):
-        builder.op(
-            f"{node.kind}#{index}",
-            node.kind,
-            reads=node.reads,
-            flops=node.flops,
-            bytes_touched=node.bytes_touched,
-        )
-    creator = _creators(nodes, set(inputs), len(sizes))
-    _add_storages(builder, sizes, creator, outputs)
-    _add_controls(builder, nodes, creator)
-    meta: dict[str, Any] = {"format": FORMAT}
-    if "reference" in file:
-        meta["reference"] = file["reference"]
-    return builder.build(meta=meta)
-
-
-def _indices(value: object, path: str, count: int) -> list[int]:
-    # Most nodes have two or three: too few for an array to be worth making.
-    if type(value) is list and all(type(i) is int and 0 <= i < count for i in value):
-        return value
-    indices: list[int] = fields.int_column(value, path, 0, count - 1).tolist()
-    return indices
-
-
-def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_MemgraphNode]:
-    nodes = []
-    for index, item in enumerate(fields.items(value, "nodes")):
-        path = f"nodes[{index}]"
-        kind, after, reads, creates, flops, touched = fields.sized(
-            item, path, len(_NODE_FIELDS), _NODE_HINT
-        )
-        nodes.append(
-            _MemgraphNode(
-                kinds[fields.integer(kind, f"{path}[0]", 0, len(kinds) - 1)],
-                _indices(after, f"{path}[1]", index),
-                _indices(reads, f"{path}[2]", num_storages),
-                _indices(creates, f"{path}[3]", num_storages),
-                fields.number(flops, f"{path}[4]", 0, MAX_FLOPS),
-                fields.integer(touched, f"{path}[5]", 0, MAX_BYTES),
-            )
-        )
-    return nodes
-
-
-def _creators(nodes: list[_MemgraphNode], inputs: set[int], num_storages: int) -> list[int]:
-    """The node that creates each storage; -1 for those that exist before the step."""
-    creator = {storage: -1 for storage in inputs}
-    for index, node in enumerate(nodes):
-        for storage in node.creates:
-            if storage in creator:
-                raise InputFileError(
-                    f"nodes[{index}] creates storage {storage}, which exists already",
-                    hint="a storage is an input or is created by one node",
-                )
-            creator[storage] = index
-    missing = next((s for s in range(num_storages) if s not in creator), None)
-    if missing is not None:
-        raise InputFileError(
-            f"storage {missing} is neither an input nor created by a node",
-            hint="add it to input_storages or to the node that creates it",
-        )
-    return [creator[storage] for storage in range(num_storages)]
-
-
-def _add_storages(
-    builder: GraphBuilder, sizes: list[int], creator: list[int], outputs: set[int]
-) -> None:
-    for storage, size_bytes in enumerate(sizes):
-        if creator[storage] < 0:
-            role = Role.BUFFER
-        else:
-            role = Role.OUTPUT if storage in outputs else Role.ACTIVATION
-        builder.tensor(f"storage {storage}", size_bytes, producer=creator[storage], role=role)
-
-
-def _add_controls(builder: GraphBuilder, nodes: list[_MemgraphNode], creator: list[int]) -> None:
-    control: dict[int, int] = {}
-    for index, node in enumerate(nodes):
-        explained = {creator[storage] for storage in node.reads}
-        for earlier in node.after:
-            if earlier in explained:
-                continue
-            if earlier not in control:
-                control[earlier] = builder.tensor(
-                    f"end of {nodes[earlier].kind}#{earlier}",
-                    0,
-                    producer=earlier,
-                    role=Role.CONTROL,
-                )
-            builder.read(index, control[earlier])
-
-
 MAX_FILE_BYTES = 512 * 2**20
-"""After decompression; a million ops take about a third of it."""
+"""Limit on the decompressed size; a million ops take about a third of it."""
 _GZIP_LEVEL = 3
-"""A fifth larger than the default level and three times as fast."""
-_FORMATS = (
-    f"a graph: {GRAPH_SCHEMA}, dnn-partitioning or memgraph-v1 JSON, or a PipeDream graph.txt"
-)
+"""Makes files a fifth larger than the default level, in a third of the time."""
+_FORMATS = f"a graph: {GRAPH_SCHEMA} or dnn-partitioning JSON, or a PipeDream graph.txt"
 
 
 def read_graph(path: str | Path) -> Graph:
-    """The verified graph of a file in any known format; raises `InputFileError`."""
+    """Read and verify a graph file in any known format; raises `InputFileError`."""
+    from hocket.graph.formats.pipedream import graph_from_pipedream, is_pipedream
+
     where = str(path)
     data = read_bounded(
         path, MAX_FILE_BYTES, lambda head: looks_like_json(head) or is_pipedream(head), _FORMATS
@@ -432,9 +281,9 @@ def read_graph(path: str | Path) -> Graph:
 
 
 def write_graph(graph: Graph, path: str | Path) -> None:
-    """Write hocket.graph/1 atomically, gzipped where the name ends in ``.gz``.
+    """Write hocket.graph/1 atomically, gzipped if the name ends in ``.gz``.
 
-    Equal graphs give equal bytes.
+    Equal graphs give identical bytes.
     """
     data = dump_json(graph_to_dict(graph))
     if str(path).endswith(".gz"):
@@ -443,6 +292,11 @@ def write_graph(graph: Graph, path: str | Path) -> None:
 
 
 def _graph_from_json(value: object, name: str) -> Graph:
+    from hocket.graph.formats.dnn_partitioning import (
+        graph_from_dnn_partitioning,
+        is_dnn_partitioning,
+    )
+
     if not isinstance(value, dict):
         raise InputFileError("the file is a list", hint=f"expected {_FORMATS}")
     if "schema" in value:
@@ -452,8 +306,6 @@ def _graph_from_json(value: object, name: str) -> Graph:
                 hint="give the model or the graph that was planned",
             )
         return graph_from_dict(value, "")
-    if is_memgraph(value):
-        return graph_from_memgraph(value, name)
     if is_dnn_partitioning(value):
         return graph_from_dnn_partitioning(value, name)
     raise InputFileError(
@@ -468,7 +320,7 @@ def _not_empty(graph: Graph) -> Graph:
 
 
 def _name(path: str | Path) -> str:
-    """A name for graphs whose format has none: the file's, or its folder's for ``graph.txt``."""
+    """Name of a graph whose format has none: the file's, or its folder's for ``graph.txt``."""
     file = Path(path)
     stem = file.name.split(".")[0]
     name = file.absolute().parent.name if stem == "graph" else stem

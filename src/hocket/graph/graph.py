@@ -1,8 +1,8 @@
-"""The Graph: what to compute, as frozen arrays in topological order.
+"""The Graph: ops and tensors of one training step, as frozen arrays in topological order.
 
-An op reads tensors and makes tensors; a tensor has one producer and many readers. Everything an
-algorithm needs is an array indexed by op or by tensor, so that 200,000 ops cost megabytes and a
-numba loop can walk them. The order of the ops is a topological order: an op only reads tensors that
+An op reads tensors and makes tensors; a tensor has at most one producer and any number of readers.
+All data for algorithms are arrays indexed by op or by tensor, so that 200,000 ops take megabytes
+and numba loops can process them. The order of the ops is topological: an op only reads tensors that
 exist before the step (producer -1) or that an earlier op makes.
 """
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class Phase(IntEnum):
-    """The part of a training step that an op belongs to."""
+    """Part of a training step to which an op belongs."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -32,19 +32,19 @@ class Phase(IntEnum):
 
 
 class Stream(IntEnum):
-    """Which of a device's streams an op runs on; each runs one op at a time, beside the others."""
+    """Stream of a device on which an op runs; each stream runs one op at a time, concurrently."""
 
     COMPUTE = 0
     COPY_IN = 1
-    """Copy from host memory."""
+    """Copies from host memory."""
     COPY_OUT = 2
-    """Copy to host memory."""
+    """Copies to host memory."""
     COMMUNICATION = 3
-    """Collective of several devices."""
+    """Collectives of several devices."""
     SECOND = 4
-    """A second stream of compute."""
+    """A second compute stream."""
     HOST = 5
-    """Work of the host's CPU for the device, such as updates of host-resident parameters."""
+    """Work of the host CPU for the device, such as updates of parameters in host memory."""
 
 
 class Role(IntEnum):
@@ -53,19 +53,19 @@ class Role(IntEnum):
     ACTIVATION = 0
     """Made by an op, freed after its last reader."""
     PARAMETER = 1
-    """Exists before the step and stays."""
+    """Exists before the step and is held throughout."""
     OPTIMIZER_STATE = 2
-    """Exists before the step and stays."""
+    """Exists before the step and is held throughout."""
     BUFFER = 3
-    """Exists before the step and stays (running statistics, masks, constants)."""
+    """Exists before the step and is held throughout (running statistics, masks, constants)."""
     INPUT = 4
-    """The batch: present, from the start of the step to its end, wherever it is read."""
+    """The batch: on every device that reads it, from the start of the step to its end."""
     GRADIENT = 5
     """Made by an op and held until the end of the step."""
     OUTPUT = 6
     """Made by an op and held until the end of the step (the loss, the logits)."""
     CONTROL = 7
-    """No bytes: only says that its readers run after its producer."""
+    """No bytes: only an order, its readers run after its producer."""
 
 
 PERSISTENT_ROLES = (Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT)
@@ -78,7 +78,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "float8", "int8", "other"
 """Arithmetic types that hardware has separate peak rates for; ``op_dtype`` indexes this."""
 
 ANY_KIND = "*"
-"""Key of `StatedTimes.op_s` for times that hold on every kind of device."""
+"""Key of `StatedTimes.op_s` for times that hold on every device type."""
 
 CPU_KIND = "cpu"
 """Key of `StatedTimes.op_s` for times that hold on every CPU."""
@@ -86,25 +86,25 @@ CPU_KIND = "cpu"
 
 @dataclass(frozen=True, eq=False)
 class StatedTimes:
-    """Times that came with the graph instead of from a cost model (published profiles)."""
+    """Times given with the graph, instead of by a cost model (published profiles)."""
 
     op_s: Mapping[str, FloatArray]
-    """Device kind (or ``ANY_KIND``, ``CPU_KIND``) to seconds per op; infinite: cannot run."""
+    """By device type (or ``ANY_KIND``, ``CPU_KIND``): seconds per op; infinite if it cannot run."""
     tensor_s: FloatArray | None = None
-    """Seconds that each tensor takes over one link, instead of latency and bandwidth."""
+    """Per tensor: seconds over one link, used instead of latency and bandwidth."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OtherBatch:
-    """The columns of the same step, op by op, with another number of samples in its batch.
+    """The columns of the same step, op by op, for another number of samples in its batch.
 
-    Two sizes tell what grows with the batch and what does not; see `hocket.graph.batches`.
+    Two sizes show which quantities grow with the batch; see `hocket.graph.batches`.
     """
 
     num_samples: int
-    """Of the graph itself."""
+    """Samples in the batch of the graph itself."""
     other_samples: int
-    """Of these columns."""
+    """Samples in the batch of these columns."""
     signatures: tuple[str, ...]
     op_signature: IntArray
     flops: FloatArray
@@ -125,44 +125,44 @@ class Graph:
     modules: tuple[str, ...]
     """Module paths, such as ``transformer.h.0.attn``; ``op_module`` indexes this."""
     op_module: IntArray
-    """-1 where unknown."""
+    """Per op: index into ``modules``; -1 if unknown."""
     signatures: tuple[str, ...]
-    """Kind, shapes, dtypes and constants of an op as one text; equal text, equal cost."""
+    """Kind, shapes, dtypes and constants of an op as one string; equal strings have equal cost."""
     op_signature: IntArray
-    """-1 where unknown."""
+    """Per op: index into ``signatures``; -1 if unknown."""
     op_phase: NDArray[np.int8]
     op_dtype: NDArray[np.int8]
     flops: FloatArray
     bytes_touched: LongArray
-    """Bytes read from and written to device memory; 0 for ops that launch nothing (views)."""
+    """Per op: device memory bytes read and written; 0 for ops that launch no kernel (views)."""
     workspace_bytes: LongArray
-    """Bytes held only while the op runs."""
+    """Per op: bytes allocated only while it runs."""
     partner: IntArray
-    """The forward op that a backward op belongs to; -1 for none."""
+    """Per backward op: the forward op to which it belongs; -1 if none."""
     group: IntArray
-    """Ops with the same number must share a device; -1 for free."""
+    """Per op: group whose ops must share a device; -1 if none."""
     rng_order: IntArray
-    """Position among the ops that draw random numbers; -1 for those that do not."""
+    """Per op: position among the ops that draw random numbers; -1 if it draws none."""
 
     tensor_names: tuple[str, ...]
     tensor_bytes: LongArray
-    """Size of the tensor's own data: what a transfer moves, and what it holds unless an alias."""
+    """Per tensor: bytes of a transfer, and of its storage unless it is an alias."""
     tensor_role: NDArray[np.int8]
     tensor_producer: IntArray
-    """-1 for tensors that exist before the step; never decreasing along the array."""
+    """Per tensor: the op that makes it, never decreasing; -1 if it exists before the step."""
     alias_of: IntArray
-    """The tensor, read by the producer, whose storage this one shares; -1 for an own storage."""
+    """Per tensor: the tensor, read by the producer, whose storage it shares; -1 if its own."""
 
     read_ptr: LongArray
-    """Op i reads tensors ``reads[read_ptr[i]:read_ptr[i + 1]]``, each once, ascending."""
+    """Inputs of op i: tensors ``reads[read_ptr[i]:read_ptr[i + 1]]``, distinct and ascending."""
     reads: IntArray
     op_stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
-    """A `Stream`; all compute where not given."""
+    """Per op: its `Stream`; the default is compute for all."""
     stated: StatedTimes | None = None
     other_batch: OtherBatch | None = None
-    """The same step at another size; None where it is not known. Not part of the content hash."""
+    """The same step at another batch size; None if unknown. Not part of the content hash."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Where the graph came from (model, batch, versions); not part of the content hash."""
+    """Origin of the graph (model, batch, versions); not part of the content hash."""
 
     def __post_init__(self) -> None:
         if not len(self.op_stream):
@@ -191,30 +191,30 @@ class Graph:
 
     @cached_property
     def made_ptr(self) -> LongArray:
-        """Op i makes tensors ``made_ptr[i]`` up to ``made_ptr[i + 1]``: they are contiguous."""
+        """Outputs of op i: tensors ``made_ptr[i]`` up to ``made_ptr[i + 1]``."""
         boundaries = np.arange(self.num_ops + 1)
         found = np.searchsorted(self.tensor_producer, boundaries, side="left")
         return _frozen(found.astype(np.int64))
 
     @cached_property
     def reader(self) -> LongArray:
-        """The op that each entry of ``reads`` is of."""
+        """Per entry of ``reads``: the op that reads."""
         return _frozen(np.repeat(np.arange(self.num_ops), np.diff(self.read_ptr)))
 
     @cached_property
     def user_ptr(self) -> LongArray:
-        """Tensor t is read by ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
+        """Readers of tensor t: ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
         counts = np.bincount(self.reads, minlength=self.num_tensors)
         return _frozen(pointers(counts))
 
     @cached_property
     def users(self) -> IntArray:
-        """See `user_ptr`."""
+        """Readers of all tensors, indexed by `user_ptr`."""
         return _frozen(self.reader[np.argsort(self.reads, kind="stable")].astype(np.int32))
 
     @cached_property
     def edges(self) -> tuple[IntArray, IntArray]:
-        """Distinct (producer, reader) pairs of ops, in order of reader then producer."""
+        """Distinct (producer, reader) pairs of ops, sorted by reader, then producer."""
         producer = self.tensor_producer[self.reads].astype(np.int64)
         inner = producer >= 0
         key = distinct(self.reader[inner] * max(self.num_ops, 1) + producer[inner])
@@ -237,22 +237,22 @@ class Graph:
 
     @property
     def is_recorded(self) -> bool:
-        """True if its ops were captured from a model, one by one."""
+        """True if the ops were captured from a model, one by one."""
         return bool(self.meta.get("level") == "op")
 
     @cached_property
     def held_bytes(self) -> LongArray:
-        """Bytes of storage that each tensor brings into being: 0 for aliases."""
+        """Per tensor: bytes of storage allocated for it; 0 for aliases."""
         return _frozen(np.where(self.alias_of >= 0, 0, self.tensor_bytes))
 
     @cached_property
     def is_held(self) -> BoolArray:
-        """True for tensors that stay until the end of the step."""
+        """Per tensor: True if it is held until the end of the step."""
         return _frozen(np.isin(self.tensor_role, HELD_ROLES))
 
     @cached_property
     def works(self) -> BoolArray:
-        """True for ops that take device time: compute, memory traffic or a stated time."""
+        """Per op: True if it takes device time: compute, memory traffic or a stated time."""
         works = (self.flops > 0) | (self.bytes_touched > 0)
         for seconds in self.stated.op_s.values() if self.stated is not None else ():
             works = works | (seconds > 0)
@@ -260,14 +260,14 @@ class Graph:
 
     @cached_property
     def only_looks(self) -> BoolArray:
-        """True for views: no work, no storage, no random numbers."""
+        """Per op: True for views: no work, no storage, no random numbers."""
         makes = np.zeros(self.num_ops, dtype=np.bool_)
         makes[self.tensor_producer[(self.tensor_producer >= 0) & (self.held_bytes > 0)]] = True
         return _frozen(~(self.works | makes | (self.rng_order >= 0) | (self.workspace_bytes > 0)))
 
     @cached_property
     def root_of(self) -> IntArray:
-        """For each tensor, the tensor at the end of its chain of aliases: the storage's owner."""
+        """Per tensor: the end of its chain of aliases, which is the storage's owner."""
         root = np.where(self.alias_of >= 0, self.alias_of, np.arange(self.num_tensors))
         # Each round doubles the length of the chains that are followed.
         while not np.array_equal(further := root[root], root):
@@ -276,9 +276,9 @@ class Graph:
 
     @cached_property
     def owner_op(self) -> IntArray:
-        """For each tensor, the op on whose device it first is; -1 where that is no op's.
+        """Per tensor: the op on whose device it is made or stored; -1 if there is none.
 
-        That is its producer; for what exists before the step, the first op that reads any tensor
+        This is its producer; for tensors from before the step, the first op that reads any tensor
         of the same storage.
         """
         first = np.full(self.num_tensors, self.num_ops, dtype=np.int32)
@@ -289,7 +289,7 @@ class Graph:
         return _frozen(np.where(made, self.tensor_producer, first).astype(np.int32))
 
     def bytes_by_role(self) -> dict[str, int]:
-        """Storage bytes summed by role, for tables."""
+        """Storage bytes by role, for tables."""
         sums = np.zeros(len(Role), dtype=np.int64)
         np.add.at(sums, self.tensor_role, self.held_bytes)
         return {role.name.lower(): int(sums[role]) for role in Role if sums[role]}
@@ -299,13 +299,13 @@ class Graph:
         return self.kinds[int(self.op_kind[op])]
 
     def module_of(self, op: int) -> str:
-        """Module path of ``op``; empty where unknown."""
+        """Module path of ``op``; empty if unknown."""
         index = int(self.op_module[op])
         return self.modules[index] if index >= 0 else ""
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of everything that can change a plan, equal across processes and machines."""
+        """SHA-256 of all data that can change a plan; equal across processes and machines."""
         digest = hashlib.sha256()
         for label, value in self._content():
             digest.update(label.encode())
@@ -329,7 +329,7 @@ class Graph:
 
 
 def distinct(keys: LongArray) -> LongArray:
-    """The keys ascending, each once; several times faster on nearly sorted keys than np.unique."""
+    """Return the distinct keys, ascending; on nearly sorted keys much faster than np.unique."""
     ascending = np.sort(keys, kind="stable")
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
 

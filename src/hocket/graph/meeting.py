@@ -1,11 +1,11 @@
-"""Where the samples of a batch meet, read off the recorded ops: nothing is run.
+"""Find ops that mix the samples of a batch, from the recorded ops alone, without running them.
 
-The shapes of an op at two sizes of the batch say which of its extents grow with the samples. What
-works along such an extent (a running sum, a sort, a product that contracts it) lets samples meet;
-what makes it vanish is a sum or mean over samples, after which only what is linear may follow until
-the loss. Samples come apart where neither is seen. Views that put parts of several samples into an
-extent that does not grow are not seen through. Batch norm is left out: who plans says what becomes
-of it. O(ops).
+The shapes of an op at two batch sizes show which of its extents grow with the samples. An op that
+works along such an extent (a running sum, a sort, a product that contracts it) lets samples
+interact. An op whose result lacks the extent is a sum or mean over samples, after which only linear
+ops may follow until the loss. If neither is found, samples are independent. Views that merge parts
+of several samples into an extent that does not grow are not detected. Batch norm is ignored here:
+the planner of the batch decides how to treat it. O(ops).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.graph.signatures import tensor_shapes
 
 SAMPLES = "samples"
-"""The note of a graph that says in words whether samples come apart."""
+"""Key in a graph's ``meta`` of the note on whether its samples are independent."""
 _WHOLE = re.compile(r"-?[0-9]+")
 
 
 class Dependence(IntEnum):
-    """Relation of a tensor to the samples of the batch."""
+    """How a tensor depends on the samples of the batch."""
 
     NONE = 0
     SAMPLES = 1
-    """Every sample has its part of it."""
+    """Each sample has its own part of the tensor."""
     MEAN = 2
-    """One value for all: a mean over samples, and what is linear in it."""
+    """A mean over samples, or a linear function of one."""
     TOTAL = 3
-    """A sum over samples, likewise."""
+    """A sum over samples, or a linear function of one."""
 
 
 class GrowingShape(NamedTuple):
-    """Which extents of a tensor in a signature grow with the batch."""
+    """Per extent of a tensor in a signature: whether it grows with the batch."""
 
     grows: tuple[bool, ...]
 
@@ -52,19 +52,19 @@ class GrowingShape(NamedTuple):
 
 
 class OpText(NamedTuple):
-    """An op as its signatures at two sizes tell of it."""
+    """An op as described by its signatures at two batch sizes."""
 
     name: str
-    """Without namespace, variant and the mark of writing in place."""
+    """Name without namespace, overload and in-place underscore."""
     tensors: tuple[GrowingShape, ...]
     args: tuple[str, ...]
-    """In their order, tensors too."""
+    """Positional arguments in order, tensors included."""
     named: dict[str, str]
     others: tuple[str, ...]
-    """As ``args``, at the other size."""
+    """Arguments in order at the other batch size."""
 
     def dim(self, position: int, default: int = -1, name: str = "dim") -> int:
-        """A dim among the arguments."""
+        """Integer argument by position or name, such as a dim; ``default`` if it is not given."""
         text = self.named.get(name, self.args[position] if position < len(self.args) else "")
         return int(text) if _WHOLE.fullmatch(text) else default
 
@@ -74,16 +74,16 @@ _ALONG = {
     "_log_softmax": 1, "softmax": 1, "log_softmax": 1, "sort": 1, "argsort": 1, "topk": 2,
     "kthvalue": 2, "median": 1, "mode": 1, "unfold": 1,
 }  # fmt: skip
-"""Ops that work along one dim, and at which position it stands among their arguments."""
+"""Ops that work along one dim, and the position of that dim among their arguments."""
 _WINDOWS = re.compile(r"conv|pool|upsample|group_norm|instance_norm|im2col|grid_sampler")
-"""Ops of which only the first extent may grow."""
+"""Ops of which only the first extent (samples) may grow."""
 _CONTRACTED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
-"""Matrix products: the two tensors of which the last and the last but one dim are contracted."""
+"""Matrix products: positions of their two factors; the last dim of the first is contracted."""
 _PICKS = ("index", "index_select", "gather", "scatter", "scatter_add", "index_copy", "index_add",
           "index_put", "_index_put_impl", "take_along_dim")  # fmt: skip
-"""Ops whose places are given by a tensor."""
+"""Ops that read or write at positions given by an index tensor."""
 _MADE = re.compile(r"(zeros|ones|full|empty|rand|randn|randint)(_like)?|new_.*|empty_.*")
-"""Ops that read the form of a tensor and not its content."""
+"""Ops that use the shape of a tensor but not its values."""
 _LINEAR = frozenset({
     "add", "sub", "rsub", "mul", "div", "neg", "clone", "detach", "alias", "view", "_unsafe_view",
     "reshape", "expand", "squeeze", "unsqueeze", "sum", "mean", "stack", "cat", "select", "slice",
@@ -94,12 +94,12 @@ _REDUCTIONS = {
     "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "soft_margin_loss": 2,
     "binary_cross_entropy_with_logits": 4, "kl_div": 2,
 }  # fmt: skip
-"""Losses, and at which position they say how single ones are put together."""
+"""Losses, and the position of their ``reduction`` argument."""
 _MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
 
 
 def reading_samples(graph: Graph) -> Graph:
-    """The graph with what its ops tell of its samples: they may not be taken apart."""
+    """Return the graph, marked as unsplittable if an op before the loss mixes samples."""
     if graph.other_batch is None or graph.meta.get("optimizer") is None:
         return graph
     if met := where_samples_meet(graph):
@@ -133,7 +133,7 @@ def where_samples_meet(graph: Graph) -> str:
 
 
 def _leads_to_loss(graph: Graph) -> BoolArray:
-    """Forward ops whose results the loss is made of."""
+    """Per op: True for forward ops on whose results an output such as the loss depends."""
     needed = graph.tensor_role == Role.OUTPUT
     leads = np.zeros(graph.num_ops, dtype=np.bool_)
     for op in np.flatnonzero(graph.op_phase == Phase.FORWARD)[::-1].tolist():
@@ -145,7 +145,7 @@ def _leads_to_loss(graph: Graph) -> BoolArray:
 
 
 def _routed(graph: Graph) -> set[str]:
-    """Modules whose grouped products take every row, sorted by expert: the sort is undone after."""
+    """Modules with grouped matrix products, over tokens that are sorted by expert temporarily."""
     return {graph.module_of(op) for op in range(graph.num_ops) if "grouped_mm" in graph.kind_of(op)}
 
 
@@ -157,7 +157,7 @@ def _after(
     ratio: float,
     is_routed: bool,
 ) -> Dependence | str:
-    """Relation of the results of an op to the samples, or how it mixes them."""
+    """Return how the results of an op depend on the samples, or a text on how it mixes them."""
     reads = graph.reads_of(op)
     states = state[reads]
     known = set(states.tolist()) - {Dependence.NONE}
@@ -172,7 +172,7 @@ def _after(
         return _after_sums(text, states, known, ratio)
     made = graph.made_by(op)
     if is_routed:
-        # Of counts per expert only the order of rows is made.
+        # Counts of tokens per expert only determine how tokens are ordered.
         return Dependence(int(grows[made.start : made.stop].any()))
     if met := _along_samples(text, int((states > 0).sum())):
         return met
@@ -183,7 +183,7 @@ def _after(
 def _after_sums(
     text: OpText, states: NDArray[np.int8], known: set[int], ratio: float
 ) -> Dependence | str:
-    """Sums or means over samples go on: alone, or with each other where that is linear."""
+    """Return how results of sums or means depend on the samples: only linear ops are allowed."""
     is_product = text.name in ("mul", "div") and int((states > 0).sum()) > 1
     if Dependence.SAMPLES in known or text.name not in _LINEAR or is_product:
         return f"{text.name} of a sum or mean over samples"
@@ -193,7 +193,7 @@ def _after_sums(
 
 
 def _scale(text: OpText, ratio: float) -> bool:
-    """True if a product or quotient with a constant undoes the growth of a sum."""
+    """True if the op multiplies or divides a sum by a constant that offsets the batch size."""
     if len(text.args) < 2 or len(text.others) < 2:
         return False
     try:
@@ -204,7 +204,7 @@ def _scale(text: OpText, ratio: float) -> bool:
 
 
 def _summed(text: OpText) -> Dependence | str:
-    """Relation of results that do not grow with the batch although the inputs do."""
+    """Return how results depend on the samples if they do not grow with the batch but inputs do."""
     if text.name in ("mean", "sum"):
         return Dependence.MEAN if text.name == "mean" else Dependence.TOTAL
     at = _REDUCTIONS.get(text.name)
@@ -216,7 +216,7 @@ def _summed(text: OpText) -> Dependence | str:
 
 
 def _along_samples(text: OpText, num_dependent: int) -> str:
-    """Describe the use of an extent that grows with the batch; empty if it is not used."""
+    """Describe an operation along an extent that grows with the batch; empty if there is none."""
     tensors, name = text.tensors, text.name
     if not tensors or "batch_norm" in name:
         return ""
@@ -242,7 +242,7 @@ def _along_samples(text: OpText, num_dependent: int) -> str:
 
 
 def _picks_samples(text: OpText, num_dependent: int) -> bool:
-    """True if values of the samples decide which samples are picked."""
+    """True if values computed from samples decide which samples are picked."""
     picked = text.tensors[0]
     if text.name not in ("index", "index_put", "_index_put_impl"):
         # Along another dim every sample picks for itself.
@@ -259,7 +259,7 @@ def _picks_samples(text: OpText, num_dependent: int) -> bool:
 
 
 def _text_of(graph: Graph, op: int) -> OpText | None:
-    """An op as its signatures tell of it; None where they are not known."""
+    """Return an op as described by its signatures; None if they are unknown."""
     other = graph.other_batch
     assert other is not None
     own, away = int(graph.op_signature[op]), int(other.op_signature[op])
@@ -270,7 +270,7 @@ def _text_of(graph: Graph, op: int) -> OpText | None:
 
 @lru_cache(maxsize=4096)
 def _op_text(own: str, away: str) -> OpText | None:
-    """The op of two signatures; None where they are of different forms."""
+    """Parse an op from its signatures at two sizes; None if their forms differ."""
     head, args = _parted(own)
     _, others = _parted(away)
     name = head.split(".")[1] if "." in head else head
@@ -292,7 +292,7 @@ def _parted(signature: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str) -> list[str]:
-    """Arguments between commas outside of brackets."""
+    """Split arguments at commas outside of brackets."""
     found, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "[({") - (letter in "])}")

@@ -1,4 +1,4 @@
-"""Signatures of ops: the shapes of the tensors that an op is called with."""
+"""Signatures of ops: the shapes of the tensors with which an op is called."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ _NUMBERS = r"((?:[0-9]{1,15}(?:,|(?=[\]}])))*)"
 _TENSOR = re.compile(
     r"(?<![a-z0-9_])([a-z][a-z0-9_]*)\[" + _NUMBERS + r"\](?:\{" + _NUMBERS + r"\})?"
 )
-"""Extents that no tensor has are none, and a name begins in one place: files may hold anything."""
+"""A tensor with dtype and extents in a signature.
+
+Limits the number of digits and where a name may begin, because files may hold any text.
+"""
 
 
 def tensor_shapes(text: str, dtypes: Collection[str] | None = None) -> list[tuple[int, ...]]:
-    """Extents of all tensors (of some types) in a signature or one of its arguments, in order."""
+    """Extents of all tensors (or those of some dtypes) in a signature or argument, in order."""
     return [shape for shape, _ in tensor_layouts(text, dtypes)]
 
 
 def tensor_layouts(
     text: str, dtypes: Collection[str] | None = None
 ) -> list[tuple[tuple[int, ...], tuple[int, ...] | None]]:
-    """Extents and strides of all tensors (of some types); None for the strides of contiguous ones
-    and for those that do not fit the extents."""
+    """Extents and strides of all tensors (or those of some dtypes).
+
+    Strides are None for contiguous tensors, and if they do not match the extents.
+    """
     found = []
     for dtype, extents, steps in _TENSOR.findall(text):
         if dtypes is None or dtype in dtypes:

@@ -1,7 +1,7 @@
-"""Prove that a Graph is well formed, naming the op or tensor that is not.
+"""Verify that a Graph is well formed; errors name the op or tensor that is not.
 
-Texts and lengths come first, then every index, then values and order, so that each check may rely
-on the ones before it and no array, whatever it holds, ends in anything but `InputFileError`.
+Strings and lengths are checked first, then every index, then values and order, so that each check
+can rely on the ones before it, and any array content results in either success or `InputFileError`.
 O(ops + reads), numpy.
 """
 
@@ -16,12 +16,12 @@ from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, PERSISTENT_ROLES, Graph, Phase, Role, Stream
 
 MAX_BYTES = 2**50
-"""A tensor or workspace beyond one pebibyte is taken for a mistake."""
+"""Bytes of a tensor or workspace above which it is considered a mistake (one pebibyte)."""
 MAX_FLOPS = 1e24
 MAX_SECONDS = 1e9
 MAX_TOTAL_BYTES = 2**62
 MAX_TEXT_LENGTH = 10_000
-"""Characters in a name, a kind, a module path or a signature."""
+"""Maximum characters in a name, a kind, a module path or a signature."""
 
 _OP_COLUMNS = (
     "op_kind",
@@ -70,7 +70,7 @@ def _verify_texts(graph: Graph) -> None:
 
 
 def _require_text(what: str, texts: Sequence[str]) -> None:
-    """Refuse what would be invisible, or steer a terminal, wherever the text is shown."""
+    """Raise on empty or long strings, and on control characters, which could control a terminal."""
     joined = "".join(texts)
     longest = max(map(len, texts), default=0)
     if joined.isprintable() and all(texts) and longest <= MAX_TEXT_LENGTH:
@@ -254,7 +254,7 @@ def _verify_aliases(graph: Graph) -> None:
 
 
 def _verify_alias_roots(graph: Graph) -> None:
-    """Refuse tensors that exist before the step and alias each other in a ring."""
+    """Raise if tensors that exist before the step alias each other in a cycle."""
     root = np.where(graph.alias_of >= 0, graph.alias_of, np.arange(graph.num_tensors))
     for _ in range(graph.num_tensors.bit_length()):
         root = root[root]

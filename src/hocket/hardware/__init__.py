@@ -1,4 +1,4 @@
-"""The Cluster: what to compute on."""
+"""The Cluster: devices, hosts, switches and links."""
 
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (

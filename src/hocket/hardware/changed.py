@@ -1,4 +1,4 @@
-"""A cluster with something changed: ``+1xrtx4090`` put in, ``-titanx`` taken out, ``4xl4`` instead.
+"""Change a cluster: ``+1xrtx4090`` put in, ``-titanx`` taken out, ``4xl4`` instead.
 
 What is put in goes into the first host, each device on the PCIe link that is usual for its kind.
 What is taken out is a device by its name or so many of a kind, the last ones first.

@@ -1,4 +1,4 @@
-"""The Cluster: what to compute on, as small frozen values.
+"""The Cluster: devices, hosts, switches and links as small frozen values.
 
 Devices compute and hold memory. Links join places: devices, hosts and switches. Devices never
 forward traffic for others; hosts and switches do. A link with more than two ends is a shared bus.
@@ -33,7 +33,7 @@ class DeviceKind:
     name: str
     memory_bytes: int
     headroom_bytes: int = 0
-    """Of these: what no plan may fill, for context, library workspaces and fragmentation."""
+    """Bytes that no plan may fill: context, library workspaces and fragmentation."""
     peak_flops: Mapping[str, float]
     """Arithmetic type (see `hocket.graph.DTYPES`, plus ``tf32``) to operations per second."""
     memory_bandwidth_bps: float
@@ -46,7 +46,7 @@ class DeviceKind:
     """US dollars for one device for one hour; 0 where unknown."""
     is_cpu: bool = False
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +202,6 @@ class Cluster:
             counts[device.kind.name] = counts.get(device.kind.name, 0) + 1
         content = " + ".join(f"{count}x{kind}" for kind, count in counts.items())
         return f"Cluster({self.name!r}, {content})"
-
-    def _repr_html_(self) -> str:
-        from hocket.hardware.notebook import cluster_html
-
-        return cluster_html(self)
 
 
 def _kind_content(kind: DeviceKind) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The Cluster of this machine: its NVIDIA GPUs and their links, or else its CPU.
+"""Detect the Cluster of this machine: its NVIDIA GPUs and their links, or else its CPU.
 
 GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A CPU is
 timed with numpy for under a second, and where it is several devices, so is a connection between two
@@ -402,7 +402,7 @@ def usable_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that may still be taken; what only caches files may be, too.
+    """Available memory, including file caches.
 
     ``root`` replaces the file system's root in tests. Where the system does not report it, all
     memory counts.

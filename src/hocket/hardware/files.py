@@ -1,4 +1,4 @@
-"""Read a Cluster from what people write (TOML) or from what programs embed (the same as JSON).
+"""Read a Cluster from TOML files, or from the same schema as JSON.
 
 One schema, read strictly: `docs/reference/hardware.md` describes it. A file may state the
 network of its machine; that is no part of the cluster, only of what happens when several are

@@ -36,8 +36,7 @@ def host_route(cluster: Cluster, device: Device) -> HostRoute:
 
 
 def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Cluster:
-    """The cluster with this route between a device and its host in place of what there is; links to
-    other devices stay."""
+    """Replace the route between a device and its host; links to other devices stay."""
     devices = set(cluster.device_names)
     kept = [
         link

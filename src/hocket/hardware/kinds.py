@@ -1,4 +1,4 @@
-"""Kinds of devices as files describe them, and the kinds that come with hocket."""
+"""Device types: read from files, and the presets of hocket."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class LinkNames:
 
 
 class _PlaceFinder:
-    """Names of devices, hosts and switches, found by name or by a pattern such as ``gpu*``."""
+    """Names of devices, hosts and switches, matched by name or by a pattern such as ``gpu*``."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -75,7 +75,7 @@ class _PlaceFinder:
         self._found: dict[str, tuple[str, ...]] = {}
 
     def __call__(self, text: Any, table: FileTable, key: str) -> tuple[str, ...]:
-        """The places that ``text`` stands for: one, or all that match."""
+        """The places that ``text`` names: one, or all that match the pattern."""
         if not isinstance(text, str) or len(text) > 128:
             raise table.error(key, f"{shown(text)} is not the name of a place")
         if text in self._known:

@@ -35,10 +35,10 @@ _NVIDIA_KINDS = ((90, "h100-80g"), (80, "a100-40g"), (70, "v100-16g"), (60, "p10
 _NVSWITCH = "0x068000"
 _PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
 _MAX_NUMBER = 10**6
-"""Of a model or a capability; what is larger counts as not given."""
+"""Largest model or capability number; larger ones count as not given."""
 _MAX_LANES = 32
 _MAX_NETWORK_GBPS = 100.0
-"""Cards that state more are virtual: what they give is unknown, so they get this."""
+"""Rate of cards that state more: they are virtual, and their true rate is unknown."""
 
 
 def read_nccl_machine(path: str | Path) -> Machine:

@@ -1,4 +1,4 @@
-"""A cluster from rates that were measured between ranks.
+"""Infer a cluster from rates measured between ranks.
 
 Two measurements distinguish dedicated links from shared ones: each pair alone, and all pairs at
 once. A pair that keeps its rate when all send has a link to itself; the others share what their
@@ -26,7 +26,7 @@ _KEEPS = 0.75
 """Of its rate alone that a link of its own keeps when all send."""
 _ALIKE = 0.12
 _GONE = 0.02
-"""Of the fastest link: below it there is none."""
+"""Share of the fastest link's rate below which no link is assumed."""
 _ONE_WAY = 0.6
 """Directions that differ by more are two links."""
 

@@ -1,4 +1,4 @@
-"""A Cluster from what people type: a file, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
+"""Parse a Cluster from a file name, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
 
 Some of its devices are chosen by names or kinds: ``desktop.toml:big``, ``dgx1-v100:gpu0,gpu3``.
 
@@ -34,7 +34,7 @@ from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 # Files of other programs that describe a machine: which reader reads which.
 
 SUFFIXES = (".toml", ".xml", ".json", ".txt")
-"""Endings of the names of files that can stand for a machine."""
+"""Endings of file names that describe a machine."""
 # From how many NVLinks per GPU on which generation it is: its kind, and one link's rate.
 _GENERATIONS = ((13, "h100-80g", 25e9), (7, "a100-40g", 25e9), (5, "v100-16g", 25e9),
                 (1, "p100-16g", 20e9), (0, "v100-16g", 25e9))  # fmt: skip
@@ -63,7 +63,7 @@ def read_any_machine(text: str) -> Machine:
 
 
 def read_matrix(path: str | Path) -> Machine:
-    """The machine of what ``nvidia-smi topo -m`` prints; the generation follows from the links."""
+    """Read the matrix of ``nvidia-smi topo -m``; the generation follows from the links."""
     where = str(path)
     try:
         text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
@@ -126,7 +126,7 @@ BOARDS = {
     "h100-sxm": "dgx-h100", "h200-sxm": "hgx-h200", "mi300x-oam": "mi300x-platform",
     "v100-16g-sxm": "dgx1-v100",
 }  # fmt: skip
-"""Modules of a board with links of its own, to the machine whose first so many are meant."""
+"""Module presets, mapped to the machine whose first modules they are."""
 
 _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
@@ -181,7 +181,7 @@ def _chosen(cluster: Cluster, chosen: str, text: str) -> Cluster:
 
 @cache
 def machine_names() -> tuple[str, ...]:
-    """Names of the machines that come with hocket."""
+    """Names of the preset machines."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml") if path.stem != "kinds"))
 
 
@@ -244,7 +244,7 @@ def _terms(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _full_name(name: str, text: str) -> str:
-    """The preset that ``name`` stands for: exactly, or as the only one that goes on with '-'."""
+    """The preset called ``name``, or the only one that begins with ``name-``."""
     names = (*preset_kinds(), *machine_names(), *BOARDS)
     lower = ALIASES.get(name.lower(), name.lower())
     if lower in names:
@@ -274,7 +274,7 @@ def _machine(name: str) -> Machine:
 
 
 def _boards(name: str, count: int) -> list[Machine]:
-    """So many modules: full machines, and the first devices of one more."""
+    """A number of modules: full machines, and the first devices of one more."""
     whole = _machine(name)
     devices = [device.name for device in whole.cluster.devices]
     full, left = divmod(count, len(devices))
@@ -290,7 +290,7 @@ def _host_of(kinds: list[str]) -> Machine:
 
 
 def _join(name: str, machines: list[Machine]) -> Cluster:
-    """Machines under one network switch; what was ``gpu0`` of the first is ``host0.gpu0``."""
+    """Join machines by one network switch; ``gpu0`` of the first becomes ``host0.gpu0``."""
     if any(machine.cluster.uses_stated_times for machine in machines):
         raise UsageError(
             "hardware whose transfer times are in a graph's file cannot be joined",

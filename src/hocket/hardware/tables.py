@@ -1,4 +1,4 @@
-"""Tables of a hardware file, as people write them: quantities with units, names, tables in lists.
+"""Tables of a hardware file: quantities with units, names, tables in lists.
 
 Plain values are read by `hocket.base.fields`. Every error names the key and its place in the file
 (``links[2].bandwidth``) and says what to write.
@@ -67,7 +67,7 @@ class FileTable:
         return InputFileError(f"{self.path(key)}: {message}", hint=hint)
 
     def require(self, key: str, hint: str) -> Any:
-        """The value of a key that must be there."""
+        """The value of a required key."""
         if key not in self.data:
             raise fields.missing(self.place or "the file", key, hint)
         return self.data[key]
@@ -164,6 +164,6 @@ class FileTable:
 
 
 def _first_clause(message: str) -> str:
-    """The part of a unit error before its own advice, which the hint gives for this key."""
+    """First clause of a unit error; the hint for the key replaces its advice."""
     text = message.split(";")[0]
     return text if len(text) <= 200 else text[:197] + "…"

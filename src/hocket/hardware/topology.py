@@ -38,7 +38,7 @@ class Topology:
         return int(match[1]) if match and src != dst else 0
 
     def odd_cell(self) -> tuple[int, int] | None:
-        """Two GPUs that are said to be joined by a number of NVLinks that is none."""
+        """Two GPUs with an invalid number of NVLinks between them."""
         for src, row in enumerate(self.relation):
             for dst, cell in enumerate(row):
                 if src != dst and cell.startswith("NV") and not _NVLINKS.fullmatch(cell):

@@ -1,4 +1,7 @@
-"""Compile kernels. Importing this imports the compiler, which takes half a second."""
+"""Compile kernels with numba: the form that Python calls and the form that other kernels inline.
+
+Importing this module imports numba, which takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from hocket.kernels.numba_internals import (
 )
 
 _njit: Any = numba.njit
-"""Takes options that its types do not name."""
+"""``numba.njit`` without its type hints, which omit some of the options used here."""
 pass_tuples_whole()
 
 
 def compile_entry(source: SourceFunction) -> tuple[Any, Callable[..., Any]]:
-    """The form of a kernel that Python calls: compiled per types of arguments, and how to call it.
+    """Return the dispatcher of a kernel's entry, and the function that Python calls in its place.
 
-    Nothing is compiled yet: the first call knows the types.
+    The entry is compiled at the first call with each combination of argument types, not here.
     """
     flattened = flat(source)
     entry = _njit(**_options(source))(flattened.function)
@@ -34,9 +37,9 @@ def compile_entry(source: SourceFunction) -> tuple[Any, Callable[..., Any]]:
 
 
 def compile_inner(source: SourceFunction) -> Any:
-    """The form that other kernels call: without the wrappers for Python and C.
+    """Return the form of a kernel that other kernels call: without the wrappers for Python and C.
 
-    Where a function takes many arrays they are half of the time that compiling takes.
+    For a function with many array arguments these wrappers take half of the compile time.
     """
     options = {
         **_options(source), "no_cpython_wrapper": True, "forceinline": True,

@@ -1,4 +1,5 @@
-"""The arrays of heaps, sets of marks and tables, made in numpy for compiled code."""
+"""Containers of compiled code, allocated in numpy: heaps, sets of small numbers, read-only
+tables."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
 ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
+"""0 as a 64-bit number: for a plain 0, numba would compile one more version of a kernel."""
 
 
 class Heaps(NamedTuple):
-    """Heaps of (key, item), each with its own part of the arrays."""
+    """Binary heaps of (key, item), each in its own range of the shared arrays."""
 
     key: FloatArray
     item: LongArray
     ptr: LongArray
-    """Where the part of each heap begins."""
+    """Position in ``key`` and ``item`` at which each heap begins."""
     size: LongArray
 
 
 class Marks(NamedTuple):
-    """A set of small numbers that remembers in which order they came."""
+    """A set of small numbers that keeps the order in which they were added."""
 
     has: BoolArray
     item: LongArray
@@ -33,23 +34,26 @@ class Marks(NamedTuple):
 
 
 def new_heaps(ptr: LongArray) -> Heaps:
-    """Empty heaps; heap i holds up to ``ptr[i + 1] - ptr[i]`` entries."""
+    """Return empty heaps; heap i can hold ``ptr[i + 1] - ptr[i]`` entries."""
     total = int(ptr[-1]) + 1
     return Heaps(key=np.zeros(total), item=zeros(total), ptr=ptr, size=zeros(len(ptr) - 1))
 
 
 def new_marks(count: int) -> Marks:
-    """An empty set of numbers below ``count``."""
+    """Return an empty set for numbers below ``count``."""
     return Marks(has=np.zeros(count, dtype=np.bool_), item=zeros(count), size=zeros(1))
 
 
 def zeros(count: int) -> LongArray:
-    """Whole numbers, all 0."""
+    """Return an array of ``count`` 64-bit zeros."""
     return np.zeros(count, dtype=np.int64)
 
 
 def table(values: ArrayLike, dtype: type[_T]) -> NDArray[_T]:
-    """A read-only view: writable arrays are another type to Numba, which would compile twice."""
+    """Return values as a read-only contiguous array of one dtype.
+
+    Numba gives writable arrays another type and would compile a kernel once more for them.
+    """
     array = np.ascontiguousarray(values, dtype=dtype).view()
     array.setflags(write=False)
     return array

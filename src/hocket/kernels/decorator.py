@@ -1,4 +1,5 @@
-"""`kernel`: a function that is compiled when Python first calls it, or with what calls it."""
+"""The decorator `kernel`: functions that are compiled when Python, or a kernel, first calls
+them."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ def kernel(function: _F) -> _F: ...
 @overload
 def kernel(*, allocates: bool) -> Callable[[_F], _F]: ...
 def kernel(function: _F | None = None, *, allocates: bool = False) -> _F | Callable[[_F], _F]:
-    """A function in compiled code, for Python to call and for other kernels.
+    """Compile a function, for calls from Python and from other kernels.
 
-    It may use numbers, arrays, named tuples, constants and other kernels. Threads may call it at
-    the same time: it runs without the interpreter's lock. Only with ``allocates`` may it make
-    arrays, which costs time at every call.
+    The function may use numbers, arrays, named tuples, constants and other kernels. Threads may
+    call it concurrently, since it releases the interpreter's lock. It may allocate arrays only with
+    ``allocates``, which makes every call slower because references to arrays are counted.
     """
 
     def wrap(function: _F) -> _F:
@@ -35,7 +36,7 @@ def kernel(function: _F | None = None, *, allocates: bool = False) -> _F | Calla
 
 
 class Kernel(SourceFunction):
-    """Behaves as the function that it was made of, which is its attribute ``function``."""
+    """A compiled function; the Python function that it was made from is ``function``."""
 
     def __init__(self, function: FunctionType, allocates: bool = False) -> None:
         super().__init__(function, allocates)
@@ -46,7 +47,7 @@ class Kernel(SourceFunction):
         self._call: Callable[..., Any] = self._first_call
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the compiled form."""
+        """Run the compiled form, compiling it first if necessary."""
         return self._call(*arguments, **named)
 
     def _first_call(self, *arguments: Any, **named: Any) -> Any:
@@ -66,17 +67,17 @@ class Kernel(SourceFunction):
 
     @property
     def _numba_type_(self) -> Any:
-        """By this the compiler knows, in the code of other kernels, what to call."""
+        """Numba's type of this kernel, which numba reads to compile calls from other kernels."""
         return self.inner._numba_type_
 
     @property
     def digest(self) -> str:
-        """Changes with everything that enters the compiled form which Python calls."""
+        """Digest of everything that the compiled form called by Python depends on."""
         return digest(flat(self))
 
 
 def is_compiled(*kernels: Callable[..., Any]) -> bool:
-    """True if all of them are compiled, in this process or on disk."""
+    """Return True if all of the kernels are compiled, in this process or on disk."""
     return all(
         bool(each.entry and each.entry.signatures) or is_kept(each, each.digest)
         for each in cast(tuple[Kernel, ...], kernels)

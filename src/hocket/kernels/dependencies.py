@@ -1,10 +1,11 @@
-"""Everything that enters the compiled form of a function, found from its code.
+"""Dependencies of the compiled form of a function, found from the function's code.
 
-A compiled function contains the functions that it calls, the constants that it names and the places
-of the fields of its tuples. All of them are global names or closures of its code, or of the code of
-what it calls: a walk over those finds everything, and a digest of what it finds shows whether a
-compiled form still matches this source. Names that are only attributes are looked up too,
-which can add what does not enter, never miss what does. O(names) over all functions reached.
+A compiled function contains the functions that it calls, the values of constants that it names and
+the field positions of its named tuples. All of them are global names or closure variables of its
+code, or of the code of functions that it calls. A walk over these names finds everything, and a
+digest of the result shows whether a compiled form still matches the source. Names that occur only
+as attributes are looked up as well, so the walk may find unrelated values but misses none. O(names)
+over all functions reached.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 import numpy as np
 
 _BY_VERSION = frozenset({"builtins", "math", "numba", "numpy"})
-"""Packages that do not change without their version, which the compiled form is kept by."""
+"""Packages that are not searched: their versions, or that of Python, are part of the cache key."""
 
 
 @dataclass(eq=False)
 class SourceFunction:
-    """A function, and how it is to be compiled."""
+    """A Python function to be compiled, and whether it may allocate arrays."""
 
     function: FunctionType
     allocates: bool = False
@@ -32,17 +33,17 @@ class SourceFunction:
 
 @dataclass(frozen=True)
 class Dependency:
-    """Something that enters a compiled form."""
+    """A named value that a compiled form contains."""
 
     module: str
-    """Where its name was looked up."""
+    """Module, or enclosing function, in which the name was looked up."""
     name: str
     text: str
-    """Changes whenever it does."""
+    """Description of the value that changes whenever the value changes."""
 
 
 def digest(source: SourceFunction) -> str:
-    """A text that changes with everything that enters the compiled form."""
+    """Return the SHA-256 of all dependencies of a function's compiled form."""
     total = hashlib.sha256()
     for found in dependencies(source):
         total.update(f"{found.module} {found.name} {found.text}\n".encode())
@@ -50,7 +51,7 @@ def digest(source: SourceFunction) -> str:
 
 
 def dependencies(source: SourceFunction) -> list[Dependency]:
-    """All that enters, the function itself first, each thing once per name that it goes by."""
+    """Return all dependencies, the function first; a value with two names occurs twice."""
     found: dict[tuple[int, str, str], Dependency] = {}
     _add("", source.function.__module__, source.function.__qualname__, source, found)
     return list(found.values())
@@ -74,7 +75,7 @@ def _add(
 
 
 def _entering(function: FunctionType) -> Iterator[tuple[str, str, object]]:
-    """Values that the names of a function's code stand for: module, name, value."""
+    """Yield (module, name, value) for the global and closure names that a function's code uses."""
     names = sorted(_names(function.__code__))
     for name in names:
         if name not in function.__globals__:
@@ -103,7 +104,7 @@ def _text(value: Any, what: str) -> str:
     if isinstance(value, SourceFunction):
         return f"kernel allocates={value.allocates} {_code(value.function.__code__)}"
     if isinstance(value, type):
-        # Of the classes, compiled code sees into named tuples only.
+        # The fields of named tuples are compiled in; other classes are known by name only.
         fields = getattr(value, "_fields", ())
         return f"class {value.__module__}.{value.__qualname__} {fields}"
     if isinstance(value, np.ndarray):
@@ -120,7 +121,7 @@ def _text(value: Any, what: str) -> str:
 
 @functools.cache
 def _code(code: CodeType) -> str:
-    """All of a code but its lines."""
+    """Text of a code object without its file name and line numbers."""
     return repr(
         (
             code.co_name, code.co_code.hex(), code.co_exceptiontable.hex(), code.co_flags,

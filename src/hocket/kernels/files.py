@@ -1,8 +1,9 @@
-"""Where compiled kernels are kept: bytes that are what was written, or nothing.
+"""Disk cache of compiled kernels, checked against corruption.
 
-A file holds the digest of its content, then the content: one that was cut or damaged is not used.
-Kernels are kept next to their sources, as Python keeps its own compiled form, or below the user's
-cache folder where that cannot be written, or in the folder that ``NUMBA_CACHE_DIR`` names.
+A file holds the digest of its content, then the content, so truncated or damaged files are detected
+and compiled again. Files are written to the folder that ``NUMBA_CACHE_DIR`` names. Without that
+setting they are next to the kernel's source, in ``__pycache__``, or, if that folder cannot be
+written, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _messages: list[str] = []
 
 
 def read(source: SourceFunction, digest: str, form: str) -> bytes | None:
-    """Stored form of a kernel."""
+    """Return a compiled form of a kernel from disk, or None if no intact file has it."""
     name = f"{_stem(source, digest)}.{form}.kernel"
     for folder in _folders(source):
         path = folder / name
@@ -39,7 +40,7 @@ def read(source: SourceFunction, digest: str, form: str) -> bytes | None:
 
 
 def write(source: SourceFunction, digest: str, form: str, content: bytes) -> None:
-    """Keep a form of a kernel in the first folder that takes it; where none does, say so once."""
+    """Write a compiled form to the first writable folder; print one message if there is none."""
     reasons = []
     for folder in _folders(source):
         try:
@@ -56,13 +57,13 @@ def write(source: SourceFunction, digest: str, form: str, content: bytes) -> Non
 
 
 def is_kept(source: SourceFunction, digest: str) -> bool:
-    """True if any form of a kernel is stored."""
+    """Return True if any compiled form of a kernel is on disk."""
     pattern = f"{_stem(source, digest)}.*.kernel"
     return any(any(folder.glob(pattern)) for folder in _folders(source))
 
 
 def tell(message: str) -> None:
-    """Print a message about the kernel cache: the first only, since others mostly repeat it."""
+    """Print a message about the kernel cache if it is the first: most others repeat it."""
     if not _messages:
         sys.stderr.write(f"hocket: {message}\n")
     _messages.append(message)

@@ -1,4 +1,4 @@
-"""Heaps and sets of marks in compiled code. O(log n) per entry, O(1) per mark."""
+"""Operations on heaps and sets in compiled code. O(log n) per heap operation, O(1) per mark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hocket.kernels.containers import Heaps, Marks
 
 @kernel
 def push(heaps: Heaps, which: int, key: float, item: int) -> None:
-    """Add (key, item) to one of the heaps."""
+    """Add (key, item) to heap number ``which``."""
     base, at = heaps.ptr[which], heaps.size[which]
     heaps.size[which] += 1
     while at > 0:
@@ -25,7 +25,7 @@ def push(heaps: Heaps, which: int, key: float, item: int) -> None:
 
 @kernel
 def pop(heaps: Heaps, which: int) -> int:
-    """Remove and return the item of the smallest (key, item)."""
+    """Remove the smallest (key, item) of heap number ``which`` and return its item."""
     base = heaps.ptr[which]
     top: int = heaps.item[base]
     heaps.size[which] -= 1
@@ -51,7 +51,7 @@ def pop(heaps: Heaps, which: int) -> int:
 
 @kernel
 def mark(marks: Marks, item: int) -> None:
-    """Add a number to the set."""
+    """Add a number to the set, unless it is in it."""
     if not marks.has[item]:
         marks.has[item] = True
         marks.item[marks.size[0]] = item

@@ -1,17 +1,18 @@
 """All that hocket uses of numba beyond its public API, checked with numba 0.68 (see pyproject).
 
 Plain ``njit`` compiles the kernels of placement in 143 s instead of about 20, and simulates 205k
-ops in 1.26 s instead of 0.13. Four changes make up for that:
+ops in 1.26 s instead of 0.13. Four changes make the difference:
 
-- Inner functions are not translated. The compiler makes machine code of every function with all
-  that it calls, so a function called through five others is optimised and translated six times.
-  Here an inner function stays as it is before optimisation; the entry contains all of them.
-- Loops that decide (planners, simulator) are optimised by a few passes, without unrolling or
-  vectors, which takes more than half off optimising; entries run as fast (0.91 to 1.0 of the time).
-- Named tuples of arrays are passed as one value. The compiler takes them apart at every call, seven
-  values per array, and puts them together again: more than half of the simulator's code.
-- Compiled kernels are cached by the digest of everything they depend on (`dependencies`); numba's
-  own cache only looks at the file of the function itself.
+- Inner functions are not compiled to machine code. Numba compiles every function together with all
+  functions that it calls, so a function reached through five others is optimised and compiled six
+  times. Here inner functions stay LLVM code, which is only inlined into entries.
+- Loops full of branches (planners, simulator) are optimised by a few passes, without unrolling or
+  vectorization. That saves more than half of the time of optimising, and entries run as fast (0.91
+  to 1.0 of the time).
+- Named tuples of arrays are passed as one value. Numba splits them into seven values per array at
+  every call and rebuilds them, which would be more than half of the simulator's code.
+- Compiled kernels are cached by the digest of everything that they depend on (`dependencies`);
+  numba's own cache only looks at the file of the function itself.
 """
 
 from __future__ import annotations
@@ -50,24 +51,26 @@ _manager: Any = registry.default_manager
 _registered: Any = register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[no-untyped-call]
 
 _UNREAD = (AnnotateTypes,)
-"""Passes whose output nobody reads."""
+"""Passes that are skipped because nothing uses their output."""
 _FOR_OTHERS = (InlineClosureLikes, NopythonRewrites)
-"""Passes for functions within functions and for whole arrays in one expression."""
+"""Passes for nested functions and array expressions, skipped for functions without either."""
 _BRIEFLY = (
     "always_inliner", "global_dead_code_eliminate", "sroa", "simplify_cfg", "instruction_combine",
     "simplify_cfg", "aggressive_dce",
 )  # fmt: skip
-"""Passes for an entry: calls are inlined, after which tuples that were put together to be taken
-apart again vanish; functions were optimised each by itself before."""
+"""Passes that optimise an entry after its functions were optimised one by one.
+
+They inline calls, and then remove tuples that were built only to be unpacked.
+"""
 _DECIDING = ("hocket.graph.", "hocket.planners.", "hocket.simulate.")
-"""Packages whose loops decide; those of others sum up and gain from vectors."""
+"""Packages whose loops are full of branches; loops of other packages gain from vectorization."""
 
 
 # ── inner functions and brief optimisation ───────────────────────────────────────────────────────
 
 
 class _BriefLibrary(_Library):  # type: ignore[misc]
-    """Code that is optimised without the passes that only make deciding loops longer."""
+    """Code that is optimised by a few passes, without loop unrolling and vectorization."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -92,7 +95,7 @@ def _passes(codegen: Any) -> Any:
 
 
 class _InnerLibrary(_BriefLibrary):
-    """Code to be linked into that of entries: it is never machine code itself."""
+    """Code that is only linked into entries and never compiled to machine code."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -102,17 +105,17 @@ class _InnerLibrary(_BriefLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """No function has an address; the call makes sure that what it calls is linked in."""
+        """Return 0, as inner functions have no address; make sure that callees are linked."""
         self._ensure_finalized()
         return 0
 
     @property
     def codegen(self) -> _InnerLibrary:
-        """Queried in order to set the environment."""
+        """This library itself, so that numba calls the `set_env` below."""
         return self
 
     def set_env(self, name: str, environment: object) -> None:
-        """Nothing to set yet: see `KernelCache.save_overload`."""
+        """Do nothing: `KernelCache.save_overload` sets the environments later, for the entry."""
 
 
 @_registered
@@ -120,7 +123,7 @@ class _EntryLowering(_Lowering):  # type: ignore[misc]
     _name = "entry_lowering"
 
     def run_pass(self, state: Any) -> Any:
-        """Lower a function; counted references need the compiler's own passes."""
+        """Lower a function; those of `_DECIDING` without reference counts use brief passes."""
         is_brief = state.func_id.modname.startswith(_DECIDING) and not state.flags.nrt
         if state.library is None and is_brief:
             _give_library(state, _BriefLibrary)
@@ -132,7 +135,7 @@ class _InnerLowering(_EntryLowering):
     _name = "inner_lowering"
 
     def run_pass(self, state: Any) -> Any:
-        """Lower a function into a library that is only linked."""
+        """Lower a function into a library that is only linked into others."""
         _give_library(state, _InnerLibrary)
         return super().run_pass(state)
 
@@ -143,12 +146,12 @@ def _give_library(state: Any, library: Any) -> None:
 
 
 class EntryCompiler(_Compiler):  # type: ignore[misc]
-    """The compiler without needless passes, and with another lowering."""
+    """Numba's compiler with fewer passes and the lowering above."""
 
     lowering: Any = _EntryLowering
 
     def define_pipelines(self) -> list[Any]:
-        """All passes for compiled code that are needed."""
+        """Return numba's pipeline without needless passes and with this module's lowering."""
         builder: Any = DefaultPassBuilder
         passes = builder.define_nopython_pipeline(self.state)
         needless = (*_UNREAD, *_FOR_OTHERS) if self._is_plain else _UNREAD
@@ -162,13 +165,13 @@ class EntryCompiler(_Compiler):  # type: ignore[misc]
 
     @property
     def _is_plain(self) -> bool:
-        """True if a function allocates no arrays and has no function within it."""
+        """True if a function allocates no arrays and contains no nested function."""
         constants = self.state.func_id.code.co_consts
         return not (self.state.flags.nrt or any(isinstance(one, CodeType) for one in constants))
 
 
 class InnerCompiler(EntryCompiler):
-    """The same for functions that only compiled code calls."""
+    """The compiler of functions that only compiled code calls."""
 
     lowering = _InnerLowering
 
@@ -177,25 +180,25 @@ class InnerCompiler(EntryCompiler):
 
 
 class _WholeTupleModel(_TupleModel):  # type: ignore[misc]
-    """A tuple that is one argument."""
+    """Numba's data model of a named tuple that is passed as one argument."""
 
     def get_argument_type(self) -> Any:
-        """One value."""
+        """Return the type of the tuple itself in place of one type per array member."""
         return self.get_value_type()
 
     def as_argument(self, builder: Any, value: Any) -> Any:
-        """The value itself."""
+        """Return the value unchanged."""
         return value
 
     def from_argument(self, builder: Any, value: Any) -> Any:
-        """The value itself."""
+        """Return the value unchanged."""
         return value
 
 
 def pass_tuples_whole() -> None:
-    """Pass named tuples of this package as one value.
+    """Make compiled code pass named tuples of this package as one value.
 
-    Code of other packages keeps its form: it may be compiled and cached on disk already.
+    Tuples of other packages are passed as before: their code may be compiled and cached on disk.
     """
     package = __name__.partition(".")[0]
     usual = _manager._handlers[types.NamedTuple]
@@ -215,14 +218,14 @@ _OPTIONS = hashlib.sha256(
         for name in ("compiler.py", "numba_internals.py")
     )
 ).hexdigest()
-"""Digest of the compilation options, which are part of the cache key."""
+"""Digest of the two files that decide how kernels are compiled; part of the cache key."""
 
 
 class KernelCache:
-    """The compiled forms of one kernel, by the types of its arguments and the CPU.
+    """Disk cache of one kernel's compiled forms, by argument types, CPU and versions.
 
-    No failure here stops a kernel from being compiled: what cannot be read is compiled again, what
-    cannot be written is compiled by the next process too.
+    No failure here prevents compilation: an unreadable form is compiled again, and a form that
+    cannot be written is compiled again by the next process.
     """
 
     cache_path = None
@@ -231,7 +234,7 @@ class KernelCache:
         self._source, self._digest = source, digest
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """The compiled form for some types; None where it is not cached and will be compiled."""
+        """Return the cached form for some types, or None, after which numba compiles it."""
         form = self._form(signature, target.codegen())
         content = files.read(self._source, self._digest, form)
         if content is not None:
@@ -244,7 +247,7 @@ class KernelCache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Store what was compiled; called after every compilation."""
+        """Write a compiled form to disk; numba calls this after every compilation."""
         # The code of an entry must know where the constants of its inner functions are.
         for environment in result._find_referenced_environments():
             result.codegen.set_env(environment.env_name, environment)
@@ -259,10 +262,10 @@ class KernelCache:
 
 
 def _make_ready(target: Any, content: bytes) -> None:
-    """Give the linker what compiled code may name: the runtime's functions and seeds of hashes.
+    """Register symbols that loaded code may reference: numba's runtime functions and hash seeds.
 
-    Refreshing the target as for compiling would import half of the compiler and scipy, half a
-    second that cached code does not need.
+    A full refresh of the target imports half of numba and scipy. That takes half a second, so it is
+    done only for code that uses hash seeds.
     """
     rtsys.initialize(target)
     if b"hashsecret" in content:
@@ -270,7 +273,7 @@ def _make_ready(target: Any, content: bytes) -> None:
 
 
 def _describe(kind: Any) -> str:
-    """A type with the names of its fields, which its own name does not include."""
+    """Return the name of a type with the names of its fields, which numba's name omits."""
     if not isinstance(kind, types.BaseTuple):
         return str(kind)
     parts: Any = kind

@@ -1,4 +1,4 @@
-"""Listeners for kernel compilation, which delays the first use of an installation."""
+"""The listener for kernel compilation, which delays the first use of an installation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def tell_before_compiling(listener: Callable[[str], None] | None) -> None:
-    """Call ``listener`` with the name of each kernel that Python calls before it is compiled."""
+    """Set the function called with a kernel's name before the kernel is compiled; None for none."""
     _listeners[:] = [] if listener is None else [listener]
 
 
 def compiling(name: str) -> None:
-    """A kernel is about to be compiled."""
+    """Tell the listeners that a kernel is about to be compiled."""
     for listener in _listeners:
         listener(name)

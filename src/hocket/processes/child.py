@@ -1,7 +1,7 @@
-"""The side of a process that belongs to a worker group: ``live`` is the first thing that it calls.
+"""The worker's side of a worker group; ``live`` must be called first.
 
-Its first argument names four descriptors, what is said to it, what it says, the memory of its signs
-of life and a pipe that closes when its parent is gone, and the number of its parent.
+The first argument names five things: descriptors of the incoming and outgoing frames, the heartbeat
+memory, a pipe that closes when the parent exits, and the parent's process id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FAILED = 1
 
 
 class Parent:
-    """The process that started this one, as seen from here."""
+    """Connection of a worker to the process that started it."""
 
     def __init__(self, reader: FrameReader, writer: FrameWriter, progress: Heartbeat) -> None:
         self._reader, self._writer, self._progress = reader, writer, progress
@@ -35,17 +35,17 @@ class Parent:
         return self._reader.read()
 
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Send a message; returns when it is in flight."""
+        """Send a message; returns once it is written."""
         self._writer.put(header, buffers)
         self._writer.flush()
 
     def move(self, step: int, instruction: int) -> None:
-        """Show what is done now, for whoever has to say what this process died of."""
+        """Report the current position, which error messages name if this process dies."""
         self._progress.move(step, instruction)
 
 
 def live(work: Callable[[Parent], None]) -> NoReturn:
-    """Do the work of this process and end it; errors are reported to the parent."""
+    """Run the work of this process and exit; errors are reported to the parent."""
     inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
     if sys.platform == "linux":
         die_with(parent_id)
@@ -67,7 +67,7 @@ def _write_whole_lines() -> None:
 
 
 def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> NoReturn:
-    """Answer what the parent says, one thing after another, until it has nothing more to say."""
+    """Answer the parent's messages one after another until it closes the connection."""
 
     def work(parent: Parent) -> None:
         while (frame := parent.receive()) is not None:

@@ -1,7 +1,7 @@
-"""``python -m hocket.processes.echo PORT BYTES``: sends back what it gets over a connection.
+"""``python -m hocket.processes.echo PORT BYTES``: echo messages over a connection, to measure it.
 
-Each message is its length in eight bytes, big end first, and at most so many bytes. It ends with
-the connection.
+Each message is its length in eight bytes, big-endian, and at most BYTES bytes. The process ends
+with the connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TIMEOUT_S = 5.0
 
 
 def main(port: int, most_bytes: int) -> None:
-    """Answer until the other side closes the connection."""
+    """Echo messages until the other side closes the connection."""
     link = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data = memoryview(bytearray(most_bytes))

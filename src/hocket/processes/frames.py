@@ -1,7 +1,7 @@
-"""Messages between processes: data, never code.
+"""Frames between processes: a JSON object followed by raw buffers whose sizes it lists; never code.
 
-A frame is a JSON object followed by raw buffers whose sizes it lists. Reading and writing go on
-where they stopped, so both work on descriptors that block and on those that do not.
+Reading and writing continue where they stopped, so both work on blocking and non-blocking
+descriptors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 _LENGTH = struct.Struct(">Q")
 _MAX_HEADER_BYTES = 1 << 32
 _MAX_PARTS = 64
-"""Of one call of the system; it takes 1024."""
+"""Buffers per ``writev`` call; the system allows 1024."""
 
 
 class Frame(NamedTuple):
-    """One thing that is said."""
+    """One message: a JSON header and raw buffers."""
 
     header: dict[str, Any]
     buffers: list[bytearray]
 
 
 class FrameReader:
-    """Frames that come in by a descriptor."""
+    """Reads frames from a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -36,7 +36,8 @@ class FrameReader:
         self._frames = self._receive()
 
     def read(self) -> Frame | None:
-        """The next frame; None where it is not whole yet, or never will be (`is_closed`)."""
+        """The next frame; None if it is incomplete so far, or if the other side has closed
+        (`is_closed`)."""
         return next(self._frames)
 
     def _receive(self) -> Generator[Frame | None, None, None]:
@@ -68,7 +69,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Frames that go out by a descriptor."""
+    """Writes frames to a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -80,14 +81,14 @@ class FrameWriter:
         return not self._waiting
 
     def put(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Take a frame; ``buffers`` must not change until it is written."""
+        """Queue a frame; ``buffers`` must not change until it is written."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         text = json.dumps({**header, "sizes": [len(view) for view in views]}).encode()
         self._waiting.append(memoryview(_LENGTH.pack(len(text)) + text))
         self._waiting.extend(view for view in views if len(view))
 
     def flush(self) -> None:
-        """Write what the other side takes now: on a descriptor that blocks, everything."""
+        """Write as much as the other side accepts now; everything on a blocking descriptor."""
         while self._waiting:
             parts = [self._waiting[i] for i in range(min(len(self._waiting), _MAX_PARTS))]
             try:

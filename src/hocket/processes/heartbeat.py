@@ -1,4 +1,4 @@
-"""Heartbeat and position of a worker, in shared memory that outlives it."""
+"""Heartbeat and position of a worker, in shared memory that outlives the worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) ->
 
 
 class Heartbeat:
-    """Shared memory that a worker writes and its parent reads."""
+    """Shared memory written by a worker and read by its parent."""
 
     SIZE = 24
     _beat = struct.Struct("=d")

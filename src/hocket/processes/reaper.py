@@ -1,9 +1,9 @@
 """Kill the descendants of a lost worker group: ``python -m hocket.processes.reaper MARK PARENT``.
 
-The kernel ends workers together with the process that started them, but not the processes that the
-workers started. All of them have the group's mark in their environment; this process has not. It
-waits until the parent is gone, finds marked processes and kills them. A parent that shuts its group
-down itself sends `SHUTDOWN` first.
+The kernel ends workers together with the process that started them, but not the processes that
+workers started. All of these carry the group's mark in their environment; the reaper does not. It
+waits until the parent is gone, then finds marked processes and kills them. A parent that closes its
+group itself sends `SHUTDOWN` first.
 """
 
 from __future__ import annotations

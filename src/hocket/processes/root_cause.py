@@ -27,7 +27,7 @@ class Observation:
     """State of one worker, as observed by its parent."""
 
     name: str
-    """For people: ``rank 1 (gpu1)``."""
+    """Display name: ``rank 1 (gpu1)``."""
     doing: str = ""
     """Description of its last activity."""
     exit_code: int | None = None
@@ -55,7 +55,7 @@ class RootCause:
 
     @property
     def is_clear(self) -> bool:
-        """True for a cause of its own; False if it may be the consequence of another failure."""
+        """True for a cause of its own; False if it may be a consequence of another failure."""
         return _LIKELY[self.cause] >= _CLEAR
 
 

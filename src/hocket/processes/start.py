@@ -1,7 +1,7 @@
 """Create child processes, all from one thread.
 
-A child asks the kernel to end it with its parent, and for the kernel the parent is the thread that
-created it. So one thread, which ends with the process, creates all of them.
+A child asks the kernel to end it with its parent, and the kernel's parent is the thread that
+created it. One thread that lives as long as the process therefore creates all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def start_module(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module arguments`` with its output redirected to ``output``.
 
-    Standard error goes to ``errors``, by default to ``output``. By default the process has a
-    session of its own, so that Ctrl-C in a terminal reaches only this process. It outlives this
-    process unless it asks for the opposite (`hocket.processes.child`).
+    Standard error goes to ``errors``, by default to ``output``. By default the process has its own
+    session, so that Ctrl-C in a terminal reaches only this process. It outlives this process unless
+    it asks for the opposite (`hocket.processes.child`).
     """
     return (
         _starter()

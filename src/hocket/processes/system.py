@@ -1,8 +1,8 @@
-"""Process states of Linux, and signals that reach no other process.
+"""Process states of Linux, and signals that cannot reach a wrong process.
 
-A number of a process is used again once the process is gone, so a process is named here by its
-number and the moment it started, and is signalled through a handle (pidfd) that is opened first and
-compared afterwards. Only light modules are imported: every process of ours loads this file.
+Process ids are reused, so a process is identified by its id and its start time, and is signalled
+through a handle (pidfd) that is opened first and compared afterwards. Only light modules are
+imported, because every process of hocket loads this file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 
 _GONE = frozenset("ZX")
-"""Zombies run nothing any more, and where nobody waits for them they stay for ever."""
+"""States of processes that no longer run: zombies stay until their parent waits for them."""
 
 
 class Process(NamedTuple):
-    """A process as long as it lives."""
+    """Identity of a process: its id and its start time."""
 
     pid: int
     start_ticks: int
-    """Since the machine started."""
+    """Clock ticks since boot."""
     parent: int
 
 
 def process(pid: int) -> Process | None:
-    """The process that has this number now; None where there is none, or only its remains."""
+    """The process with this id; None if there is none or only a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             content = file.read().decode(errors="replace")
@@ -51,7 +51,7 @@ def processes() -> list[Process]:
 
 
 def marked(variable: str) -> list[Process]:
-    """Processes that were given ``variable`` (NAME=value), and all that descends from them."""
+    """Processes with ``variable`` (NAME=value) in their environment, and all their descendants."""
     everything = processes()
     wanted = b"\0" + os.fsencode(variable) + b"\0"
     roots = {found.pid for found in everything if wanted in _environment(found.pid)}
@@ -59,7 +59,7 @@ def marked(variable: str) -> list[Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """All that descends from a process, itself not included."""
+    """All descendants of a process, without itself."""
     return [found for found in _family(processes(), {pid}) if found.pid != pid]
 
 
@@ -85,7 +85,7 @@ def _family(everything: Iterable[Process], roots: set[int]) -> list[Process]:
 
 
 def send(target: Process, number: signal.Signals) -> bool:
-    """Signal a process unless it is gone, be its number used again or not."""
+    """Signal a process unless it is gone, even if its id has been reused."""
     try:
         handle = os.pidfd_open(target.pid)
     except OSError:
@@ -103,13 +103,13 @@ def send(target: Process, number: signal.Signals) -> bool:
 
 
 def send_all(targets: Iterable[Process], number: signal.Signals) -> None:
-    """Signal each of these processes that is still there."""
+    """Signal each of these processes that still exists."""
     for target in targets:
         send(target, number)
 
 
 def end_marked(variable: str) -> bool:
-    """Kill all processes that were given ``variable``; True once there is none."""
+    """Kill all processes with ``variable`` in their environment; True once there are none."""
     # Looks twice, because what is born while one looks may be overlooked.
     for _ in range(2):
         if left := marked(variable):
@@ -139,23 +139,23 @@ def memory_kills() -> int:
 
 
 def boot() -> str:
-    """Which start of the machine this is: numbers of processes mean nothing after the next."""
+    """Identifier of the current boot: process ids have no meaning after the next one."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
 
 
 _LIBRARY = ctypes.CDLL(None)
-"""Loaded here, because between fork and exec nothing should be."""
+"""Loaded at import, because nothing should be loaded between fork and exec."""
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of all its descendants that lose theirs."""
+    """Make this process the new parent of descendants that lose theirs (subreaper)."""
     _LIBRARY.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have this process signalled when its parent ends, as between fork and exec."""
+    """Request a signal for this process when its parent ends; for use between fork and exec."""
     _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         # It ended before the signal was sent.

@@ -1,4 +1,4 @@
-"""One process of a worker group, seen from its parent."""
+"""A worker process of a group, from its parent's side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hocket.processes.start import start_module
 _PIPE_BYTES = 1 << 20
 """Capacity of a pipe; the system may grant less."""
 _MAX_WORDS_BYTES = 1 << 24
-"""Limit of stored output; beyond it only the end is kept."""
+"""Most output that is kept; beyond it only the end."""
 _LAST_WORDS_BYTES = 1 << 12
 _STDOUT, _STDERR = 1, 2
 
@@ -33,7 +33,7 @@ class WorkerSpec:
     """Specification of a worker to start."""
 
     name: str
-    """For people: ``rank 1 (gpu1)``."""
+    """Display name: ``rank 1 (gpu1)``."""
     module: str
     """Run as ``python -m``; it calls `child.live` or `child.serve`."""
     arguments: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class WorkerSpec:
     folder: str | None = None
     """Working directory; None for that of this process."""
     describe: Callable[[Position], str] = lambda position: ""
-    """Describe the activity at a position for messages: ``running op …``."""
+    """Describe the activity at a position for messages, such as ``running op …``."""
     shows_output: bool = False
     """True to show its output on our standard error; else only the end is kept."""
     has_our_stdout: bool = False
-    """True to show its standard output on ours, if its output is shown at all."""
+    """True to show its standard output on ours, if output is shown at all."""
 
 
 class Worker:
@@ -90,7 +90,7 @@ class Worker:
             os.set_blocking(descriptor, False)
 
     def end(self) -> None:
-        """Kill the process, stopped or not, and let go of all that belongs to it here."""
+        """Kill the process and release its pipes and memory."""
         self.process.kill()
         self.process.wait()
         self._close()
@@ -126,7 +126,7 @@ class Worker:
 
     @property
     def is_at_work(self) -> bool:
-        """True if a thread runs, is runnable or waits for the disk: slow is not dead."""
+        """True if a thread of the process runs, is runnable or waits for the disk."""
         return system.is_at_work(self.process.pid)
 
     @property

@@ -17,7 +17,7 @@ KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
 
 
 def config_from_data(data: object, path: str, global_batch: int | None = None) -> ParallelConfig:
-    """The config of a table; what is left out is 1 or off. The batch is given or stated."""
+    """Read a config from a table; keys left out are 1 or off. The batch is an argument or a key."""
     required = () if global_batch is not None else ("global_batch",)
     table = fields.record(data, path, required=required, optional=KEYS)
     stated = {key: _value(key, entry, f"{path}.{key}") for key, entry in table.items()}

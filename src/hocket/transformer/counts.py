@@ -1,8 +1,8 @@
-"""Parameters and arithmetic of a transformer, from its shape alone.
+"""Parameters and FLOPs of a transformer, from its shape alone.
 
-FLOPs are counted in the published conventions, each by its name: what a paper calls a share of the
-peak depends on which one it uses. None of them subtracts the half of the attention matrix that
-causal masking leaves out.
+FLOPs are counted in the published conventions, each by its name, because a paper's fraction of peak
+depends on its convention. None of them subtracts the masked half of causal attention unless it says
+so.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ Convention = Literal[
     "hardware-selective-published",
     "hardware-selective-once",
 ]
-"""``model``: a forward and a backward of twice its work (MFU; Chowdhery et al. 2022), all pairs of
-tokens counted; ``model-causal``: only those under the causal mask. ``hardware-full-recompute``:
-layers run forward twice (SC'21). ``hardware-selective-published``: products of all pairs of tokens
-count six times their forward, as in the HFU of Korthikanti et al.; ``hardware-selective-once``:
-they count four times, as they really run."""
+"""How the FLOPs of a step are counted.
+
+``model``: a forward pass, and a backward pass of twice its work (MFU; Chowdhery et al. 2022), over
+all pairs of tokens; ``model-causal``: only pairs under the causal mask.
+``hardware-full-recompute``: layers run forward twice (SC'21). ``hardware-selective-published``:
+attention products count six times their forward pass, as in the HFU of Korthikanti et al.;
+``hardware-selective-once``: they count four times, as they are executed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class ParameterCounts:
 
     @property
     def active(self) -> int:
-        """Parameters that one token meets."""
+        """Parameters that one token uses."""
         return self.total - self.inactive
 
 
@@ -122,19 +125,19 @@ def _inactive_parameters(model: Transformer) -> int:
 
 
 def layer_forward_flops(model: Transformer, *, sparse: bool) -> float:
-    """Matrix products of one layer for one sequence, without the attention matrix."""
+    """FLOPs of one layer's matrix products for one sequence, without attention scores."""
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     weights = 2 * model.hidden * (query + key) + _mlp_weights(model, sparse=sparse)
     return 2.0 * model.sequence * weights
 
 
 def attention_forward_flops(model: Transformer) -> float:
-    """Products with all pairs of tokens in one layer, for one sequence."""
+    """FLOPs of the products over all pairs of tokens in one layer, for one sequence."""
     return 4.0 * model.sequence**2 * model.heads * model.head_width
 
 
 def logits_forward_flops(model: Transformer) -> float:
-    """The output layer, for one sequence."""
+    """FLOPs of the output layer for one sequence."""
     return 2.0 * model.sequence * model.hidden * model.vocabulary
 
 
@@ -157,7 +160,7 @@ def step_flops(model: Transformer, global_batch: int, convention: Convention) ->
 
 
 def _mlp_weights(model: Transformer, *, sparse: bool) -> float:
-    """Weights of the MLP's matrices that one token meets."""
+    """Weights of the MLP's matrices that one token uses."""
     num_matrices = 2 if model.mlp == "gelu" else 3
     if not sparse or model.experts is None:
         return num_matrices * model.hidden * model.mlp_width

@@ -1,7 +1,7 @@
-"""Names that families of models give the matrices of their layers: which can be divided, and how.
+"""Names of the weight matrices in layers of known model families, for tensor parallelism.
 
-As Megatron-LM divides a block (Shoeybi et al., 2019), attention and MLP widen by a matrix whose
-columns are divided and narrow by one whose rows are.
+As in Megatron-LM (Shoeybi et al., 2019), the first matrix of attention and MLP is split by columns
+and the second one by rows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class Family:
 
     name: str
     columns: Mapping[str, int]
-    """With the number of matrices that stand side by side in each."""
+    """Column-parallel matrices, with the number of matrices concatenated in each."""
     rows: tuple[str, ...]
     whole: str
-    """Pattern of the names of parameters that every rank has whole: norms outside of both."""
+    """Pattern of parameters that are replicated on every rank, such as norms."""
     head_width: tuple[str, str] = ("", "head_dim")
-    """The module of a layer, and its attribute, that say how wide a head is."""
+    """Module of a layer and its attribute that hold the head width."""
 
 
 FAMILIES = (
@@ -76,13 +76,13 @@ FAMILIES = (
 
 
 def named_family(modules: Collection[str]) -> Family | None:
-    """The family whose names the modules of a layer have; None where they have others."""
+    """Family whose matrix names a layer's modules have; None if no family matches."""
     known = set(modules)
     return next((f for f in FAMILIES if {*f.columns, *f.rows} <= known), None)
 
 
 def without_rule(family: Family, parameters: Collection[str]) -> str:
-    """The first weight of a layer that is used on parts of it without a rule; empty for none."""
+    """First weight of a layer for which there is no rule of splitting; empty if there is none."""
     divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
     unknown = (
         name for name in parameters

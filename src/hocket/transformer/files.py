@@ -1,7 +1,7 @@
 """Find a transformer by name or file: a preset, TOML, an HF ``config.json``, ``hf:…``, a graph.
 
-TOML files state the keys of `Transformer`; what most GPTs share may be left out. All files are read
-strictly: unknown keys and impossible figures are refused with the key's name.
+TOML files state the keys of `Transformer`; values common to most GPTs may be left out. All files
+are read strictly: unknown keys and impossible figures are refused with the key's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_SIZE = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """Keys of a model family's sizes; several for one size where names have changed."""
+    """Config keys of a model family's sizes; several keys for one size if names have changed."""
 
     hidden: tuple[str, ...] = ("hidden_size",)
     layers: tuple[str, ...] = ("num_hidden_layers",)
@@ -79,7 +79,7 @@ _FAMILIES = {
 
 
 def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
-    """The model of a parsed ``config.json``; raises `InputFileError` for families not known."""
+    """Read a parsed ``config.json``; raises `InputFileError` for unknown families."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise InputFileError(
@@ -138,7 +138,7 @@ def _refuse_projection(config: Mapping[str, Any], hidden: int) -> None:
 def _first(
     config: Mapping[str, Any], keys: tuple[str, ...], meaning: str, default: int | None = None
 ) -> int:
-    """The first of the keys that is stated, as a size; null means that it is not."""
+    """Value of the first of the keys that is present and not null, as a size."""
     for key in keys:
         if config.get(key) is not None:
             return fields.integer(config[key], key, 1, _MAX_SIZE)
@@ -152,11 +152,11 @@ def _first(
 
 
 PRESETS = Path(__file__).parent / "presets"
-"""Folder of the models that come with hocket."""
+"""Folder of the built-in models."""
 _DECODERS = PRESETS / "decoders.toml"
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
-"""Layers are listed one by one; the deepest models that anyone trained have a few hundred."""
+"""Limit on layers, which are listed one by one; the deepest trained models have a few hundred."""
 _MAX_TOML_BYTES = 1_000_000
 _MAX_JSON_BYTES = 512 * 2**20
 _CONFIG_BYTES = 65_536
@@ -167,7 +167,7 @@ _OPTIONAL = (
 )  # fmt: skip
 _MLPS = ("gelu", "swiglu")
 _GATED = {"mlp": "swiglu", "learned_positions": False, "biases": False, "dropout": False}
-"""Fields common to the decoders of one file."""
+"""Defaults of the decoder models in one file."""
 
 
 def find_model(text: str) -> Transformer:
@@ -189,21 +189,27 @@ def find_model(text: str) -> Transformer:
     )
 
 
+def is_shape(text: str) -> bool:
+    """True if a name or file gives a shape that can be captured at any batch: not a graph file."""
+    is_file_of_shape = text.startswith(PREFIX) or is_config_file(Path(text))
+    return text.lower() in preset_names() or is_file_of_shape
+
+
 @cache
 def preset_names() -> tuple[str, ...]:
-    """Names of the models that come with hocket."""
+    """Names of the built-in models."""
     own_files = {path.stem for path in PRESETS.glob("*.toml")} - {_DECODERS.stem}
     return tuple(sorted(own_files | set(_decoders())))
 
 
 @cache
 def _decoders() -> Mapping[str, Mapping[str, Any]]:
-    """Models that differ in sizes alone, by name."""
+    """Built-in models that differ only in sizes, by name."""
     return parse_toml(_DECODERS.read_bytes())
 
 
 def require_depth(text: str) -> None:
-    """Refuse a model, but not a user's function, whose number of layers cannot be changed."""
+    """Refuse to change the number of layers of a model that has no such option."""
     if text not in preset_names():
         raise UsageError(
             f"the number of layers of {text!r} cannot be changed",
@@ -236,7 +242,7 @@ def read_model(path: str | Path) -> Transformer:
 
 
 def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Transformer:
-    """The model of a mapping in the schema of the TOML files."""
+    """Read a model from a mapping in the schema of the TOML files."""
     fields.record(data, "the model", required=_REQUIRED, optional=_OPTIONAL)
     hidden, heads = _size(data, "hidden"), _size(data, "heads")
     mlp = cast(MlpKind, fields.choice(data.get("mlp", "gelu"), "mlp", _MLPS))
@@ -341,7 +347,7 @@ def _config_name(path: Path) -> str:
 
 
 def is_config_file(path: Path) -> bool:
-    """True if a file is a Hugging Face ``config.json``: it is short and names its family."""
+    """True if a file is a Hugging Face ``config.json``: short, with a model type."""
     if path.suffix != ".json" or not is_file(path):
         return False
     try:

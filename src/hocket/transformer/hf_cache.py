@@ -1,7 +1,7 @@
-"""Configurations of Hugging Face models that lie in the local cache: nothing is downloaded.
+"""Find Hugging Face configurations in the local cache, without downloads.
 
-``hf:org/name`` means ``models--org--name/snapshots/REVISION/config.json`` in the hub's cache, the
-folder that ``huggingface-cli download`` and every ``from_pretrained`` fill.
+``hf:org/name`` means ``models--org--name/snapshots/REVISION/config.json`` in the hub's cache, which
+``huggingface-cli download`` and every ``from_pretrained`` fill.
 """
 
 from __future__ import annotations

@@ -17,29 +17,30 @@ ScheduleName = Literal[
     "gpipe", "1f1b", "interleaved", "looped-bfs",
     "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v",
 ]  # fmt: skip
-"""The order in which pipeline stages work; ``interleaved`` with one chunk is ``1f1b``."""
+"""Order of forward and backward passes of pipeline stages; ``interleaved`` with one chunk is
+``1f1b``."""
 
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 """Schedules with one chunk per device."""
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
-"""Schedules whose chunks go round the devices, two or more per device."""
+"""Schedules with two or more chunks per device, assigned round-robin."""
 FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
-"""Schedules with two chunks per device, whose second half passes the devices in reverse order."""
+"""Schedules with two chunks per device; the second half visits the devices in reverse order."""
 SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
-"""Schedules that put off the gradients of weights."""
+"""Schedules that split the backward pass and delay weight gradients (zero bubble)."""
 MAX_ACTIONS = 2_000_000
-"""Stages times microbatches: a schedule of more is longer than any that is run."""
+"""Most stages times microbatches of a schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Parallel config of a transformer on ``num_devices`` devices.
 
-    Ranks count tensor parallel first, then context, data and pipeline, so that tensor-parallel
-    groups are neighbours. The expert degree divides experts over ranks of the data, context and
-    (where it exceeds these) tensor dimensions; it adds no devices.
+    Ranks are numbered tensor parallel first, then context, data and pipeline, so that
+    tensor-parallel groups are neighbours. The expert degree splits experts over ranks of the data,
+    context and (if it exceeds these) tensor dimensions; it adds no devices.
     """
 
     tensor: int = 1
@@ -58,11 +59,11 @@ class ParallelConfig:
     zero: int = 0
     """ZeRO stage, sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 all."""
     sequence_parallel: bool = False
-    """True if norms and dropout are divided over the tensor-parallel ranks."""
+    """True if norms and dropout are split over the tensor-parallel ranks."""
     layers: tuple[int, ...] | None = None
-    """Layers of each virtual stage in order; None where they are divided evenly."""
+    """Layers of each virtual stage in order; None if evenly split."""
     shares: tuple[int, ...] | None = None
-    """Samples of the batch of each data-parallel rank in order; None where they are equal."""
+    """Local batch of each data-parallel rank in order; None if equal."""
 
     @property
     def num_devices(self) -> int:
@@ -71,7 +72,7 @@ class ParallelConfig:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches that each pipeline works on in a step."""
+        """Microbatches per pipeline in a step."""
         return self.global_batch // (self.microbatch * self.data)
 
     @property
@@ -82,9 +83,9 @@ class ParallelConfig:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ParallelConfigs:
-    """Many configs of one model with even stages: one array per field, all of one length.
+    """Many configs of one model with even stages, as one array per field.
 
-    ``schedule`` and ``recompute`` hold positions in `SCHEDULES` and `RECOMPUTES`.
+    ``schedule`` and ``recompute`` hold indices into `SCHEDULES` and `RECOMPUTES`.
     """
 
     tensor: NDArray[np.int32]
@@ -104,19 +105,19 @@ class ParallelConfigs:
         return len(self.tensor)
 
     def __getitem__(self, index: int) -> ParallelConfig:
-        """One of them as a value."""
+        """One config as a value."""
         values = {f.name: getattr(self, f.name)[index].item() for f in fields(self)}
         values["schedule"] = SCHEDULES[values["schedule"]]
         values["recompute"] = RECOMPUTES[values["recompute"]]
         return ParallelConfig(**values)
 
     def take(self, indices: NDArray[np.intp]) -> ParallelConfigs:
-        """Those at the given positions."""
+        """Configs at the given positions."""
         return ParallelConfigs(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     @staticmethod
     def of(configs: Iterable[ParallelConfig]) -> ParallelConfigs:
-        """The arrays of single configs; their own layers per stage are not kept."""
+        """Arrays of single configs; explicit layers per stage are dropped."""
         rows = list(configs)
 
         def column(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""The rules that a config must keep, one by one, each with the reason for the person."""
+"""Validity rules of a parallel config, each with a reason for the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.transformer.shape import Transformer
 
 
 def broken_rules(model: Transformer, config: ParallelConfig) -> Iterator[str]:
-    """Reasons why a config is impossible for a model; empty where it is possible."""
+    """Reasons why a config is impossible for a model; empty if it is possible."""
     yield from broken_degrees(model, config)
     yield from _batch(config)
     yield from _stages(model, config)
@@ -17,7 +17,7 @@ def broken_rules(model: Transformer, config: ParallelConfig) -> Iterator[str]:
 
 
 def broken_degrees(model: Transformer, config: ParallelConfig) -> Iterator[str]:
-    """Degrees that do not divide what they must."""
+    """Degrees that do not divide the sizes that they split."""
     tensor, context, expert = config.tensor, config.context, config.expert
     for what, size in (("heads", model.heads), ("hidden", model.hidden), ("mlp", model.mlp_width)):
         if size % tensor:
@@ -50,7 +50,7 @@ def _batch(config: ParallelConfig) -> Iterator[str]:
 
 
 def broken_shares(config: ParallelConfig) -> Iterator[str]:
-    """Shares of the batch that are not those of its replicas."""
+    """Local batches that do not match the replicas or the global batch."""
     shares = config.shares or ()
     if len(shares) != config.data or any(share < 1 for share in shares):
         yield f"shares {list(shares)} for {config.data} replicas, each of which needs a sample"

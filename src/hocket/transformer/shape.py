@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: all that its size, work and traffic follow from."""
+"""Shape of a decoder-only transformer, which determines its size, FLOPs and traffic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MlpKind = Literal["gelu", "swiglu"]
-"""``gelu``: two matrices; ``swiglu``: three, the third one gates."""
+"""``gelu``: two matrices; ``swiglu``: three, one of them a gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """A decoder-only transformer as it is trained."""
+    """Shape and training options of a decoder-only transformer."""
 
     name: str
     hidden: int
     layers: int
     heads: int
     kv_heads: int
-    """Heads of keys and values: ``heads`` without sharing, 1 where all share one."""
+    """Key and value heads: ``heads`` without sharing, 1 for multi-query attention."""
     head_width: int
     mlp_width: int
     mlp: MlpKind
@@ -47,7 +47,7 @@ class Transformer:
     biases: bool
     """True if linear layers and norms have biases."""
     dropout: bool
-    """True if dropout masks are kept for the backward pass."""
+    """True if dropout masks are saved for the backward pass."""
     experts: Experts | None = None
     source: str = ""
     """Source of the figures."""

@@ -1,4 +1,4 @@
-"""Layers of each virtual stage, and the pipeline rank that each stage is on."""
+"""Layers of each virtual stage, and the pipeline rank of each stage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
 
 
 def stage_layers(model: Transformer, config: ParallelConfig) -> tuple[int, ...]:
-    """Layers of each virtual stage; where they do not divide, the first stages have one more."""
+    """Layers of each virtual stage; if uneven, the first stages have one more."""
     return config.layers or even_parts(model.layers, config.num_stages)
 
 
 def stage_ranks(config: ParallelConfig) -> tuple[int, ...]:
-    """The pipeline rank of each virtual stage: round after round, or down and up again (V)."""
+    """Pipeline rank of each virtual stage: round-robin, or down and up again (V)."""
     pipeline = config.pipeline
     ranks = []
     for stage in range(config.num_stages):

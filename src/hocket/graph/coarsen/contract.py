@@ -1,11 +1,11 @@
-"""Contracting a graph of ops into nodes that never form a cycle.
+"""Contraction of a graph of ops into nodes without creating a cycle.
 
-An edge is contracted where its source has no other target or its target no other source, the rule
-of Baechi: a cycle would need a second path from the one to the other. Many edges are contracted at
-once: all sources with one target, each into that target, make trees that are left only at their
-root, so that a cycle of trees would be a cycle of ops; and so the other way around. Both are done
-in turn, each on the result of the one before, until nothing more joins.
-O(edges log edges) per round, few rounds.
+An edge is contracted if it is the only edge from its source or the only edge into its target, the
+rule of Baechi: a cycle would need a second path from the one to the other. Many edges are
+contracted at once: merging every source with a single target into that target makes trees whose
+edges to other trees leave only from their root, so that a cycle of trees would be a cycle of ops;
+the same holds in the other direction. Both are done in turn, each on the result of the one before,
+until nothing more joins. O(edges log edges) per round, few rounds.
 """
 
 from __future__ import annotations
@@ -14,22 +14,52 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
-from hocket.kernels.containers import new_heaps, table
+from hocket.kernels import kernel
+from hocket.kernels.containers import ZERO, Heaps, new_heaps, table
+from hocket.kernels.heaps import pop, push
+
+
+@kernel
+def rank_nodes(
+    target_ptr: LongArray,
+    targets: LongArray,
+    position: FloatArray,
+    waits: LongArray,
+    ready: Heaps,
+    rank: LongArray,
+) -> None:
+    """Fill ``rank``: position in the topological order that takes the smallest position first.
+
+    ``waits`` initially holds the number of sources of each node.
+    """
+    for node in range(len(rank)):
+        if waits[node] == 0:
+            push(ready, ZERO, position[node], node)
+    num_ranked = 0
+    while ready.size[0] > 0:
+        node = pop(ready, ZERO)
+        rank[node] = num_ranked
+        num_ranked += 1
+        for index in range(target_ptr[node], target_ptr[node + 1]):
+            target = targets[index]
+            waits[target] -= 1
+            if waits[target] == 0:
+                push(ready, ZERO, position[target], target)
 
 
 class Edges(NamedTuple):
-    """Distinct edges of a graph without cycles."""
+    """Distinct edges of an acyclic graph."""
 
     src: LongArray
     dst: LongArray
 
 
 def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArray:
-    """The parts joined further, where edges lead from one to another of the same label."""
+    """Join parts of the same label along edges without making a cycle; returns each op's part."""
     label, edges = _label_of_parts(part_of_op, label), quotient(part_of_op, edges)
     num_idle_rounds, by_target = 0, False
     while num_idle_rounds < 2:
@@ -45,10 +75,10 @@ def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArr
 
 
 def joined_ends(edges: Edges, label: LongArray, is_last: BoolArray) -> LongArray:
-    """The part of each op after joining, inside each label, ops through which no cycle can pass.
+    """Join ops of the same label through which no cycle can pass; returns the part of each op.
 
-    Those are ops without any edge, which go with the first op of their label that has one, and of
-    the ops that ``is_last`` marks those that nothing reads, which become one.
+    An op without any edge joins the first op of its label that has one. Of the ops marked by
+    ``is_last``, those that nothing reads become one part per label.
     """
     has_target, has_source = (np.bincount(ends, minlength=len(label)) > 0 for ends in edges)
     is_alone = ~has_target & ~has_source
@@ -60,7 +90,7 @@ def joined_ends(edges: Edges, label: LongArray, is_last: BoolArray) -> LongArray
 
 
 def _first_of_label(label: LongArray, *ops: LongArray) -> LongArray:
-    """Per op: the first op of its label in the last of the given lists that has one."""
+    """Per op: the first op of its label in the last of the given lists that contains one."""
     first = np.zeros(int(label.max(initial=0)) + 1, dtype=np.int64)
     for chosen in ops:
         first[label[chosen[::-1]]] = chosen[::-1]
@@ -68,7 +98,7 @@ def _first_of_label(label: LongArray, *ops: LongArray) -> LongArray:
 
 
 def quotient(part: LongArray, edges: Edges) -> Edges:
-    """The distinct edges between different parts."""
+    """Return the distinct edges between different parts."""
     src, dst = part[edges.src], part[edges.dst]
     crosses = src != dst
     count = int(part.max(initial=0)) + 1
@@ -77,11 +107,10 @@ def quotient(part: LongArray, edges: Edges) -> Edges:
 
 
 def in_order(part_of_op: LongArray, edges: Edges) -> LongArray:
-    """Parts renumbered in a topological order of the edges between ops.
+    """Per op: its part, renumbered in a topological order of the edges between ops.
 
-    Of all parts that may come next, the one with the first op does.
+    Of all parts that could be next, the one that contains the first op is.
     """
-    from hocket.graph.coarsen.contract_kernels import rank_nodes
 
     num_parts = int(part_of_op.max(initial=-1)) + 1
     first = np.full(num_parts, len(part_of_op))

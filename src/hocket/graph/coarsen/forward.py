@@ -1,17 +1,18 @@
-"""Forward-only: one node per unit that stands for its whole training step.
+"""Forward-only graph: one node per unit, which represents the unit's whole training step.
 
-A placement of the forward pass decides the rest, since backward and optimizer ops follow their
-forward op. A node takes the time of all of them; its edges are those of the forward pass. What the
-rest of the step holds is said in the graph's own terms, so that planners and simulator count it:
+A placement of the forward pass determines the rest, since backward and optimizer ops follow their
+forward op. A node has the time of all its ops; its edges are those of the forward pass. The memory
+of the rest of the step is represented by tensors of the coarse graph, which planners and simulator
+count:
 
 - parameters, buffers and optimizer state are read by the node;
-- activations that later ops read are held to the end: where they are made (role OUTPUT) and where
-  they are copied to, by an alias (role OUTPUT) that the reading node makes of them;
-- gradients that are held are made by the node; one that several nodes add to is passed along them
-  in the order of the forward pass, the mirror of its real order;
+- activations that later ops read are held to the end, both where they are made (role OUTPUT) and
+  where they are copied to, by an alias (role OUTPUT) that the reading node makes of them;
+- held gradients are made by the node; one that several nodes add to is passed along them in the
+  order of the forward pass, the reverse of its real order;
 - gradients that pass through a node, upstream ones and inner ones, are workspace.
 
-What a forward op sends comes back as a gradient, so it crosses the link twice.
+The gradient of an activation crosses the same link back, so the activation counts as two trips.
 O((ops + reads) log reads) in numpy.
 """
 
@@ -38,13 +39,13 @@ from hocket.graph.graph import Graph, Phase, Role, distinct
 
 
 def is_forward(graph: Graph) -> BoolArray:
-    """Which ops are placed: those of the forward pass, or all where there is none."""
+    """Per op: True if it is placed: forward ops, or all ops if there are no forward ops."""
     forward: BoolArray = graph.op_phase == Phase.FORWARD
     return forward if forward.any() else np.ones_like(forward)
 
 
 def forward_units(graph: Graph, unit_of: IntArray) -> IntArray:
-    """The units, where those without forward ops have joined another."""
+    """Per op: its unit, after units without forward ops have joined another."""
     num_units = int(unit_of.max(initial=-1)) + 1
     has_forward = np.bincount(unit_of[is_forward(graph)], minlength=num_units) > 0
     if has_forward.all():
@@ -59,7 +60,7 @@ def forward_units(graph: Graph, unit_of: IntArray) -> IntArray:
 
 
 def follow(graph: Graph, unit_of: IntArray) -> Nodes:
-    """Nodes of forward ops, in a topological order, with all later ops in them.
+    """Return nodes of forward ops in a topological order, with all later ops included.
 
     Every unit must have a forward op.
     """
@@ -78,7 +79,10 @@ def follow(graph: Graph, unit_of: IntArray) -> Nodes:
 def _most_read(
     graph: Graph, unit_of: IntArray, has_forward: BoolArray
 ) -> tuple[LongArray, LongArray]:
-    """Units without forward ops, and the unit that each reads most from, best one with some."""
+    """Return units without forward ops, and for each the unit from which it reads most bytes.
+
+    Units with forward ops are preferred.
+    """
     num_units = len(has_forward)
     reader = np.repeat(unit_of, np.diff(graph.read_ptr)).astype(np.int64)
     maker = np.append(unit_of, -1)[graph.tensor_producer[graph.reads]].astype(np.int64)
@@ -109,10 +113,10 @@ def _forward_nodes(graph: Graph, unit_of: IntArray, forward: LongArray) -> LongA
 
 
 def _in_circles(unit: LongArray, edges: Edges) -> BoolArray:
-    """True for units that depend on themselves through others.
+    """Per unit: True if it depends on itself through other units.
 
-    A circle of nodes would be a circle of their units; so where only these units are split, into
-    parts that make no circle among themselves, none is left.
+    A cycle of nodes would be a cycle of their units. So it is enough to split only these units,
+    into parts without cycles among themselves.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -125,10 +129,10 @@ def _in_circles(unit: LongArray, edges: Edges) -> BoolArray:
 
 
 def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
-    """The forward pass of the graph with one node per unit, and the rest of the step inside.
+    """Return the graph with one node per unit of the forward pass, later ops included.
 
-    ``op_s`` are seconds per op; they only decide which op gives a node its name. Where units depend
-    on each other in a circle they become several nodes, tied by ``group``.
+    ``op_s`` are seconds per op; they only decide which op gives a node its name. Units on a cycle
+    are split into several nodes, tied by ``group``.
     """
     unit_of = forward_units(graph, unit_of)
     nodes, placed = follow(graph, unit_of), is_forward(graph)
@@ -150,7 +154,7 @@ def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
 
 
 class _StorageParts:
-    """The parts of storages and the reads of them: in the forward pass, later, between nodes."""
+    """Parts of storages and their reads: in the forward pass, in later phases, across nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         graph, self.nodes, self.parts = nodes.fine, nodes, StorageParts(nodes)
@@ -160,13 +164,16 @@ class _StorageParts:
         self.is_late = (maker >= 0) & ~self.is_forward
         self.is_held = self.parts.any_of(graph.is_held)
         self.part = self.parts.part_of[graph.reads]
-        """The part that each entry of ``graph.reads`` reads."""
+        """Per entry of ``graph.reads``: the part that it reads."""
         self.by_late_op = ~np.repeat(placed, np.diff(graph.read_ptr))
         between = self.parts.crossing & (maker[self.part] < nodes.reader)
         self.is_flow = between & ~self.is_late[self.part]
-        """Reads that the coarse graph has: of what was there before or an earlier node makes."""
+        """Per entry of ``graph.reads``: True if it is a read of the coarse graph.
+
+        Such a read is of a tensor from before the step or from an earlier node.
+        """
         self.is_saved = np.zeros(len(maker), dtype=np.bool_)
-        """True if later ops read the part where it is produced."""
+        """Per part: True if ops of later phases read it on the node that produces it."""
         self.is_saved[self.part[self.by_late_op & ~between & self.is_forward[self.part]]] = True
         is_read = np.zeros(len(maker), dtype=np.bool_)
         is_read[self.part[self.is_flow]] = True
@@ -175,7 +182,7 @@ class _StorageParts:
 
     @property
     def upstream_bytes(self) -> LongArray:
-        """Per node: bytes of gradients that come from other nodes only to be read."""
+        """Per node: bytes of gradients that it reads from other nodes and that are not kept."""
         passing = self.is_late[self.part] & self.parts.crossing & ~self.is_kept[self.part]
         node, part = self.pairs(passing)
         sums = np.zeros(self.nodes.num_nodes, dtype=np.int64)
@@ -183,13 +190,13 @@ class _StorageParts:
         return sums
 
     def pairs(self, entries: BoolArray) -> tuple[LongArray, LongArray]:
-        """Distinct (reading node, part) of the marked reads."""
+        """Return the distinct (reading node, part) pairs of the marked reads."""
         count = max(self.parts.num_parts, 1)
         key = distinct(self.nodes.reader[entries].astype(np.int64) * count + self.part[entries])
         return key // count, key % count
 
     def _bases(self) -> tuple[LongArray, LongArray]:
-        """The part in whose storage each kept part lives, -1 for an own one, and the bytes."""
+        """For each kept part: the part whose storage it shares (-1 if its own), and its bytes."""
         graph, parts = self.nodes.fine, self.parts
         base = parts.base(~self.is_late)
         late = np.flatnonzero(self.is_late & self.is_held)
@@ -248,9 +255,9 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
 
 
 def _copies(step: _StorageParts) -> tuple[LongArray, LongArray]:
-    """Nodes and the parts of others that their later ops read again.
+    """Return (node, part) pairs: parts of other nodes that later ops of the node read again.
 
-    A parameter is not held as a copy by the node that owns it, nor is the batch anywhere.
+    The node that owns a parameter needs no copy of it, and no node needs one of the batch.
     """
     graph, parts = step.nodes.fine, step.parts
     node, part = step.pairs(step.is_flow & step.by_late_op)

@@ -1,9 +1,9 @@
-"""Fusion: neighbouring ops that share a unit and a phase become one node, never making a cycle.
+"""Fusion: neighbouring ops of the same unit and phase become one node, without making a cycle.
 
-The nodes come from `contract`. Tensors that never leave their node are gone; what remains of a
-storage made in a node is one tensor with the bytes of that storage. Where a unit stays several
-nodes (its forward and backward ops, at least), the coarse graph's ``group`` ties them.
-O((ops + reads) log reads) in numpy.
+The nodes come from `contract`. Tensors that never leave their node disappear; the rest of a storage
+made in a node becomes one tensor with the bytes of that storage. If a unit remains several nodes
+(at least its forward and its backward ops do), the coarse graph's ``group`` ties them. O((ops +
+reads) log reads) in numpy.
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
 """
@@ -20,7 +20,7 @@ from hocket.graph.graph import Graph, Phase
 
 
 def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
-    """The graph with the ops of each unit fused where they are neighbours of one phase.
+    """Return the graph with neighbouring ops of the same unit and phase fused.
 
     ``op_s`` are seconds per op; they only decide which op gives a node its name.
     """
@@ -29,7 +29,7 @@ def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
 
 
 def graph_of_nodes(nodes: Nodes, op_s: FloatArray, group: IntArray) -> Coarse:
-    """The graph with one op per node; nodes must be in a topological order."""
+    """Return the graph with one op per node; nodes must be in a topological order."""
     graph, parts = nodes.fine, StorageParts(nodes)
     keep = parts.kept()
     number = np.where(keep, np.cumsum(keep) - 1, -1)
@@ -74,14 +74,14 @@ def _fused(graph: Graph, unit_of: IntArray) -> Nodes:
 
 
 def unit_groups(nodes: Nodes, unit_of: IntArray) -> IntArray:
-    """The unit of each node whose unit has further nodes; -1 for others."""
+    """Per node: its unit if the unit has several nodes, else -1."""
     unit = unit_of[nodes.order[nodes.starts]]
     count = np.bincount(unit, minlength=1)
     return np.where(count[unit] > 1, unit, -1).astype(np.int32)
 
 
 def _partners(nodes: Nodes) -> IntArray:
-    """The node of the partner of each node's first op that has one."""
+    """Per node: the node that contains the partner of its first op with a partner."""
     op = nodes.first_with(nodes.fine.partner >= 0)
     partner = np.append(nodes.node_of, -1)[np.append(nodes.fine.partner, -1)[op]]
     return np.where(op >= 0, partner, -1).astype(np.int32)

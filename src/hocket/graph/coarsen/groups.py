@@ -1,10 +1,11 @@
-"""Co-placement: which ops go to the same device, decided before anything is placed.
+"""Co-placement: sets of ops that share a device, chosen before placement.
 
-Some ties are law (groups of the graph, in-place updates where the tensor lives), the others save
-transfers that no placement would want: backward ops sit with their forward op, views with what
-they view, optimizer ops with their parameter, and an op whose results go to one place only sits
-there. Chains of such ties swallow whole models, so soft ties join units only while time and bytes
-of the result stay under a cap. O(ops + reads) per round of chains, few rounds.
+Some ties are mandatory (groups of the graph, in-place updates on the device that stores the
+tensor). The others save transfers that no good placement would make: backward ops are placed with
+their forward op, views with their base, optimizer ops with their parameter, and an op whose results
+go to a single unit with that unit. Chains of such ties can join whole models, so soft ties join
+units only while the time and bytes of the result stay below a cap. O(ops + reads) per round of
+chains, few rounds.
 
 After the co-placement of Jeon et al., "Baechi: fast device placement of machine learning graphs",
 SoCC 2020, which has no caps.
@@ -27,15 +28,25 @@ from hocket.graph.coarsen.ties import (
     partners,
     views,
 )
-from hocket.graph.coarsen.units import Readers, UnitForest, join, joined, numbered, single_units
+from hocket.graph.coarsen.units import (
+    Readers,
+    UnitForest,
+    find_sole_readers,
+    join,
+    joined,
+    numbered,
+    single_units,
+)
 from hocket.graph.graph import Graph, Phase
 from hocket.kernels.containers import table
 
 CHAIN_SHARE = 0.25
-"""Chains stop at this part of the time cap: branches that could run side by side end in one reader,
-and larger units would swallow them."""
+"""Fraction of the time cap at which chains stop.
+
+Branches that could run in parallel end in one reader, and larger units would absorb them.
+"""
 _MAX_CHAIN_ROUNDS = 32
-"""Chains are followed again after each round of joins; real graphs take two or three rounds."""
+"""Limit on rounds of following chains and joining; real graphs take two or three rounds."""
 
 
 def co_placed(
@@ -46,11 +57,12 @@ def co_placed(
     max_group_bytes: int,
     joins_gradients: bool = True,
 ) -> IntArray:
-    """The co-placement unit of every op, numbered by the first op of each unit.
+    """Per op: its co-placement unit, numbered by the first op of each unit.
 
-    ``op_s`` are seconds per op. A unit exceeds a cap only by what must stay together: hard ties,
-    backward ops with their partners and views. ``joins_gradients``: ops that add to one gradient
-    in place (those of all time steps of a recurrent layer) are tied, as other in-place ops are.
+    ``op_s`` are seconds per op. A unit exceeds a cap only by ops that must stay together: hard
+    ties, backward ops with their partners, and views. With ``joins_gradients``, ops that add to one
+    gradient in place (those of all time steps of a recurrent layer) are tied like other in-place
+    ops.
     """
     units = single_units(np.where(np.isfinite(op_s), op_s, 0.0), brought_bytes(graph))
     for ties in (*hard_ties(graph), partners(graph), views(graph)):
@@ -63,22 +75,27 @@ def co_placed(
 
 
 def tied_ops(graph: Graph) -> IntArray:
-    """As `co_placed` without chains and without caps: what moves with each forward op."""
+    """Per op: the set of ops that move with its forward op, from hard and soft ties without caps.
+
+    Unlike `co_placed` it follows no chains, and joins neither isolated ops nor in-place updates of
+    results of the step.
+    """
     soft = (partners(graph), views(graph), optimizers(graph), followers(graph))
     return joined(graph.num_ops, *hard_ties(graph), *soft)
 
 
 def bound_ops(graph: Graph) -> IntArray:
-    """As `co_placed` with hard ties only: ops that no legal plan may separate."""
+    """Per op: its set of ops that no legal plan may separate, from hard ties only."""
     return joined(graph.num_ops, *hard_ties(graph))
 
 
 def anchor_of(graph: Graph, unit_of: IntArray) -> IntArray:
-    """Per unit, the op that stands for it in the order of the forward pass.
+    """Per unit: the op that represents its position in the forward pass.
 
-    That is its first forward op that does work and exchanges something with others: views of
-    parameters, counters and backward ops can be ready long before, which says nothing about where
-    in the model the unit belongs.
+    This is its first forward op that does work and has an edge to another op, because views of
+    parameters, counters and backward ops can be ready long before and do not show where in the
+    model the unit belongs. Units without such an op use their first forward op, else their first
+    op.
     """
     is_forward = graph.op_phase == Phase.FORWARD
     rank = np.where(is_forward, np.where(graph.works & is_linked(graph), 0, 1), 2)
@@ -88,10 +105,10 @@ def anchor_of(graph: Graph, unit_of: IntArray) -> IntArray:
 
 
 def brought_bytes(graph: Graph) -> LongArray:
-    """Bytes that each op brings to its device for long.
+    """Per op: bytes that it keeps on its device for long.
 
-    That is what exists before the step and it is first to read, what it makes that is held to the
-    end of the step, and the activations that it makes for backward ops.
+    These are tensors from before the step that it is the first to read, its results that are held
+    to the end of the step, and the activations that it makes for backward ops.
     """
     root, made = graph.root_of, graph.tensor_producer >= 0
     reader_phase = graph.op_phase[graph.users]
@@ -107,13 +124,11 @@ def brought_bytes(graph: Graph) -> LongArray:
 
 
 def _join_chains(graph: Graph, units: UnitForest, max_s: float, max_bytes: int) -> None:
-    """Join ops with the only unit that reads what they make, heaviest results first.
+    """Join ops with the only other unit that reads their results, heaviest results first.
 
-    Only forward ops count: gradients flow from all readers of a tensor to its maker, so for
-    backward ops the rule would join branches that can run side by side.
+    This applies only to forward ops: gradients flow from all readers of a tensor to its producer,
+    so for backward ops the rule would join branches that can run in parallel.
     """
-    from hocket.graph.coarsen.unit_kernels import find_sole_readers
-
     readers = Readers(
         table(graph.made_ptr, np.int64),
         table(graph.user_ptr, np.int64),

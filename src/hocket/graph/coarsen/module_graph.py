@@ -1,6 +1,7 @@
-"""Merging a graph of ops into one of modules: consecutive ops of a module and phase become one op.
+"""Merge a graph of ops into one of modules: consecutive ops of a module and phase become one op.
 
-Only consecutive ops are merged, so the result has no cycles. O((ops + reads) log reads) in numpy.
+Only consecutive ops are merged, so the result has no cycles. O((ops + reads) log reads) in
+numpy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hocket.graph.graph import Graph, Phase
 
 
 def merge_modules(graph: Graph, class_names: Mapping[str, str]) -> Graph:
-    """The graph with one op per run of ops of a module; classes are given by module path."""
+    """Return the graph with one op per run of ops of a module; class names are by module path."""
     module, phase = graph.op_module, graph.op_phase
     # Updates stay separate: each one belongs to its parameter.
     is_same = (module[1:] == module[:-1]) & (phase[1:] == phase[:-1])
@@ -51,7 +52,7 @@ def merge_modules(graph: Graph, class_names: Mapping[str, str]) -> Graph:
 
 
 def _groups(nodes: Nodes) -> np.typing.NDArray[np.int32]:
-    """Colocation groups of the nodes: those of their ops, joined where a node has several."""
+    """Per node: colocation group of its ops; groups that share a node are joined."""
     ops = np.flatnonzero(nodes.fine.group >= 0)
     first = np.zeros(int(nodes.fine.group.max(initial=-1)) + 1, dtype=np.int64)
     first[nodes.fine.group[ops[::-1]]] = nodes.node_of[ops[::-1]]

@@ -1,8 +1,8 @@
-"""Columns of the nodes of a coarse graph: those of their ops, summed.
+"""Columns of the nodes of a coarse graph, aggregated from their ops.
 
-A node has the name, kind, module and dtype of its heaviest op, the work of all of them, and as
-workspace the most bytes that live only inside it when its ops run one after another in their order.
-O(ops log ops) in numpy.
+A node has the name, kind, module and dtype of its heaviest op and the summed work of all its ops.
+Its workspace is the maximum of the bytes that exist only inside it while its ops run one after
+another. O(ops log ops) in numpy.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _T = TypeVar("_T", np.float64, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class Coarse:
-    """A coarse graph, and where the ops and tensors of the fine one went."""
+    """A coarse graph, and the mapping from fine ops and tensors to it."""
 
     graph: Graph
     node_of: IntArray
-    """Coarse op of each fine op."""
+    """Per fine op: its coarse op."""
     tensor_of: IntArray
-    """Coarse tensor as part of which each fine tensor reaches other nodes; -1 where it does not."""
+    """Per fine tensor: the coarse tensor that contains it; -1 if it does not reach other nodes."""
     trips: IntArray
-    """Per coarse tensor: how often its bytes cross a link when its readers are elsewhere."""
+    """Per coarse tensor: how often its bytes cross a link to a reader on another device."""
 
 
 def largest(values: NDArray[_T], tensor_of: IntArray, num_tensors: int) -> NDArray[_T]:
-    """Per coarse tensor the largest of the values of the fine tensors that are part of it."""
+    """Per coarse tensor: largest of the values of its fine tensors."""
     found = np.zeros(num_tensors, dtype=values.dtype)
     inside = tensor_of >= 0
     np.maximum.at(found, tensor_of[inside], values[inside])
@@ -44,7 +44,7 @@ def largest(values: NDArray[_T], tensor_of: IntArray, num_tensors: int) -> NDArr
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Ops by node."""
+    """A fine graph with the node of each op."""
 
     fine: Graph
     node_of: IntArray
@@ -52,47 +52,47 @@ class Nodes:
 
     @cached_property
     def order(self) -> LongArray:
-        """Ops by node, inside a node by position."""
+        """Ops sorted by node, then by position."""
         return np.argsort(self.node_of, kind="stable")
 
     @cached_property
     def starts(self) -> LongArray:
-        """Where the ops of each node begin in ``order``; no node is empty."""
+        """Per node: index of its first op in ``order``; no node is empty."""
         return np.searchsorted(self.node_of[self.order], np.arange(self.num_nodes))
 
     @cached_property
     def reader(self) -> IntArray:
-        """The node of each entry of ``fine.reads``."""
+        """Per entry of ``fine.reads``: the node that reads."""
         return np.repeat(self.node_of, np.diff(self.fine.read_ptr))
 
     @cached_property
     def maker(self) -> IntArray:
-        """The node that makes each fine tensor; -1 for those that exist before the step."""
+        """Per fine tensor: the node that makes it; -1 if it exists before the step."""
         producer = self.fine.tensor_producer
         return np.where(producer >= 0, np.append(self.node_of, -1)[producer], -1)
 
     def summed(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Sum per node."""
+        """Per node: sum of a value of its ops."""
         return np.add.reduceat(values[self.order], self.starts) if self.num_nodes else values[:0]
 
     def heaviest(self, op_s: FloatArray) -> IntArray:
-        """The op of each node that takes longest, the first of several."""
+        """Per node: its op that takes longest; the first if several do."""
         weight = np.where(np.isfinite(op_s), op_s, 0.0)
         order = np.lexsort((np.arange(len(op_s)), -weight, self.node_of))
         return order[self.starts].astype(np.int32)
 
     def first_with(self, mask: BoolArray) -> IntArray:
-        """Per node its first op that the mask marks; -1 for none."""
+        """Per node: its first op that the mask marks; -1 if none."""
         first = np.full(self.num_nodes, -1, dtype=np.int32)
         marked = np.flatnonzero(mask)[::-1]
         first[self.node_of[marked]] = marked
         return first
 
     def live_bytes(self, is_inside: BoolArray) -> LongArray:
-        """Per op: bytes that live only inside its node while it runs, its workspace included.
+        """Per op: bytes that exist only inside its node while it runs, its workspace included.
 
-        ``is_inside`` marks the tensors whose storage does. It lives from the op that makes it to
-        its last reader inside the node.
+        ``is_inside`` marks tensors whose storage exists only inside their node: from the op that
+        makes it to its last reader there.
         """
         fine, num_ops = self.fine, self.fine.num_ops
         last = fine.tensor_producer.copy()
@@ -111,13 +111,13 @@ class Nodes:
         return live + fine.workspace_bytes
 
     def most(self, values: LongArray, mask: BoolArray) -> LongArray:
-        """Largest value per node among the ops that the mask marks; 0 for none."""
+        """Per node: largest value among its ops that the mask marks; 0 if none."""
         if not self.num_nodes:
             return values[:0]
         return np.maximum.reduceat(np.where(mask, values, 0)[self.order], self.starts)
 
     def op_columns(self, op_s: FloatArray) -> dict[str, Any]:
-        """Columns of the coarse graph that follow from the ops alone."""
+        """Return the columns of the coarse graph that depend only on the ops."""
         fine, chief = self.fine, self.heaviest(op_s)
         is_single = np.diff(np.append(self.starts, fine.num_ops)) == 1
         drawn = np.where(fine.rng_order >= 0, fine.rng_order, np.iinfo(np.int32).max)
@@ -144,7 +144,7 @@ class Nodes:
         }
 
     def stated(self, tensor_of: IntArray, num_tensors: int) -> StatedTimes | None:
-        """Times that came with the fine graph, of nodes and of the coarse tensors."""
+        """Aggregate the stated times of the fine graph for nodes and coarse tensors."""
         stated = self.fine.stated
         if stated is None:
             return None
@@ -154,5 +154,5 @@ class Nodes:
         return StatedTimes(op_s, largest(stated.tensor_s, tensor_of, num_tensors))
 
     def meta(self) -> Mapping[str, Any]:
-        """Where the coarse graph came from."""
+        """Return the origin of the coarse graph: name and size of the fine one."""
         return {"coarse_of": self.fine.name, "ops": self.fine.num_ops}

@@ -1,9 +1,9 @@
-"""The tensors of a coarse graph: what of each storage a node makes, as one tensor.
+"""The tensors of a coarse graph: all tensors of one storage that a node makes become one.
 
-A *part* is all that one node makes of one storage, or one tensor that exists before the step. A
-part that other nodes read or that is held to the end of the step becomes a tensor of the coarse
-graph; the rest lives and dies inside its node. Tensors of one part are one because the storage goes
-when the last of them goes. O(tensors log tensors + reads) in numpy.
+A *part* is the set of tensors of one storage that one node makes, or one tensor that exists before
+the step. A part that other nodes read or that is held to the end of the step becomes a tensor of
+the coarse graph; other parts exist only inside their node. The tensors of a part are merged because
+their storage is freed only with the last of them. O(tensors log tensors + reads) in numpy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _STRENGTH = np.array(
      for role in Role],
     dtype=np.int64,
 )  # fmt: skip
-"""Of the roles in one part the strongest counts: it decides how long the bytes are held."""
+"""Rank of each role: the highest in a part decides when its bytes are freed."""
 
 
 class StorageParts:
-    """Fine tensors by part. Parts are in the order of their makers, those from before first."""
+    """Parts of a graph's storages, sorted by maker; tensors from before the step come first."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -43,12 +43,12 @@ class StorageParts:
         self.part_of = np.empty(num_tensors, dtype=np.int64)
         self.part_of[order] = np.cumsum(is_new) - 1
         self.first: LongArray = order[is_new]
-        """First tensor of each part."""
+        """Per part: its first tensor."""
         self.maker: IntArray = nodes.maker[self.first]
         self.root: IntArray = np.where(self.maker < 0, self.first, fine.root_of[self.first]).astype(
             np.int32
         )
-        """The tensor that owns the part's storage; itself for tensors from before the step."""
+        """Per part: the tensor that owns its storage; itself for tensors from before the step."""
 
     @property
     def num_parts(self) -> int:
@@ -57,7 +57,7 @@ class StorageParts:
 
     @cached_property
     def owns(self) -> BoolArray:
-        """True for parts whose storage is allocated with them."""
+        """Per part: True if its storage is allocated with it."""
         fine = self.nodes.fine
         made = self.part_of[self.root] == np.arange(self.num_parts)
         owns: BoolArray = made & (fine.alias_of[self.root] < 0)
@@ -65,30 +65,30 @@ class StorageParts:
 
     @cached_property
     def crossing(self) -> BoolArray:
-        """Which entries of ``fine.reads`` read what their own node does not make."""
+        """Per entry of ``fine.reads``: True if another node makes the tensor."""
         crosses: BoolArray = self.nodes.reader != self.nodes.maker[self.nodes.fine.reads]
         return crosses
 
     def sent_as(self, number: LongArray) -> IntArray:
-        """The number of its part for every tensor that reaches other nodes; -1 for others."""
+        """Per tensor: number of its part if the tensor reaches other nodes, else -1."""
         leaves = self.nodes.maker < 0
         leaves[self.nodes.fine.reads[self.crossing]] = True
         return np.where(leaves, number[self.part_of], -1).astype(np.int32)
 
     def any_of(self, mask: BoolArray) -> BoolArray:
-        """True if the mask over fine tensors marks one of each part."""
+        """Per part: True if the mask marks at least one of its tensors."""
         found = np.zeros(self.num_parts, dtype=np.bool_)
         found[self.part_of[mask]] = True
         return found
 
     def kept(self) -> BoolArray:
-        """Parts that were there before, that another node reads or that are held."""
+        """Per part: True if it exists before the step, another node reads it, or it is held."""
         keep = self.any_of(self.nodes.fine.is_held) | (self.maker < 0)
         keep[self.part_of[self.nodes.fine.reads[self.crossing]]] = True
         return keep
 
     def chief(self) -> IntArray:
-        """The tensor of each part with the strongest role, the first of several."""
+        """Per part: its tensor with the strongest role; the first if several."""
         fine = self.nodes.fine
         strength = _STRENGTH[fine.tensor_role]
         order = np.lexsort((np.arange(fine.num_tensors), -strength, self.part_of))
@@ -96,9 +96,9 @@ class StorageParts:
         return order[starts].astype(np.int32)
 
     def base(self, is_there: BoolArray | None = None) -> LongArray:
-        """The part whose storage each part shares; -1 for those that own theirs.
+        """Per part: the part whose storage it shares; -1 if it owns its storage.
 
-        ``is_there`` marks the parts that may be shared, from nodes that come before.
+        ``is_there`` marks the parts that may be shared; they must also be made by earlier nodes.
         """
         fine = self.nodes.fine
         base = np.full(self.num_parts, -1, dtype=np.int64)
@@ -112,7 +112,7 @@ class StorageParts:
         return np.where(self.owns, -1, base)
 
     def num_bytes(self) -> LongArray:
-        """Bytes of the storage where the part owns it, else of its largest tensor."""
+        """Per part: bytes of its storage if it owns it, else of its largest tensor."""
         fine = self.nodes.fine
         largest = np.zeros(self.num_parts, dtype=np.int64)
         np.maximum.at(largest, self.part_of, fine.tensor_bytes)
@@ -121,8 +121,7 @@ class StorageParts:
 
 def legal_roles(roles: NDArray[np.int8], is_made: BoolArray,
                 base: LongArray, num_bytes: LongArray) -> NDArray[np.int8]:  # fmt: skip
-    """Roles that the parts may have: what an op makes anew is no persistent tensor, and control
-    tensors have no bytes."""
+    """Correct the roles of parts: new tensors cannot be persistent, control has no bytes."""
     new = is_made & (base < 0)
     roles = np.where(new & np.isin(roles, PERSISTENT_ROLES), Role.OUTPUT, roles)
     is_heavy_control = (roles == Role.CONTROL) & (num_bytes > 0)
@@ -130,14 +129,14 @@ def legal_roles(roles: NDArray[np.int8], is_made: BoolArray,
 
 
 class ReadTable(NamedTuple):
-    """Inputs of each node, each tensor once, ascending."""
+    """Distinct inputs of each node, ascending."""
 
     read_ptr: LongArray
     reads: IntArray
 
 
 def read_table(reader: Numbers, tensor: Numbers, num_nodes: int, num_tensors: int) -> ReadTable:
-    """The table of the given reads."""
+    """Build the table of the given reads."""
     count = max(num_tensors, 1)
     key = distinct(reader.astype(np.int64) * count + tensor)
     counts = np.bincount(key // count, minlength=num_nodes)

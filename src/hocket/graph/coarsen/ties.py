@@ -1,6 +1,6 @@
-"""Ties: pairs of ops that belong on one device, and why.
+"""Ties: pairs of ops that should share a device, by reason.
 
-Hard ties are what a legal plan must keep; all others are advice. O(reads log reads) in numpy.
+A legal plan must keep hard ties; all others are recommendations. O(reads log reads) in numpy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Ties(NamedTuple):
 
 
 def hard_ties(graph: Graph) -> Iterator[Ties]:
-    """Ops of one group; ops that update a tensor from before the step with its first reader.
+    """Yield ties of the ops of one group, and of in-place updates of tensors from before the step.
 
-    The first reader is where the tensor lives.
+    An update is tied to the tensor's first reader, on whose device the tensor is stored.
     """
     grouped = np.flatnonzero(graph.group >= 0).astype(np.int32)
     _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
@@ -37,16 +37,16 @@ def hard_ties(graph: Graph) -> Iterator[Ties]:
 
 
 def partners(graph: Graph) -> Ties:
-    """Backward ops, each with its forward op."""
+    """Tie each backward op to its forward op."""
     paired = np.flatnonzero(graph.partner >= 0).astype(np.int32)
     return Ties(paired, graph.partner[paired])
 
 
 def views(graph: Graph) -> Ties:
-    """Ops that do no work, each with the maker of what it views, else with its first reader.
+    """Tie each op that does no work to the producer of the tensor it views, else its first reader.
 
-    The latter are views of parameters and bare allocations: alone they would be placed as soon as
-    they are ready, which is before everything else and far from where they are used.
+    The latter are views of parameters and bare allocations: untied, they would be placed as soon as
+    they are ready, which is before everything else and far from their readers.
     """
     made = np.flatnonzero(graph.tensor_producer >= 0)
     made = made[~graph.works[graph.tensor_producer[made]]]
@@ -63,7 +63,7 @@ def views(graph: Graph) -> Ties:
 
 
 def in_place(graph: Graph) -> Ties:
-    """Ops that work in place on what the step has made, each with the op before them there."""
+    """Tie each op that updates a result of the step in place to the previous op on that storage."""
     made = np.flatnonzero((graph.tensor_producer >= 0) & (graph.alias_of >= 0))
     base_maker = graph.tensor_producer[graph.alias_of[made]]
     known = base_maker >= 0
@@ -71,13 +71,13 @@ def in_place(graph: Graph) -> Ties:
 
 
 def of_forward_ops(graph: Graph, ties: Ties) -> Ties:
-    """Those of the ties whose first op belongs to the forward pass."""
+    """Return the ties whose first op belongs to the forward pass."""
     chosen = graph.op_phase[ties.first] == Phase.FORWARD
     return Ties(ties.first[chosen], ties.second[chosen])
 
 
 def isolated(graph: Graph) -> Ties:
-    """Ops that exchange nothing with others, each with the next op that does (counters)."""
+    """Tie each op without edges (counters) to the next op that has some."""
     is_with_others = is_linked(graph)
     linked, alone = np.flatnonzero(is_with_others), np.flatnonzero(~is_with_others)
     if not len(linked):
@@ -87,7 +87,7 @@ def isolated(graph: Graph) -> Ties:
 
 
 def is_linked(graph: Graph) -> BoolArray:
-    """True for ops that read what another produces or produce what another reads."""
+    """Per op: True if it has an edge to another op."""
     src, dst = graph.edges
     linked = np.zeros(graph.num_ops, dtype=np.bool_)
     linked[src] = linked[dst] = True
@@ -95,7 +95,7 @@ def is_linked(graph: Graph) -> BoolArray:
 
 
 def optimizers(graph: Graph) -> Ties:
-    """Optimizer ops, each with the first op that reads the largest parameter that it reads."""
+    """Tie each optimizer op to the first reader of its largest parameter."""
     reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     root = graph.root_of[graph.reads]
     first = graph.owner_op[root]
@@ -107,9 +107,10 @@ def optimizers(graph: Graph) -> Ties:
 
 
 def followers(graph: Graph) -> Ties:
-    """Later ops without partner, each with the maker of the largest tensor that it reads.
+    """Tie each later op without partner to the producer of its largest input.
 
-    Tensors of the forward pass come first: followers of followers would become one unit.
+    Inputs from the forward pass are preferred: otherwise followers of followers would become one
+    unit.
     """
     reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     maker = graph.tensor_producer[graph.reads]
@@ -119,7 +120,7 @@ def followers(graph: Graph) -> Ties:
 
 
 def _largest(graph: Graph, entries: LongArray, reader: IntArray, target: IntArray) -> Ties:
-    """Of the given entries of ``graph.reads``, for each reader the tie of the largest tensor."""
+    """Tie each reader to the target of its largest tensor among the given entries of ``reads``."""
     is_late = graph.op_phase[target[entries]] != Phase.FORWARD
     size = graph.tensor_bytes[graph.reads[entries]]
     order = entries[np.lexsort((entries, -size, is_late, reader[entries]))]

@@ -1,8 +1,8 @@
-"""The JSON graphs of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020).
+"""Reader of the JSON graphs of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020).
 
-A node states its time on an accelerator and on a CPU, and the bytes it occupies, output
-included; an edge states the time that the output of its source takes over a link. Times are taken
-as milliseconds. O(nodes + edges).
+A node states its time on an accelerator and on a CPU, and the bytes it occupies, output included;
+an edge states the time to transfer the output of its source over a link. Times are taken as
+milliseconds. O(nodes + edges).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _DnnNode(NamedTuple):
     cpu_s: float
     is_backward: bool
     color: int
-    """Nodes of the same colour share a device; -1 for none."""
+    """Nodes with the same color share a device; -1 if free."""
     size_bytes: int
 
 
@@ -50,10 +50,10 @@ def is_dnn_partitioning(data: dict[str, Any]) -> bool:
 
 
 def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
-    """The graph of a parsed file.
+    """Convert a parsed file into a graph.
 
-    A node becomes an op ``name#id`` and, where it has a size, a parameter that it reads. Its output
-    is an alias of that parameter, because the size of the node already contains the output.
+    A node becomes an op ``name#id`` and, if it has a size, a parameter that it reads. Its output is
+    an alias of that parameter, because the size of the node already contains the output.
     """
     file = fields.record(
         data, "the file", required=("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
@@ -76,7 +76,7 @@ def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
 
 
 def on_file_terms(graph: Graph) -> Graph:
-    """The graph under the memory model of its file, which counts the sizes of nodes alone."""
+    """Return the graph under the memory model of its file, which counts only the sizes of nodes."""
     transient = graph.tensor_role == Role.ACTIVATION
     return replace(graph, tensor_bytes=np.where(transient, 0, graph.tensor_bytes))
 
@@ -120,7 +120,7 @@ def _seconds(value: object, path: str) -> float:
 
 
 def _edges(value: object, op_of: dict[int, int]) -> list[_Edge]:
-    """The edges, between numbers of ops."""
+    """Parse the edges, between op numbers."""
     edges = []
     for index, item in enumerate(fields.items(value, "edges")):
         path = f"edges[{index}]"
@@ -150,7 +150,7 @@ def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
 def _built(
     nodes: list[_DnnNode], edges: list[_Edge], name: str
 ) -> tuple[GraphBuilder, list[float]]:
-    """Ops and tensors, and the seconds that each tensor takes over a link."""
+    """Build ops and tensors; also returns the seconds of each tensor's transfer over a link."""
     builder = GraphBuilder(name)
     color_size = Counter(node.color for node in nodes if node.color >= 0)
     forward_of = _first_forward(nodes)
@@ -187,7 +187,7 @@ def _add_memory(builder: GraphBuilder, op: int, node: _DnnNode) -> int:
 
 
 def _first_forward(nodes: list[_DnnNode]) -> dict[int, int]:
-    """The first forward op of each colour; files with coarse nodes have exactly one."""
+    """First forward op of each color; files with coarse nodes have exactly one."""
     forward: dict[int, int] = {}
     for op, node in enumerate(nodes):
         if node.color >= 0 and not node.is_backward:

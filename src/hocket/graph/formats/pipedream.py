@@ -1,7 +1,7 @@
-"""The ``graph.txt`` profiles of msr-fiddle/pipedream: one line per layer, one per edge.
+"""Reader of the ``graph.txt`` profiles of msr-fiddle/pipedream: lines for layers and for edges.
 
-A layer becomes a forward op and a backward op. Activations go to the layers that follow and to the
-own backward op; gradients of the same size go back along every edge. O(layers + edges).
+A layer becomes a forward op and a backward op. Activations go to the following layers and to the
+layer's own backward op; gradients of the same size go back along every edge. O(layers + edges).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
 
 FORMAT = "pipedream"
 
-_FIELDS = (
-    "forward_compute_time",
-    "backward_compute_time",
-    "activation_size",
-    "parameter_size",
+_LAYER = re.compile(
+    r"(?P<id>.+?) -- (?P<description>.*?) -- forward_compute_time=(?P<forward>[^,]*), "
+    r"backward_compute_time=(?P<backward>[^,]*), activation_size=(?P<activation>[^,]*), "
+    r"parameter_size=(?P<parameter>[^, ]*)(?: -- stage_id=(?P<stage>[0-9]{1,9}))?\s*"
 )
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _PICK = re.compile(r"__getitem__\(([0-9]{1,4})\)")
@@ -50,7 +49,7 @@ def is_pipedream(head: bytes) -> bool:
 
 
 def graph_from_pipedream(data: bytes, name: str) -> Graph:
-    """The graph of a whole file."""
+    """Convert a complete file into a graph."""
     layers: dict[str, _PipeDreamLayer] = {}
     edges: dict[tuple[str, str], int] = {}
     # Line by line, so that nonsense is refused at its first line.
@@ -90,50 +89,30 @@ def _edge(line: str, number: int) -> tuple[str, str]:
 
 
 def _layer(line: str, number: int) -> _PipeDreamLayer:
-    parts = line.rstrip().split(" -- ")
-    if len(parts) not in (3, 4):
+    found = _LAYER.fullmatch(line)
+    if found is None:
         raise _wrong(
-            number, f"is {shown(line)}", "a node is 'id -- description -- forward_compute_time=…'"
+            number,
+            f"is {shown(line)}",
+            "a node is 'id -- description -- forward_compute_time=…, backward_compute_time=…, "
+            "activation_size=…, parameter_size=… -- stage_id=…', the last part optional",
         )
-    values = _fields(parts[2], number)
-    sizes = values["activation_size"]
-    if sizes.startswith("[") and sizes.endswith("]"):
-        activations = tuple(_bytes(text.strip(), number) for text in sizes[1:-1].split(";"))
-    else:
-        activations = (_bytes(sizes, number),)
-    description = " ".join(parts[1].split())
+    sizes = found["activation"]
+    is_list = sizes.startswith("[") and sizes.endswith("]")
+    description = " ".join(found["description"].split())
     return _PipeDreamLayer(
-        id=parts[0],
+        id=found["id"],
         kind=description.split("(")[0].strip() or "layer",
         description=description,
-        forward_s=_number(values["forward_compute_time"], number, MAX_SECONDS * 1e3) / 1e3,
-        backward_s=_number(values["backward_compute_time"], number, MAX_SECONDS * 1e3) / 1e3,
-        activation_bytes=activations,
-        parameter_bytes=_bytes(values["parameter_size"], number),
-        stage=_stage(parts[3], number) if len(parts) == 4 else None,
+        forward_s=_number(found["forward"], number, MAX_SECONDS * 1e3) / 1e3,
+        backward_s=_number(found["backward"], number, MAX_SECONDS * 1e3) / 1e3,
+        activation_bytes=tuple(
+            _bytes(text.strip(), number)
+            for text in (sizes[1:-1].split(";") if is_list else [sizes])
+        ),
+        parameter_bytes=_bytes(found["parameter"], number),
+        stage=None if found["stage"] is None else int(found["stage"]),
     )
-
-
-def _fields(text: str, number: int) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for part in text.split(", "):
-        key, _, value = part.partition("=")
-        if key not in _FIELDS:
-            raise _wrong(number, f"has an unknown field {shown(key)}", did_you_mean(key, _FIELDS))
-        if key in values:
-            raise _wrong(number, f"has the field {key!r} twice", "state it once")
-        values[key] = value
-    for key in _FIELDS:
-        if key not in values:
-            raise _wrong(number, f"has no field {key!r}", f"add ', {key}=…'")
-    return values
-
-
-def _stage(text: str, number: int) -> int:
-    match = re.fullmatch(r"stage_id=([0-9]{1,9})", text)
-    if match is None:
-        raise _wrong(number, f"ends in {shown(text)}", "expected 'stage_id=' and a number")
-    return int(match[1])
 
 
 def _bytes(text: str, number: int) -> int:
@@ -196,7 +175,7 @@ def _add_parameters(builder: GraphBuilder, layers: list[_PipeDreamLayer]) -> Non
 def _add_flows(
     builder: GraphBuilder, layers: list[_PipeDreamLayer], edges: list[tuple[int, int]]
 ) -> None:
-    """Activations along the edges and into the own backward op, gradients against the edges."""
+    """Add activations along the edges and to backward ops, and gradients against the edges."""
     made: list[list[int]] = []
     for index, layer in enumerate(layers):
         several = len(layer.activation_bytes) > 1
@@ -228,7 +207,7 @@ def _add_flows(
 
 
 def _used(outputs: list[int], reader: _PipeDreamLayer) -> list[int]:
-    """The outputs that a layer takes: all of them, or the one that it picks by its position."""
+    """Outputs that a layer reads: all of them, or the one that it selects by position."""
     pick = _PICK.fullmatch(reader.description)
     if pick is None or len(outputs) < 2 or int(pick[1]) >= len(outputs):
         return outputs

@@ -1,4 +1,4 @@
-"""Graphs made to order, for tests and measurements of any size; see `generate`."""
+"""Synthetic graphs of any size, for tests and measurements; see `generate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SEED = 2**32 - 1
 
 
 class GraphFamily(NamedTuple):
-    """A kind of generated graph."""
+    """A family of generated graphs."""
 
     make: Callable[[int, int], Graph]
     min_ops: int
@@ -38,10 +38,11 @@ FAMILIES = {
 
 
 def generate(family: str, num_ops: int, seed: int = 0) -> Graph:
-    """A graph of the family with ``num_ops`` ops, the same for the same arguments.
+    """Generate a graph of the family with ``num_ops`` ops; deterministic in its arguments.
 
-    chain, series-parallel and layered have exactly that many; gnmt is off by at most one op per
-    layer (its cube root), transformer by 17, half a block.
+    chain, series-parallel and layered have exactly that many ops; gnmt is off by at most one op per
+    layer (of which it has about the cube root of the ops), transformer by at most 17, half a
+    block.
     """
     if family not in FAMILIES:
         raise unknown_name("family of graphs", family, FAMILIES)

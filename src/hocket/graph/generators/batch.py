@@ -1,7 +1,7 @@
-"""Making a Graph from arrays of ops: a `GraphBuilder` for a million of them.
+"""Build a Graph from arrays of ops: a `GraphBuilder` for a million of them.
 
-Each call adds one kind of op for all layers, steps or blocks at once and says where in the order of
-the step each one stands. O(ops log ops + reads).
+Each call adds one kind of op for all layers, steps or blocks at once, with the position of each op
+in the step. O(ops log ops + reads).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from hocket.graph.build import OpColumns, TensorColumns, assemble
 from hocket.graph.graph import Graph, Phase, Role
 
 Numbers = NDArray[np.integer[Any]]
-"""Numbers of ops, tensors or blocks."""
+"""Array of op, tensor or block numbers."""
 
 
 @dataclass
 class _Columns:
-    """Chunks of columns, joined at the end."""
+    """Chunks of columns, concatenated at the end."""
 
     count: int = 0
     names: list[str] = field(default_factory=list)
     chunks: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, names: Sequence[str], **values: Any) -> Numbers:
-        """Append one entry per name, broadcasting values, and return their numbers."""
+        """Append one entry per name, broadcasting values; returns the numbers of the entries."""
         first, self.count = self.count, self.count + len(names)
         self.names.extend(names)
         for key, value in values.items():
@@ -38,13 +38,13 @@ class _Columns:
         return np.arange(first, self.count, dtype=np.int32)
 
     def joined(self, key: str) -> Any:
-        """The whole column."""
+        """Return a complete column."""
         return np.concatenate(self.chunks[key]) if self.count else np.empty(0, dtype=np.int64)
 
 
 @dataclass
 class BatchBuilder:
-    """Collects ops, tensors and reads by the array."""
+    """Collects arrays of ops, tensors and reads."""
 
     name: str
     _ops: _Columns = field(default_factory=_Columns)
@@ -56,7 +56,7 @@ class BatchBuilder:
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors so far, which is the number that the next one gets."""
+        """Number of tensors so far, which is the number of the next tensor."""
         return self._tensors.count
 
     def ops(
@@ -90,12 +90,12 @@ class BatchBuilder:
         )
 
     def reads(self, ops: Numbers, tensors: Numbers) -> None:
-        """Let each op read the tensor at the same place of the other array."""
+        """Add reads: each op reads the tensor at the same index of the other array."""
         self._readers.append(ops)
         self._read.append(tensors)
 
     def build(self, meta: dict[str, Any]) -> Graph:
-        """The finished, verified graph; an op touches the bytes that it reads and makes."""
+        """Return the finished, verified graph; an op touches the bytes that it reads and makes."""
         num_ops = self._ops.count
         order = np.argsort(self._ops.joined("position"), kind="stable")
         rank = positions(order).astype(np.int32)

@@ -1,8 +1,8 @@
-"""GNMT-like training step: layers of recurrent cells unrolled over time, with mirrored backward.
+"""GNMT-like training step: layers of recurrent cells unrolled over time, with a backward pass.
 
-Cell (l, t) reads what the layer below made at time t and what its own layer made at t - 1; a
+Cell (l, t) reads the output of the layer below at time t and of its own layer at t - 1; a
 projection ends every time step. The cells of a layer share one weight, whose gradient their
-backward ops add up in place, last time step first. O(layers · steps), arrays over that grid.
+backward ops accumulate in place, last time step first. O(layers · steps), arrays over that grid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 class _Net(NamedTuple):
-    """Sizes. Ops are numbered [row, step]; row ``num_layers``, the last, is the projection."""
+    """Sizes of the network. Ops are numbered [row, step]; the last row is the projection."""
 
     num_layers: int
     num_steps: int
@@ -92,7 +92,7 @@ def _flops(net: _Net) -> Any:
 
 
 def _add_ops(builder: BatchBuilder, net: _Net, suffix: str, position: Any, **columns: Any) -> Any:
-    """Ops for the whole grid: cells, then projections."""
+    """Add ops for the whole grid: cells, then projections."""
     modules = [module for module in net.modules for _ in range(net.num_steps)]
     names = net.names(suffix)
     first = net.num_layers * net.num_steps
@@ -114,7 +114,7 @@ def _add_ops(builder: BatchBuilder, net: _Net, suffix: str, position: Any, **col
 
 
 def _forward(builder: BatchBuilder, net: _Net, weights: Numbers) -> tuple[Numbers, Numbers]:
-    """Forward ops and their outputs, as [row, step]."""
+    """Add forward ops and their outputs; returns both as [row, step]."""
     row, step = np.divmod(np.arange(net.num_rows * net.num_steps), net.num_steps)
     forward = _add_ops(builder, net, "", step * net.num_rows + row, flops=_flops(net))
     # A cell keeps its four gates besides its state and output for its backward op.
@@ -133,7 +133,7 @@ def _forward(builder: BatchBuilder, net: _Net, weights: Numbers) -> tuple[Number
 def _read_saved(
     builder: BatchBuilder, net: _Net, ops: Numbers, weights: Numbers, outputs: Numbers
 ) -> None:
-    """Weight, input from below and input from before: what forward and backward ops both need."""
+    """Add inputs of forward or backward ops: weight, output of the layer below, previous state."""
     builder.reads(ops.ravel(), net.per_op(weights))
     builder.reads(ops[1:].ravel(), outputs[:-1].ravel())
     builder.reads(ops[:-1, 1:].ravel(), outputs[:-1, :-1].ravel())
@@ -142,7 +142,7 @@ def _read_saved(
 def _backward(
     builder: BatchBuilder, net: _Net, weights: Numbers, forward: Numbers, outputs: Numbers
 ) -> Numbers:
-    """Backward ops as [row, step], with the gradients that flow down and back in time."""
+    """Add backward ops with gradients down the layers and back in time; returns [row, step]."""
     row, step = np.divmod(np.arange(forward.size), net.num_steps)
     mirrored = (net.num_steps - 1 - step) * net.num_rows + (net.num_layers - row)
     backward: Numbers = _add_ops(
@@ -172,7 +172,7 @@ def _backward(
 
 
 def _weight_gradients(builder: BatchBuilder, net: _Net, backward: Numbers) -> Numbers:
-    """The finished gradient of each row: every op adds to what the next time step has left."""
+    """Add weight gradients, summed in place from the last time step on; returns the final ones."""
     number = builder.num_tensors + np.arange(backward.size).reshape(backward.shape)
     left = np.full(backward.shape, -1)
     left[:, :-1] = number[:, 1:]

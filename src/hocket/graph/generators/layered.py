@@ -1,7 +1,7 @@
-"""Random layers: ops in layers of equal width, each reading one to three ops of earlier layers.
+"""Random layers: layers of equal width, whose ops each read one to three ops of earlier layers.
 
-Most inputs come from the layer directly before, some from up to three layers back, as skips do.
-O(ops).
+Most inputs come from the layer directly before, some from up to three layers back, like skip
+connections. O(ops).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plain forward ops of random size, for the families that are all about the shape of the graph.
+"""Plain forward ops of random size, for families that differ only in the shape of the graph.
 
-Sizes are whole numbers from a frozen stream, so that a seed gives the same graph on every machine
+Sizes are integers from a frozen random stream, so that a seed gives the same graph on every machine
 and with every version of numpy. O(ops).
 """
 
@@ -14,14 +14,14 @@ from hocket.graph.graph import Role
 
 
 def chance(seed: int) -> np.random.RandomState:
-    """A source of random numbers whose stream numpy promises never to change."""
+    """Return a random generator whose stream numpy guarantees never to change."""
     return np.random.RandomState(seed)
 
 
 def add_plain_ops(
     builder: BatchBuilder, num_ops: int, source: np.random.RandomState
 ) -> tuple[Numbers, Numbers]:
-    """Add ops that are in order, each with an output, about half of them with a parameter.
+    """Add ops in order, each with an output and about half of them with a parameter.
 
     Returns the numbers of the ops and of their outputs.
     """
@@ -42,6 +42,6 @@ def add_plain_ops(
 
 
 def _sizes(source: np.random.RandomState, count: int) -> LongArray:
-    """From 4 KiB to 15 MiB, spread over the powers of two as in real steps."""
+    """Random bytes from 4 KiB to 15 MiB, spread over the powers of two as in real steps."""
     mantissa = source.randint(1, 16, count).astype(np.int64)
     return mantissa << source.randint(12, 21, count).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Random series-parallel graphs: spans of ops put one after another, or beside each other.
+"""Random series-parallel graphs: spans of ops composed in series or in parallel.
 
-A span of n ops is cut into two that follow each other, or into a fork, two to four spans that run
-beside each other, and a join, until three or fewer are left. O(ops log ops) expected.
+A span of n ops is divided into two spans in series, or into a fork, two to four parallel spans and
+a join, until three or fewer ops are left. O(ops log ops) expected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def series_parallel(num_ops: int, seed: int) -> Graph:
 
 
 def _edges(num_ops: int, source: np.random.RandomState) -> tuple[list[int], list[int]]:
-    """(reader, producer) of every edge, ops numbered in the order in which they are made."""
+    """(reader, producer) of every edge, with ops numbered in the order in which they are made."""
     readers: list[int] = []
     producers: list[int] = []
     last = -1
@@ -70,7 +70,7 @@ def _edges(num_ops: int, source: np.random.RandomState) -> tuple[list[int], list
 
 
 def _parallel(count: int, draw: _ManyDraws) -> list[tuple[int, int]]:
-    """Actions left after the fork, last one first."""
+    """Return the actions that remain after the fork, last one first."""
     inner = count - 2
     num_branches = min(2 + draw.below(3), inner)
     cuts = sorted(draw.below(inner - num_branches + 1) for _ in range(num_branches - 1))
@@ -82,14 +82,14 @@ def _parallel(count: int, draw: _ManyDraws) -> list[tuple[int, int]]:
 
 
 class _ManyDraws:
-    """Random whole numbers one at a time, taken from the source by the thousand."""
+    """Random integers one at a time, drawn from the generator in thousands."""
 
     def __init__(self, source: np.random.RandomState) -> None:
         self._source = source
         self._waiting: list[int] = []
 
     def below(self, limit: int) -> int:
-        """A number from 0 up to ``limit`` - 1."""
+        """Return an integer from 0 to ``limit`` - 1."""
         if not self._waiting:
             self._waiting = self._source.randint(0, 2**31 - 1, 4096).tolist()
         return self._waiting.pop() % limit

@@ -1,8 +1,8 @@
 """Transformer training step: a stack of equal blocks with attention and MLP, AdamW at the end.
 
-One table describes the layers; each of them is made for all blocks at once. A backward op reads the
-gradients of what its layer made and what that layer saved, and makes a gradient for each of its
-inputs; matrix products have a second backward op for their weight. O(blocks).
+One table describes the layers; each layer is made for all blocks at once. A backward op reads the
+gradients of its layer's output and the activations that the layer saved, and makes a gradient for
+each of its inputs; matrix products have a second backward op for their weight. O(blocks).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _OPS_PER_BLOCK = 34
 _OPS_OUTSIDE = 9
 MIN_OPS = _OPS_OUTSIDE + _OPS_PER_BLOCK
 _INPUT = "input"
-"""Stands for the output of the block before; in the first block, of the embedding."""
+"""Name for the output of the previous block; in the first block, of the embedding."""
 
 
 class _ForwardOp(NamedTuple):
-    """One forward op, of every block or outside of them."""
+    """One forward op, of every block or outside the blocks."""
 
     name: str
     kind: str
     inputs: tuple[str, ...]
     outputs: int
-    """Elements of the output."""
+    """Number of elements of the output."""
     flops: float
     weights: int = 0
-    """Elements of the parameter."""
+    """Number of elements of the parameter; 0 if it has none."""
     in_block: bool = True
 
     @property
     def has_weight_op(self) -> bool:
-        """True if the gradient of the weight is a backward op of its own."""
+        """True if a separate backward op makes the gradient of the weight."""
         return self.kind == "matmul" and self.weights > 0
 
 
@@ -70,7 +70,7 @@ def _layers(hidden: int, heads: int, sequence: int, batch: int) -> list[_Forward
 
 
 def transformer(num_ops: int, seed: int) -> Graph:
-    """A training step of whole blocks of 34 ops: at most 17 ops more or fewer than asked for."""
+    """A training step of whole blocks of 34 ops: at most 17 ops off the requested number."""
     source = chance(seed)
     hidden, heads = ((768, 12), (1024, 16), (1280, 20), (1600, 25))[source.randint(0, 4)]
     sequence, batch = 256 << source.randint(0, 3), 1 << source.randint(0, 4)
@@ -100,7 +100,7 @@ def transformer(num_ops: int, seed: int) -> Graph:
 
 @dataclass
 class _Step:
-    """Ops and tensors built so far; arrays by layer have one entry per block."""
+    """Ops and tensors built so far; arrays per layer have one entry per block."""
 
     builder: BatchBuilder
     num_blocks: int
@@ -114,7 +114,7 @@ class _Step:
     gradient_readers: dict[str, list[Numbers]] = field(default_factory=dict)
     """Backward ops that need the gradient of a layer's output."""
     gradients: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
-    """Layer, blocks, and the gradients of its output there."""
+    """(layer, blocks, tensors): gradients of the layer's output in these blocks."""
 
     def names(self, layer: _ForwardOp, suffix: str = "") -> list[str]:
         """Names of a layer's ops or tensors."""
@@ -130,7 +130,7 @@ class _Step:
         return [f"blocks.{block}.{part}" for block in range(self.num_blocks)]
 
     def inputs(self, layer: _ForwardOp) -> Iterator[tuple[str, Numbers, Numbers]]:
-        """For each input: the layer that makes it, in which blocks, and its readers' blocks."""
+        """Yield, per input: the layer that makes it, in which blocks, and its readers' blocks."""
         every = np.arange(self.num_blocks if layer.in_block else 1)
         for name in layer.inputs:
             if name == _INPUT:
@@ -142,14 +142,14 @@ class _Step:
                 yield name, every, every
 
     def read_inputs(self, ops: Numbers, layer: _ForwardOp) -> None:
-        """Let ops of a layer read what the layer reads."""
+        """Add reads of the layer's inputs to ops of the layer."""
         for name, blocks, readers in self.inputs(layer):
             self.builder.reads(ops[readers], self.outputs[name][blocks])
         if layer.weights:
             self.builder.reads(ops, self.weights[layer.name])
 
     def add_forward(self) -> None:
-        """Forward ops with their weights and outputs."""
+        """Add forward ops with their weights and outputs."""
         positions = self._positions(self.layers, reverse=False)
         for layer in self.layers:
             op = self.builder.ops(
@@ -176,7 +176,7 @@ class _Step:
             self.read_inputs(self.forward[layer.name], layer)
 
     def add_backward(self) -> None:
-        """Backward ops, what they read from the forward pass, and the gradients they make."""
+        """Add backward ops, with the saved activations they read and the gradients they make."""
         last_first = self.layers[::-1]
         rows = [layer for layer in last_first for _ in range(1 + layer.has_weight_op)]
         positions = self._positions(rows, reverse=True)
@@ -204,13 +204,13 @@ class _Step:
                 )
 
     def add_gradient_reads(self) -> None:
-        """Hand every gradient to the backward ops of the layer whose output it belongs to."""
+        """Let the backward ops of each layer read the gradients of its output."""
         for name, blocks, tensors in self.gradients:
             for ops in self.gradient_readers[name]:
                 self.builder.reads(ops[blocks], tensors)
 
     def add_optimizer(self) -> None:
-        """One AdamW op per weight, which writes over it."""
+        """Add one AdamW op per weight, which updates it in place."""
         rows = [layer for layer in self.layers if layer.weights]
         positions = self._positions(rows, reverse=False)
         for layer in rows:
@@ -266,7 +266,7 @@ class _Step:
                 self.gradients.append((maker, blocks, gradient[readers]))
 
     def _positions(self, rows: list[_ForwardOp], reverse: bool) -> Iterator[Numbers]:
-        """Where the ops of each row stand: the rows of a block together, block after block."""
+        """Yield the positions of each row's ops: block after block, a block's rows together."""
         block = np.arange(self.num_blocks)[:: -1 if reverse else 1]
         num_inner = sum(row.in_block for row in rows)
         start = self.num_positions
