@@ -9,7 +9,7 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.capture import capture, capture_program, execute, named_tensors
 from hocket.capture.optimizer import OPTIMIZER_STATES, TORCH_OPTIMIZERS, optimizer_of_meta
-from hocket.cli.sources import _OPTIMIZERS
+from hocket.cli.options import _OPTIMIZERS
 from hocket.cost.families import family_of
 from hocket.graph import Phase, Role
 

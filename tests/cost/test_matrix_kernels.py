@@ -13,7 +13,6 @@ from hocket.cost.families import FAMILIES
 from hocket.cost.matrix_kernels import power_limit
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s
-from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.softwares import SOFTWARES
 from hocket.hardware.shorthand import cluster_from_text
@@ -58,7 +57,7 @@ def _of_layer(shape, kind, cluster):
         mlp_width=shape["mlp"], mlp="swiglu", vocabulary=64, sequence=shape["seq"],
         tied_embeddings=True, learned_positions=False, biases=False, dropout=False,
     )  # fmt: skip
-    setting = setting_of(transformer, SOFTWARES["megatron-core"], kind, network_of(cluster))
+    setting = setting_of(transformer, SOFTWARES["megatron-core"], kind, cluster.network)
     tokens = shape["batch"] * shape["seq"]
     keys = shape["hidden"] * shape["kv_heads"] // shape["heads"]
     hidden, mlp = shape["hidden"], shape["mlp"]

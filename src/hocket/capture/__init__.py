@@ -1,6 +1,7 @@
-"""A PyTorch model or training step as a Graph; the only planning package that imports torch.
+"""Trace a PyTorch model or training step into a Graph; the only planning package that imports
+torch.
 
-``hocket.capture`` is the name of this package and of its main function: the package can be called.
+``hocket.capture`` is both this package and its main function: the package object is callable.
 """
 
 # ruff: noqa: E402
@@ -37,7 +38,8 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """A module that can be called, since importing the package binds its name in the package."""
+    """Module type that makes the package callable, because importing it shadows the function's
+    name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return capture(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Make the Graph of a Program: readable names, sizes, roles and colocation groups. O(calls)."""
+"""Turn a Program into a Graph: readable names, sizes, roles and colocation groups. O(calls)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
 
 
 def sharing_ops(program: Program) -> Iterator[list[int]]:
-    """Sets of ops that have to share a device."""
+    """Sets of ops that must be placed on one device because they access the same memory."""
     late = _late_readers(program)
     members: dict[int, list[int]] = {storage: [] for storage in late}
     first_reader: dict[int, int] = {}
@@ -40,9 +40,9 @@ def sharing_ops(program: Program) -> Iterator[list[int]]:
 
 
 def _late_readers(program: Program) -> dict[int, list[int]]:
-    """By storage: calls that read a tensor of it made before its last write.
+    """Calls per storage that read a tensor made before the storage's last write.
 
-    What the user keeps is read after the last call.
+    Tensors that the user keeps count as read after the last call.
     """
     num_writes: dict[int, int] = {}
     born = [0] * len(program.tensors)
@@ -66,7 +66,7 @@ def _late_readers(program: Program) -> dict[int, list[int]]:
 
 
 def _written_through_views(program: Program, first_reader: dict[int, int]) -> Iterator[list[int]]:
-    """Writes to what exists before the step, with the views that they go through."""
+    """In-place writes to tensors that exist before the step, with the views they write through."""
     for index, call in enumerate(program.calls):
         for target in call.targets:
             chain = []
@@ -78,7 +78,7 @@ def _written_through_views(program: Program, first_reader: dict[int, int]) -> It
 
 
 def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
-    """The Graph whose ops and tensors have the numbers of the program."""
+    """Build the Graph of a program; ops and tensors keep the program's numbers."""
     calls = program.calls
     op_names = unique_names(_op_name(program, op) for op in range(len(calls)))
     drawn = np.cumsum([call.draws for call in calls], dtype=np.int64) - 1
@@ -134,7 +134,7 @@ def _op_name(program: Program, op: int) -> str:
 
 
 def _source_name(program: Program, tensor: int) -> str:
-    """The name of a parameter, also where the step itself has written it before its update."""
+    """Name of a parameter, also if the step writes the parameter before its optimizer update."""
     while tensor not in program.names:
         tensor = program.tensors[tensor].alias_of
     return program.names[tensor]
@@ -164,11 +164,12 @@ def _tensor_bytes(program: Program, tensor: int) -> int:
 
 
 def _groups(program: Program, fused: Iterable[str]) -> list[int]:
-    """One group per parameter: its update and the first op that computes with it.
+    """One colocation group per parameter: its optimizer update and the first op that computes with
+    it.
 
-    Views on the way to that op belong to it. So do ops that share memory which is written in
-    place, and all ops of a module that is ``fused``: a library runs it in one call on one device.
-    Groups that share an op are one group.
+    Views between the parameter and that op belong to the group. Ops that share memory written in
+    place form a group too, and so do all ops of a ``fused`` module, which a library runs as one
+    call on one device. Groups that have an op in common are merged.
     """
     updates = {
         program.tensors[call.args[0].number].storage: index
@@ -195,7 +196,7 @@ def _groups(program: Program, fused: Iterable[str]) -> list[int]:
 
 
 def _inside(program: Program, modules: Iterable[str]) -> list[list[int]]:
-    """Ops of forward and backward passes through each of some modules that has any."""
+    """Forward and backward ops of each of the given modules that has any."""
     found: dict[str, list[int]] = {module: [] for module in modules}
     for op, call in enumerate(program.calls):
         if call.module in found and call.phase != Phase.OPTIMIZER:

@@ -1,16 +1,16 @@
-"""Attention and dropout as accelerators run them, captured on a machine that has none.
+"""Record attention and dropout as accelerators run them, on a machine without one.
 
-On a CPU PyTorch splits attention with dropout or a mask into products and a softmax whose
-matrices fill the memory; CUDA runs one fused kernel that stores only its output. Under fake tensors
-the fused op needs no device, so a kernel registered for the CPU's autograd key puts it in
-place: the graph then has the ops and the memory of the machine that is planned for, not of the one
-that plans. PyTorch's dispatcher calls it below autocast, which has cast queries, keys, values and
-float masks by then, and for attention inside modules of PyTorch as well.
+On a CPU, PyTorch splits attention with dropout or a mask into products and a softmax with large
+intermediate matrices; CUDA runs one fused kernel that stores only its output. Fake tensors run the
+fused op without a device, so a kernel registered for the CPU's autograd key calls it. The graph
+then has the ops and memory of the target machine, not of the machine that plans. The dispatcher
+calls this kernel below autocast, after queries, keys, values and float masks were cast, also for
+attention inside PyTorch's own modules.
 
-Which kernel PyTorch takes there depends on type, head width, mask and grouping, as
-``benchmarks/cost/predict_kernels.py`` shows (H200, PyTorch 2.11): 16-bit heads up to 256 wide are
-fused and read shared keys as they are; 32-bit or wider ones are fused only where every head has its
-own keys, else the matrix of scores is written.
+The kernel that CUDA chooses depends on dtype, head width, mask and grouping
+(``benchmarks/cost/predict_kernels.py``, H200, PyTorch 2.11): 16-bit heads of up to 256 elements use
+a fused kernel that reads shared keys directly; 32-bit or wider heads are fused only if each head
+has its own keys, otherwise the score matrix is written to memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any
 import torch
 
 ACCELERATOR = "accelerator"
-"""The device whose kernels are recorded by default: an accelerator that need not be there."""
+"""Device type whose kernels are recorded by default; the machine itself needs no such device."""
 _ALIGNMENT = 16
-"""The fused kernel reads masks in rows of this many elements."""
+"""The fused kernel reads masks whose row length is a multiple of this many elements."""
 _HALF = (torch.bfloat16, torch.float16)
 _WIDEST = 256
-"""Elements of a head up to which 16-bit kernels are fused whatever shares its keys."""
+"""Head width up to which 16-bit attention is fused even if heads share keys (grouped attention)."""
 
 
 def kernel_library() -> Any:
-    """Kernels of PyTorch's ops that are registered as long as the object lives."""
+    """Library of replacement kernels for PyTorch ops, registered while the object lives."""
     make: Any = torch.library.Library
     return make("aten", "IMPL")
 
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Have attention and dropout of this thread run the fused ops of accelerators."""
+    """Make attention and dropout in this thread dispatch to the fused ops of accelerators."""
     here = threading.get_ident()
     plain_attention = torch.ops.aten.scaled_dot_product_attention.default.decompose
     plain_dropout = torch.ops.aten.dropout.default.decompose
@@ -96,7 +96,7 @@ def _fused(
 
 
 def _fuses_groups(query: torch.Tensor) -> bool:
-    """True if a fused kernel takes heads that share keys."""
+    """True if a fused kernel accepts heads that share keys and values."""
     return query.dtype in _HALF and query.shape[-1] <= _WIDEST
 
 
@@ -108,7 +108,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention whose kernel reads shared keys as they are."""
+    """Attention by the kernel that reads shared keys without repeating them."""
     output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
         query, key, value, dropout_p, is_causal, scale=scale
     )[0]
@@ -124,7 +124,7 @@ def _written(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention as products and a softmax, with keys and values repeated for every head."""
+    """Attention as matrix products and a softmax, with keys and values repeated for every head."""
     output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=True
     )[0]
@@ -132,7 +132,7 @@ def _written(
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mask as additive numbers, expanded and padded as the fused kernel wants it."""
+    """The mask as an additive bias, expanded and padded to the fused kernel's layout."""
     if mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=query.dtype, device=query.device)
         mask = torch.where(mask, zero, float("-inf")).to(query.dtype)

@@ -1,12 +1,11 @@
-"""CUDA's autocast, recorded on fake tensors of a CPU.
+"""Record CUDA's autocast on fake CPU tensors.
 
-A step that is recorded for an accelerator has tensors of a CPU, on which
-``torch.autocast("cuda")`` does nothing; without CUDA PyTorch even disables it. While such a step is
-recorded, autocast for CUDA becomes that of the CPU in the same type: it casts the inputs of
-matrix products and convolutions and caches casts of weights as CUDA's does. Ops that only CUDA's
-autocast casts (norms, softmax, sums, powers: to float32) get kernels of their own at the
-CPU's autocast key. PyTorch registers CUDA's kernels in every build, so that the dispatcher
-itself says which ops those are.
+A step recorded for an accelerator runs on CPU tensors, on which ``torch.autocast("cuda")`` has no
+effect; without CUDA, PyTorch even disables it. While such a step is recorded, CUDA's autocast is
+mapped to the CPU's with the same dtype: it casts inputs of matrix products and convolutions and
+caches the casts of weights as CUDA's does. Ops that only CUDA's autocast casts (norms, softmax,
+sums and powers, to float32) get kernels at the CPU's autocast key. PyTorch registers CUDA's
+autocast kernels in every build, so the list of these ops is read from the dispatcher.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ _LOWER = frozenset(
         "_scaled_dot_product_flash_attention",
     }
 )
-"""Ops that run in the autocast type: what they call is in the CPU's list."""
+"""Ops in CUDA's lower-precision list that need no kernel here: the ops they call are in the CPU's
+list."""
 _WIDEST = frozenset(
     {
         "addcdiv",
@@ -58,12 +58,12 @@ _WIDEST = frozenset(
         "scatter_add",
     }
 )
-"""Ops whose inputs are cast to the widest of their types."""
+"""Ops whose inputs are all promoted to the widest input dtype."""
 
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Have autocast that this thread enters for CUDA act on fake tensors of a CPU."""
+    """Make CUDA autocast regions of this thread act on fake CPU tensors."""
     kernels = _register()
     own, here = torch.autocast.__init__, threading.get_ident()
 
@@ -85,7 +85,7 @@ def cuda_autocast() -> Iterator[None]:
 
 
 def _register() -> Any:
-    """Kernels for the ops that CUDA's autocast casts and the CPU's does not."""
+    """Register kernels for ops that CUDA's autocast casts and the CPU's does not."""
     here = threading.get_ident()
     library = kernel_library()
     for name, function in _cuda_only():
@@ -95,7 +95,7 @@ def _register() -> Any:
 
 @cache
 def _cuda_only() -> tuple[tuple[str, Any], ...]:
-    """Names and overloads of ops in CUDA's lists that the CPU's lack."""
+    """Names and overloads of ops in CUDA's autocast lists that the CPU's lists lack."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found: list[tuple[str, Any]] = []
     for full in sorted(torch._C._dispatch_get_all_op_names()):
@@ -150,7 +150,7 @@ def _cast_to_widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
 def _with_float32_result(
     args: tuple[Any, ...], kwargs: dict[str, Any], index: int
 ) -> tuple[Any, Any]:
-    """Ask for a float32 result where the caller names no type: the op then casts as it reads."""
+    """Request a float32 result if the caller names no dtype; the op then casts while it reads."""
     is_named = kwargs.get("dtype") is not None or (len(args) > index and args[index] is not None)
     if is_named or not (isinstance(args[0], torch.Tensor) and _is_cast(args[0])):
         return args, kwargs

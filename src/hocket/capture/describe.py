@@ -1,4 +1,4 @@
-"""Cost of an op as far as its shapes determine it: kind, signature, dtype, flops, bytes touched."""
+"""Describe the cost of an op by its shapes: kind, signature, dtype, FLOPs, bytes touched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.graph import DTYPES
 
 
 def count_flops(function: Any, kind: str, args: Any, kwargs: Any, result: Any) -> float:
-    """Operations of one call, a multiplication and an addition counted as two."""
+    """Floating-point operations of one call; a multiply-add counts as two."""
     own = _FORMULAS.get(kind)
     if own is not None:
         return own(*args)
@@ -33,7 +33,8 @@ def count_flops(function: Any, kind: str, args: Any, kwargs: Any, result: Any) -
 
 
 def _computed_share(function: Any, args: Any, kwargs: Any) -> float:
-    """Share of the pairs of tokens that a fused kernel computes: causal ones skip future keys."""
+    """Fraction of token pairs that a fused attention kernel computes; causal kernels skip future
+    keys."""
     names = [argument.name for argument in function._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     if not given.get("is_causal"):
@@ -51,7 +52,8 @@ def _attention(query: Any, key: Any, value: Any, *_: Any) -> float:
 
 
 def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any) -> float:
-    """Scores are recomputed; then the gradients of weights, values, queries and keys."""
+    """FLOPs of the attention backward pass: scores again, then the gradients of weights, values,
+    queries and keys."""
     scores = prod(query.shape[:-1]) * key.shape[-2]
     return float(2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
@@ -69,8 +71,10 @@ def _recurrent(inputs: Any, *weights: Any) -> float:
 
 
 def _convolution_backward(gradient: Any, given: Any, weight: Any, *rest: Any) -> float:
-    """Each gradient takes what the forward pass does; torch's counter forgets that groups only meet
-    their own channels."""
+    """FLOPs of a convolution's backward pass: each gradient costs as much as the forward pass.
+
+    PyTorch's own counter ignores that groups only combine their own channels.
+    """
     is_transposed, wanted = rest[4], rest[7]
     places = prod((given if is_transposed else gradient).shape[2:])
     forward = 2 * given.shape[0] * places * weight.numel()
@@ -104,20 +108,20 @@ _GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
 """Ops that read no more of their first tensor than they write."""
 _SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_",
                        "scatter_add_"})  # fmt: skip
-"""Ops that write no more of their first tensor than the other ones hold."""
+"""Ops that write no more of their first tensor than their other inputs hold."""
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_", "bernoulli_", "normal_", "uniform_",
                          "exponential_", "random_"})  # fmt: skip
 """Ops that write their first tensor without reading it."""
 
 
 def dtype_index(dtype: torch.dtype) -> int:
-    """Index into `hocket.graph.DTYPES`."""
+    """Index of a dtype in `hocket.graph.DTYPES`."""
     return _DTYPE_INDEX.get(dtype, _OTHER)
 
 
 @cache
 def kind_of(function: Any) -> str:
-    """Name of an overload without its variant: ``aten.mm``."""
+    """Op name without the overload: ``aten.mm``."""
     return str(function._overloadpacket)
 
 
@@ -160,14 +164,14 @@ def _bytes_touched(
 
 
 def signature_text(function: Any, args: Any, kwargs: Any) -> str:
-    """Op, dtypes, shapes, unusual strides and constants as one text; equal text, equal cost."""
+    """Op, dtypes, shapes, unusual strides and constants as text; equal texts mean equal costs."""
     parts = [_leaf_text(arg) for arg in args]
     parts += [f"{key}={_leaf_text(value)}" for key, value in kwargs.items()]
     return f"{function}({', '.join(parts)})"
 
 
 def layout_text(layout: TensorLayout) -> str:
-    """A tensor in a signature: ``float32[8,1024]``, with strides where not contiguous."""
+    """Text of a tensor in a signature: ``float32[8,1024]``, with strides if not contiguous."""
     shape = ",".join(map(str, layout.shape))
     text = f"{_short_dtype(layout.dtype)}[{shape}]"
     if layout.stride != _contiguous_stride(layout.shape):

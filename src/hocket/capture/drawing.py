@@ -1,9 +1,9 @@
-"""Detection of calls that draw random numbers.
+"""Detect calls that draw random numbers.
 
-PyTorch says of an op whether it may. Fused attention and recurrent layers do it where they drop
-something, and the backward pass of attention draws nothing: it is given the numbers of the forward
-pass. Calls that draw keep their order, so what is taken for one holds others up: two waves of a
-model with attention would wait for each other almost from end to end. O(1) per call.
+PyTorch's op tags say only that an op may draw. Fused attention and recurrent layers draw if their
+dropout is not zero; the backward pass of attention draws nothing, it receives the forward pass's
+seed. Calls that draw keep their order, so a false positive delays other ops: two waves of a model
+with attention would wait for each other almost throughout. O(1) per call.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 _SHARES = ("dropout_p", "dropout")
-"""Arguments that say what share is dropped."""
+"""Names of arguments that hold a dropout probability."""
 _GIVEN = "philox_seed"
-"""An argument with numbers that another call drew."""
+"""Name of an argument that holds random state drawn by another call."""
 
 
 class _Share(NamedTuple):
-    """Position, name and default of the argument with the share that an op drops."""
+    """Position, name and default of an op's dropout-probability argument."""
 
     position: int
     name: str
@@ -38,13 +38,13 @@ def _share_of(function: Any) -> _Share | None:
 
 @cache
 def may_draw(function: Any) -> bool:
-    """True if an op draws random numbers, with some arguments at least."""
+    """True if an op draws random numbers for at least some arguments."""
     is_given = any(argument.name == _GIVEN for argument in function._schema.arguments)
     return torch.Tag.nondeterministic_seeded in function.tags and not is_given
 
 
 def draws(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a call of ``function`` draws random numbers."""
+    """True if this call of ``function`` draws random numbers."""
     if not may_draw(function):
         return False
     share = _share_of(function)

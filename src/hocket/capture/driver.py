@@ -1,4 +1,4 @@
-"""Functions of the CUDA driver that PyTorch does not hand out."""
+"""CUDA driver functions that PyTorch does not expose."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _driver() -> Any:
 
 
 def call_driver(name: str, *arguments: Any) -> None:
-    """Call a function; raises `RuntimeError` where it fails."""
+    """Call a driver function; raises `RuntimeError` if it fails."""
     code = getattr(_driver(), name)(*arguments)
     if code:
         raise RuntimeError(f"{name} of the CUDA driver failed with error {code}")
 
 
 def num_captured(stream: int) -> int:
-    """Number of nodes of the CUDA graph into which a stream is being captured."""
+    """Number of nodes in the CUDA graph that a stream is being captured into."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     call_driver(
         "cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), ctypes.byref(status),

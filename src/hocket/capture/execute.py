@@ -1,6 +1,6 @@
-"""Run a Program on real tensors: the proof that a recording is complete.
+"""Run a Program on real tensors, to prove that a recording is complete.
 
-Tensors are dropped after their last reader.
+Tensors are freed after their last reader.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Executed:
     """Results of a program."""
 
     outputs: tuple[torch.Tensor, ...]
-    """The loss in training, all results in inference."""
+    """The loss in training, all model outputs in inference."""
     gradients: dict[str, torch.Tensor]
-    """By the name of their parameter."""
+    """Gradients by parameter name."""
     state: dict[str, torch.Tensor]
-    """Parameters, buffers and optimizer states after the step."""
+    """Parameters, buffers and optimizer state after the step."""
 
 
 def named_tensors(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a real model and batch under the names that a Program uses."""
+    """Tensors of a real model and batch by the names that a Program uses."""
     return {name: tensor for name, _, tensor in all_tensors(model, batch)}
 
 
@@ -44,10 +44,10 @@ def execute(
     step: int = 1,
     seed: int | None = None,
 ) -> Executed:
-    """Run every call, in recorded order or in ``order``; ``tensors`` are not changed.
+    """Run every call in recorded order or in ``order``, without changing ``tensors``.
 
-    ``step`` counts from 1. With a ``seed`` each random draw has its own (see `draw_seed`); without
-    one, draws go on where the generators of PyTorch stand.
+    ``step`` counts from 1. With a ``seed``, each random draw has its own seed (see `draw_seed`);
+    without one, draws continue from the current state of PyTorch's generators.
     """
     specs = dict(enumerate(program.tensors))
     storages = given_storages(program.names, specs, program.names, tensors)

@@ -1,8 +1,8 @@
-"""Fake twins of the tensors of a model and its batch: shapes, but no memory.
+"""Make fake copies of the tensors of a model and its batch: shapes without memory.
 
-Only shapes, strides and dtypes are read, so the originals may be real, on the meta device or fake.
-Twins of tensors that share a storage share one: tied weights stay tied. So do those of weights of a
-recurrent layer on a CUDA device: there the layer has them in one piece, unless they are laid apart.
+Only shapes, strides and dtypes are read, so the originals may be real, meta or fake tensors. Copies
+of tensors that share a storage share one too, so tied weights stay tied. On a CUDA device the
+weights of a recurrent layer share one storage, as cuDNN lays them out, unless `lay_apart` is used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hocket.graph import Role
 # in float32, as its configuration makes it, could not be recorded.
 
 _ALIGNMENT_BYTES = 16
-"""Rows of results begin at multiples of it where PyTorch is built for CUDA."""
+"""Result rows begin at multiples of this many bytes in CUDA builds of PyTorch."""
 
 
 @cache
 def know_grouped_products() -> None:
-    """Have fake tensors know their op in every type."""
+    """Register a fake-tensor implementation of grouped matrix products for every dtype."""
     aten: Any = torch.ops.aten
     know(aten._grouped_mm.default, _product)
 
@@ -60,7 +60,7 @@ NamedTensor = tuple[str, Role, torch.Tensor]
 
 
 def fake_mode(model: nn.Module) -> FakeTensorMode:
-    """In which ops of a model make tensors without memory."""
+    """Fake tensor mode in which the model's ops run without memory."""
     know_recurrent_layers()
     know_grouped_products()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -71,7 +71,7 @@ def fake_mode(model: nn.Module) -> FakeTensorMode:
 
 
 def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
-    """Parameters, buffers and tensors held as plain attributes, each object once."""
+    """Parameters, buffers and tensors held as plain attributes, each once."""
     seen: set[int] = set()
     for name, parameter in model.named_parameters():
         seen.add(id(parameter))
@@ -88,12 +88,12 @@ def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
 
 
 def plain_batch(batch: Any) -> Any:
-    """Mappings of any kind, such as a tokenizer's result, as a dict."""
+    """Convert mappings of any type, such as a tokenizer's result, to a dict."""
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a batch with their names: keys of dicts, positions in tuples."""
+    """Tensors of a batch with their names: dict keys, or positions in tuples."""
     if isinstance(batch, torch.Tensor):
         yield prefix or "input", batch
     elif isinstance(batch, list | tuple | dict):
@@ -104,7 +104,7 @@ def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
-    """Tensors that exist before a step, the model's first; each has a name of its own."""
+    """Tensors that exist before a step, the model's first, each with a unique name."""
     found = [*model_tensors(model)]
     found += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
     names = unique_names(name for name, _, _ in found)
@@ -112,7 +112,7 @@ def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
 
 
 def flat_weights(model: nn.Module) -> list[list[torch.Tensor]]:
-    """Of each recurrent layer its weights in the order in which cuDNN has them: biases last."""
+    """Weights of each recurrent layer in cuDNN's order: biases last."""
     return [
         sorted((w for w in layer._flat_weights if w is not None), key=lambda w: w.dim() < 2)
         for layer in model.modules()
@@ -121,8 +121,10 @@ def flat_weights(model: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def lay_apart(model: nn.Module) -> None:
-    """Have weights of recurrent layers that lie in one piece in storages of their own, as they are
-    where they come and go one by one; cuDNN then makes a piece of them for every call."""
+    """Move weights of recurrent layers that share one buffer into storages of their own.
+
+    Streamed parameters are fetched one by one; cuDNN then packs them into a buffer for every call.
+    """
     for row in flat_weights(model):
         sharing = Counter(weight.untyped_storage()._cdata for weight in row)
         for weight in row:
@@ -133,9 +135,10 @@ def lay_apart(model: nn.Module) -> None:
 def fake_twins(
     tensors: Sequence[torch.Tensor], device: str, flat: Iterable[Sequence[torch.Tensor]] = ()
 ) -> dict[int, Any]:
-    """Fake tensors by the id of the given ones; call it inside a FakeTensorMode.
+    """Fake tensors by the id of their originals; must be called inside a FakeTensorMode.
 
-    What is to be ``flat`` shares a storage, one after the other, if none of it shares one yet.
+    Tensors listed in ``flat`` are laid out one after the other in one storage, unless some of them
+    share a storage already.
     """
     distinct = {id(tensor): tensor for tensor in tensors}
     if not all(map(has_storage, distinct.values())):
@@ -169,7 +172,7 @@ def _one_after_the_other(row: Sequence[torch.Tensor], device: str) -> list[torch
 
 
 def meta_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
-    """Tensors on the meta device by the id of the given ones: to look at, not to compute with."""
+    """Meta tensors by the id of their originals, for inspection only."""
     twins: dict[int, Any] = {}
     with torch.no_grad():
         for t in tensors:
@@ -179,7 +182,7 @@ def meta_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
 
 
 def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
-    """Fake tensors over one storage."""
+    """Fake tensors that share one storage."""
     first = sharing[0]
     if len(sharing) == 1 and first.storage_offset() == 0:
         return [torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device)]
@@ -194,7 +197,7 @@ def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
 
 
 def dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """The fake tensor as what the original is: a parameter, or a leaf with or without gradient."""
+    """The fake tensor with the original's type: a parameter, or a leaf with or without gradient."""
     if isinstance(tensor, nn.Parameter):
         twin = nn.Parameter(fake, requires_grad=tensor.requires_grad)
         # What hooks compute of a gradient is part of the step.
@@ -205,7 +208,7 @@ def dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
 
 
 def map_batch(batch: Any, twins: dict[int, Any]) -> Any:
-    """A batch with its tensors replaced."""
+    """The batch with its tensors replaced."""
     if isinstance(batch, torch.Tensor):
         return twins[id(batch)]
     if isinstance(batch, dict):

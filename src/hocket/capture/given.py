@@ -1,4 +1,5 @@
-"""Arguments of users: wrapped models, DataLoaders as batches, ``(x, y)`` with a loss of both."""
+"""Normalise user arguments: wrapped models, DataLoaders as batches, ``(x, y)`` pairs with a
+loss."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.base.errors import UsageError
 from hocket.capture.loss import Loss, first_floating
@@ -20,13 +21,13 @@ from hocket.capture.swap import generators_kept
 
 
 class WrapperWarning(UserWarning):
-    """A wrapper around a model is not used."""
+    """Warning that hocket bypasses a wrapper around a model."""
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of DataParallel, DistributedDataParallel and torch.compile.
+    """The model inside DataParallel, DistributedDataParallel or torch.compile.
 
-    The parameters are the same, so an optimizer of either is one of both.
+    The parameters are the same objects, so an optimizer of the wrapper is also one of the model.
     """
     inner = getattr(model, "_orig_mod", None)
     if isinstance(model, nn.Module) and any(map(_is_compiled, model.modules())):
@@ -45,12 +46,12 @@ def unwrapped(model: Any) -> Any:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """True for a result of torch.compile and after ``module.compile()``."""
+    """True for a result of torch.compile and for a module after ``module.compile()``."""
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def refuse_ranks(model: Any) -> None:
-    """Refuse to train a DistributedDataParallel of several ranks: its hooks would not run."""
+    """Refuse a DistributedDataParallel of several ranks: its gradient hooks would not run."""
     if not isinstance(model, DistributedDataParallel):
         return
     num_ranks = torch.distributed.get_world_size(model.process_group)
@@ -65,7 +66,8 @@ def refuse_ranks(model: Any) -> None:
 
 
 def _refuse_sharded(model: Any) -> None:
-    """Refuse a model of `fully_shard`: its parameters are parts, which come and go by its hooks."""
+    """Refuse a model of `fully_shard`: its parameters are shards that its own hooks gather and
+    free."""
     is_sharded = isinstance(model, nn.Module) and any(
         type(each).__name__.startswith("FSDP") and hasattr(each, "unshard")
         for each in model.modules()
@@ -80,9 +82,18 @@ def _refuse_sharded(model: Any) -> None:
 
 
 def first_batch(batch: Any) -> Any:
-    """The first batch of a DataLoader, without moving any generator; any other batch as it is."""
+    """Return the first batch of a DataLoader, without moving any generator; any other batch as it
+    is. Refuses a DataLoader that can be read once only: training would miss its first batch."""
     if not isinstance(batch, DataLoader):
         return batch
+    data = batch.dataset
+    if isinstance(data, IterableDataset) and not batch.num_workers and iter(data) is iter(data):
+        raise UsageError(
+            f"the DataLoader's {type(data).__name__} gives one iterator for all passes, so a batch "
+            "that is taken from it here would be missing in training",
+            hint="give a batch of the same shape instead of the DataLoader, or let __iter__ of the "
+            "dataset make a new iterator",
+        )
     own = [g for g in (batch.generator, getattr(batch.sampler, "generator", None)) if g]
     states = [generator.get_state() for generator in own]
     try:
@@ -96,13 +107,13 @@ def first_batch(batch: Any) -> Any:
 
 
 class SupervisedForward:
-    """Applies a model to the first part of a batch, and a loss to its output and the second."""
+    """Forward that applies a model to ``x`` and a loss to its output and ``y``."""
 
     def __init__(self, loss: Any) -> None:
         self.loss = loss
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The loss."""
+        """Loss of one ``(x, y)`` batch."""
         inputs, target = batch
         found: torch.Tensor = self.loss(model(inputs), target)
         return found
@@ -111,10 +122,10 @@ class SupervisedForward:
 def supervised(
     model: Any, batch: Any, loss: Loss | str | None, forward: Forward | None
 ) -> tuple[Loss | str | None, Forward | None]:
-    """Loss and forward of a step; of ``(x, y)`` the loss may be one of output and target.
+    """Loss and forward of a step; for ``(x, y)`` batches the loss may take output and target.
 
-    That is a function of two arguments, such as ``torch.nn.functional.cross_entropy``, or the name
-    of a loss where the model takes ``x`` alone.
+    Such a loss is a function of two arguments, such as ``torch.nn.functional.cross_entropy``, or
+    the name of a loss if the model takes ``x`` alone.
     """
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     if forward is not None or loss is None or not is_pair or isinstance(batch, Mapping):
@@ -129,7 +140,8 @@ def supervised(
 
 
 def _cross_entropy(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Of classes in the second dimension, as PyTorch has it, or in the last, as models of text."""
+    """Cross-entropy over classes in dimension 1, as in PyTorch, or in the last one, as in language
+    models."""
     logits = first_floating(output)
     if target.dim() == logits.dim() - 1 and target.shape == logits.shape[:-1]:
         return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1))
@@ -144,7 +156,7 @@ _OF_TARGET = {"cross-entropy": _cross_entropy, "mse": _mean_squares}
 
 
 def _num_required(loss: Any) -> int:
-    """Arguments without a default that a function takes by position; 1 where that is not known."""
+    """Number of positional arguments without default; 1 if it is unknown."""
     try:
         taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
     except (TypeError, ValueError):

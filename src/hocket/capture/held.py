@@ -1,10 +1,10 @@
-"""Tensors that autograd holds for the backward pass although that never reads them.
+"""Find tensors that autograd saves although the backward pass never reads them.
 
-Some formulas save tensors for gradients of gradients alone (the gates of a fused recurrent cell),
-and a function of one's own may save whatever it likes. Nobody reads them, but they take memory
-until their node is done, so whoever trains the model itself has to count them: `hocket.prepare`
-with a budget does, a recorded step that is run op by op has no need to. Nodes are looked at before
-the backward pass, which releases them. O(nodes + saved tensors).
+Some formulas save tensors only for second derivatives (the gates of a fused recurrent cell), and a
+custom autograd function may save anything. Such tensors use memory until their node has run.
+`hocket.prepare` with a budget trains through autograd and counts them; a traced step that is run op
+by op does not hold them. Nodes are inspected before the backward pass, which frees them. O(nodes +
+saved tensors).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hocket.graph import Graph
 
 
 class SavedByNode(NamedTuple):
-    """A storage that an autograd node of a number has saved."""
+    """A storage that an autograd node saved, with the node's sequence number."""
 
     node: int
     storage: int
 
 
 def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[SavedByNode]:
-    """Tensors of the step that the autograd nodes behind a loss have saved."""
+    """Tensors that the autograd nodes behind a loss have saved."""
     found: dict[SavedByNode, None] = {}
     # Looking at a saved tensor may make a view of it, which is no call of the step.
     with _disable_current_modes():
@@ -68,14 +68,14 @@ def _saved_tensors(node: Any) -> list[torch.Tensor]:
 
 @cache
 def _saved_names(kind: Hashable) -> tuple[str, ...]:
-    """Attributes of a kind of nodes that are what it saved."""
+    """Names of a node type's attributes that hold saved tensors."""
     return tuple(
         name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"
     )
 
 
 def note_held(recorder: Recorder, saved: Sequence[SavedByNode]) -> None:
-    """Of what was saved, what neither its node reads nor anybody later."""
+    """Record saved tensors that neither their own node nor any later op reads."""
     recording = recorder.recording
     last_read: dict[int, int] = {}
     for number, call in enumerate(recording.calls):
@@ -89,7 +89,7 @@ def note_held(recorder: Recorder, saved: Sequence[SavedByNode]) -> None:
 
 
 def held_note(recording: Recording, program: Program, graph: Graph) -> dict[str, list[str]]:
-    """The same by names of ops and tensors, which outlive numbers."""
+    """Saved but unread tensors by op and tensor names, which stay valid when numbers change."""
     owner = {
         spec.storage: graph.tensor_names[number]
         for number, spec in reversed([*enumerate(program.tensors)])

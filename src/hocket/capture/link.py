@@ -1,8 +1,8 @@
-"""Turn a recording into a Program: give every write a new version and order around it.
+"""Turn a recording into a Program: give every write a new version and order ops around it.
 
-One pass in recorded order. A write in place makes a new tensor, an alias of the one written; later
-readers of that storage read the newest one, and earlier readers hand the writer a tensor of zero
-bytes, so that no order of ops can overtake them. O(calls + reads).
+One pass in recorded order. An in-place write makes a new tensor that aliases the written one. Later
+readers of the storage read the newest version; earlier readers pass the writer a tensor of zero
+bytes, so that no reordering can move them behind the write. O(calls + reads).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class _Storage:
     epoch: int = 0
     """Number of writes."""
     last_write: int = -1
-    """Tensor that the last write made."""
+    """Tensor made by the last write."""
     readers: list[int] = field(default_factory=list)
     """Calls that read the content since the last write."""
 
 
 @dataclass
 class _TensorEntry:
-    """A tensor whose final number is not known yet."""
+    """A tensor that has no final number yet."""
 
     value: int
-    """-1 for tensors that only order ops."""
+    """-1 for tensors that exist only to order ops."""
     alias_of: int
     producer: int
     role: Role
@@ -108,7 +108,7 @@ class _Linker:
         )  # fmt: skip
 
     def _write(self, index: int, value: int, reads: dict[int, None]) -> int:
-        """A new version of a written value, ordered after all earlier readers of its storage."""
+        """New version of a written value, ordered after all earlier readers of its storage."""
         state = self.storages[self.recording.values[value].storage]
         for reader in state.readers:
             if reader != index and not any(tensor in reads for tensor in self.made[reader]):
@@ -159,7 +159,7 @@ class _Linker:
         return Returned(returned.form, tuple(leaves))
 
     def _hold(self, values: list[int], role: Role) -> None:
-        """Mark tensors and the owners of their storage as held until the end of the step."""
+        """Mark tensors and their storages as live until the end of the step."""
         for value in values:
             tensor = self.current[value]
             while tensor >= 0:
@@ -191,5 +191,5 @@ def _renumbered(call: Call, rank: dict[int, int]) -> Call:
 
 
 def link(recording: Recording) -> Program:
-    """The Program of a recording."""
+    """Program of a recording."""
     return _Linker(recording).link()

@@ -1,4 +1,4 @@
-"""The loss of a captured step: the model's own, one that is named, or the mean of its output."""
+"""The loss of a captured step: the model's own, a named one, or the mean of its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN, MEAN = "model", "mean"
 
 
 def _cross_entropy(output: Any) -> torch.Tensor:
-    """Against the first class everywhere: costs what it costs against real labels."""
+    """Cross-entropy against class 0 everywhere; it costs the same as with real labels."""
     logits = first_floating(output)
     rows = logits.reshape(-1, logits.shape[-1])
     return functional.cross_entropy(rows.float(), rows.new_zeros(len(rows), dtype=torch.long))
@@ -32,11 +32,12 @@ def _mean(output: Any) -> torch.Tensor:
 
 
 LOSSES: Mapping[str, Loss] = {"cross-entropy": _cross_entropy, "mse": _squares, MEAN: _mean}
-"""Losses that can be named: against class 0, against zeros, and of the output alone."""
+"""Losses by name: cross-entropy against class 0, squared error against zeros, sum and mean of
+outputs."""
 
 
 class ChosenLoss:
-    """A loss that knows, once it was used, what it was."""
+    """A loss that records, when it is first called, which default it used."""
 
     def __init__(self, loss: Loss | str | None) -> None:
         self.name = ""
@@ -67,7 +68,7 @@ class ChosenLoss:
 
 
 def find_loss(name: str) -> Loss:
-    """The loss that a text names: one of `LOSSES`, or a function of the user's."""
+    """Find a loss by name: one of `LOSSES`, or a user function ``package.module:function``."""
     if ":" in name:
         from hocket.capture.zoo.load import find_function
 
@@ -90,7 +91,7 @@ def describe_loss(name: str) -> str:
 
 
 def first_floating(output: Any) -> torch.Tensor:
-    """The first tensor of an output that a loss can be taken of."""
+    """The first floating-point tensor of a model output."""
     for tensor in tensors_of(output):
         if tensor.is_floating_point():
             return tensor
@@ -112,5 +113,5 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 
 def _name_of(loss: Loss | None) -> str:
-    """Name that stands for a function of the user's; the function cannot be found by it."""
+    """Display name of a user's loss function; it cannot be looked up again by this name."""
     return "" if loss is None else f"function {getattr(loss, '__qualname__', type(loss).__name__)}"

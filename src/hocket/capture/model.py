@@ -1,8 +1,8 @@
-"""Capture: a PyTorch model or training step as a Graph.
+"""Capture a PyTorch model or training step as a Graph.
 
-A step is recorded on fake tensors; the recording is linked into a Program and that becomes the
-Graph. A model whose path depends on data is run for real instead and
-becomes a coarser graph, one op per module.
+A step is recorded on fake tensors, linked into a Program and converted to a Graph. A model whose
+control flow depends on data is run for real instead and becomes a coarser graph with one op per
+module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hocket.graph.coarsen.module_graph import merge_modules
 
 
 class CaptureWarning(UserWarning):
-    """A model could not be traced op by op; its graph is coarser."""
+    """Warning that a model could not be traced op by op, so its graph is coarser."""
 
 
 def capture(
@@ -51,16 +51,16 @@ def capture(
     device: str = ACCELERATOR,
     forward: Forward | None = None,
 ) -> Graph:
-    """The graph of one training step, or of inference with ``optimizer=None``.
+    """Capture one training step, or inference with ``optimizer=None``, as a graph.
 
     ``batch`` is a tensor, a tuple (positional) or a mapping (by keyword) of tensors. ``loss`` maps
-    the output to a scalar or names one (see `hocket.capture.loss`); without it, the output's
-    ``loss``, the output itself if it is a scalar, or the mean of its first floating-point tensor is
-    taken. ``graph.meta["loss"]`` says which. Neither model nor batch is changed, and
-    nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
-    the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
-    ``cpu``. ``forward(model, batch)`` says
-    how the model is applied to the batch where that is more than one call of it.
+    the output to a scalar or names a loss (see `hocket.capture.loss`). Without it, the loss is the
+    output's ``loss``, the output itself if it is a scalar, or the mean of its first floating-point
+    tensor; ``graph.meta["loss"]`` says which. Neither model nor batch is changed and nothing is
+    computed: only shapes are read. ``device`` selects whose kernels are recorded, wherever the
+    model is: an ``accelerator`` (none is needed), ``cuda`` of this machine, or ``cpu``.
+    ``forward(model, batch)`` applies the model to the batch if that takes more than one call.
+
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
     """
@@ -86,8 +86,11 @@ def capture_program(
     forward: Forward | None = None,
     in_one_piece: bool = True,
 ) -> tuple[Graph, Program]:
-    """As `capture`, with the Program that can be run op by op; refuses what cannot be traced. See
-    `record_fake_step` for what is ``in_one_piece``."""
+    """Like `capture`, but also returns the executable Program; refuses models that cannot be
+    traced.
+
+    ``in_one_piece`` is explained at `record_fake_step`.
+    """
     batch = plain_batch(batch)
     _require_model(model, batch)
     _require_device(device)
@@ -112,8 +115,11 @@ def capture_program(
 def _trace(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
 ) -> tuple[Graph, Program, dict[str, Any]]:
-    """The graph and the Program of a step, and notes of the graph: modules that are called more
-    than once, and tensors that autograd holds beyond what the backward pass reads."""
+    """Graph, Program and graph notes of a step.
+
+    The notes list modules that are called more than once, and tensors that autograd saves although
+    the backward pass does not read them.
+    """
     try:
         recording = record_fake_step(model, batch, **options)
     except HocketError:
@@ -147,7 +153,7 @@ def _capture_modules(
     error: UntraceableError,
     forward: Forward | None,
 ) -> Graph:
-    """The module-level graph of a step that is really run."""
+    """Module-level graph of a step that is run for real."""
     batch = plain_batch(batch)
     tensors = [tensor for _, _, tensor in all_tensors(model, batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -206,7 +212,8 @@ def _require_device(device: str) -> None:
 
 
 def _recurrent_layers(model: nn.Module, device: str) -> dict[str, list[str]]:
-    """Layers that an accelerator's library runs in a few kernels, recorded word by word."""
+    """Recurrent layers that are traced step by step but that accelerators run as a few fused
+    kernels."""
     found = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     return {"recurrent": found} if found and device == ACCELERATOR else {}
 
@@ -216,7 +223,7 @@ def _repeated_calls(recording: Recording) -> dict[str, int]:
 
 
 def _lists(model: nn.Module) -> list[str]:
-    """Modules that cannot be called: a list of modules is not, only its members are."""
+    """Paths of module lists, which are containers and are never called."""
     return [
         path
         for path, module in model.named_modules()
@@ -227,7 +234,7 @@ def _lists(model: nn.Module) -> list[str]:
 def _meta(
     model: nn.Module, batch: Any, optimizer: Optimizer | None, name: str, device: str
 ) -> dict[str, Any]:
-    """Where a graph came from."""
+    """Metadata that says how a graph was captured."""
     inputs = dict(batch_tensors(batch))
     floating = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
     tokens = [t for t in inputs.values() if t.dim() > 1 and not t.is_floating_point()]

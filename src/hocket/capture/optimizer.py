@@ -1,8 +1,8 @@
-"""Optimizer steps as one fused call per parameter, appended to a recording.
+"""Append optimizer updates to a recording, one fused call per parameter.
 
-A fused implementation reads parameter, gradient and states once, writes in place and needs no
-workspace, so one op per parameter with its bytes is the whole cost. What is executed are the
-updates of ``torch.optim``, with its defaults or with the settings of an optimizer that was given.
+A fused implementation reads parameter, gradient and state once, writes in place and needs no
+workspace, so one op per parameter with its bytes is the whole cost. Executed programs apply the
+updates of ``torch.optim`` with its defaults or with the settings of the given optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIMIZER_STATES: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "sgd-momentum": ("momentum_buffer",),
 }
-"""Optimizers that capture knows, and the states that each keeps per parameter."""
+"""Optimizers whose update capture implements, with the state that each keeps per parameter."""
 
 _ADAM: Mapping[str, float] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 DEFAULTS: Mapping[str, Mapping[str, float]] = {
@@ -35,9 +35,9 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sgd": {"lr": 1e-3, "weight_decay": 0.0},
     "sgd-momentum": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9},
 }
-"""Settings of each; those of ``torch.optim`` where it has defaults."""
+"""Default settings of each optimizer, those of ``torch.optim`` where it has defaults."""
 _OTHER_UPDATES = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay")
-"""Settings that make another update of one that capture knows."""
+"""Settings that change the update rule of an implemented optimizer."""
 _USUAL_STATES = ("state_1", "state_2")
 _MUON = "muon"
 TORCH_OPTIMIZERS: Mapping[str, str] = {
@@ -47,41 +47,43 @@ TORCH_OPTIMIZERS: Mapping[str, str] = {
         "Rprop",
     )
 }  # fmt: skip
-"""Further optimizers that can be named, and their classes in ``torch.optim``."""
+"""Further optimizers that can be chosen by name, with their classes in ``torch.optim``."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The update of a step."""
+    """Update rule of a step, its settings and its state."""
 
     name: str
     settings: Mapping[str, float] = field(default_factory=dict)
-    """Those that are not the defaults."""
+    """Settings that differ from the defaults."""
     only: frozenset[str] | None = None
-    """Names of the parameters that are updated; None means all that have a gradient."""
+    """Names of the parameters to update; None means all that have a gradient."""
     states: tuple[str, ...] | None = None
-    """State per parameter, each of the parameter's size; None for one that capture knows.
+    """State per parameter, each of the parameter's size; None for an implemented optimizer.
 
-    Others are known by that alone: what they hold, and the bytes that an update moves."""
+    For other optimizers only this size and the bytes that an update moves are known.
+    """
 
     @property
     def all_settings(self) -> dict[str, float]:
-        """The settings with the defaults of what is not set."""
+        """Settings, completed with the defaults."""
         return {**DEFAULTS.get(self.name, {}), **self.settings}
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """State per parameter."""
+        """Names of the state tensors per parameter."""
         return OPTIMIZER_STATES[self.name] if self.states is None else self.states
 
     def moved_bytes(self, parameter_bytes: int) -> int:
-        """Bytes that an update of one parameter reads and writes: all but the gradient twice."""
+        """Bytes that an update of one parameter reads and writes; everything but the gradient
+        counts twice."""
         return parameter_bytes * (2 * (2 + len(self.state_names)) - 1)
 
     def update_flops(self, shape: tuple[int, ...]) -> float:
-        """Operations of matrix products in an update: Muon's five Newton-Schulz iterations.
+        """FLOPs of matrix products in an update: Muon's five Newton-Schulz iterations.
 
-        Each forms ``X @ X.T``, its square and their product with ``X``, in bfloat16.
+        Each iteration computes ``X @ X.T``, its square and their product with ``X`` in bfloat16.
         """
         if self.name != _MUON or len(shape) != 2:
             return 0.0
@@ -89,7 +91,7 @@ class Optimizer:
         return 5.0 * (4 * short**2 * long + 2 * short**3)
 
     def to_meta(self) -> dict[str, Any]:
-        """Entries of a graph's meta from which the step can be captured again."""
+        """Graph metadata from which the step can be captured again."""
         meta: dict[str, Any] = {"optimizer": self.name}
         if self.settings:
             meta["optimizer_settings"] = dict(self.settings)
@@ -101,7 +103,7 @@ class Optimizer:
 
 
 def optimizer_of_meta(meta: Mapping[str, Any]) -> Optimizer | None:
-    """The optimizer that a graph notes; anyone may have written it."""
+    """Read the optimizer from a graph's metadata, which may come from an untrusted file."""
     name = meta.get("optimizer")
     if name is None:
         return None
@@ -125,7 +127,7 @@ def optimizer_of_meta(meta: Mapping[str, Any]) -> Optimizer | None:
 
 
 def required_optimizer(meta: Mapping[str, Any]) -> Optimizer:
-    """The same of a step that is to train something."""
+    """Read the optimizer from a graph's metadata; refuse a graph without one."""
     found = optimizer_of_meta(meta)
     if found is None:
         raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
@@ -133,7 +135,7 @@ def required_optimizer(meta: Mapping[str, Any]) -> Optimizer:
 
 
 def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
-    """The optimizer that a name or one of ``torch.optim`` means; None is inference."""
+    """Convert a name or a ``torch.optim`` object to an `Optimizer`; None means inference."""
     if given is None or isinstance(given, Optimizer):
         return given
     if isinstance(given, str):
@@ -182,10 +184,11 @@ def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
 
 
 def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
-    """State of a parameter's size that an optimizer keeps, as an update of a small one shows.
+    """State tensors of a parameter's size that an optimizer keeps, found by updating a small
+    parameter.
 
-    An optimizer that is not PyTorch's is not tried, for its update may do anything: it is taken to
-    keep two states, as most do.
+    Optimizers from outside PyTorch are not tried, because their update may do anything; two state
+    tensors are assumed, as most keep.
     """
     if type(given).__module__.partition(".")[0] != "torch":
         return _USUAL_STATES
@@ -212,9 +215,9 @@ def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
 
 
 def updated_names(given: torch.optim.Optimizer, model: nn.Module) -> frozenset[str] | None:
-    """Names of the parameters that an optimizer updates; None where these are all of the model.
+    """Names of the parameters that an optimizer updates; None if it updates all of the model.
 
-    Raises `UsageError` where it has others than the model's.
+    Raises `UsageError` if the optimizer holds parameters that the model does not have.
     """
     updated = {id(parameter) for group in given.param_groups for parameter in group["params"]}
     names = {name: id(parameter) for name, parameter in model.named_parameters()}
@@ -228,11 +231,12 @@ def updated_names(given: torch.optim.Optimizer, model: nn.Module) -> frozenset[s
 
 
 _DECOUPLED = ("adamw", "decoupled_weight_decay")
-"""AdamW by definition."""
+"""Optimizer and setting with decoupled weight decay, which capture implements as AdamW."""
 
 
 def refuse_sparse_gradients(model: nn.Module) -> None:
-    """Gradients of sparse embeddings have no fixed size, so a recorded step cannot hold them."""
+    """Refuse embeddings with sparse gradients: their size varies, so a traced step cannot hold
+    them."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UsageError(
@@ -244,7 +248,7 @@ def refuse_sparse_gradients(model: nn.Module) -> None:
 
 
 def append_optimizer(recording: Recording, optimizer: Optimizer) -> None:
-    """Add the update of every parameter that has a gradient, in the order of the parameters."""
+    """Append the update of every parameter that has a gradient, in parameter order."""
     parameters = [source for source in recording.sources if source.value in recording.gradients]
     for source in parameters:
         if optimizer.only is None or source.name in optimizer.only:

@@ -1,8 +1,8 @@
-"""Several sequences in one row, which models of Hugging Face look for by the positions in a batch.
+"""Make Hugging Face models build the masks that they build for the real batch.
 
-Of tensors without numbers they cannot tell, take them for packed, and make masks and copies of keys
-and values that a step on numbers does without. A model that makes the positions itself counts them
-up along each row: nothing is packed. O(1).
+transformers looks for several sequences packed into one row (by position ids) and for padding, and
+reads tensor values to find them. Fake tensors have no values, so it would assume packed rows and
+build masks and copies of keys and values that the real step skips. O(1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POSITIONS, _PADDING = "position_ids", "attention_mask"
 
 @contextmanager
 def rows_are_whole(batch: Any) -> Iterator[None]:
-    """Rows of tensors without numbers are one sequence each, unless the batch has positions."""
+    """Treat each row as one sequence unless the batch has position ids."""
     masking: Any = sys.modules.get("transformers.masking_utils")
     find = getattr(masking, "find_packed_sequence_indices", None)
     if find is None or any(_POSITIONS in name for name, _ in batch_tensors(batch)):
@@ -43,12 +43,12 @@ def rows_are_whole(batch: Any) -> Iterator[None]:
 
 @contextmanager
 def masks_as_run(batch: Any) -> Iterator[None]:
-    """Have Hugging Face's models leave out the masks that they leave out for the real ``batch``.
+    """Make transformers skip the same masks as for the real ``batch``.
 
-    They skip a padding mask without padding, and the mask of packed sequences where nothing is
-    packed, but read neither from fake tensors. Here the values of the real batch decide; without
-    values nothing is padded or packed, as in benchmarks. A trace that is executed holds for batches
-    with the same `mask_facts` only.
+    It skips the padding mask of a batch without padding, and the mask of packed sequences if
+    nothing is packed. Here the values of the real batch decide; a batch without values counts as
+    neither padded nor packed. The trace is therefore valid only for batches with equal
+    `mask_facts`.
     """
     masking: Any = sys.modules.get("transformers.masking_utils")
     if masking is None:
@@ -65,7 +65,7 @@ def masks_as_run(batch: Any) -> Iterator[None]:
 
 
 def mask_facts(batch: Any) -> tuple[bool, ...]:
-    """True if no row is packed, and if none is padded; empty where a batch has no masks."""
+    """Whether no row is packed and whether no row is padded; empty if the batch has no masks."""
     named = [
         (name, t)
         for name, t in batch_tensors(batch)

@@ -1,8 +1,8 @@
-"""Run one recorded call on real tensors: look up its arguments, run it, keep its results.
+"""Run one recorded call on real tensors: look up its arguments, run it, store its results.
 
-A call is bound once to the device that it runs on and performed once per step. The updates are
-those of ``torch.optim``. A call that draws random numbers is given its
-own seed, so that it draws the same ones wherever and in whatever order calls run.
+A call is bound to its device once and run once per step. Optimizer updates are those of
+``torch.optim``. A call that draws random numbers gets its own seed, so its results do not depend on
+where or in which order calls run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = MutableMapping[int, torch.Tensor]
 
 
 class BoundCall:
-    """A call whose arguments are looked up by position instead of searched for each time."""
+    """A call with precomputed argument positions, bound to a device."""
 
     __slots__ = (
         "args", "function", "kwargs", "named", "nested", "outputs", "refs", "update", "versions",
@@ -31,9 +31,9 @@ class BoundCall:
     def __init__(
         self, call: Call, device: torch.device | None = None, function: Any = None
     ) -> None:
-        """Bind ``call`` to ``device``; None leaves it as recorded.
+        """Bind ``call`` to ``device``; None keeps the recorded device.
 
-        ``function`` takes the place of the recorded one where it is given.
+        ``function`` replaces the recorded function if given.
         """
         is_update = isinstance(call.function, str)
         self.update: Callable[..., None] | None = None
@@ -54,7 +54,7 @@ class BoundCall:
         self.versions = tuple(zip(call.targets, call.written, strict=True))
 
     def perform(self, known: Tensors, step: int) -> None:
-        """Run the call on the tensors of ``known`` and put its results there.
+        """Run the call on the tensors in ``known`` and store its results there.
 
         ``step`` counts from 1: optimizers correct the bias of their first steps.
         """
@@ -79,13 +79,13 @@ class BoundCall:
 
 
 def draw_seed(seed: int, step: int, draw: int) -> int:
-    """The seed of the random numbers of draw number ``draw`` of a step."""
+    """Seed of the random draw number ``draw`` in a step."""
     text = f"{seed} {step} {draw}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Make the next random numbers of ``device`` those of ``seed``."""
+    """Seed the generator of ``device``."""
     generator_of(device).manual_seed(seed)
 
 
@@ -97,7 +97,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def _placed(leaf: Any, device: torch.device | None) -> Any:
-    """A leaf of recorded arguments as it is on ``device``."""
+    """A leaf of recorded arguments, moved to ``device``."""
     if isinstance(leaf, Constant):
         return leaf.tensor if device is None else leaf.tensor.to(device)
     return device if isinstance(leaf, torch.device) and device is not None else leaf
@@ -136,9 +136,10 @@ def _adamw(
 
 
 def _march_in_step(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if a walk over memory meets the same elements of all tensors and nothing else.
+    """True if all tensors are dense and have equal strides, so a linear walk over memory visits the
+    same elements in each.
 
-    The fused kernel walks like that, whatever the strides are.
+    The fused optimizer kernel walks memory this way, whatever the strides are.
     """
     if all(tensor.is_contiguous() for tensor in tensors):
         return True

@@ -1,4 +1,4 @@
-"""Mixed precision by name: a model applied to its batch under autocast, as ``--amp`` asks."""
+"""Mixed precision by name: apply a model under autocast, as ``--amp`` requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hocket.base.errors import unknown_name
 from hocket.capture.step import Forward, apply_model
 
 AMP_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types of autocast by the names that people give them."""
+"""Autocast dtypes by their common names."""
 LARGE_PARAMETERS = 1_000_000_000
-"""Parameters from which a float32 model is planned under bf16 autocast by default:
-nobody trains such a model in float32."""
+"""Parameter count from which a float32 model is planned under bf16 autocast by default, because
+such models are rarely trained in plain float32."""
 
 
 def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:
-    """Apply a model under autocast of the named type; None without a name."""
+    """Forward that applies a model under autocast of the named dtype; None without a name."""
     if name is None:
         return None
     if name not in AMP_DTYPES:
@@ -35,7 +35,7 @@ def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:
 
 
 def usual_amp(model: nn.Module, device: str) -> str | None:
-    """The autocast of a model where none was asked for: bf16 for large float32 models."""
+    """Default autocast of a model: bf16 for large float32 models."""
     floats = [p for p in model.parameters() if p.is_floating_point()]
     is_float32 = all(p.dtype == torch.float32 for p in floats)
     is_large = sum(p.numel() for p in floats) >= LARGE_PARAMETERS

@@ -1,6 +1,6 @@
-"""The Program: the recorded calls with the numbering of the Graph, so that they can be run.
+"""The Program: recorded calls numbered like the Graph, so that they can be executed.
 
-``calls[i]`` is op i of the graph and tensor number t is tensor t of the graph.
+``calls[i]`` is op i of the graph, and tensor number t is tensor t of the graph.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from hocket.graph import Phase, Role
 
 
 class Call(NamedTuple):
-    """One op: what to call, on which tensors, and what comes out."""
+    """One op: its function, arguments and results."""
 
     function: Any
-    """An OpOverload, or ``"optimizer.adamw"`` and the like."""
+    """An OpOverload, or a name such as ``"optimizer.adamw"``."""
     args: Any
-    """Positional arguments with `Ref` in place of tensors and `Constant` for kept ones."""
+    """Positional arguments, with `Ref` in place of tensors and `Constant` for tensors stored by
+    value."""
     kwargs: Mapping[str, Any]
     outputs: tuple[int | None, ...]
     """Tensor number of each flattened result; None where a result is not a tensor."""
     targets: tuple[int, ...]
     """Tensors that the call writes in place."""
     written: tuple[int, ...]
-    """For each target, the tensor that stands for its new content."""
+    """For each target, the tensor number of its new version."""
     reads: tuple[int, ...]
-    """Tensors that must be there before the call, those that only order it included."""
+    """Tensors that must exist before the call, including those that only order it."""
     phase: Phase
     module: str
     partner: int
@@ -42,9 +43,9 @@ class TensorSpec(NamedTuple):
     """One tensor of a program."""
 
     layout: TensorLayout | None
-    """None for tensors that only order ops."""
+    """None for tensors that exist only to order ops."""
     storage: int
-    """Tensors with the same number share memory; -1 for those without."""
+    """Tensors with equal numbers share memory; -1 for those without memory."""
     storage_bytes: int
     role: Role
     alias_of: int
@@ -58,23 +59,25 @@ class Program:
     calls: tuple[Call, ...]
     tensors: tuple[TensorSpec, ...]
     names: Mapping[int, str]
-    """Names of the tensors that exist before the step: parameters, buffers, batch, states."""
+    """Names of tensors that exist before the step: parameters, buffers, batch, optimizer state."""
     gradients: Mapping[int, int]
-    """Parameter to its final gradient."""
+    """Final gradient of each parameter."""
     outputs: tuple[int, ...]
     """Results for the user: the loss in training, all outputs in inference."""
     returned: Returned | None = None
-    """All that the model returned; of tensors that are not outputs, what a run kept of them."""
+    """Complete output of the model, with the tensors among it that are no outputs of the program.
+    """
     repeats: Mapping[int, int] = field(default_factory=dict)
-    """Calls that do once more what another did, with that one."""
+    """Recomputed calls, each with the call that it repeats."""
     unseen: str = ""
-    """Effects of the step beyond its calls, without which they would compute something else."""
+    """Side effects of the step that its calls do not show; if not empty, running the calls alone
+    would give other results."""
 
     @cached_property
     def draws(self) -> dict[int, int]:
-        """Calls that draw random numbers, with their position among those.
+        """Calls that draw random numbers, with the index of their draw.
 
-        One that does again what another did draws the same.
+        A recomputed call has the draw index of the original.
         """
         drawing = [index for index, call in enumerate(self.calls) if call.draws]
         firsts = (index for index in drawing if index not in self.repeats)
@@ -83,17 +86,17 @@ class Program:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Names of the parameters to their tensor numbers."""
+        """Tensor numbers of the parameters by name."""
         return self._sources(Role.PARAMETER)
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Names of the buffers to their tensor numbers."""
+        """Tensor numbers of the buffers by name."""
         return self._sources(Role.BUFFER)
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Names of the tensors of the batch to their numbers."""
+        """Tensor numbers of the batch's tensors by name."""
         return self._sources(Role.INPUT)
 
     def _sources(self, role: Role) -> dict[str, int]:

@@ -1,9 +1,8 @@
-"""Models that were built without memory, made real so that they can be run.
+"""Give meta-device models real weights, so that they can be run.
 
-A function that builds its model under ``torch.device("meta")`` is called again with that device
-taken for the CPU, so that weights and buffers are what its code makes them. A model that is
-there already is copied, and each module draws its parameters again; what no module can make again
-is refused by name.
+A function that builds its model under ``torch.device("meta")`` is called again with the CPU in
+place of that device, so its own code initialises weights and buffers. An existing model is copied
+and each module's ``reset_parameters`` is called; modules that have none are refused by name.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from hocket.capture.fake import all_tensors, batch_tensors, map_batch
 
 
 class BuiltForReal(TorchFunctionMode):
-    """Inside of it, what asks for the meta device gets the CPU."""
+    """Mode in which requests for the meta device get the CPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``func`` with the other device."""
+        """Call ``func`` with the CPU in place of the meta device."""
         kwargs = dict(kwargs or {})
         if "device" in kwargs and _is_meta(kwargs["device"]):
             kwargs["device"] = torch.device("cpu")
@@ -36,7 +35,7 @@ class BuiltForReal(TorchFunctionMode):
 
 
 def made_real(model: nn.Module, batch: Any, seed: int) -> tuple[nn.Module, Any]:
-    """The model and batch themselves where they are real, else copies drawn from ``seed``."""
+    """The model and batch if they are real, otherwise copies initialised from ``seed``."""
     if any(tensor.is_meta for _, _, tensor in all_tensors(model, batch)):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -74,7 +73,8 @@ def _own(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _real_batch(batch: Any) -> Any:
-    """The batch; numbers are drawn, and whole numbers are zeros, which index everything."""
+    """Real batch of the same shapes: random floats, and zeros for integers, which are valid
+    indices."""
     made: dict[int, torch.Tensor] = {}
     for _, tensor in batch_tensors(batch):
         drawn = torch.randn if tensor.is_floating_point() else torch.zeros

@@ -1,8 +1,8 @@
 """Record every op that PyTorch dispatches during a step.
 
-A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake; it
-numbers the values, notes who made and who reads them, and pairs backward ops with the forward op
-whose autograd node they run for. Constant work per op.
+A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake. It
+numbers the values, records producers and readers, and pairs each backward op with the forward op of
+its autograd node. O(1) per op.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _HIDDEN_WRITES = {
     "aten.cudnn_batch_norm": (3, 4),
     "aten.miopen_batch_norm": (3, 4),
 }
-"""Running statistics that batch norms update although their schemas do not say so."""
+"""Running statistics that batch norms update although their schemas do not declare it."""
 _TRAINING_ARG = 5
 _ACCUMULATE_NUMBER = 2**63
-"""Autograd gives nodes that store gradients the largest numbers: they run right after the node
-that made the gradient."""
+"""Sequence numbers from here on belong to AccumulateGrad nodes, which autograd runs right after the
+node that made the gradient."""
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -52,7 +52,7 @@ _SUMS = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor})
 
 
 class _OpFacts(NamedTuple):
-    """Facts from the schema of an op."""
+    """Facts from an op's schema."""
 
     ignored: bool
     write_args: tuple[int, ...]
@@ -77,25 +77,28 @@ def _facts(function: Any) -> _OpFacts:
 
 
 class UntracedTensorError(Exception):
-    """An op reads a tensor that is neither a source nor a constant."""
+    """An op reads a tensor that is neither a source of the step nor a constant."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The dispatch mode; ``recording`` holds what it saw. Use it once."""
+    """Dispatch mode that fills ``recording``. For one use."""
 
     def __init__(
         self,
         module_names: dict[int, str],
         originals: frozenset[int] | None = None,
     ) -> None:
-        """``originals`` are storages of the tensors that the sources stand for, which no op may
-        read: it would train nothing. None where the sources are those tensors themselves."""
+        """``originals`` are storages of the user's own tensors behind the sources.
+
+        No op may read them, because training would not update them. None if the sources are the
+        user's tensors themselves.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._originals = originals
         self.recording = Recording()
         self.phase = Phase.FORWARD
         self.is_seeded = False
-        """True once the step has set PyTorch's generator."""
+        """True once the step has seeded PyTorch's generator."""
         self._module_names = module_names
         self._path: list[str] = []
         self._storage_at: dict[int, int] = {}
@@ -106,17 +109,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_numbers: list[int] = []
         self._forward_calls: list[int] = []
         self._makers: dict[int, int] = {}
-        """Autograd nodes by number to the calls that made or changed what comes out of them."""
+        """Call that made or changed the output of each autograd node, by the node's sequence
+        number."""
         self._changed_by: dict[int, int] = {}
-        """Storages to the last calls that wrote into them."""
+        """Last call that wrote into each storage."""
         self.calls_of: dict[int, list[int]] = {}
-        """Of the backward pass: autograd nodes by number to the calls of each, but for views and
-        sums: gradients of several uses are added up when a node has let go of what it saved."""
+        """Backward calls of each autograd node, by its sequence number.
+
+        Views and gradient sums are left out: autograd adds gradients of several uses after the node
+        has freed its saved tensors.
+        """
         self._signature_costs: dict[tuple[str, bool], Any] = {}
         self.known_constants: dict[int, torch.Tensor] = {}
-        """Sources that are constants all the same: what an earlier run has left in a cache."""
+        """Sources that are constants, such as caches filled by an earlier run."""
         self._never: set[int | None] = set()
-        """Values that are false whatever is drawn: LayerDrop compares also where it is 0."""
+        """Values that are false for every random draw: LayerDrop draws and compares even if its
+        rate is 0."""
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────
 
@@ -129,13 +137,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recording.num_calls[path] += 1
 
     def leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
-        """Hook after each module's forward, also when it raised."""
+        """Hook after each module's forward, also if it raised."""
         self._path.pop()
 
     # ── values ───────────────────────────────────────────────────────────────────────────────
 
     def add_source(self, name: str, role: Role, tensor: torch.Tensor) -> None:
-        """Declare a tensor that exists before the step; one without a storage is a constant."""
+        """Declare a tensor that exists before the step; a tensor without storage becomes a
+        constant."""
         if not has_storage(tensor):
             return
         known = self.storage_of(tensor)
@@ -151,21 +160,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise HocketError("an op reads a tensor that no recorded op made")
 
     def value_of(self, tensor: torch.Tensor) -> int | None:
-        """The number of the value that a tensor holds; None where it was never seen."""
+        """Number of a tensor's value; None if the tensor was never seen."""
         storage = self.storage_of(tensor)
         return None if storage is None else self._value_of[storage].get(layout_of(tensor))
 
     def storage_of(self, tensor: torch.Tensor) -> int | None:
-        """The number of the storage that a tensor looks at; None where it was never seen."""
+        """Number of a tensor's storage; None if the storage was never seen."""
         if not has_storage(tensor):
             return None
         return self._storage_at.get(tensor.untyped_storage()._cdata)
 
     def _new_storage(self, tensor: torch.Tensor, num_bytes: int = 0) -> int:
-        """A storage that grows with the values seen in it.
+        """Register a storage, which grows with the values seen in it.
 
-        What an op makes is not asked for its bytes: a fake tensor out of the cache of its mode has
-        fewer than the same one made afresh, where a kernel pads its result.
+        The size of an op's result is not read from the fake tensor: one from the fake mode's cache
+        can be smaller than one that is computed, if the kernel pads its result.
         """
         self.recording.storage_bytes.append(num_bytes)
         self._value_of.append({})
@@ -207,9 +216,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def constant_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Compute a fake tensor for real; None where it depends on sources or on random draws.
+        """Compute a fake tensor for real; None if it depends on sources or random draws.
 
-        `nn.TransformerEncoder` reads whether its mask is causal, which models make of constants.
+        `nn.TransformerEncoder` reads whether its mask is causal, and models build masks from
+        constants.
         """
         target, recording = self.value_of(tensor), self.recording
         if target is None:
@@ -242,7 +252,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known.get(target)
 
     def _is_drawn(self, value: int) -> bool:
-        """True for what `torch.rand` has drawn, which is not negative."""
+        """True for a result of `torch.rand`, which is never negative."""
         maker = self.recording.producer[value] if value >= 0 else -1
         return maker >= 0 and self.recording.calls[maker].function in _UNIFORM
 
@@ -265,8 +275,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Ref(number)
 
     def _require_constant(self, tensor: torch.Tensor) -> None:
-        """Refuse a tensor that is no constant of the step: one that is trained or is the model's,
-        and comes to the op in a way that did not let it be replaced by its source."""
+        """Refuse a tensor that is trained or belongs to the model but was not replaced by its
+        source."""
         if self._originals is None:
             return
         if not has_storage(tensor):
@@ -279,7 +289,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def _insert_view(self, storage: int, layout: TensorLayout) -> int:
-        """Record the view that autograd made of a storage without dispatching an op."""
+        """Record a view that autograd made of a storage without dispatching an op."""
         base = next(iter(self._value_of[storage].values()))
         function = torch.ops.aten.as_strided.default
         args = (Ref(base), list(layout.shape), list(layout.stride), layout.offset)
@@ -401,16 +411,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ── pairing ──────────────────────────────────────────────────────────────────────────────
 
     def _remember_autograd_number(self, call: int) -> None:
-        """Note the newest autograd node as belonging to ``call``; the first call counts."""
+        """Associate the newest autograd node with ``call``, unless an earlier call has it."""
         number = torch._C._autograd._get_sequence_nr() - 1
         if not self._forward_numbers or number > self._forward_numbers[-1]:
             self._forward_numbers.append(number)
             self._forward_calls.append(call)
 
     def _remember_maker(self, tensor: torch.Tensor, storage: int, value: int) -> None:
-        """Note the autograd node of what a call has made or changed: others may have been made
-        between the two, where autograd clones what is about to be changed, or finds that a view
-        was. A view is not asked, for it may have a new node made then."""
+        """Associate the autograd node of a result with its call.
+
+        Other nodes may have been created in between, where autograd clones a tensor that is about
+        to be changed or refreshes a view. Views are skipped, because asking for their node may
+        create one.
+        """
         if self.phase != Phase.FORWARD or not tensor.requires_grad or tensor._is_view():
             return
         if (node := tensor.grad_fn) is not None:
@@ -418,7 +431,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._makers.setdefault(node._sequence_nr(), made)
 
     def _node_number(self) -> int:
-        """Of the autograd node that runs now; -1 where none does."""
+        """Sequence number of the autograd node that is running; -1 if none is."""
         if self.phase != Phase.BACKWARD:
             return -1
         node = torch._C._current_autograd_node()
@@ -427,7 +440,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return int(node._sequence_nr())
 
     def _partner(self, number: int) -> int:
-        """The forward call that the autograd node of a number belongs to."""
+        """Forward call of the autograd node with this sequence number."""
         if number < 0:
             return -1
         if number >= _ACCUMULATE_NUMBER:
@@ -442,7 +455,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
-    """Layout of a tensor in its storage; one without storage is described as dense."""
+    """Layout of a tensor in its storage; a tensor without storage is described as dense."""
     if not has_storage(tensor):
         shape = tuple(tensor.shape)
         stride = torch.empty(shape, device="meta").stride()
@@ -457,7 +470,7 @@ def layout_of(tensor: torch.Tensor) -> TensorLayout:
 
 
 def flat_refs(tree: Any) -> list[Ref]:
-    """All references in arguments, in order."""
+    """All references in the arguments, in order."""
     found: list[Ref] = []
     map_tree(tree, lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None)
     return found

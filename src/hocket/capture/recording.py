@@ -1,7 +1,7 @@
-"""Record of one step: calls on numbered values, before versions and names are given.
+"""Data types of a recorded step: calls on numbered values, before linking gives versions and names.
 
-A value is a view of one storage: (storage, shape, stride, offset, dtype). Two tensors
-that view the same bytes with the same layout are the same value, whatever Python object holds them.
+A value is a view of one storage: (storage, shape, stride, offset, dtype). Two tensors with the same
+bytes and layout are the same value, whatever Python objects hold them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hocket.graph import Phase, Role
 
 
 class Ref(NamedTuple):
-    """Stands for a tensor in the arguments of a call."""
+    """Placeholder for a tensor in the arguments of a call."""
 
     number: int
 
 
 class Constant(NamedTuple):
-    """A tensor that the model holds outside its parameters and buffers, kept by value."""
+    """A tensor that the model holds outside its parameters and buffers, stored by value."""
 
     tensor: torch.Tensor
 
@@ -36,7 +36,7 @@ class TensorLayout(NamedTuple):
     offset: int
     dtype: torch.dtype
     lazy: tuple[bool, bool] = (False, False)
-    """Pending conjugation and negation."""
+    """Pending lazy conjugation and negation."""
 
     @property
     def num_elements(self) -> int:
@@ -48,12 +48,12 @@ class TensorLayout(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements, as a transfer would move them."""
+        """Bytes of the elements, which a transfer would move."""
         return self.num_elements * self.dtype.itemsize
 
     @property
     def end_bytes(self) -> int:
-        """Where the last element ends in the storage."""
+        """Offset of the end of the last element in the storage."""
         if self.num_elements == 0:
             return 0
         steps = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
@@ -61,7 +61,8 @@ class TensorLayout(NamedTuple):
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of storage that one pass over the elements touches: broadcast ones once."""
+        """Bytes of storage that one pass over the elements touches; broadcast elements count
+        once."""
         count = 1
         for extent, stride in zip(self.shape, self.stride, strict=True):
             count *= extent if stride else min(extent, 1)
@@ -76,7 +77,7 @@ class Value(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Cost of a call as far as its shapes determine it."""
+    """Cost of a call by its shapes."""
 
     kind: str
     signature: str
@@ -86,7 +87,7 @@ class Cost(NamedTuple):
 
 
 class RawCall(NamedTuple):
-    """One recorded call. All numbers are values, but ``partner`` is a call."""
+    """One recorded call. Its numbers refer to values, except ``partner``, which is a call."""
 
     function: Any
     """An OpOverload, or the name of an optimizer."""
@@ -106,7 +107,7 @@ class RawCall(NamedTuple):
 
     @property
     def made(self) -> tuple[int, ...]:
-        """Values that it makes or changes."""
+        """Values that the call makes or changes."""
         return (*(number for number in self.outputs if number is not None), *self.writes)
 
 
@@ -119,7 +120,7 @@ class Source(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Output of the model: its nesting, and its leaves with `Ref` for tensors."""
+    """Output of the model: its nesting, and leaves with `Ref` for tensors."""
 
     form: Any
     leaves: tuple[Any, ...]
@@ -127,34 +128,35 @@ class Returned(NamedTuple):
 
 @dataclass
 class Recording:
-    """A linear record of one step."""
+    """Linear record of one step."""
 
     storage_bytes: list[int] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     producer: list[int] = field(default_factory=list)
-    """Call that first made each value; -1 for sources."""
+    """Call that made each value first; -1 for sources."""
     sources: list[Source] = field(default_factory=list)
     calls: list[RawCall] = field(default_factory=list)
     gradients: dict[int, int] = field(default_factory=dict)
-    """Parameter value to the value of its final gradient."""
+    """Value of the final gradient of each parameter's value."""
     outputs: list[int] = field(default_factory=list)
     """Results for the user: the loss in training, all outputs in inference."""
     returned: Returned | None = None
     num_calls: Counter[str] = field(default_factory=Counter)
-    """Of each module in the forward pass, by path."""
+    """Number of forward calls of each module, by its path."""
     held: list[tuple[int, int]] = field(default_factory=list)
-    """Calls and storages that their autograd nodes hold though nobody reads them any more."""
+    """Calls with storages that their autograd nodes save although nothing reads them again."""
     unseen: str = ""
-    """Effects of the step beyond its calls, without which they would compute something else."""
+    """Side effects of the step that its calls do not show; if not empty, running the calls alone
+    would give other results."""
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """False for sparse and nested tensors: their elements lie in several storages."""
+    """False for sparse and nested tensors, whose elements lie in several storages."""
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments with ``change`` applied to every leaf; lists stay lists, tuples tuples."""
+    """Apply ``change`` to every leaf of the arguments; lists stay lists, tuples tuples."""
     if isinstance(tree, Ref | Constant):
         return change(tree)
     if isinstance(tree, list):
@@ -167,7 +169,7 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def flat_results(result: Any) -> list[Any]:
-    """The results of a call, with lists of tensors opened."""
+    """Results of a call, with lists of tensors flattened."""
     if isinstance(result, list | tuple):
         return [leaf for item in result for leaf in flat_results(item)]
     return [result]

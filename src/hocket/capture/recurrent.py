@@ -1,12 +1,12 @@
-"""Results of cuDNN's and oneDNN's recurrent layers for fake tensors.
+"""Fake-tensor implementations of cuDNN's and oneDNN's recurrent layers.
 
-Of cuDNN's PyTorch knows the results of the forward op but neither its buffer of weights nor its
-reserve, which the backward op reads, and knows nothing of the backward op: a step with an LSTM
-could not be recorded on a GPU. Of oneDNN's layers, which CPUs have, PyTorch takes the reserve
-for empty and two gradients for one tensor. How large a reserve is only the library says: it is
-tried with numbers of the same shapes, once. Where cuDNN is not there, or has no memory for that,
-its reserve is taken to hold what each step of each layer keeps for its backward pass. Layers of
-cuDNN that drop cannot be recorded: they draw a number that fake tensors do not have.
+For cuDNN, PyTorch knows the results of the forward op but not its weight buffer or the reserve that
+the backward op reads, and nothing about the backward op, so a step with an LSTM could not be
+recorded on a GPU. For oneDNN (CPUs), PyTorch assumes an empty reserve and takes two gradients for
+one tensor. Only the library knows the size of its reserve: it is measured once by running the layer
+with the same shapes. Without cuDNN, or without memory for this, the reserve is estimated from the
+activations that each step of each layer saves. cuDNN layers with dropout cannot be recorded: they
+return random state that fake tensors cannot represent.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from torch._subclasses.fake_impls import op_implementations_dict, register_op_im
 from torch.utils._python_dispatch import _disable_current_modes
 
 _KEPT = {2: 6, 3: 7}
-"""Values per unit and step that an LSTM (mode 2) and a GRU (3) keep, and two that others do: 5.5,
-6.5 and 1.5 were seen on an H200."""
+"""Values saved per unit and step by an LSTM (mode 2) and a GRU (mode 3); other modes save two.
+
+5.5, 6.5 and 1.5 were measured on an H200.
+"""
 
 _BATCH_FIRST, _BATCH_SIZES = 8, 12
 """Places in what the backward op is given behind ``cx``."""
 
 TensorKind = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor."""
+"""Shape and dtype of a tensor."""
 
 _stands_in: ContextVar[bool] = ContextVar("stands_in", default=False)
 
 
 @contextmanager
 def stand_in_recurrence() -> Iterator[None]:
-    """A CPU's layers keep what an accelerator's would."""
+    """Make CPU recurrent layers save what an accelerator's layers would save."""
     before = _stands_in.set(True)
     try:
         yield
@@ -46,14 +48,14 @@ def stand_in_recurrence() -> Iterator[None]:
 
 
 def know(op: Any, results: Callable[..., Any]) -> None:
-    """Have fake tensors know the results of an op, unless this version of PyTorch says them."""
+    """Register a fake-tensor implementation of an op, unless this version of PyTorch has one."""
     if op not in op_implementations_dict:
         register_op_impl(op)(results)
 
 
 @cache
 def know_recurrent_layers() -> None:
-    """Have fake tensors know their ops."""
+    """Register fake-tensor implementations of recurrent layers."""
     aten: Any = torch.ops.aten
     know(aten.mkldnn_rnn_layer.default, _cpu_forward)
     know(aten.mkldnn_rnn_layer_backward.default, _cpu_backward)
@@ -99,7 +101,7 @@ def _forward(
 
 
 def _kept_bytes(inputs: Any, num_rows: int, hidden: int, kind: int) -> int:
-    """Of one direction of one layer, for its backward pass."""
+    """Bytes that one direction of one layer saves for its backward pass."""
     size: int = num_rows * hidden * _KEPT.get(kind, 2) * inputs.element_size()
     return size
 
@@ -144,8 +146,8 @@ def _zeros(given: tuple[TensorKind | None, ...], device: str) -> list[Any]:
 def _tried_reserve_bytes(
     given: tuple[TensorKind | None, ...], stride: int, settings: tuple[Any, ...], device: str
 ) -> int | None:
-    """Memory that cuDNN keeps for the backward pass of tensors of these shapes and types; None
-    where it cannot be tried."""
+    """Measured size of cuDNN's reserve for tensors of these shapes and dtypes; None if it cannot be
+    run."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return None
     *how, batch_sizes = settings
@@ -163,15 +165,17 @@ def _tried_reserve_bytes(
 
 
 def accept_weights_apart() -> None:
-    """Have PyTorch not tell that weights of recurrent layers are not in one piece: they come and go
-    one by one, and what cuDNN makes of them for a call is counted."""
+    """Silence PyTorch's warning about recurrent weights that are not contiguous.
+
+    Streamed weights are fetched one by one; the buffer that cuDNN packs them into is counted.
+    """
     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor is deprecated")
 
 
 @cache
 def _reserve_bytes(given: tuple[TensorKind | None, ...], settings: tuple[Any, ...]) -> int:
-    """Memory that oneDNN keeps for the backward pass of tensors of these shapes and types."""
+    """Size of oneDNN's reserve for tensors of these shapes and dtypes."""
     with _disable_current_modes(), torch.enable_grad():
         tensors = _zeros(given, "cpu")
         how = [list(each) if isinstance(each, tuple) else each for each in settings]
@@ -183,7 +187,7 @@ def _backward(
     mode: Any, func: Any, inputs: Any, weight: Any, stride: int, buffer: Any, hx: Any, cx: Any,
     *rest: Any, **named: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of input, states and weights, as far as they are asked for."""
+    """Requested gradients of input, states and weights."""
     wants = named.get("output_mask", rest[-1] if rest else (True,) * 4)
     has_cell = cx is not None and wants[2]
     batch_first, batch_sizes = rest[_BATCH_FIRST], rest[_BATCH_SIZES]
@@ -199,6 +203,6 @@ def _backward(
 
 
 def _steps_first(tensor: torch.Tensor) -> torch.Tensor:
-    """As cuDNN lays out what has samples first: step after step."""
+    """Layout that cuDNN gives a batch-first tensor: time steps outermost."""
     rows, steps, width = tensor.shape
     return tensor.new_empty([steps, rows, width]).transpose(0, 1)

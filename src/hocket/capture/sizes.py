@@ -1,8 +1,9 @@
-"""Captures of one step at several sizes of its batch, so that planners can split it.
+"""Capture one step at several batch sizes, and check that its batch can be split.
 
-The model is captured with its own batch and with two others; see `hocket.graph.batches` for what
-follows from them. Models with one sample, and models whose step is another one at another size,
-give the plain graph.
+The model is captured with its own batch and with two others; `hocket.graph.batches` derives from
+them which tensors and costs grow with the batch. Models with one sample, and models whose step
+differs at another size, keep the plain graph. Whether samples are independent is checked
+numerically: gradients of two half batches of a small copy must add up to those of the whole.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ from hocket.graph.meeting import SAMPLES, reading_samples
 # and who plans says what becomes of them.
 
 TOLERANCE = 1e-3
-"""Of gradients in single precision, by their norm."""
+"""Relative error allowed for float32 gradients, by their norm."""
 NUM_ROUNDINGS = 2
-"""That gradients in narrower types may differ by beyond that: those of the whole and those of its
-parts are each rounded once."""
+"""Additional roundings allowed for gradients in narrower dtypes: one of the whole, one of the
+parts."""
 NUM_SAMPLES = 4
 _KEPT_LAYERS = 2
 _PIXELS = 64
 _MOST_PARAMETERS = 100_000_000
 _MOST_COMPARED = 4_000_000
-"""Weights of a larger tensor get no gradient here: they are read, and others tell of them."""
+"""Elements above which a weight gets no gradient in the check; the other weights show the answer.
+"""
 _MOST_FLOPS = 1e10
-"""Of the forward pass: all passes together take a second or two."""
+"""Limit for the forward pass of the check, so that all its passes take a second or two."""
 _DROPOUTS = frozenset({
     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
     functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout,
@@ -72,12 +74,12 @@ _DROPOUTS = frozenset({
 
 
 class Apart(NamedTuple):
-    """Result of a comparison at toy size."""
+    """Result of the check that samples are independent."""
 
     is_apart: bool | None
-    """True if gradients of parts add up to that of the whole; None where nothing was compared."""
+    """True if gradients of parts add up to those of the whole; None if nothing was compared."""
     message: str
-    """For people: what was seen, or why nothing was tried."""
+    """Result for the user, or the reason why nothing was compared."""
 
 
 def samples_apart(
@@ -88,9 +90,10 @@ def samples_apart(
     forward: Forward | None = None,
     flops_per_byte: float = 0.0,
 ) -> Apart:
-    """Try whether parts of a batch train as the whole does; model and batch are not changed.
+    """Check numerically that training on parts of a batch equals training on the whole.
 
-    ``flops_per_byte`` of the batch is what a forward pass takes, so that nothing long is begun.
+    Model and batch are not changed. ``flops_per_byte`` estimates the forward pass per byte of the
+    batch, so that no long computation is started.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for little work threads cost more than they bring
@@ -123,7 +126,7 @@ def _attempted(
     is_cut: bool,
     is_wide: bool,
 ) -> Apart:
-    """The try itself, with lists of layers cut or whole, with autocast as it is or off."""
+    """One check, with layer lists shortened or not, with autocast as it is or off."""
     whole = sum(parameter.numel() for parameter in model.parameters())
     tensors = [tensor for _, _, tensor in model_tensors(model)]
     meta = meta_twins(tensors)
@@ -184,7 +187,7 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _shorten(toy: nn.Module) -> None:
-    """Cut lists of equal layers."""
+    """Shorten lists of equal layers."""
     cut: list[str] = []
     for path, layers in list(toy.named_modules()):
         is_list = isinstance(layers, nn.Sequential | nn.ModuleList) and bool(path)
@@ -197,7 +200,7 @@ def _shorten(toy: nn.Module) -> None:
 
 
 def _form(layer: nn.Module) -> object:
-    """Type and shapes of a layer; equal where one may replace the other."""
+    """Type and shapes of a layer; layers with equal forms are interchangeable."""
     return type(layer), tuple((name, p.shape) for name, p in layer.named_parameters())
 
 
@@ -210,7 +213,7 @@ def _first_rows(batch: Any) -> Any:
 
 
 def _cropped(rows: Any) -> Any:
-    """A corner of each image."""
+    """Crop each image to a corner."""
     return map_batch(rows, {
         id(t): t[..., :_PIXELS, :_PIXELS] if t.dim() == 4 and t.is_floating_point() else t
         for _, t in batch_tensors(rows)
@@ -223,7 +226,7 @@ def _num_rows(batch: Any) -> int:
 
 
 def _halves(batch: Any) -> Iterator[Any]:
-    """Two parts of as many samples each."""
+    """Two parts of the batch with equally many samples."""
     rows = _num_rows(batch)
     if rows < 2:
         raise ValueError("there is one sample")
@@ -236,7 +239,7 @@ def _halves(batch: Any) -> Iterator[Any]:
 
 
 def _fewest(batch: Any, flops_per_byte: float) -> Any:
-    """The first samples, of images a corner where the whole would take long."""
+    """The first samples; images are cropped if whole ones would take long."""
     rows = _first_rows(batch)
     return _cropped(rows) if _num_bytes(rows) * flops_per_byte > _MOST_FLOPS else rows
 
@@ -246,7 +249,7 @@ def _num_bytes(batch: Any) -> int:
 
 
 def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:
-    """Why a try would take too long; empty where it would not."""
+    """Reason why the check would take too long; empty if it would not."""
     number = sum(parameter.numel() for parameter in toy.parameters())
     if number > _MOST_PARAMETERS:
         return f"{number / 1e6:.0f} million weights are left with {_KEPT_LAYERS} layers"
@@ -255,7 +258,7 @@ def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:
 
 
 def _real(given: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-    """A tensor of the toy with the values that it had, or with some."""
+    """Real tensor for the small copy: the original values if there are any, else random ones."""
     value = given.detach().cpu().clone() if not given.is_meta else _drawn(given)
     value = value.float() if value.is_floating_point() else value
     if isinstance(twin, nn.Parameter):
@@ -265,7 +268,7 @@ def _real(given: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(tensor: torch.Tensor) -> torch.Tensor:
-    """Matrices that keep the size of what they multiply; vectors near one."""
+    """Random weights: matrices that preserve the norm of their input, vectors near one."""
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     if tensor.dim() < 2:
@@ -279,7 +282,7 @@ def _filled_batch(rows: Any) -> Any:
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the batch; whole numbers index something, so they are small and not negative."""
+    """Random batch tensor; integers are indices, so they are small and not negative."""
     if tensor.is_meta:
         if tensor.is_floating_point():
             return torch.randn(tensor.shape)
@@ -294,7 +297,8 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _quieten(model: nn.Module) -> None:
-    """Have a model in training draw nothing and look at single samples."""
+    """Make a model in training mode deterministic and independent across samples: no dropout, no
+    batch statistics."""
     model.train()
     for module in model.modules():
         if isinstance(module, _NormBase):
@@ -305,18 +309,18 @@ def _quieten(model: nn.Module) -> None:
 
 
 class _Calm(TorchFunctionMode):
-    """Inside of it nothing is dropped; if it is wide, autocast has no say either."""
+    """Mode without dropout; if ``is_wide``, without autocast too."""
 
     def __init__(self, *, is_wide: bool) -> None:
         super().__init__()
         self.is_wide = is_wide
         self.eps = 0.0
-        """Of the narrowest type below single precision that was seen."""
+        """Machine epsilon of the narrowest dtype below float32 that was seen."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``func``, or give back what would be thinned out."""
+        """Call ``func``; dropout returns its input."""
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
@@ -331,12 +335,13 @@ class _Calm(TorchFunctionMode):
 
 
 def _percent(part: float) -> str:
-    """Finer where it is small: what is refused is not to read like what is allowed."""
+    """Format a percentage with more digits if it is small, so that refused and allowed values
+    differ."""
     return format_percent(part) if part >= 0.1 else f"{100 * part:.3g} %"
 
 
 def _distance(found: list[torch.Tensor | None], expected: tuple[torch.Tensor | None, ...]) -> float:
-    """The norm of the difference, as a part of the norm of what was expected."""
+    """Norm of the difference, relative to the norm of the expected gradients."""
     off, size = 0.0, 0.0
     for a, b in zip(found, expected, strict=True):
         size += 0.0 if b is None else float(b.square().sum())
@@ -348,16 +353,17 @@ def _distance(found: list[torch.Tensor | None], expected: tuple[torch.Tensor | N
 
 
 def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
-    """As `capture`, and the graph knows what grows with the batch where that can be known."""
+    """Like `capture`, with batch-dependent tensors and costs marked in the graph where possible."""
     batch = first_batch(batch)
     graph = capture(model, batch, **options)
     return knowing_sizes(graph, lambda size: capture(model, resized(batch, size), **options))
 
 
 def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -> Graph:
-    """The graph with what a try at toy size shows of its samples: they may not be taken apart.
+    """Add the result of the independence check to the graph: dependent samples must not be split.
 
-    ``model`` and ``batch`` may be smaller than what was captured; options are `samples_apart`'s.
+    ``model`` and ``batch`` may be smaller than what was captured; options are those of
+    `samples_apart`.
     """
     if graph.other_batch is None or graph.meta.get("optimizer") is None:
         return graph
@@ -377,7 +383,8 @@ def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -
 
 
 def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
-    """The graph with its columns at another size; ``captured`` captures the step at a size."""
+    """Add the graph's columns at another batch size; ``captured`` captures the step at a given
+    size."""
     num_samples = graph.meta.get("batch")
     if not graph.is_recorded or not isinstance(num_samples, int) or num_samples < 2:
         return graph
@@ -398,17 +405,17 @@ def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
 
 
 def _other_sizes(num_samples: int) -> tuple[int, int]:
-    """Two other sizes above one, at which libraries take short cuts."""
+    """Two other batch sizes, above 1, because libraries special-case a batch of 1."""
     if num_samples >= 4:
         return num_samples // 2, 2 * num_samples
     return 2 * num_samples, 3 * num_samples
 
 
 def resized(batch: Any, num_samples: int) -> Any:
-    """The batch with another number of samples, without content: shapes are all that is read.
+    """The batch with another number of samples, on the meta device: only shapes are read.
 
-    Tensors whose first extent is that of the batch's first tensor are the samples; one that stands
-    twice, as inputs and as labels, does so again.
+    Tensors whose first dimension equals that of the batch's first tensor hold samples. A tensor
+    that occurs twice, as inputs and as labels, still occurs twice.
     """
     tensors = [tensor for _, tensor in batch_tensors(batch)]
     own = -1 if not tensors or not tensors[0].dim() else int(tensors[0].shape[0])

@@ -48,7 +48,7 @@ from hocket.capture.unseen import (
 from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
-"""Applies a model to a batch and returns what the loss is computed from."""
+"""Function that applies a model to a batch and returns what the loss is computed from."""
 
 
 def record_fake_step(
@@ -63,7 +63,8 @@ def record_fake_step(
 ) -> Recording:
     """Record a step on fake tensors of ``device``.
 
-    Weights of recurrent layers are ``in_one_piece`` on a GPU, as plain PyTorch has them, or apart.
+    ``in_one_piece`` lays weights of recurrent layers out in one buffer on a GPU, as plain PyTorch
+    does; otherwise each has a storage of its own.
     """
     named = all_tensors(model, batch)
     mode = fake_mode(model)
@@ -89,7 +90,7 @@ def record_fake_step(
 
 @contextmanager
 def _standing_in(batch: Any) -> Iterator[None]:
-    """Record ops that CPUs compute differently as an accelerator computes them."""
+    """Record ops that CPUs compute differently as an accelerator would compute them."""
     # Kernels are registered for the whole process; `swapped_tensors` admits one thread at a time.
     with fused_kernels(), cuda_autocast(), stand_in_recurrence(), masks_as_run(batch):
         yield
@@ -97,7 +98,7 @@ def _standing_in(batch: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Silence a logger: what it says about a failed op is in the error that it raises."""
+    """Silence a logger whose messages about a failed op repeat the error that it raises."""
     before, logger.disabled = logger.disabled, True
     try:
         yield
@@ -108,7 +109,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 def record_real_step(
     model: nn.Module, batch: Any, *, loss: Loss, training: bool, forward: Forward | None = None
 ) -> Recording:
-    """Record a step that is really computed, on copies of the model's tensors."""
+    """Record a step that is computed for real on copies of the model's tensors."""
     named = all_tensors(model, batch)
     copies = {
         id(t): dressed(t, t.detach().clone()) for _, role, t in named if role != Role.INPUT
@@ -168,7 +169,7 @@ def _run_step(
     training: bool,
     forward: Forward | None,
 ) -> tuple[Any, list[torch.Tensor], Any]:
-    """Output, what is kept of it, and what autograd has saved."""
+    """Output of the model, tensors kept of it, and tensors that autograd has saved."""
     with torch.autograd.set_multithreading_enabled(False):
         with nullcontext() if training else torch.no_grad():
             output = (forward or apply_model)(model, batch)
@@ -226,7 +227,7 @@ def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> No
 
 @contextmanager
 def _module_hooks(recorder: Recorder) -> Iterator[None]:
-    """Have the recorder know where it is; modules of other threads are called beside it."""
+    """Tell the recorder which module is running; modules called in other threads bypass it."""
     own = threading.get_ident()
 
     def enter(module: nn.Module, args: Any) -> None:

@@ -1,7 +1,7 @@
-"""Tensors that exist before a step, laid out on a device as they were when the step was recorded.
+"""Recreate tensors that existed before a recorded step on a device, with their aliasing.
 
-Parameters, buffers and parts of the batch may look at one storage, each at its own place: labels
-are often the inputs shifted by one. So whole storages are copied, and tensors look at the copies.
+Parameters, buffers and parts of the batch may be views of one storage: labels are often the inputs
+shifted by one. Therefore whole storages are copied, and the tensors become views of the copies.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hocket.graph import Role
 
 
 def storage_bytes(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """The first bytes of a tensor's storage; they are not copied."""
+    """First bytes of a tensor's storage, without a copy."""
     everything = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return everything.set_(tensor.detach().untyped_storage())[:num_bytes]
 
 
 def look_at(data: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
-    """The tensor that looks at the bytes of a storage as ``layout`` says."""
+    """Tensor that views a storage's bytes with the given layout."""
     size = layout.dtype.itemsize
     flat = data[: data.numel() // size * size].view(layout.dtype)
     offset = flat.storage_offset() + layout.offset
@@ -39,7 +39,7 @@ def given_storages(
     names: Mapping[int, str],
     values: Mapping[str, torch.Tensor],
 ) -> dict[int, torch.Tensor]:
-    """By number of the storage: the bytes behind those of ``numbers`` that have a value."""
+    """Bytes of each storage, by number, behind those tensors that have a value."""
     found: dict[int, torch.Tensor] = {}
     for number in numbers:
         spec, name = specs[number], names[number]
@@ -56,7 +56,7 @@ def first_tensors(
     storages: Mapping[int, torch.Tensor],
     device: torch.device,
 ) -> dict[int, torch.Tensor]:
-    """The tensors on ``device`` before the first step, apart from the model; states are zeros."""
+    """Tensors on ``device`` before the first step; optimizer states are zeros."""
     own: dict[int, torch.Tensor] = {}
     tensors: dict[int, torch.Tensor] = {}
     for number in numbers:

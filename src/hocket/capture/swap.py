@@ -1,12 +1,11 @@
-"""Run a model with other tensors in place of its own, and leave no trace of it.
+"""Run a model with replaced tensors, and restore everything afterwards.
 
-The tensors of the user's own model are replaced where the model holds them, rather than in a deep
-copy: closures, partials and bound methods then see the replacements, too, and so does a function
-that refers to the model by a global name. Everything that can be reached from the model and the
-functions given with it is saved before and restored after, also when the run raises: parameters,
-buffers, attributes, contents of lists and dicts, cells of closures. Globals and class attributes
-that its functions name are restored where they hold other tensors than before, and caches of
-`functools` are emptied where they hold fake ones.
+Tensors of the user's own model are replaced in place instead of in a deep copy: closures, partials,
+bound methods and functions that use the model as a global then see the replacements too. Everything
+reachable from the model and from the functions given with it is saved before and restored after,
+also if the run raises: parameters, buffers, attributes, contents of lists and dicts, closure cells.
+Globals and class attributes named by its functions are restored if they hold other tensors than
+before, and `functools` caches that hold fake tensors are cleared.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hocket.capture.trouble import UntraceableError
 
 _one_at_a_time = threading.RLock()
-"""A model has one set of tensors at a time."""
+"""Held during a swap: a model has one set of tensors at a time."""
 _LRU: type = type(functools.lru_cache(lambda: None))
 _CLOSED = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
-"""Packages whose objects are not looked into, other than modules and plain containers."""
+"""Packages whose objects are not searched, except modules and plain containers."""
 _HELD_FUNCTIONS = ("forward", "loss", "given")
-"""Attributes by which objects of this package hold functions of the user's."""
+"""Attributes in which objects of this package hold user functions."""
 _MAX_DEPTH = 4
 
 Twins = Mapping[int, torch.Tensor]
-"""Replacements by the id of the tensor that they replace."""
+"""Replacement tensors by the id of the original."""
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the generators of Python and numpy afterwards."""
+    """Restore the random generators of Python and numpy afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -63,10 +62,10 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator[nn.Module]:
-    """Give the model, with ``twins`` in place of its tensors; restore all of it afterwards.
+    """Yield the model with ``twins`` in place of its tensors; restore everything afterwards.
 
-    ``functions`` are called with the model, and may hold its tensors and modules themselves. The
-    generators of Python and numpy are restored as well; PyTorch's is not touched.
+    ``functions`` are called with the model and may hold its tensors and modules themselves. The
+    random generators of Python and numpy are restored as well; PyTorch's are not touched.
     """
     with _one_at_a_time, generators_kept():
         state = _ReachableState((model, *functions))
@@ -78,20 +77,20 @@ def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator
 
 
 class PythonState:
-    """Python state of a model and of the functions given with it, at one time."""
+    """Snapshot of the Python state of a model and of the functions given with it."""
 
     def __init__(self, *roots: Any) -> None:
         self._state = _ReachableState(roots)
         self._draws = _python_draws()
         self.numbers = self._state.numbers()
-        """Numbers, strings, flags and lengths of containers, in the order of a walk."""
+        """Numbers, strings, flags and container lengths, in traversal order."""
 
     def has_drawn(self) -> bool:
-        """True if Python's or numpy's generator has moved since."""
+        """True if Python's or numpy's generator has advanced since the snapshot."""
         return self._draws != _python_draws()
 
     def is_changed(self) -> bool:
-        """True if any object that was held is another one now."""
+        """True if any held object has been replaced since the snapshot."""
         return self._state.is_changed()
 
 
@@ -101,10 +100,10 @@ def _python_draws() -> tuple[Any, ...]:
 
 
 class _Holder(NamedTuple):
-    """A mutable object with what it held when it was found.
+    """A mutable object with its saved content.
 
-    ``read`` and ``write`` go past methods that a subclass overrides: these may create what is
-    looked up, as transformers' ACT2FN does, or refuse to be written.
+    ``read`` and ``write`` bypass overridden methods, which may create the item that is looked up
+    (as transformers' ACT2FN does) or refuse to be written.
     """
 
     owner: Any
@@ -112,7 +111,7 @@ class _Holder(NamedTuple):
     read: Callable[[Any], tuple[Any, ...]]
     write: Callable[[Any, tuple[Any, ...]], None]
     is_global: bool = False
-    """True for class attributes and globals, which outlive the model and may be others'."""
+    """True for class attributes and globals, which outlive the model and may belong to others."""
 
     def is_changed(self) -> bool:
         """True if it holds other objects than before."""
@@ -120,7 +119,7 @@ class _Holder(NamedTuple):
 
 
 class _ReachableState:
-    """Contents of every mutable object that can be reached from some roots."""
+    """Contents of every mutable object that is reachable from some roots."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._seen: set[int] = set()
@@ -130,7 +129,7 @@ class _ReachableState:
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self._iterators: dict[int, Any] = {}
         self._kept: list[Any] = []
-        """Keeps ids of looked-at objects from being given to others."""
+        """References that keep the ids of visited objects from being reused."""
         self._pending: list[Any] = list(roots)
         while self._pending:
             self._look_at(self._pending.pop())
@@ -244,7 +243,7 @@ class _ReachableState:
     # ── change ───────────────────────────────────────────────────────────────────────────────
 
     def swap(self, twins: Twins) -> None:
-        """Put the twins in place of their originals, wherever these are held."""
+        """Replace tensors by their twins wherever they are held."""
         for tensor, _ in self._gradients:
             tensor.grad = None
         replacements = {**twins, **self._iterators}
@@ -255,7 +254,7 @@ class _ReachableState:
                     holder.write(holder.owner, new)
 
     def restore(self) -> None:
-        """Have everything be as it was; globals only where tensors were left in them."""
+        """Restore all saved contents; globals only if tensors were left in them."""
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
         for holder in self._holders:
@@ -272,14 +271,14 @@ class _ReachableState:
     # ── compare ──────────────────────────────────────────────────────────────────────────────
 
     def numbers(self) -> list[Any]:
-        """Numbers, strings, flags and lengths that were found, in the order of the walk."""
+        """Numbers, strings, flags and lengths, in traversal order."""
         found: list[Any] = []
         for holder in self._holders:
             found += (len(holder.saved), *_numbers_in(holder.saved))
         return found
 
     def is_changed(self) -> bool:
-        """True if a container, attribute, cell or name holds another object than before."""
+        """True if a container, attribute, closure cell or global holds a new object."""
         return any(holder.is_changed() for holder in self._holders)
 
 
@@ -289,11 +288,11 @@ _ATOMS = (
     float, complex, type(None), type, ModuleType, np.ndarray, np.generic, torch.optim.Optimizer,
     torch.utils.data.DataLoader, torch.utils.data.Dataset, type(...),
 )  # fmt: skip
-"""Objects that are not looked into: they hold nothing of a model, or are not the model's."""
+"""Types whose objects are not searched: they hold nothing of a model."""
 
 
 class _UntracedIterator:
-    """Stands for an iterator of the user's: an item that is taken cannot be put back."""
+    """Replaces a user's iterator during tracing, because a consumed item cannot be put back."""
 
     def __iter__(self) -> _UntracedIterator:
         return self
@@ -306,13 +305,13 @@ class _UntracedIterator:
 
 
 def copied_container(container: Any) -> Any:
-    """A shallow copy with the stored values, whatever methods a subclass overrides."""
+    """Shallow copy with the stored values, bypassing overridden methods."""
     base = _base(container)
     return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
 def _base(container: Any) -> Any:
-    """The built-in type of a container, whose methods no subclass overrides."""
+    """Built-in type of a container, whose methods bypass those of subclasses."""
     bases = (OrderedDict, *_CONTAINERS)
     return next(base for base in bases if issubclass(type(container), base))
 
@@ -400,13 +399,13 @@ def _is_closed(module: str | None) -> bool:
 
 @functools.cache
 def _global_names(code: Any) -> frozenset[str]:
-    """Names that a function or one inside it looks up."""
+    """Global names that a function or its inner functions look up."""
     inner = (each for each in code.co_consts if hasattr(each, "co_names"))
     return frozenset(code.co_names).union(*(_global_names(each) for each in inner))
 
 
 def _replaced(value: Any, twins: Mapping[int, Any]) -> Any:
-    """An object's twin, or a tuple with the twins of its items; else the value itself."""
+    """Replacement of an object, or of a tuple's items; otherwise the value itself."""
     if not issubclass(type(value), tuple) or isinstance(value, torch.Size):
         return twins.get(id(value), value)
     items = [_replaced(item, twins) for item in tuple.__iter__(value)]
@@ -421,7 +420,7 @@ def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def _holds(kind: type, value: Any, depth: int = 0) -> bool:
-    """True if a container or object has such a tensor in it."""
+    """True if a container or object holds a tensor of this type."""
     held_as = type(value)
     if issubclass(held_as, torch.Tensor):
         return issubclass(held_as, kind)

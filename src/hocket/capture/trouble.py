@@ -1,4 +1,4 @@
-"""Say where a model could not be traced: the line of the user's code, not of a library."""
+"""Explain why a model could not be traced, with the line of the user's code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class UntraceableError(UsageError):
 
 
 def user_line(error: BaseException) -> str:
-    """``file:line`` of the innermost frame outside torch, transformers, hocket and Python itself.
+    """``file:line`` of the innermost frame outside torch, transformers, hocket and Python.
 
-    Where all frames are in libraries, the innermost one outside torch, hocket and Python.
+    If all frames are in libraries, the innermost one outside torch, hocket and Python.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -38,7 +38,7 @@ def user_line(error: BaseException) -> str:
 
 
 def as_shown(error: BaseException) -> str:
-    """An error as Python shows it last; what cannot be found says so without its class."""
+    """An error as Python's traceback ends; an import error is shown without its class."""
     text = " ".join(str(error).split())
     if isinstance(error, ImportError | OSError) or not text:
         return text or type(error).__name__
@@ -49,7 +49,7 @@ def as_shown(error: BaseException) -> str:
 def own_code(
     failure: str, hint: str, tell: Callable[[BaseException], str] = as_shown
 ) -> Iterator[None]:
-    """Turn what the user's own code raises into a `UsageError` with their line."""
+    """Turn exceptions of the user's own code into a `UsageError` that names their line."""
     try:
         yield
     except HocketError:
@@ -64,7 +64,7 @@ def own_code(
 
 
 def reason(error: BaseException) -> str:
-    """Why tracing stopped, in one line, with the text of the user's line where there is one."""
+    """One-line reason why tracing stopped, with the source text of the user's line if available."""
     file, _, number = user_line(error).rpartition(":")
     text = linecache.getline(file, int(number)).strip() if file else ""
     first = next(iter(str(error).strip().splitlines()), "")
@@ -73,7 +73,7 @@ def reason(error: BaseException) -> str:
 
 
 def remedy(model: torch.nn.Module) -> str:
-    """Hint on what to change so that a model can be traced, as far as its modules show it."""
+    """Hint on what to change so that the model can be traced, judged by its modules."""
     for path, module in model.named_modules():
         config = getattr(module, "config", None)
         if module.training and (hasattr(module, "layerdrop") or hasattr(config, "layerdrop")):
@@ -87,7 +87,7 @@ def remedy(model: torch.nn.Module) -> str:
 
 
 def _explanation(error: BaseException) -> str:
-    """Meaning of torch's own tracing errors."""
+    """Plain explanation of torch's own tracing errors."""
     from torch._subclasses import fake_tensor as fake
 
     if isinstance(error, fake.DataDependentOutputException):

@@ -1,7 +1,7 @@
-"""Effects of a step beyond its calls: replaced buffers, a seeded generator, hooks.
+"""Detect side effects that recorded calls do not show: replaced buffers, seeded generators, hooks.
 
-The calls alone would compute something else then: with what a buffer was before the first step, or
-with other draws where `torch.utils.checkpoint` draws the same again.
+Running the calls alone would then give other results: with a buffer's value from before the first
+step, or with other random numbers where `torch.utils.checkpoint` repeats a draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTERS = ("set_rng_state", "manual_seed")
 
 
 def held_tensors(model: nn.Module) -> HeldByName:
-    """Buffers and tensors that are plain attributes, by the path of their module and their name."""
+    """Buffers and plain tensor attributes, by module path and name."""
     return {
         (path, name): value
         for path, module in model.named_modules()
@@ -35,9 +35,9 @@ def held_tensors(model: nn.Module) -> HeldByName:
 
 
 def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> None:
-    """Note a buffer, or an attribute that the step reads, which is another tensor after the step.
+    """Record buffers, and attributes that the step reads, that are other tensors after the step.
 
-    An attribute that is only written, such as a loss that a module leaves there, changes nothing.
+    An attribute that is only written, such as a loss stored on a module, has no effect.
     """
     after = held_tensors(model)
     read = {number for call in recorder.recording.calls for number in call.reads}
@@ -54,18 +54,18 @@ def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> N
 
 
 class SecondRun(Recorder):  # type: ignore[no-untyped-call]
-    """Records a step once more, after a first run has changed what the model holds."""
+    """Recorder of a second step, after the first one has changed what the model holds."""
 
     def __init__(self, module_names: dict[int, str], first: Recorder) -> None:
         super().__init__(module_names)
         self._first = first
         self._tainted = _dependent_storages(first.recording)
         self.has_read_state = False
-        """True once an op has read what the first run has computed from batch, parameters or
-        draws, as a recurrent state is; what depends on none of them is a cache."""
+        """True once an op has read state that the first run computed from batch, parameters or
+        random draws, such as a recurrent state. State that depends on none of them is a cache."""
 
     def take_unknown(self, tensor: torch.Tensor) -> None:
-        """Take a tensor of the first run as a source."""
+        """Accept a tensor of the first run as a source."""
         self.has_read_state |= self._first.storage_of(tensor) in self._tainted
         self.add_source("left", Role.BUFFER, tensor)
         constant = self._first.constant_of(tensor)
@@ -77,11 +77,11 @@ class SecondRun(Recorder):  # type: ignore[no-untyped-call]
 def note_python_state(
     first: Recorder, second: SecondRun, changed_by_first: bool, changed_by_second: bool
 ) -> None:
-    """Note Python state that makes steps differ from the traced one.
+    """Record Python state that makes later steps differ from the traced one.
 
-    Numbers that the first run has changed may stay: a size that is set once, a cache that is
-    filled. Then the second run must make the same calls, or the traced step would be the first
-    one for ever.
+    Numbers that only the first run changes are allowed: a size that is set once, a cache that is
+    filled. The second run must then make the same calls, otherwise the trace would describe the
+    first step only.
     """
     if second.has_read_state:
         first.recording.unseen = "a step reads a tensor that the step before has left"
@@ -92,7 +92,7 @@ def note_python_state(
 
 
 def _dependent_calls(recorder: Recorder) -> list[str]:
-    """Forward calls whose results depend on batch, parameters or draws, with their arguments."""
+    """Forward calls, with arguments, whose results depend on batch, parameters or random draws."""
     recording = recorder.recording
     tainted = _dependent_storages(recording)
     layout = lambda leaf: (  # noqa: E731
@@ -107,7 +107,7 @@ def _dependent_calls(recorder: Recorder) -> list[str]:
 
 
 def _dependent_storages(recording: Recording) -> set[int | None]:
-    """Storages whose content depends on the batch, on parameters or on draws."""
+    """Storages whose content depends on batch, parameters or random draws."""
     values = recording.values
     found: set[int | None] = {
         values[source.value].storage
@@ -121,9 +121,10 @@ def _dependent_storages(recording: Recording) -> set[int | None]:
 
 
 def note_written(recorder: Recorder) -> None:
-    """Note a parameter that the step writes, as rows of `nn.Embedding(max_norm=…)` are, and trains.
+    """Record a parameter that the step both writes, as ``nn.Embedding(max_norm=…)`` does, and
+    trains.
 
-    Its update would be of another version of it than the one that is there before the step.
+    The optimizer would otherwise update another version than the one that exists before the step.
     """
     recording = recorder.recording
     storage_of = [value.storage for value in recording.values]
@@ -134,9 +135,9 @@ def note_written(recorder: Recorder) -> None:
 
 
 def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
-    """Note a parameter with a hook that is called once its gradient is there.
+    """Record a parameter with a hook that runs once its gradient is accumulated.
 
-    Such a hook may do anything, most often the update itself; calls do not show it.
+    Such a hook may do anything, most often the optimizer update; calls do not show it.
     """
     for name, _, tensor in sources:
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -144,9 +145,9 @@ def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
 
 
 def hooked_modules(model: nn.Module) -> list[str]:
-    """Paths of modules with hooks of the user's, which run while a step is traced and not in it.
+    """Paths of modules with user hooks, which run during tracing but not in traced steps.
 
-    Those of PyTorch itself, as of weight norm, compute a part of the step, which is traced.
+    PyTorch's own hooks, such as those of weight norm, compute a part of the step and are traced.
     """
     return [
         path or type(module).__name__
@@ -159,7 +160,7 @@ def hooked_modules(model: nn.Module) -> list[str]:
 
 @contextmanager
 def noting_seeds(recorder: Recorder) -> Iterator[None]:
-    """Have the recorder know when the step sets PyTorch's generator."""
+    """Tell the recorder when the step seeds PyTorch's generator."""
     before = {name: getattr(torch, name) for name in _SETTERS}
     own = threading.get_ident()
 

@@ -1,7 +1,7 @@
-"""``python -m hocket.cost.at_work``: works until its input ends, and does what its input says last.
+"""``python -m hocket.cost.at_work``: keep CPU cores busy while another process measures.
 
-It multiplies matrices, or copies memory from a line ``stream`` on until a line ``compute``. An
-empty line on standard output says that it has begun.
+It multiplies matrices, or copies memory after a line ``stream`` on standard input, until a line
+``compute`` or the end of input. It prints an empty line once it has started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COMPUTE, STREAM = b"compute\n", b"stream\n"
 
 
 def main() -> None:
-    """Work; never returns."""
+    """Run the load; never returns."""
     latest = [COMPUTE]
     threading.Thread(target=_listen, args=(latest,), daemon=True).start()
     left = np.ones((512, 512), np.float32)

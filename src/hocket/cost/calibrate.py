@@ -1,8 +1,9 @@
-"""Fit the roofline to a profile: efficiencies per family and number type, and the launch floor.
+"""Fit the roofline to a profile: efficiencies per op family and dtype, and the launch floor.
 
-The best pair of efficiencies has the least sum of |log(predicted / measured)|, each op weighted by
-its share of the step, among the ratios that some measurement shows; then both are scaled so that
-the total of the family agrees. At most 48 x 48 pairs per family and type. O(pairs · entries).
+The best pair of efficiencies (arithmetic, memory) minimises the sum of |log(predicted / measured)|,
+each op weighted by its part of the step, among ratios that some measurement shows; both are then
+scaled so that the family's total agrees. At most 48 x 48 pairs per family and dtype. O(pairs ·
+entries).
 """
 
 from __future__ import annotations
@@ -42,26 +43,28 @@ from hocket.hardware.cluster import DeviceKind
 CALIBRATION_SCHEMA = "hocket.calibration/1"
 MAX_CANDIDATES = 48
 MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-4, 4.0
-"""Above 1: caches serve part of the bytes, or fewer operations are done than were counted."""
+"""Bounds of fitted efficiencies. Values above 1 occur if caches serve part of the bytes, or if
+fewer operations are executed than counted."""
 MIN_SHARE = 0.01
-"""A family with less of the measured time than this keeps its default: too little evidence."""
+"""Families below this fraction of the measured time keep their defaults: too little evidence."""
 FLOOR_RATIO = 20.0
-"""An op that takes this many times its ideal time is explained by its launch, not by its work."""
+"""Ops that take this many times their ideal time are dominated by their launch, not by their work.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Fits by the name of the device kind."""
+    """Fitted efficiencies by device type."""
 
     kinds: Mapping[str, KindFit]
     source: str = ""
     """Source of the fit."""
     steps: Mapping[str, StepRange] = field(default_factory=dict)
-    """Correction and range of whole steps by device type, from runs of users."""
+    """Correction and range of whole steps by device type, fitted to runs of users."""
 
     @property
     def device_types(self) -> tuple[str, ...]:
-        """Device types that it says anything about."""
+        """Device types with any fitted figure."""
         return tuple(dict.fromkeys((*self.kinds, *self.steps)))
 
 
@@ -81,7 +84,7 @@ class FamilyError:
 
 
 def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
-    """The fit that makes the roofline of ``kind`` agree with a profile measured on it."""
+    """Fit that makes the roofline of ``kind`` agree with a profile measured on it."""
     if profile.device_kind != kind.name:
         raise UsageError(
             f"the profile is of {profile.device_kind!r}, not of {kind.name!r}",
@@ -134,7 +137,8 @@ def calibration_errors(
 
 
 def _launch_floor_s(measured_s: FloatArray, best_s: FloatArray, kind: DeviceKind) -> float | None:
-    """Lower quartile of the small ops that take far longer than their work; None without such."""
+    """Lower quartile of the times of small ops that are dominated by their launch; None without
+    such ops."""
     tiny = (measured_s >= FLOOR_RATIO * best_s) & (best_s <= max(kind.launch_s, 1e-6))
     return float(np.quantile(measured_s[tiny], 0.25, method="lower")) if tiny.any() else None
 
@@ -178,7 +182,7 @@ def _scaled(efficiency: float, scale: float) -> float:
 
 
 def _total_ratio(predicted_s: FloatArray, measured_s: FloatArray, weight: FloatArray) -> float:
-    """Predicted over measured time of a step in which each op counts weight / measured times."""
+    """Predicted over measured time of a step, with op weights."""
     if not len(measured_s):
         return 1.0
     return float((predicted_s * (weight / measured_s)).sum() / weight.sum())
@@ -232,7 +236,7 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def calibration_from_dict(data: object, where: str) -> Calibration:
-    """The calibration that `calibration_to_dict` wrote; ``where`` names its file in errors."""
+    """Read a calibration from `calibration_to_dict`; ``where`` names its file in errors."""
     with fields.located(where):
         check_schema(
             data, CALIBRATION_SCHEMA, "make one with hocket calibrate; a profile goes to --profile"

@@ -1,9 +1,9 @@
-"""Shares of their peaks that chips reach: one set of constants per architecture, with its source.
+"""Attainable fractions of peak rates by GPU architecture, each with its source.
 
-A datasheet states what a chip could do; kernels reach a share of it that differs between
-architectures. Shares of Hopper were measured (``benchmarks/cost/predict_kernels.py``), those of
-Ampere were chosen so that the published tables of A100 clusters come out on average. A kind that is
-not here is taken for Ampere, and what is predicted for it is a range (`Chip.uncertainty`).
+A datasheet states peak rates; kernels attain a fraction that differs between architectures.
+Hopper's fractions were measured (``benchmarks/cost/predict_kernels.py``), Ampere's were fitted to
+the mean of published tables of A100 clusters. Unlisted device types use Ampere's, and predictions
+for them carry a range (`Chip.uncertainty`).
 """
 
 from __future__ import annotations
@@ -14,45 +14,50 @@ from types import MappingProxyType
 from typing import Literal
 
 Libraries = Literal["2023", "current"]
-"""Age of the matrix and attention libraries: Hopper's were young in 2023."""
+"""Generation of the matrix and attention libraries; those for Hopper were still immature in 2023.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRates:
-    """Attention that never writes its matrix, as shares of the 16-bit peak.
+    """Attained rates of fused attention, as fractions of the 16-bit peak.
 
-    Forward counts the half that causal masking leaves, backward 2.5 times that. Rates are those of
-    heads of 128 elements in long sequences.
+    FLOPs of the forward pass count the half that a causal mask leaves, the backward pass 2.5 times
+    that. The rates hold for heads of 128 elements in long sequences.
     """
 
     forward: float
     backward: float
     forward_half: float = 0.0
-    """Tokens of a sequence at which half of the rate is reached."""
+    """Sequence length at which half of the rate is attained."""
     backward_half: float = 0.0
     width_half: float = 0.0
-    """Head width at which half of the rate of very wide heads is reached."""
+    """Head width at which half of the rate of very wide heads is attained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """An architecture."""
+    """Attainable rates of a GPU architecture."""
 
     name: str
     matrix_share: float
-    """Of the peak, by large matrix products in 16 bits, one after the other: power limits them."""
+    """Fraction of the 16-bit peak attained by large matrix products back to back, which power
+    limits."""
     mixed_share: float
-    """The same in steps that do other work for more than half of their time, which saves power."""
+    """Fraction attained in steps that spend more than half of their time on other work, which saves
+    power."""
     float8_share: float
-    """Of the peak in 8 bits."""
+    """Fraction of the 8-bit peak attained by large matrix products."""
     matrix_depth: float
-    """Summed dimension at which half of the time is lost to the ends of a tile."""
+    """Inner dimension of a product at which half of the time is spent on starting and ending tiles.
+    """
     attention: Mapping[str, AttentionRates] = field(hash=False)
-    """By kernel: ``flash`` (FlashAttention 1), ``flash2``, ``fused`` (cuDNN, FlashAttention 3)."""
+    """Rates by kernel: ``flash`` (FlashAttention 1), ``flash2``, ``fused`` (cuDNN, FlashAttention
+    3)."""
     float32_convolution_share: float = 0.45
-    """Of the peak, by convolutions in float32."""
+    """Fraction of the float32 peak attained by convolutions."""
     uncertainty: float
-    """Relative error of a predicted step where nothing was measured."""
+    """Relative error of a predicted step without measurements."""
     source: str
 
 
@@ -147,11 +152,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         **dict.fromkeys(("rtx2080", "t4", "v100", "p100", "titanx"), VECTOR),
     }
 )
-"""By the start of a kind's name; the first that fits."""
+"""Architectures by prefix of the device type's name; the first match counts."""
 
 
 def chip_of(kind: str, libraries: Libraries = "current") -> Chip:
-    """The architecture of a kind of device."""
+    """Architecture of a device type."""
     found = next((chip for start, chip in CHIPS.items() if kind.startswith(start)), UNKNOWN)
     return HOPPER_2023 if found is HOPPER and libraries == "2023" else found
 
@@ -165,12 +170,13 @@ MULTIPROCESSORS: Mapping[str, int] = MappingProxyType(
         "rtx5070": 48, "rtx5080": 84, "rtx5090": 170,
     }
 )  # fmt: skip
-"""Multiprocessors by the start of a device type's name, of the documents that its preset names.
+"""Number of multiprocessors by prefix of the device type's name, from the datasheet of its preset.
 
-A100 is left out: `AMPERE` was fitted to its tables with the wave of an H200."""
+A100 is left out because `AMPERE` was fitted to its tables with the wave size of an H200.
+"""
 
 
 def num_multiprocessors(kind: str) -> int:
-    """Multiprocessors of a device type; those of an H200 where nothing is known."""
+    """Number of multiprocessors of a device type; those of an H200 if it is unknown."""
     found = (count for start, count in MULTIPROCESSORS.items() if kind.startswith(start))
     return next(found, MULTIPROCESSORS["h200"])

@@ -1,9 +1,9 @@
-"""Time of a ring all-reduce on given links, by the usual formula in latency and bandwidth.
+"""Time of a ring all-reduce on given links, by the latency-bandwidth model.
 
-Bytes that each rank holds, the number of ranks n, latency α and bandwidth β (bytes per second, one
-direction) of the path between neighbours may be arrays of shapes that broadcast. One rank alone
-takes no time. Arithmetic of reductions is left out: it is far quicker than the transfers.
-Transformers have a model of their own, fitted to measured runs (`cost.parallel.traffic`).
+Bytes per rank, number of ranks n, latency α and bandwidth β (bytes per second, one direction) of
+the path between neighbours may be arrays that broadcast. A single rank takes no time. The
+arithmetic of the reduction is ignored: it is far faster than the transfers. Transformers have a
+separate model that is fitted to measured runs (`cost.parallel.traffic`).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RingPath:
-    """Cost of one step of a ring over given devices, or of several rings at once."""
+    """Latency and bandwidth of one ring step over given devices, or of several rings at once."""
 
     latency_s: float
     """Largest latency between neighbours."""
     bandwidth_bps: float
-    """Smallest share of bandwidth that a neighbour gets while all send at once, of all rings."""
+    """Smallest bandwidth of any neighbour pair, over all rings, while all ranks send at once."""
 
 
 def ring_all_reduce_s(
     size_bytes: ArrayLike, num_ranks: ArrayLike, latency_s: ArrayLike, bandwidth_bps: ArrayLike
 ) -> Seconds:
-    """All ranks get the sum of their ``size_bytes``: 2(n-1) steps of size/n, 2(n-1)(α + S/nβ)."""
+    """Time of a ring all-reduce of ``size_bytes``: 2(n-1) steps of size/n, 2(n-1)(α + S/nβ)."""
     size, ranks, latency, bandwidth = _arrays(size_bytes, num_ranks, latency_s, bandwidth_bps)
     return np.asarray(2 * (ranks - 1) * (latency + size / ranks / bandwidth))
 
 
 def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
-    """Latency and bandwidth of a ring over devices of a cluster, in the order given.
+    """Latency and bandwidth of a ring over devices of a cluster, in the given order.
 
-    In each step every rank sends to the next; transfers that cross one channel share it equally.
+    In each step every rank sends to the next; transfers over one channel share it equally.
     """
     if len(set(ranks)) != len(ranks) or len(ranks) < 2:
         raise UsageError(
@@ -58,11 +58,11 @@ def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
 
 
 def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
-    """Latency and bandwidth of as many rings at once as each host has ranks.
+    """Latency and bandwidth of simultaneous rings, one per rank of a host.
 
-    A ring enters and leaves a host through one network adapter each. Rings through the ranks of
-    each host in rotated order use all adapters, as NCCL's channels do, and share the links inside.
-    Falls back to one ring where hosts have one rank or unequal numbers of ranks.
+    One ring enters and leaves a host through one network adapter each. Rings through the ranks of
+    each host in rotated order use all adapters, as NCCL's channels do, and share the links inside
+    the host. Falls back to one ring if hosts have one rank or unequal numbers of ranks.
     """
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
@@ -79,7 +79,7 @@ def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
 
 
 def _rings_path(cluster: Cluster, rings: Sequence[Sequence[int]]) -> RingPath:
-    """Rings that each move an equal part of the bytes at the same time."""
+    """Latency and bandwidth of rings that each move an equal part of the bytes at the same time."""
     routes = cluster.routes
     pairs = [pair for ring in rings for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
     crossed = np.concatenate([routes.path(src, dst) for src, dst in pairs])

@@ -1,7 +1,7 @@
-"""Costs: how long each op takes on each kind of device and each tensor on each route.
+"""Costs: time of each op on each device type and of each tensor on each route.
 
-One place where every prediction comes from. Each op time remembers its source: the roofline model,
-a measured profile, or the file that the graph came in.
+All predictions use these costs. Each op time records its source: the roofline model, a measured
+profile, or the graph's file.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class TimeSource(IntEnum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Costs:
-    """Op times per device kind, transfer times per route, and where each number came from."""
+    """Op times per device type and transfer times per route, with the source of each."""
 
     kind_names: tuple[str, ...]
-    """Device kinds, one per row of ``op_s``."""
+    """Device types, one per row of ``op_s``."""
     op_s: FloatArray
-    """[kind, op]: seconds; infinite where the op cannot run on that kind."""
+    """[device type, op]: seconds; infinite if the op cannot run on that device type."""
     op_source: NDArray[np.uint8]
-    """[kind, op]: a `TimeSource`."""
+    """[device type, op]: a `TimeSource`."""
     device_row: IntArray
     """Row of ``op_s`` for each device."""
     routes: Routes
     tensor_bytes: NDArray[np.int64]
     tensor_s: FloatArray | None = None
-    """Seconds per link for each tensor, where the file of the graph states them."""
+    """Seconds per link for each tensor, if the graph's file states them."""
     settings: Mapping[str, Any]
-    """Profile and calibration of the costs, enough to compute them again."""
+    """Profile, calibration and options from which the costs can be computed again."""
     demand: FloatArray | None = None
-    """[share, kind, op]: what each op asks of device and host; see `hocket.cost.demand`. None: two
-    streams do not notice each other."""
+    """[quantity, device type, op]: demand for device and host when two streams run concurrently;
+    see `hocket.cost.demand`. None: streams do not slow each other down."""
     reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
-    """[kind]: bytes that libraries keep on each device of that kind; zeros where not given."""
+    """[device type]: bytes that libraries reserve on each device; 0 if unknown."""
 
     def __post_init__(self) -> None:
         if not len(self.reserved_bytes):
@@ -65,7 +65,7 @@ class Costs:
         return f"Costs({self.op_s.shape[1]} ops on {', '.join(self.kind_names)})"
 
     def transfer_s(self, tensor: int, src: int, dst: int) -> float:
-        """Seconds to move one tensor between two devices on idle links."""
+        """Seconds to move one tensor between two devices over idle links."""
         if src == dst:
             return 0.0
         latency_s = float(self.routes.latency_s[src, dst])
@@ -74,7 +74,7 @@ class Costs:
         return latency_s + float(self.tensor_bytes[tensor] / self.routes.bandwidth_bps[src, dst])
 
     def channel_capacity(self) -> FloatArray:
-        """Work per second that each channel does."""
+        """Capacity of each channel per second."""
         if self.tensor_s is not None:
             return np.ones_like(self.routes.channel_bandwidth_bps)
         return self.routes.channel_bandwidth_bps
@@ -92,9 +92,9 @@ def device_rows(cluster: Cluster) -> IntArray:
 
 
 def stated_op_s(graph: Graph, kind: DeviceKind) -> FloatArray | None:
-    """The times that the graph's own file states for a kind of device; None where it has none.
+    """Op times that the graph's own file states for a device type; None if it states none.
 
-    Looked up by the name of the kind, then under ``cpu`` for CPUs, then under ``ANY_KIND``.
+    Looked up by the device type's name, then by ``cpu`` for CPUs, then by ``ANY_KIND``.
     """
     if graph.stated is None:
         return None

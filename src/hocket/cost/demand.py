@@ -1,17 +1,17 @@
-"""Demand of ops on two streams for one device and its host, so that they can run concurrently.
+"""Demand of ops for a device and its host, to predict two streams that run concurrently.
 
-Four numbers per op. Its kernel is on the device for a part of its time: arithmetic or memory
-traffic; the rest is the gap between two kernels, or the wait for the host. While it is
-there it fills a part of the device. A product is computed in tiles, one per multiprocessor: it
-fills as much as its results have tiles. What streams fills as much as it has bytes to move of those
-that are in flight when the memory is at its full rate: rate times latency (Little's law). Norms
-over batches have one block of threads per channel. Where a profile has the kernels of a replayed
-step, their blocks of threads say it (`replayed_kernels`). And its host takes a part of the time to
-issue it; one process issues the ops of both streams. The engine lets kernels run beside each other
-that fit, and the others wait: a device gives its places in the order in which kernels come. Where a
-profile knows how long two rows of a step's own kernels take beside each other, all of them run
-beside each other and take that many times as long. On a CPU an op is the work of all its
-threads. O(kinds · ops), numpy.
+Four numbers per op: the fraction of its time in which its kernel is on the device (the rest is the
+gap to the next kernel or the wait for the host), the fraction in which the host issues it, the
+fraction of the device that the kernel fills, and its slowdown beside the other stream. A matrix
+product fills one multiprocessor per tile of its result. A memory-bound kernel fills the device by
+its bytes over those in flight at the full memory rate: rate times latency (Little's law). Batch
+norms run one thread block per channel. A profile of a replayed step gives the thread blocks
+directly (`replayed_kernels`). One process issues the ops of both streams.
+
+The engine runs kernels concurrently if they fit together, else they wait: a device assigns its
+multiprocessors in the order in which kernels arrive. If a profile has measured the slowdown of two
+replays of the same step, all kernels run concurrently with that slowdown. On a CPU an op uses all
+threads. O(device types · ops), numpy.
 """
 
 from __future__ import annotations
@@ -28,25 +28,32 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 
 NUM_SHARES = 4
 ON_DEVICE, ON_HOST, FILL, BESIDE = range(NUM_SHARES)
-"""Of an op's time in which its kernel is on the device, in which the host issues it, of the device
-that the kernel fills, and how many times as long it takes while an op of the other stream runs."""
+"""Rows of the demand table: fraction of an op's time with its kernel on the device, fraction in
+which the host issues it, fraction of the device that the kernel fills, and slowdown while an op of
+the other stream runs."""
 TIMES_BESIDE = 1 / 0.83
-"""Slowdown of ops of two streams of a replayed graph whose kernels fit on the device together: of
-their kernels and of the gaps to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times
-(`benchmarks/results`), a softmax of few blocks 1.03 times (`docs/concepts/waves.md`)."""
+"""Slowdown of two replayed streams whose kernels fit on the device together, for kernels and gaps.
+
+Pairs of short kernels on an H200 took 1.15 to 1.33 times as long (`benchmarks/results`), a softmax
+of few blocks 1.03 times (`docs/concepts/waves.md`).
+"""
 _TILE_RESULTS_PER_UNIT = 32
-"""A tile of 64 x 64 results takes the 128 vector units (CUDA cores) of a multiprocessor."""
+"""Results per vector unit: a tile of 64 x 64 uses the 128 vector units (CUDA cores) of a
+multiprocessor."""
 _CLOCK_HZ = 1.8e9
-"""Of accelerators, 1.4 to 2 GHz: a vector unit multiplies and adds once per cycle."""
+"""Clock of accelerators (1.4 to 2 GHz); a vector unit does one multiply-add per cycle."""
 _MEMORY_LATENCY_S = 0.7e-6
-"""From asking for bytes of a busy memory to having them."""
+"""Latency of a read from busy device memory."""
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1,
                   "other": 4}  # fmt: skip
 _BYTES_BY_DTYPE = np.array([_ELEMENT_BYTES[name] for name in DTYPES])
 
 
 def demand_of(graph: Graph, cluster: Cluster, costs: Costs) -> FloatArray:
-    """[`ON_DEVICE`, `ON_HOST`, `FILL` or `BESIDE`, kind, op]: shares, and times of 1 or more."""
+    """Demand of each op; the rows are `ON_DEVICE`, `ON_HOST`, `FILL` and `BESIDE`.
+
+    [row, device type, op]: fractions up to 1, and slowdowns of at least 1.
+    """
     shares = [_shares(graph, kind, costs, row) for row, kind in enumerate(cluster.kinds)]
     return np.stack(shares, axis=1)
 
@@ -74,7 +81,7 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
 
 
 def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:
-    """The part of a device that each op fills while its kernel runs."""
+    """Fraction of a device that each op fills while its kernel runs."""
     work = work_of(graph)
     products = np.isin(work.family, [FAMILIES.index(name) for name in MATRIX_FAMILIES])
     num_units = peak_flops(kind, "elementwise", "float32") / (2 * _CLOCK_HZ)
@@ -88,7 +95,7 @@ def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:
 
 
 def _num_results(graph: Graph, work: OpWork) -> FloatArray:
-    """Elements that each op makes."""
+    """Number of elements that each op produces."""
     made = graph.tensor_producer >= 0
     makers = graph.tensor_producer[made]
     num_bytes = np.bincount(makers, graph.tensor_bytes[made], minlength=graph.num_ops)

@@ -1,9 +1,9 @@
 """Measure host time per op in eager mode: the `HostOverhead` of this machine.
 
-A stack of small transformer-like blocks is trained on tensors so small that work hardly counts. For
-a GPU the mean time per dispatched op says how fast this host is compared with the one whose whole
-steps are known (`hocket.cost.host.EAGER`). A CPU does the work itself, so there the time of
-the same ops called directly is subtracted, phase by phase. Under two seconds.
+A stack of small transformer-like blocks is trained on tensors so small that kernels hardly take
+time. For a GPU the mean time per dispatched op rates this host against the host whose whole steps
+were measured (`hocket.cost.host.EAGER`). A CPU does the work itself, so the time of the same ops
+called directly is subtracted for each phase. Takes under two seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _WIDTH, _HEADS, _TOKENS, _BLOCKS = 32, 2, 4, 8
 
 
 class _DispatchBlock(nn.Module):
-    """The mix of products, views, normalization, dropout and additions of a transformer block."""
+    """Products, views, normalization, dropout and additions in the proportions of a transformer
+    block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,13 +49,13 @@ class _DispatchBlock(nn.Module):
 
 @dataclass(frozen=True)
 class _RecordedPhase:
-    """Ops dispatched by one phase: how many, and those that do work, ready to be called again."""
+    """Number of ops that a phase dispatched, and the computing ones, ready to be called again."""
 
     num_ops: int
     working: tuple[Callable[[], Any], ...]
 
     def direct_s(self, device: torch.device) -> float:
-        """Seconds of the working ops when called one after the other."""
+        """Seconds of the computing ops when called one after the other."""
 
         def call() -> None:
             with torch.no_grad():
@@ -65,7 +66,7 @@ class _RecordedPhase:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every dispatched op with its arguments."""
+    """Dispatch mode that records every op with its arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,13 +134,13 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
 
 
 def measure_dispatch_s(device: torch.device) -> float:
-    """Mean time in which the host dispatches an op for a GPU, to two digits: more is noise."""
+    """Mean time to dispatch an op for a GPU, rounded to two digits because the rest is noise."""
     factor = measure_host_overhead(device).forward_s / EAGER.forward_s
     return float(f"{factor * REFERENCE_DISPATCH_S:.2g}")
 
 
 def _fused_step(parameters: list[nn.Parameter]) -> Callable[[], Any]:
-    """The update itself, without the optimizer object around it."""
+    """The fused update without the optimizer object around it."""
     tensors = [parameter.detach().clone() for parameter in parameters]
     grads, first, second = ([torch.zeros_like(t) for t in tensors] for _ in range(3))
     steps = [torch.ones((), dtype=torch.float32) for _ in tensors]

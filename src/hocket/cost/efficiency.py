@@ -1,8 +1,8 @@
-"""The roofline: how much of its peak rates a device reaches, per family of ops.
+"""Roofline model: attained fractions of a device's peak rates, by op family and shape.
 
-An op takes as long as its arithmetic at the attainable rate of its family and number type, its
-memory traffic at the attainable bandwidth, or the launch floor, whichever is longest. Families and
-types index one small table of rates, so a graph costs one lookup per op. O(ops), numpy.
+An op's time is the largest of: arithmetic at the attainable rate of its family and dtype, memory
+traffic at the attainable bandwidth, and the launch floor. Families and dtypes index one small table
+of rates, so a graph costs one lookup per op. O(ops), numpy.
 """
 
 from __future__ import annotations
@@ -40,37 +40,40 @@ from hocket.hardware.cluster import DeviceKind
 # `benchmarks/cost/predict_small.py` measures all of it. O(length of a signature), each once.
 
 TILE_COLUMNS, TILE_DEPTH = 64, 32
-"""Channels of the result, and of what is summed, that kernels compute at once."""
+"""Tile size of convolution kernels: output channels, and summed channels."""
 CONVOLUTION = 1.5
-"""Time of tiles that channels leave partly empty, over that at the usual share of the peak."""
+"""Slowdown of tiles that channels fill only partly, relative to the usual fraction of the peak."""
 POINT_COPIED = 2.0
-"""As `COPIED`, of windows of one pixel in float32, which some kernels read as they are."""
+"""Like `COPIED`, for 1x1 float32 convolutions, which some kernels read without a copy."""
 DEPTH_ELEMENT, DEPTH_TAP = 1333.0, 73.0
-"""Operations at the usual rate that one element of a depthwise convolution takes, and each pixel of
-its window: vector units do it. H200: 6 ps and 0.33 ps in both types."""
+"""Cost of a depthwise convolution in operations at the usual rate: per element, and per element and
+window position. Vector units compute it. H200: 6 ps and 0.33 ps in both dtypes."""
 DEPTH_BACKWARD, DEPTH_WIDE_BACKWARD = 666.0, 1243.0
-"""The same of both gradients per pixel of the window, up to 5 x 5 and above."""
+"""Cost of both gradients per window position, for windows up to 5 x 5 and above."""
 DEPTH_WIDE_HALF = (43.0, 57.0)
-"""In 16 bits windows above 5 x 5 have kernels of matrix units: factors forward and backward."""
+"""Factors, forward and backward, for 16-bit windows above 5 x 5, which use matrix units."""
 NATIVE_WINDOW = 25
 FLOAT32_NORM = 0.68
-"""Time of cuDNN's norms over batches in float32 over PyTorch's own, which serve 16 bits."""
+"""Time of cuDNN's float32 batch norm over PyTorch's own kernel, which serves 16 bits."""
 NORM_PASSES = 2.3
-"""Bytes that norms move over those that they touch: for statistics first, then to use them; layer
-norms and norms over groups and batches reach a quarter to a third of the bandwidth."""
+"""Bytes that norms move over the bytes that they touch: one pass for statistics, one to apply them.
+
+Layer, group and batch norms attain a quarter to a third of the bandwidth.
+"""
 IMAGE_CHANNELS, IMAGE_DEPTH = 4, 16
-"""Images have at most so many channels, and kernels of their own, which sum fewer empty ones."""
+"""Most channels of an image, and the tile depth of the kernels for such inputs, which waste less.
+"""
 WEIGHT_GRADIENT = 1.5
-"""Time of gradients of weights over a forward pass: their sums are over all pixels."""
+"""Time of a weight gradient over the forward pass; it sums over all pixels."""
 COPIED = 3.0
-"""Bytes that a convolution moves over those that it reads and writes, with both copies."""
+"""Bytes that a convolution with two layout copies moves over the bytes that it reads and writes."""
 KERNELS, BACKWARD_KERNELS = 4.0, 10.0
-"""Kernels that a convolution launches one after the other, with its copies."""
+"""Kernels that a convolution launches one after the other, layout copies included."""
 FULL_CHANNELS, MOST_IDLE = 256, 8.0
-"""Channels whose blocks of threads fill a device, and how much longer a norm over few takes at
-most: a block alone gets more of the memory's bandwidth than among many."""
+"""Channels whose thread blocks fill a device, and the largest slowdown of a norm over few channels:
+a single block gets more memory bandwidth than one among many."""
 _NORM_BYTES = 4
-"""Per element: such norms are no quicker in 16 bits."""
+"""Bytes per element; such norms are no faster in 16 bits."""
 _CONVOLUTION = re.compile(r"^aten\.convolution(_backward)?(?:\.\w+)?\(")
 _NORM = re.compile(
     r"^aten\.(?:native|cudnn|miopen|_fused)_(batch|group|layer|rms)_norm(?:_backward)?(?:\.\w+)?\("
@@ -80,7 +83,7 @@ _WANTED = re.compile(r", \[(True|False), (True|False), (?:True|False)\]\)$")
 
 
 class ShapedWork(NamedTuple):
-    """`Shaped` of many ops, one entry each."""
+    """Shape corrections of many ops, one entry each."""
 
     flops: FloatArray
     bytes: FloatArray
@@ -89,18 +92,18 @@ class ShapedWork(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """Work of an op on an accelerator, relative to what its sizes say."""
+    """Shape corrections of an op on an accelerator, relative to its plain FLOPs and bytes."""
 
     flops: float = 1.0
     bytes: float = 1.0
     kernels: float = 1.0
-    """Launched one after the other."""
+    """Number of kernels launched one after the other."""
     fill: float = 1.0
-    """The most of a device that its blocks of threads take."""
+    """Largest fraction of a device that its thread blocks occupy."""
 
 
 def shaped_work(signature: IntArray, signatures: Sequence[str]) -> ShapedWork:
-    """The factors of many ops; ``signature`` indexes ``signatures``, -1 where unknown."""
+    """Shape corrections of many ops; ``signature`` indexes ``signatures``, -1 if unknown."""
     # One more than the signatures, so that -1 reads the last: as its sizes say.
     found = np.array([*map(shaped, signatures), Shaped()], dtype=np.float64)
     return ShapedWork(*found[signature].T)
@@ -108,7 +111,7 @@ def shaped_work(signature: IntArray, signatures: Sequence[str]) -> ShapedWork:
 
 @lru_cache(maxsize=65536)
 def shaped(signature: str) -> Shaped:
-    """The factors of one op; 1 where its kind or its shapes are not known."""
+    """Shape corrections of one op; 1 if its kind or shapes are unknown."""
     norm = _NORM.match(signature)
     if norm is not None:
         if norm[1] != "batch":
@@ -146,7 +149,7 @@ def shaped(signature: str) -> Shaped:
 
 
 def _depthwise(window: int, is_backward: bool, is_half: bool) -> float:
-    """Of a convolution in which every channel meets its own window alone."""
+    """Cost factor of a depthwise convolution."""
     if is_half and window > NATIVE_WINDOW:
         return DEPTH_WIDE_HALF[is_backward]
     per_tap = DEPTH_WIDE_BACKWARD if window > NATIVE_WINDOW else DEPTH_BACKWARD
@@ -156,7 +159,7 @@ def _depthwise(window: int, is_backward: bool, is_half: bool) -> float:
 
 
 def _waste(columns: int, depth: int, groups: int) -> float:
-    """Of a product with so many columns and so much to sum, per group."""
+    """Cost factor of partly filled tiles in a product with these columns and depth per group."""
     if groups > 1:
         return max(1.0, TILE_COLUMNS / columns)
     tile = IMAGE_DEPTH if depth <= IMAGE_CHANNELS else TILE_DEPTH
@@ -164,7 +167,7 @@ def _waste(columns: int, depth: int, groups: int) -> float:
 
 
 def _backward_waste(signature: str, after: int, before: int, groups: int, own: float) -> float:
-    """The mean of both gradients, of those that are wanted."""
+    """Mean cost factor of the gradients that are requested."""
     wanted = _WANTED.search(signature)
     inputs, weights = (flag == "True" for flag in (wanted.groups() if wanted else ("True",) * 2))
     parts = [own if groups > 1 else _waste(before, after, 1)] * inputs
@@ -180,7 +183,7 @@ def _padded(number: int, tile: int) -> float:
 
 
 def _idle(signature: str) -> float:
-    """Factor by which few channels slow a norm over batches."""
+    """Slowdown of a batch norm with few channels."""
     shapes = tensor_shapes(signature)
     if not shapes or len(shapes[0]) < 2 or not shapes[0][1]:
         return 1.0
@@ -193,7 +196,7 @@ def _is_half(signature: str) -> bool:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Attained share of the peak arithmetic rate and of the memory bandwidth."""
+    """Attained fractions of the peak arithmetic rate and of the memory bandwidth."""
 
     compute: float
     memory: float
@@ -229,13 +232,13 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
         "other": Efficiency(0.30, 0.50),
     }
 )
-"""Used where no calibration says better; `docs/concepts/costs.md` has the table with reasons."""
+"""Efficiencies without calibration; `docs/concepts/costs.md` has the table with reasons."""
 
 FLOAT32_SHARE = 0.82
-"""Of an accelerator's peak, by large products in float32."""
+"""Fraction of an accelerator's float32 peak attained by large products."""
 ACCELERATOR_MEMORY = {"elementwise": 0.90, "softmax": 0.58, "optimizer": 0.70}
-"""Of an accelerator's bandwidth, where that is not the usual share; all of 19 models on one H200
-(``benchmarks/predict/thirdparty.py``, 2026-11-18)."""
+"""Fractions of an accelerator's bandwidth that differ from the usual one; from 19 models on one
+H200 (``benchmarks/predict/thirdparty.py``, 2026-11-18)."""
 
 _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -249,28 +252,28 @@ _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "other": ("float32", "float64"),
     }
 )
-"""Peaks used for a type that a datasheet does not state, best first."""
+"""Peaks used for a dtype that a datasheet does not state, best first."""
 
 
 @dataclass(frozen=True)
 class KindFit:
-    """Measured figures of one device type, beyond its datasheet."""
+    """Measured figures of one device type, in place of its datasheet's."""
 
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
-    """``family`` or ``family/dtype`` to what was attained; the longer key wins."""
+    """Attained efficiency by ``family`` or ``family/dtype``; the longer key wins."""
     launch_s: float | None = None
-    """Launch floor; None: the one of the datasheet."""
+    """Launch floor; None: from the datasheet."""
     host: HostOverhead = field(default_factory=HostOverhead)
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Peaks that the efficiencies refer to; empty: those of the datasheet."""
     memory_bandwidth_bps: float | None = None
-    """Bandwidth that they refer to; None: that of the datasheet."""
+    """Bandwidth that the efficiencies refer to; None: that of the datasheet."""
 
     def figures(self, kind: DeviceKind) -> DeviceKind:
-        """The kind with the figures that this fit refers to.
+        """The device type with the peak rates that this fit refers to.
 
-        Figures of CPUs are measured each time a machine is looked at and differ a little;
-        efficiencies must meet the ones that they were fitted with.
+        Figures of CPUs are measured anew for each cluster and differ slightly; efficiencies must be
+        combined with the figures that they were fitted to.
         """
         return replace(
             kind,
@@ -280,7 +283,7 @@ class KindFit:
         )
 
     def of(self, family: str, dtype: str, kind: DeviceKind) -> Efficiency:
-        """Efficiency of a family for a number type on a kind of device."""
+        """Efficiency of a family and dtype on a device type."""
         for key in (f"{family}/{dtype}", family):
             if key in self.efficiency:
                 return self.efficiency[key]
@@ -288,8 +291,10 @@ class KindFit:
 
 
 def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
-    """Shares of the peaks where nothing was measured on this machine: of 16-bit matrix units those
-    of the chip, which `hocket parallel` uses, too."""
+    """Efficiency without a measurement on this machine.
+
+    16-bit matrix units use the chip's fractions, the same as `hocket parallel`.
+    """
     usual = DEFAULT_EFFICIENCY[family]
     if kind.is_cpu:
         return usual
@@ -316,14 +321,14 @@ class OpWork:
     flops: FloatArray
     bytes_touched: FloatArray
     signature: IntArray
-    """Index into ``signatures``; -1 where unknown."""
+    """Index into ``signatures``; -1 if unknown."""
     signatures: Sequence[str]
 
     def shaped_on(self, kind: DeviceKind) -> ShapedWork:
-        """Work on a device type after corrections for shapes.
+        """Shape corrections on a device type.
 
-        CPUs ask for no tiles. Without matrix units for its numbers a convolution reads
-        channels first, as they are, and comes nearer to the peak.
+        CPUs have no tiles. A convolution without matrix units for its dtype reads channels-first
+        data without a copy and comes closer to the peak.
         """
         if kind.is_cpu:
             return ShapedWork(*np.ones((len(ShapedWork._fields), len(self.family))))
@@ -364,10 +369,10 @@ def work_of(graph: Graph) -> OpWork:
 
 
 def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
-    """Operations per second of the datasheet that apply to a family and number type.
+    """Datasheet operations per second for a family and dtype.
 
-    Convolutions of float32 run in tf32 where the device has it, as PyTorch does by default; other
-    families without matrix products run on the vector units, whose rate is that of float32.
+    Float32 convolutions run in TF32 if the device has it, PyTorch's default; families without
+    matrix products run on vector units at the float32 rate.
     """
     names = _PEAK_FALLBACKS[dtype if family in MATRIX_FAMILIES or dtype == "float64" else "float32"]
     if family == "convolution" and dtype == "float32":
@@ -383,8 +388,8 @@ def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
 
 
 def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
-    """Seconds of arithmetic and of memory traffic at the full rates of the datasheet; on
-    accelerators with what shapes make of both."""
+    """Seconds of arithmetic and of memory traffic at the datasheet's full rates, with shape
+    corrections on accelerators."""
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
         rate[family, dtype] = peak_flops(kind, FAMILIES[family], DTYPES[dtype])
@@ -394,7 +399,7 @@ def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
 
 
 def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
-    """Seconds of device time per op; 0 for ops that neither compute nor touch memory."""
+    """Device time per op in seconds; 0 for ops that neither compute nor touch memory."""
     fit = fit or KindFit()
     attained = [[fit.of(family, dtype, kind) for dtype in DTYPES] for family in FAMILIES]
     compute = np.array([[cell.compute for cell in row] for row in attained])
@@ -411,8 +416,8 @@ def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> Fl
 
 
 def _power_limits(seconds: FloatArray, work: OpWork, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Slowdown of 16-bit products where they fill most of a step; 1 for all other ops, and
-    where a rate was measured."""
+    """Slowdown of 16-bit products that fill most of a step; 1 for all other ops and for measured
+    rates."""
     halves = [DTYPES.index(dtype) for dtype in HALF]
     is_product = (work.family == FAMILIES.index("matmul")) & np.isin(work.dtype, halves)
     measured = {"matmul", *(f"matmul/{dtype}" for dtype in HALF)} & set(fit.efficiency)

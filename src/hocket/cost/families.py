@@ -1,8 +1,8 @@
-"""Op kinds sorted into families: groups of ops that use a device alike.
+"""Op families: groups of ops that use a device alike.
 
-The name of a kind is stripped to its base (namespace, overload, leading and trailing underscores
-and a ``_backward`` ending fall away) and looked up in one table; names that the table lacks are
-matched by ordered patterns. O(length of the name), cached per name.
+An op name is reduced to its base (without namespace, overload, leading and trailing underscores and
+``_backward``) and looked up in a table; other names are matched by ordered patterns. O(length of
+the name), cached per name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAMILIES = (
     "optimizer",
     "other",
 )
-"""Every family; ``family_index`` indexes this."""
+"""All families; ``family_index`` indexes this tuple."""
 
 MATRIX_FAMILIES = ("matmul", "matmul_unaligned", "attention", "convolution")
 """Families whose arithmetic runs on a device's matrix units; the others run on its vector units."""
@@ -152,13 +152,13 @@ _PATTERNS = tuple(
 )
 _HALF = ("bfloat16", "float16")
 _ALIGNED_SIDE = 8
-"""Elements of 16 bits that one load of a matrix unit takes."""
+"""16-bit elements per load of a matrix unit."""
 _NAMESPACES = ("aten", "prims", "prim", "torch", "ops", "nn", "functional", "module", "modules")
 
 
 @cache
 def family_of(kind: str) -> str:
-    """Family of an op kind such as ``aten.mm``; ``other`` where nothing fits."""
+    """Family of an op kind such as ``aten.mm``; ``other`` if nothing matches."""
     named = re.sub(r"^<built-in function (\w+)>$", r"\1", kind.strip())
     parts = [part for part in re.split(r"[.:/ (\[]+", named) if part]
     if parts and parts[0].lower() in ("optimizer", "optim"):
@@ -177,22 +177,24 @@ def family_of(kind: str) -> str:
 
 
 def _without_endings(base: str) -> str:
-    """``gelu_backward`` as ``gelu``, ``batch_norm2d`` as ``batch_norm``, ``add_n`` as ``add``."""
+    """Strip endings: ``gelu_backward`` to ``gelu``, ``batch_norm2d`` to ``batch_norm``, ``add_n``
+    to ``add``."""
     name = re.sub(r"(_double)?_backward(_data|_input|_weight|_reduce|_elemt|_impl)?$", "", base)
     name = re.sub(r"(_for_cpu|_functional|_copy|_n|_v2|[1-3]d)$", "", name)
     return name.strip("_")
 
 
 def family_index(kinds: Iterable[str]) -> IntArray:
-    """Position in `FAMILIES` of each kind."""
+    """Index in `FAMILIES` of each op kind."""
     position = {family: index for index, family in enumerate(FAMILIES)}
     return np.array([position[family_of(kind)] for kind in kinds], dtype=np.int32)
 
 
 def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> IntArray:
-    """Families with what only shapes tell: products whose 16-bit rows are not aligned.
+    """Refine families by shape: products whose 16-bit rows are not aligned get a family of their
+    own.
 
-    ``signature`` indexes ``signatures``, -1 where an op has none.
+    ``signature`` indexes ``signatures``, -1 if an op has none.
     """
     # One more than the signatures, so that -1 reads the last: not unaligned.
     unaligned = np.array([*map(_is_unaligned, signatures), False])
@@ -204,10 +206,10 @@ def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> 
 
 
 def _is_unaligned(signature: str) -> bool:
-    """True if 16-byte loads do not divide the rows of a 16-bit matrix as they lie in memory.
+    """True if the contiguous side of a 16-bit matrix is no multiple of a 16-byte load.
 
-    Libraries load along the contiguous side; how many rows there are does not matter. The result of
-    a product lies along the columns of its second matrix.
+    The number of rows does not matter. The result of a product is contiguous along the columns of
+    its second matrix.
     """
     matrices = [
         (shape, strides) for shape, strides in tensor_layouts(signature, _HALF) if len(shape) > 1

@@ -1,9 +1,9 @@
-"""Host time in op times: the time to dispatch each op, and which side waits for the other.
+"""Add host time to op times: the time to dispatch each op, and the waits between host and device.
 
-A device with a queue (CUDA) runs behind the host: an op starts when the one before it has ended and
-the host has launched it, and in a loop of steps the launches of one step follow those of the last.
-The steady state of that queue has a closed form with one running maximum; a device without a queue
-(a CPU) simply pays dispatch and work one after the other. O(ops), numpy.
+A device with a queue (CUDA) runs behind the host: an op starts after the previous one has ended and
+the host has launched it; in a training loop the launches of one step follow those of the last. The
+steady state of this queue has a closed form with one running maximum. A device without a queue (a
+CPU) pays dispatch and work one after the other. O(ops), numpy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hocket.cost.families import family_of
 
 @dataclass(frozen=True, kw_only=True)
 class HostOverhead:
-    """Seconds that the host spends per dispatched op in eager mode, by phase of the step."""
+    """Host seconds per dispatched op in eager mode, by phase of the step."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     optimizer_s: float = 0.0
     overlaps: bool = False
-    """True if the device works while the host goes on (a CUDA stream); else the host does the work
-    itself (a CPU)."""
+    """True if the device works while the host goes on (a CUDA stream), False if the host does the
+    work itself (a CPU)."""
 
     @property
     def by_phase(self) -> FloatArray:
@@ -38,21 +38,25 @@ class HostOverhead:
 
 
 EAGER = HostOverhead(forward_s=20e-6, backward_s=25e-6, optimizer_s=12e-6, overlaps=True)
-"""Where no host was measured. ``benchmarks/cost/predict_kernels.py`` on an H200's host: a view
-takes 3 us, an addition 10, a product 17, a linear layer with its module 28, the gradient of an op
-19, AdamW 5 to 16 per parameter. Inside the modules of a library ops take a quarter more: 30 steps
-of 19 models that the host limits (``benchmarks/predict/thirdparty.py``, 2026-11-18) come out within
-16 % on average, and the same step measured twice differs by up to 30 %."""
+"""Host overhead if none was measured, from an H200's host (``benchmarks/cost/predict_kernels.py``).
+
+A view takes 3 us, an addition 10, a product 17, a linear layer with its module 28, the gradient of
+an op 19, AdamW 5 to 16 per parameter. Inside library modules ops take a quarter more: 30 host-bound
+steps of 19 models (``benchmarks/predict/thirdparty.py``, 2026-11-18) are predicted within 16 % on
+average, and repeated measurements of one step differ by up to 30 %.
+"""
 REPLAYED = HostOverhead(forward_s=1.2e-6, backward_s=1.2e-6, optimizer_s=1.2e-6, overlaps=True)
-"""Graphs that are replayed as a whole: from one kernel to the next on the same machine."""
+"""Overhead of a replayed CUDA graph: the gap between two kernels on the same machine."""
 REFERENCE_DISPATCH_S = 13.3e-6
-"""Mean op of the block that `hocket.cost.dispatch` trains, forward and backward, on the host of
-`EAGER`: 12.6 us forward (``benchmarks/results/2026-11-15-calibration-h200.json``), 12 to 17 us
-backward within one run."""
+"""Mean dispatch time of the block that `hocket.cost.dispatch` trains, on the host of `EAGER`.
+
+12.6 us forward (``benchmarks/results/2026-11-15-calibration-h200.json``), 12 to 17 us backward
+within one run.
+"""
 
 
 def measured_host(dispatch_s: float) -> HostOverhead:
-    """`EAGER` on a host that dispatches the mean op of the block in ``dispatch_s``."""
+    """Scale `EAGER` to a host with the given mean dispatch time."""
     factor = dispatch_s / REFERENCE_DISPATCH_S
     seconds = (EAGER.forward_s, EAGER.backward_s, EAGER.optimizer_s)
     forward_s, backward_s, optimizer_s = (factor * each_s for each_s in seconds)
@@ -70,25 +74,30 @@ ISSUE: Mapping[str, tuple[float, float]] = MappingProxyType(
         "copy": (1.4, 1.4),
     }
 )
-"""Host time of an op of a family, forward and backward, over the mean op of a transformer's
-step; others take 1.25 times that. One H200's host: chains of one op
-(``benchmarks/cost/predict_small.py``: a view takes 2 us forward and 12 backward, an addition 11 and
-24, a layer norm 16 and 35, a linear layer 38 and 70 with four and nine ops, a convolution 30 and
-46, attention 28 and 100), then scaled to whole steps as `EAGER`."""
+"""Host time per op by family, forward and backward, relative to the mean op of a transformer step;
+unlisted families take 1.25.
+
+Measured on one H200's host with chains of one op (``benchmarks/cost/predict_small.py``): a view
+takes 2 us forward and 12 backward, an addition 11 and 24, a layer norm 16 and 35, a linear layer 38
+and 70 with four and nine ops, a convolution 30 and 46, attention 28 and 100; then scaled to whole
+steps like `EAGER`.
+"""
 SPATIAL_NORM_ISSUE = (3.4, 4.3)
-"""The same of norms over batches and groups: 35 to 44 us forward and 65 to 90 backward."""
+"""Relative host time of batch and group norms: 35 to 44 us forward and 65 to 90 backward."""
 EMBEDDING_ISSUE = (1.25, 4.0)
-"""The same of embeddings: their gradient sorts the rows, in some 20 launches."""
+"""Relative host time of embeddings, whose gradient sorts the rows in about 20 launches."""
 _OTHER_ISSUE = (1.25, 1.25)
 _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 
 
 CALLS_RECOMPUTED, CALLS_MOVED, CALLS_HOSTED = 0.75, 4.7, 2.0
-"""Host time that a memory budget adds to the ops of a step, over the mean op of a forward
-pass: for each tensor of a backward pass that is recomputed, for each storage that goes to the
-host and comes back, for each parameter that the host updates or that comes from it. CPU time
-of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more that CUDA may take;
-28 us, and a launch; where the mean op takes 16."""
+"""Host time that a memory budget adds, relative to the mean forward op: per recomputed saved
+tensor, per storage that is offloaded and fetched, and per parameter that is updated on or fetched
+from the host.
+
+CPU time of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more inside CUDA;
+28 us and a launch; the mean op takes 16.
+"""
 
 
 def issue_s(
@@ -112,11 +121,11 @@ def _issue(kind: str) -> tuple[float, float]:
 
 
 def with_host_overhead(kernel_s: FloatArray, host_s: FloatArray, overlaps: bool) -> FloatArray:
-    """Op times that include the wait for their launch; views cost nothing but their dispatch.
+    """Op times including the wait for their launch; views cost only their dispatch.
 
-    Where the device overlaps, the times of one step add up to the larger of all kernel times and
-    all dispatch times: a device that is always behind hides the host, a host that is always behind
-    leaves gaps, and each gap is added to the op in front of which it lies.
+    If the device overlaps with the host, a step takes the larger of all kernel times and all
+    dispatch times: a device that is always behind hides the host; a host that is always behind
+    leaves gaps, and each gap is added to the op after it.
     """
     if not overlaps:
         return kernel_s + host_s

@@ -1,8 +1,8 @@
-"""Real tensors for a recorded call: same shapes, strides and types, valid numbers inside.
+"""Make real tensors for a recorded call: same shapes, strides and dtypes, valid contents.
 
-Floating-point tensors are random, since zeros let a device draw less power and run faster than real
-data does; integers that index something stay inside it, others are 0. What a backward op needs of
-its own forward op (masks, statistics, random seeds) is computed by that op, as only it knows how.
+Floating-point tensors are random, because zeros let a device draw less power and run faster than
+real data. Integers that index something stay in range, others are 0. Tensors that a backward op
+takes from its own forward op (masks, statistics, random seeds) are computed by that op.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _Bound = Callable[[Any], int]
 
 
 def _extent(tensor: int, dim: int) -> _Bound:
-    """The indices go up to one extent of an argument."""
+    """Index bound given by one dimension of an argument."""
     return lambda args: args[tensor].shape[dim]
 
 
 def _extent_of_dim(args: Any) -> int:
-    """``gather(input, dim, index)`` and its relatives."""
+    """Index bound of ``gather(input, dim, index)`` and related ops."""
     return int(args[0].shape[args[1]]) if args[0].shape else 1
 
 
 def _indexed_extents(args: Any) -> int:
-    """``index(input, [index, None, ...])``: the smallest extent that is indexed."""
+    """Index bound of ``index(input, [index, None, ...])``: the smallest indexed dimension."""
     extents = [args[0].shape[dim] for dim, index in enumerate(args[1]) if index is not None]
     return min(extents, default=1)
 
@@ -60,7 +60,7 @@ _INDEX_BOUNDS: dict[str, _Bound] = {
 
 
 def index_bound(call: Call, program: Program) -> int:
-    """One more than the largest integer that the tensors of a call may hold."""
+    """Exclusive upper bound for the integers in the tensors of a call."""
     name = _name(call).rstrip("_")
     layouts = map_tree(call.args, lambda leaf: _layout(leaf, program))
     return max(1, int(_INDEX_BOUNDS[name](layouts))) if name in _INDEX_BOUNDS else 1
@@ -69,7 +69,7 @@ def index_bound(call: Call, program: Program) -> int:
 def make_arguments(
     call: Call, program: Program, device: torch.device, generator: torch.Generator
 ) -> tuple[Any, dict[str, Any]]:
-    """Arguments on ``device`` with which the call can be made."""
+    """Arguments on ``device`` with which the call can be run."""
     made: dict[int, torch.Tensor] = {}
     for forward in _own_forwards(call, program):
         args, kwargs = _real(forward, program, device, generator, made)
@@ -89,7 +89,7 @@ def _real(
     generator: torch.Generator,
     made: dict[int, torch.Tensor],
 ) -> tuple[Any, dict[str, Any]]:
-    """Arguments of one call; tensors that ``made`` lacks are filled and added to it."""
+    """Arguments of one call; tensors missing in ``made`` are filled and added to it."""
     bound = index_bound(call, program)
 
     def real(leaf: Any) -> Any:
@@ -105,7 +105,7 @@ def _real(
 
 
 def _own_forwards(call: Call, program: Program) -> list[Call]:
-    """The forward call whose results a backward call reads: ``softmax`` of ``softmax_backward``."""
+    """Forward calls whose results a backward call reads: ``softmax`` for ``softmax_backward``."""
     producers = {
         program.tensors[ref.number].producer for ref in flat_refs((call.args, call.kwargs))
     }
@@ -121,7 +121,7 @@ def _own_forwards(call: Call, program: Program) -> list[Call]:
 def filled(
     layout: TensorLayout, device: torch.device, bound: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """A tensor of the given layout with random content; integers lie below ``bound``."""
+    """Tensor of the given layout with random content; integers are below ``bound``."""
     spans = zip(layout.shape, layout.stride, strict=True)
     num_cells = 1 + sum((extent - 1) * stride for extent, stride in spans)
     num_cells = num_cells if layout.num_elements else 0
@@ -140,7 +140,7 @@ def filled(
 
 
 def argument_bytes(call: Call, program: Program) -> int:
-    """Bytes of all tensors among the arguments."""
+    """Total bytes of all tensors among the arguments."""
     sizes: dict[int, int] = {}
 
     def note(leaf: Any) -> None:
@@ -152,7 +152,7 @@ def argument_bytes(call: Call, program: Program) -> int:
 
 
 def _name(call: Call) -> str:
-    """``softmax`` of ``aten.softmax.int``."""
+    """Base name of an op: ``softmax`` for ``aten.softmax.int``."""
     return str(call.function).split(".")[1]
 
 

@@ -1,10 +1,10 @@
-"""Time of 16-bit matrix products and fused attention, by shape and chip: one model for all costs.
+"""Time of 16-bit matrix products and fused attention by shape and chip; all costs use this model.
 
-A product reaches a fixed share of the chip's peak when it is large (`Chip.matrix_share`). It loses
-where the summed dimension is short, for each tile of the result has a start and an end to pay, and
-where the result fills the multiprocessors only a few times, for the last wave leaves some of them
-idle. Fused attention reaches `AttentionRates`, less for short sequences and narrow heads.
-`hocket.cost.roofline` asks for ops of a graph, `hocket.cost.parallel` for layers of a transformer.
+A large product attains a fixed fraction of the chip's peak (`Chip.matrix_share`). It loses time if
+the inner dimension is short, because each output tile has a start and an end, and if the result
+fills the multiprocessors only a few times, because the last wave leaves some of them idle. Fused
+attention attains `AttentionRates`, less for short sequences and narrow heads.
+`hocket.cost.roofline` uses it for ops of a graph, `hocket.cost.parallel` for transformer layers.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hocket.cost.chips import MULTIPROCESSORS, AttentionRates, Chip
 from hocket.graph.signatures import tensor_shapes
 
 MATRIX_WAVE = 3.5e6
-"""Elements of a result that keep all multiprocessors of an H200 busy once."""
+"""Result elements that occupy all multiprocessors of an H200 once."""
 MATRIX_TAIL = 0.14
-"""Of a wave, lost per product."""
+"""Fraction of a wave lost per product."""
 SPLIT_DEPTH = 8192.0
-"""Summed dimension above which libraries give parts of it to multiprocessors of their own."""
+"""Inner dimension above which libraries split it over multiprocessors (split-K)."""
 RATED_WIDTH = 128
-"""Elements of a head that attention rates are stated for."""
+"""Head width for which attention rates are stated."""
 FUSED = "fused"
-"""Kernel that PyTorch takes for 16-bit attention where the chip has it: cuDNN's on Hopper."""
+"""Attention kernel that PyTorch chooses for 16-bit inputs if available: cuDNN's on Hopper."""
 HALF = ("bfloat16", "float16")
 FLOAT32_DEPTH = 53.0
-"""As `Chip.matrix_depth`, of products in float32."""
+"""Like `Chip.matrix_depth`, for float32 products."""
 POWER_SAVED, POWER_LIMITED = 0.5, 0.9
-"""Share of a step's time in 16-bit products below which power does not limit their rate, and above
-which it does as if there was nothing else."""
+"""Fraction of a step spent in 16-bit products below which power does not limit their rate, and
+above which it limits it fully."""
 DROPOUT = 1.6
-"""Slowdown of fused attention by drawing random numbers."""
+"""Slowdown of fused attention by drawing random numbers for dropout."""
 _PRODUCT = re.compile(r"^aten\.(?:mm|bmm|addmm|baddbmm|addbmm)\.")
 _DROPS = re.compile(r", 0\.(?=[0-9]*[1-9])[0-9]+, (?:True|False|\[)")
 _ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.")
@@ -47,29 +47,30 @@ _ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.
 def product_loss(
     elements: Any, depth: Any, matrix_depth: Any, shape: Any = 1.0, wave: float = MATRIX_WAVE
 ) -> Any:
-    """Time of a product over that of a very large one.
+    """Time of a product relative to a very large one.
 
-    ``elements`` of the result, ``depth`` that is summed, ``matrix_depth`` of the chip, elements of
-    its ``wave``; ``shape`` scales both losses, as a calibration finds them.
+    ``elements`` of the result, ``depth`` of the inner dimension, ``matrix_depth`` of the chip,
+    elements of its ``wave``; ``shape`` scales both losses and is fitted by a calibration.
     """
     waves = elements * np.maximum(1.0, depth / SPLIT_DEPTH) / wave
     return (1 + shape * matrix_depth / depth) * (1 + shape * MATRIX_TAIL / waves)
 
 
 def attention_loss(width: Any, sequence: Any, width_half: Any, sequence_half: Any) -> Any:
-    """Time of fused attention over that at the stated rate: wide heads, long sequences."""
+    """Time of fused attention relative to the stated rate, which holds for wide heads and long
+    sequences."""
     narrow = (width + width_half) / width * RATED_WIDTH / (RATED_WIDTH + width_half)
     return narrow * (1 + sequence_half / sequence)
 
 
 class MatrixShape(NamedTuple):
-    """Sizes that the time of a product or of 16-bit attention depends on; zeros for other ops."""
+    """Sizes that determine the time of a product or of 16-bit attention; zeros for other ops."""
 
     elements: float = 0.0
-    """Of a product's result."""
+    """Elements of a product's result."""
     depth: float = 0.0
     width: float = 0.0
-    """Of a head of fused attention."""
+    """Head width of fused attention."""
     sequence: float = 0.0
     is_backward: float = 0.0
     is_half: float = 1.0
@@ -96,7 +97,7 @@ def matrix_losses(
 
 
 def power_limit(product_s: float, other_s: float, chip: Chip) -> float:
-    """Time of 16-bit products in a step over that at `Chip.mixed_share`."""
+    """Slowdown of 16-bit products in a step, relative to `Chip.mixed_share`."""
     total_s = product_s + other_s
     share = product_s / total_s if total_s > 0 else 0.0
     limited = min(1.0, max(0.0, (share - POWER_SAVED) / (POWER_LIMITED - POWER_SAVED)))
@@ -104,13 +105,13 @@ def power_limit(product_s: float, other_s: float, chip: Chip) -> float:
 
 
 def attention_rates(chip: Chip) -> AttentionRates:
-    """Rates of the kernel that PyTorch takes."""
+    """Rates of the attention kernel that PyTorch chooses."""
     return chip.attention[FUSED]
 
 
 @lru_cache(maxsize=65536)
 def matrix_shape(signature: str) -> MatrixShape:
-    """The shape of a 16-bit product or fused attention."""
+    """Shape of a 16-bit product or fused attention."""
     product, attention = _PRODUCT.match(signature), _ATTENTION.match(signature)
     if product is None and attention is None:
         return MatrixShape()

@@ -1,11 +1,11 @@
-"""Profile a captured program: time each distinct op signature on the device at hand.
+"""Profile a captured program: time each distinct op signature on the present device.
 
-Signatures are taken in the order of the time that the roofline expects of them, so that a budget
-that runs out leaves only what matters least; none may take more than a few times its share of the
-time that is left. An op that fails or does not fit is noted as missing with the reason and
-priced by the roofline fitted to the rest; a profile that knows some signatures is gone on from. One
-timing per signature, not per op: seconds for a model of any depth. On a GPU the whole step is then
-captured and replayed once more, and ops are timed in their place (`replay`).
+Signatures are timed in decreasing order of their predicted time, so that an exhausted time budget
+leaves out only the least important ones; none may take more than a few times its fair part of the
+remaining time. An op that fails or does not fit is listed as missing with the reason, and costed by
+the roofline fitted to the rest. An earlier profile can be continued. One timing per signature, not
+per op, takes seconds for a model of any depth. On a GPU the whole step is then captured as a CUDA
+graph and its ops are timed in place (`replay`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from hocket.processes.start import start_module
 
 
 class Neighbours:
-    """The other processes: what they do can be chosen."""
+    """Load processes on the other cores, whose kind of load can be switched."""
 
     def __init__(self, children: list[subprocess.Popen[bytes]]) -> None:
         self._children = children
 
     def do(self, *, stream: bool) -> None:
-        """From now on stream memory, or compute."""
+        """Switch the load to memory streaming, or to compute."""
         for child in self._children:
             assert child.stdin is not None
             # One that somebody killed cannot be notified.
@@ -68,7 +68,7 @@ class Neighbours:
 
 @contextmanager
 def sharing_cores(num_processes: int) -> Iterator[Neighbours]:
-    """This process is one of so many that share the cores, and the others are at work."""
+    """Run load processes so that this process is one of ``num_processes`` that share the cores."""
     if num_processes == 1:
         yield Neighbours([])
         return
@@ -84,7 +84,7 @@ def sharing_cores(num_processes: int) -> Iterator[Neighbours]:
 
 @contextmanager
 def _at_work(threads: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that works; it ends with this one, however that ends."""
+    """A load process that ends with this process, however that ends."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     child = start_module(
         "hocket.cost.at_work", stdin=subprocess.PIPE, output=subprocess.PIPE,
@@ -101,20 +101,20 @@ def _at_work(threads: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 CPU_CACHE_BYTES = 32 * 2**20
-"""Last-level cache that inputs must not fit into, where the system does not tell."""
+"""Assumed last-level cache, which inputs must exceed, if the system does not report it."""
 MAX_COPIES = 32
-"""Sets of inputs that are used in turn."""
+"""Sets of inputs that are used in rotation."""
 MAX_FUSED = 32
-"""Parameters of one fused optimizer call."""
+"""Parameters per fused optimizer call."""
 MAX_FUSED_BYTES = 4 * 2**30
 SHARES = 4
-"""Multiple of its share of the remaining time that one signature may take."""
+"""Multiple of its fair part of the remaining time that one signature may take."""
 OUT_OF_TIME = "not measured: the time budget was used up"
 OUT_OF_MEMORY = "not measured: too little memory"
 REPLAYED_STEP = "the step as one CUDA graph"
-"""Stands among what is missing where the step could not be captured."""
+"""Entry among the missing times if the step could not be captured as a CUDA graph."""
 TWO_STEPS = "two such steps beside each other"
-"""The same where a second one could not, beside the first."""
+"""Entry among the missing times if two steps could not be replayed concurrently."""
 
 
 class NoRoomError(HocketError):
@@ -132,11 +132,11 @@ def profile_program(
     known: Profile | None = None,
     on_op: Callable[[int, int], None] = lambda number, total: None,
 ) -> Profile:
-    """Time every op signature of a captured step on ``device``, which is of the given kind.
+    """Time every op signature of a captured step on ``device``, which is of the given type.
 
-    Of several ``processes`` that share a CPU the others are at work meanwhile. ``known`` is
-    an earlier profile of this device, whose times are kept; ``on_op`` gets the number of each
-    signature before it is timed, and how many there are.
+    If several ``processes`` share a CPU, the others run load meanwhile. ``known`` is an earlier
+    profile of this device whose times are kept. ``on_op`` is called with the number of each
+    signature and the total before it is timed.
     """
     place = _usable_device(device)
     on_cuda = place.type == "cuda"
@@ -175,7 +175,8 @@ def _with_replayed(
     entries: list[ProfileEntry], missing: dict[str, str], graph: Graph, program: Program,
     device: torch.device,
 ) -> list[ProfileEntry]:  # fmt: skip
-    """Entries with what their ops take in a replayed step; why not, where it cannot be captured."""
+    """Entries with the times of their ops in a replayed step, or the reason why it cannot be
+    captured."""
     try:
         found = replayed_in_place(graph, program, device)
     # The times of single ops are there, and must not be lost for whatever a capture raises.
@@ -190,7 +191,7 @@ def _with_replayed(
 
 
 def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, str]) -> bool:
-    """True if a profile's times would be measured here again."""
+    """True if a profile was measured on this device with these versions."""
     here = (kind.name, device, versions)
     return (profile.device_kind, profile.device, dict(profile.versions)) == here
 
@@ -199,7 +200,7 @@ def _measure_all(
     graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float,
     known: dict[str, ProfileEntry], others: Neighbours, on_op: Callable[[int, int], None],
 ) -> tuple[list[ProfileEntry], dict[str, str]]:  # fmt: skip
-    """Times that were measured before the deadline, and reasons for the missing ones."""
+    """Times measured before the deadline, and reasons for the missing ones."""
     entries: list[ProfileEntry] = []
     missing: dict[str, str] = {}
     first_op, count = _by_signature(graph, kind)
@@ -243,7 +244,7 @@ def _measure_all(
 
 
 def _by_signature(graph: Graph, kind: DeviceKind) -> tuple[list[int], dict[int, int]]:
-    """First op of each signature that takes device time, costliest first, and their counts."""
+    """First op of each signature with device time, costliest first, and the number of its ops."""
     ops = np.flatnonzero(graph.works & (graph.op_signature >= 0))
     _, first, counts = np.unique(graph.op_signature[ops], return_index=True, return_counts=True)
     expected_s = roofline_s(work_of(graph), kind)[ops[first]] * counts
@@ -255,7 +256,7 @@ def _by_signature(graph: Graph, kind: DeviceKind) -> tuple[list[int], dict[int, 
 def _measure(
     call: Call, program: Program, device: torch.device, count: int, left_s: float
 ) -> tuple[float, int]:
-    """Seconds of one call and the bytes that it holds while it runs."""
+    """Seconds of one call and its workspace bytes."""
     generator = torch.Generator(device).manual_seed(0)
     if isinstance(call.function, str):
         run, num_parameters = _fused_update(call, program, device, count, generator)
@@ -280,7 +281,7 @@ _FUSED = frozenset(f"optimizer.{name}" for name in OPTIMIZER_STATES)
 def _fused_update(
     call: Call, program: Program, device: torch.device, count: int, generator: torch.Generator
 ) -> tuple[Callable[[], Any], int]:
-    """An update of several parameters of one shape, as fused optimizers launch them."""
+    """One update of several equal parameters, as fused optimizers launch it."""
     layout = program.tensors[call.args[0].number].layout
     if layout is None or call.function not in _FUSED:
         raise UsageError(f"no fused update for {call.function}")
@@ -307,7 +308,7 @@ def _fused_update(
 
 
 def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
-    """Bytes beyond its results that a call holds on CUDA; 0 elsewhere, where none are counted."""
+    """Bytes that a call allocates beyond its results on CUDA; 0 elsewhere."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize()
@@ -320,7 +321,7 @@ def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
-    """Host overheads, and what the libraries keep on the device after a small training step."""
+    """Host overhead, and bytes that libraries keep on the device after a small training step."""
     if device.type == "cuda":
         # Libraries that were used before in this process hold their memory already.
         torch._C._cuda_clearCublasWorkspaces()

@@ -1,10 +1,10 @@
-"""Steps that users measured: records of runs, and the correction and range that follow from them.
+"""Corrections and ranges of predicted steps, fitted to steps that users measured.
 
 A record holds a predicted and a measured step with the device types and costs of the prediction.
-Log ratios of measured over predicted steps are taken as a shift of the machine plus a residual of
-each run, both normal. Without runs the range of the costs holds (`hocket.cost.ranges`); residuals
-start from the spread between batches of one model in its table and follow the runs' own spread as
-they come. So one run corrects the mean a little, and five that agree make the range half as wide.
+The log ratio of measured over predicted is modelled as an offset of the machine plus a residual of
+each run, both normal. Without runs the range of the costs holds (`hocket.cost.ranges`); the
+residuals' prior is the spread between batches of one model, updated by the spread of the runs. One
+run corrects the mean slightly; five runs that agree halve the range.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hocket.cost.ranges import DATASHEET, StepRange, scale_of, source_of
 from hocket.hardware.cluster import Cluster
 
 RECORD = "record"
-"""Key of the record in what ``hocket run --json`` prints."""
+"""Key of the record in the output of ``hocket run --json``."""
 SCHEMA = "hocket.run/1"
 MAX_FILE_BYTES = 50_000_000
 MAX_SECONDS = 1e9
 _RESIDUAL = 0.117
-"""Standard deviation of log ratios between batches of one model: 60 pairs of
-``benchmarks/results/2026-11-18-thirdparty-h200.md`` differ by 0.21 in four of five."""
+"""Standard deviation of log ratios between batches of one model: four of five of the 60 pairs in
+``benchmarks/results/2026-11-18-thirdparty-h200.md`` differ by at most 0.21."""
 _PRIOR_RUNS = 2
-"""Runs that `_RESIDUAL` counts as beside the spread of the user's own."""
+"""Weight of `_RESIDUAL`, in runs, against the spread of the user's own runs."""
 _QUANTILE = 1.2816
-"""Of a normal distribution, four fifths of which lie within so many standard deviations."""
+"""Number of standard deviations that contain 80 % of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class StepRun:
     source: str
     """Source of the predicted costs, as `hocket.cost.ranges.source_of` names it."""
     scale: float
-    """Correction that was part of the prediction."""
+    """Correction that was already part of the prediction."""
     predicted_s: float
     measured_s: float
 
     @property
     def log_ratio(self) -> float:
-        """Of the measured step over a prediction without correction."""
+        """Log ratio of the measured step over the uncorrected prediction."""
         return math.log(self.measured_s / self.predicted_s * self.scale)
 
 
@@ -64,7 +64,7 @@ def run_record(
     predicted_s: float,
     measured_s: float,
 ) -> dict[str, Any]:
-    """A measured step as JSON values, for ``hocket calibrate --from`` and ``validate --mine``."""
+    """JSON record of a measured step, for ``hocket calibrate --from`` and ``validate --mine``."""
     return {
         "schema": SCHEMA,
         "model": model,
@@ -90,7 +90,7 @@ def write_record(
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[StepRun]:
-    """The records of files; raises `InputFileError` for anything else."""
+    """Read records from files; raises `InputFileError` for anything else."""
     return [_read(path) for path in paths]
 
 

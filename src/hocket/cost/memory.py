@@ -1,4 +1,4 @@
-"""The graph as a profiled device holds it in memory: workspaces and rounding of its allocator."""
+"""Adapt a graph to a device's memory allocator: workspaces and rounding of sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_REST_BYTES = 2**20
 
 
 def allocated_bytes(size_bytes: LongArray) -> LongArray:
-    """Bytes that the allocator counts for requests of the given sizes."""
+    """Bytes that the allocator uses for requests of the given sizes."""
     rounded = _multiple(size_bytes, BLOCK_BYTES)
     segment = _multiple(rounded, SEGMENT_BYTES)
     unsplit = (rounded >= OWN_SEGMENT_FROM_BYTES) & (segment - rounded <= MIN_REST_BYTES)
@@ -31,7 +31,7 @@ def allocated_bytes(size_bytes: LongArray) -> LongArray:
 
 
 def with_allocator_rounding(graph: Graph) -> Graph:
-    """The graph with storages of the size that the allocator counts, to predict its peak."""
+    """The graph with storage sizes as the allocator rounds them, to predict its peak."""
     return replace(
         graph,
         tensor_bytes=allocated_bytes(graph.tensor_bytes),
@@ -44,10 +44,10 @@ def _multiple(size_bytes: LongArray, unit_bytes: int) -> LongArray:
 
 
 def as_profiled(graph: Graph, cluster: Cluster, profile: Profile | None) -> Graph:
-    """The graph with measured workspaces and allocated sizes, for peaks as they will be measured.
+    """The graph with measured workspaces and allocator rounding.
 
-    Unchanged where the profile is of no accelerator of the cluster: on CPUs no workspace is
-    measured, and nothing rounds. Doing it twice changes nothing more.
+    Unchanged if the profile is of no accelerator of the cluster: on CPUs no workspace is measured
+    and nothing is rounded. Idempotent.
     """
     if profile is None:
         return graph

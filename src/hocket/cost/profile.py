@@ -1,8 +1,7 @@
-"""A profile: measured seconds of op signatures on one kind of device, as a value and as a file.
+"""Profile: measured seconds of op signatures on one device type, in memory and as a file.
 
-Each entry also keeps what the op asks of the device, so that a profile can be calibrated without
-the graphs that it was measured for, and what it takes in a replayed step where that was measured.
-The file is ``hocket.profile/1`` JSON.
+Each entry also keeps the work of the op, so that a profile can be calibrated without its graphs,
+and the op's time in a replayed step if measured. The file is ``hocket.profile/1`` JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _MAX_OP_BYTES = 2**50
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEntry:
-    """One op signature: what it asks of the device and how long that took."""
+    """One op signature: its work on the device and its measured time."""
 
     signature: str
     kind: str
@@ -50,27 +49,27 @@ class ProfileEntry:
     seconds: float
     """Median device time of one call."""
     workspace_bytes: int = 0
-    """Workspace of the call: bytes besides its inputs and outputs; 0 where not measured."""
+    """Bytes that the call allocates besides its inputs and outputs; 0 if not measured."""
     replayed: InPlace | None = None
-    """The same call in a step that is replayed as one CUDA graph; None where not measured."""
+    """The same call in a step replayed as one CUDA graph; None if not measured."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
-    """Measurements on one kind of device."""
+    """Measurements on one device type."""
 
     device_kind: str
-    """Name of the `DeviceKind` that the numbers hold for."""
+    """Name of the device type that the numbers hold for."""
     device: str
-    """The device as its driver names it."""
+    """Device name as its driver reports it."""
     versions: Mapping[str, str]
     host: HostOverhead
     reserved_bytes: int = 0
-    """Bytes that libraries keep on the device once used (workspaces of matrix products)."""
+    """Bytes that libraries keep on the device after their first use (matrix product workspaces)."""
     entries: tuple[ProfileEntry, ...]
-    """In order of signature."""
+    """Entries, sorted by signature."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Signature to the reason why it has no time."""
+    """Signatures without a time, with the reason."""
 
     @cached_property
     def by_signature(self) -> Mapping[str, ProfileEntry]:
@@ -95,7 +94,7 @@ class Profile:
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
-    """One profile of the same kind of device: counts add up, the first time of a signature holds.
+    """Merge profiles of one device type: counts add up, the first time of a signature counts.
 
     Host overheads and reserved bytes are those of the first profile.
     """
@@ -121,7 +120,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def require_times(profile: Profile) -> None:
-    """Refuse a profile in which nothing was timed: it would price every op by chance or by 0."""
+    """Refuse a profile without any timed op: costs fitted to it would be arbitrary."""
     if any(entry.seconds > 0 for entry in profile.entries):
         return
     raise UsageError(
@@ -131,7 +130,7 @@ def require_times(profile: Profile) -> None:
 
 
 def with_measured_workspace(graph: Graph, profile: Profile) -> Graph:
-    """The graph with the workspace that was measured, where the profile knows an op's signature."""
+    """The graph with measured workspaces for those ops whose signature the profile has."""
     workspace_bytes = graph.workspace_bytes.copy()
     for op, signature in enumerate(graph.op_signature.tolist()):
         if signature >= 0:
@@ -166,7 +165,7 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def profile_from_dict(data: object, where: str) -> Profile:
-    """The profile that `profile_to_dict` wrote; ``where`` names its file in errors."""
+    """Read a profile from `profile_to_dict`; ``where`` names its file in errors."""
     with fields.located(where):
         return _profile(data)
 
@@ -180,7 +179,7 @@ def host_from_dict(data: object, path: str) -> HostOverhead:
 
 
 def check_schema(data: object, schema: str, hint: str) -> None:
-    """Refuse other files of hocket by their schema, before their keys can only seem wrong."""
+    """Refuse files of another schema before their keys are read."""
     found = data.get("schema") if isinstance(data, Mapping) else None
     if isinstance(found, str) and found != schema and _SCHEMA.fullmatch(found):
         raise InputFileError(f"this is a {found} file, expected {schema}", hint=hint)

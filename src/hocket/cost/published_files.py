@@ -1,6 +1,7 @@
-"""Readers of public files of measurements, in the form in which they were collected.
+"""Readers of public measurement files in the form in which they were published.
 
-Each reader knows one file, takes its columns as they are, and states what the file leaves open.
+Each reader turns a row of one table into measured configs, with assumptions for what the row does
+not say; a file may contain several tables.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MPT = {
     "3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56),
     "70b": (8192, 80, 64),
 }  # fmt: skip
-"""Width, layers and heads: with these the stated numbers of parameters come out."""
+"""Width, layers and heads that give the stated parameter counts."""
 _MPT_SITES = {
     "h100_80gb": "mosaic-h100", "a100_80gb": "mosaic-a100-80g", "a100_40gb": "mosaic-a100-40g",
 }  # fmt: skip
@@ -103,7 +104,8 @@ def fsdp_a100_40g(record: Record) -> list[Measured]:
 
 
 def _titan(record: Record) -> Measured:
-    """Microbatches of pipelines are not stated: torchtitan makes as many as there are stages."""
+    """Read a row; torchtitan uses one microbatch per pipeline stage, which the file does not
+    state."""
     name = record["model"].lower().replace("llama3.1", "llama3").removesuffix(" h200")
     model = replace(find_model(name), sequence=int(record["seq"]))
     pipeline, context = int(record["pp"]), int(record["cp"])
@@ -157,11 +159,11 @@ def titan_float8(record: Record) -> list[Measured]:
 
 
 _GIB = 2**30
-"""Bytes of a gigabyte as nvidia-smi prints it."""
+"""Bytes of the unit that nvidia-smi reports."""
 
 
 def read_public(data_dir: Path) -> dict[str, list[Measured]]:
-    """The tables of all known files under a folder; files that are not there are left out."""
+    """Tables of all known files in a folder; missing files are skipped."""
     if not data_dir.is_dir():
         raise InputFileError("no such folder", where=str(data_dir))
     tables: dict[str, list[Measured]] = {}
@@ -178,7 +180,7 @@ def read_public(data_dir: Path) -> dict[str, list[Measured]]:
 
 
 def absent_tables(tables: Collection[str]) -> dict[str, str]:
-    """Tables that have a reader and are not among these, each with its file."""
+    """Tables that have a reader but are not among the given ones, each with its file."""
     return {name: file for name, (file, _) in READERS.items() if name not in tables}
 
 
@@ -233,7 +235,7 @@ def _selene(record: Record, row: str, chunks: int = 1) -> Measured:
 
 
 def _january_2021(record: Record) -> list[Measured]:
-    """Degrees and microbatches as in the table of April, without interleaving."""
+    """Read rows with degrees and microbatches of the April table, without interleaving."""
     model_parallel, num_devices = int(record["model_parallel_size"]), int(record["n_gpus"])
     tensor = min(model_parallel, 8)
     microbatches = {"1.7B": 16, "3.6B": 16, "7.5B": 16, "18B": 8, "39B": 4, "76B": 2, "145B": 2}
@@ -305,7 +307,7 @@ def _mt_nlg(record: Record) -> list[Measured]:
 
 
 def _bloom(record: Record) -> list[Measured]:
-    """Rows without a time, without memory and not out of memory say nothing and are left out."""
+    """Read rows; skips those with neither a time nor memory nor an out-of-memory error."""
     is_oom = record["oom"] == "1"
     step_s = float(record["iter_time_s"]) if record["iter_time_s"] else None
     memory = float(record["mem_gb_max"]) * _GIB if record["mem_gb_max"] else None
@@ -337,7 +339,7 @@ def _bloom(record: Record) -> list[Measured]:
 
 
 def bloom_stages(layers: int, pipeline: int) -> tuple[int, ...] | None:
-    """Layers per stage: None where even, one less at both ends, or full stages and a rest."""
+    """Layers per stage: None if even, else one less at both ends, or full stages and a rest."""
     if layers % pipeline == 0:
         return None
     if (layers + 2) % pipeline == 0:
@@ -420,4 +422,4 @@ READERS: Mapping[str, tuple[str, Callable[[Record], list[Measured]]]] = {
     "bridge-blackwell": ("megatron_bridge_performance.csv", blackwell_dense),
     "bridge-blackwell-experts": ("megatron_bridge_performance.csv", blackwell_experts),
 }
-"""Name of each table, its file and the reader of its rows."""
+"""File of each table, and the reader of its rows."""

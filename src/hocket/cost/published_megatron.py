@@ -1,8 +1,8 @@
 """Readers of Megatron's public files: DGX of 2020, H100, Megatron-Bridge's performance summary.
 
-The summary states degrees and batches. How tokens reach experts, what is recomputed and whether
-steps are replayed as graphs is in the recipes beside it (``scripts/performance/configs`` of its
-releases v0.1 to v0.4, ``src/megatron/bridge/perf_recipes`` later), and is taken from there.
+The summary states degrees and batches. Token dispatch to experts, recomputation and CUDA graphs are
+stated in the recipes of the same release (``scripts/performance/configs`` in v0.1 to v0.4,
+``src/megatron/bridge/perf_recipes`` later) and taken from there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from hocket.transformer.files import find_model, model_from_dict
 
 
 def h100_weak_scaling(record: Record) -> list[Measured]:
-    """Microbatches and chunks are not stated: one sequence and at least four chunks in pipelines;
-    without one, all sequences of a replica at once, for nothing is gained by adding up."""
+    """Read rows; microbatches and chunks are not stated.
+
+    Assumed: one sequence per microbatch and at least four chunks in pipelines; without a pipeline
+    all sequences of a replica at once, because accumulation would gain nothing.
+    """
     replica = int(record["global_batch"]) // int(record["dp"])
     microbatch = replica if record["pp"] == "1" else 1
     common = {**record, "seq": "4096", "vocab": "131072", "microbatch": str(microbatch)}
@@ -54,7 +57,7 @@ def _least_chunks(layers_per_stage: int) -> int:
 
 
 def h100_strong_scaling(record: Record) -> list[Measured]:
-    """8 x 6 is stated for 2304 GPUs only and taken for all; chunks as in weak scaling."""
+    """Read rows; 8 x 6 is stated for 2304 GPUs and assumed for all; chunks as in weak scaling."""
     num_devices = int(record["n_gpus"])
     common = {
         "model": f"177B on {num_devices}", "heads": "96", "hidden": "12288", "layers": "96",
@@ -72,7 +75,7 @@ _NEMO_SHAPES = {
     "LLAMA2-13B": {"hidden": 5120, "layers": 40, "heads": 40, "mlp_width": 13824},
     "LLAMA2-70B": {"hidden": 8192, "layers": 80, "heads": 64, "mlp_width": 28672, "kv_heads": 8},
 }
-"""Of the others, the file names no shape."""
+"""Shapes of the models that can be derived; the file names none for the others."""
 _LLAMA = {
     "mlp": "swiglu", "vocabulary": 32000, "tied_embeddings": False, "learned_positions": False,
     "biases": False,
@@ -80,7 +83,7 @@ _LLAMA = {
 
 
 def nemo_float8(record: Record) -> list[Measured]:
-    """NeMo 24.07 with 8-bit products, for the models whose shapes are known."""
+    """Read NeMo 24.07 runs with 8-bit products, for models of known shape."""
     name = record["model"]
     if name not in _NEMO_SHAPES and name not in ("LLAMA3-8B", "LLAMA3-70B"):
         return []
@@ -123,7 +126,7 @@ def nemo_float8(record: Record) -> list[Measured]:
 
 
 def _dgx_2020(record: Record) -> list[Measured]:
-    """Sequences of 1024 tokens and one microbatch: with these its TFLOP/s come out."""
+    """Read a row; 1024 tokens per sequence and one microbatch reproduce its TFLOP/s."""
     is_volta = "V100" in record["system"]
     common = {
         **record, "seq": "1024", "vocab": "51200", "pp": "1",
@@ -143,12 +146,12 @@ def _dgx_2020(record: Record) -> list[Measured]:
 
 
 def dgx_a100_2020(record: Record) -> list[Measured]:
-    """The runs on DGX A100."""
+    """Read the runs on DGX A100."""
     return [row for row in _dgx_2020(record) if row.cluster == "dgx-a100-2020"]
 
 
 def dgx2_2020(record: Record) -> list[Measured]:
-    """The runs on DGX-2."""
+    """Read the runs on DGX-2."""
     return [row for row in _dgx_2020(record) if row.cluster == "dgx2"]
 
 
@@ -172,7 +175,8 @@ _MODELS = {
     "Qwen3_235B_a22B": _QWEN3_235B,
     "GPT OSS 120B": _GPT_OSS_120B,
 }
-"""Of the others the attention is of another kind (latent, state space), or the shape is unknown."""
+"""Models with standard attention and known shape; others (latent attention, state space) are
+skipped."""
 _SITES = {
     "DGX-H100": "bridge",
     "DGX-B200": "bridge-b200",
@@ -181,26 +185,26 @@ _SITES = {
     "DGX-GB300": "bridge-gb300",
 }
 _FOUR_BITS = "NVFP4"
-"""Arithmetic in 4 bits is not described here: its rows are left out."""
+"""Rows with 4-bit arithmetic are skipped: it is not modelled."""
 
 
 def bridge_dense(record: Record) -> list[Measured]:
-    """Runs on H100 of models without experts."""
+    """Read H100 runs of dense models."""
     return _rows(record, is_hopper=True, has_experts=False)
 
 
 def bridge_experts(record: Record) -> list[Measured]:
-    """Runs on H100 of mixtures of experts."""
+    """Read H100 runs of mixture-of-experts models."""
     return _rows(record, is_hopper=True, has_experts=True)
 
 
 def blackwell_dense(record: Record) -> list[Measured]:
-    """Runs on B200, B300 and their Grace kinds of models without experts."""
+    """Read runs of dense models on B200, B300, GB200 and GB300."""
     return _rows(record, is_hopper=False, has_experts=False)
 
 
 def blackwell_experts(record: Record) -> list[Measured]:
-    """The same of mixtures of experts."""
+    """Read runs of mixture-of-experts models on B200, B300, GB200 and GB300."""
     return _rows(record, is_hopper=False, has_experts=True)
 
 
@@ -254,14 +258,17 @@ def _config(record: Record, model: Transformer) -> ParallelConfig:
 
 
 def _ends_apart(layers: int, num_stages: int) -> tuple[int, ...] | None:
-    """One layer per stage, and the embedding and the output layer on stages of their own."""
+    """One layer per stage, with embedding and output layer on stages of their own."""
     return (0, *[1] * layers, 0) if num_stages == layers + 2 else None
 
 
 def _ran(record: Record, config: ParallelConfig) -> ParallelConfig:
-    """Where the summary contradicts the recipes of its own release and rates of its neighbours, the
-    recipes hold: for Qwen3 30B on H100 it repeats the degrees of 26.02, for Llama-3 70B on GB300 it
-    leaves out the chunks (v0.3.1), for GPT-OSS on H100 it has Blackwell's microbatch (v0.2.0)."""
+    """Configuration that was run where the summary contradicts the recipes of its own release.
+
+    The recipes hold, which the rates of neighbouring rows confirm: for Qwen3 30B on H100 the
+    summary repeats the degrees of 26.02, for Llama-3 70B on GB300 it omits the chunks (v0.3.1), for
+    GPT-OSS on H100 it has Blackwell's microbatch (v0.2.0).
+    """
     row = (record["release"], record["model"], record["system"], record["precision"])
     if row[:3] == ("26.02.01", "Qwen3_30B_a3B", "DGX-H100"):
         return replace(config, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
@@ -279,11 +286,11 @@ _IN_HOST = {
     ("LLAMA3.1_405B", "DGX-GB200"): (0, 92),
     ("LLAMA3.1_405B", "DGX-GB300"): (40, 10),
 }
-"""``cpu_offloading_num_layers`` of the recipes with fully divided weights, in 16 and in 8 bits."""
+"""``cpu_offloading_num_layers`` of the recipes with fully sharded weights, in 16 and in 8 bits."""
 
 
 def _host_share(record: Record, model: Transformer, zero: int) -> float:
-    """Of a model's layers, those whose activations wait in the host's memory."""
+    """Fraction of a model's layers whose activations are offloaded to host memory."""
     wide, narrow = _IN_HOST.get((record["model"], record["system"]), (0, 0))
     return (wide if record["precision"] == "BF16" else narrow) / model.layers * (zero == 3)
 
@@ -311,13 +318,14 @@ def _software(record: Record, model: Transformer, zero: int) -> Software:
 
 
 def _overlaps(record: Record, model: Transformer) -> bool:
-    """Of the recipes for H100, those for 235B and the first ones for 30B."""
+    """True if expert communication overlaps: H100 recipes for 235B and the first ones for 30B."""
     is_early = record["release"] in ("25.11", "26.02")
     return model.name == _QWEN3_235B.name or (is_early and model.name == _QWEN3_30B.name)
 
 
 def _replays(record: Record, model: Transformer) -> bool:
-    """Whole steps of models with experts are replayed on Grace machines from 26.06 on."""
+    """True if whole steps are replayed as CUDA graphs: models with experts on Grace machines from
+    26.06."""
     if model.experts is None:
         return True
     return record["system"].startswith("DGX-GB") and record["release"] >= "26.06"

@@ -1,7 +1,7 @@
-"""The tables of measurements: those that come with hocket, and public files where they are at hand.
+"""Tables of published measurements: those shipped with hocket, and public files if present.
 
-Tables that come with hocket have one row per run and the same columns; lines that begin with ``#``
-say where the figures come from and what was assumed.
+Shipped tables have one row per run and equal columns; lines that begin with ``#`` name sources and
+assumptions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.transformer.files import find_model
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A measured run: its step and memory, or that it ran out of memory."""
+    """A measured run: its step time and memory, or that it ran out of memory."""
 
     table: str
     row: str
@@ -35,11 +35,11 @@ class Measured:
     software: Software
     step_s: float | None = None
     memory_bytes: float | None = None
-    """Peak of the fullest device, as its driver shows it."""
+    """Peak of the fullest device as its driver reports it."""
     is_oom: bool = False
-    """True if the run ended because memory was too small."""
+    """True if the run ran out of memory."""
     release: str = ""
-    """Release of the program, where a table has several; predictions do not depend on it."""
+    """Release of the program if a table has several; predictions ignore it."""
 
 
 # Columns that the public files share, as values.
@@ -48,7 +48,7 @@ Record = Mapping[str, str]
 
 
 def gpt_of(record: Record, *, dropout: bool = True) -> Transformer:
-    """The GPT of a row."""
+    """Transformer shape of a row."""
     return gpt(
         hidden=int(record["hidden"]),
         layers=int(record["layers"]),
@@ -60,7 +60,7 @@ def gpt_of(record: Record, *, dropout: bool = True) -> Transformer:
 
 
 def config_of(record: Record, *, recompute: str, chunks: int = 1, zero: int = 0) -> ParallelConfig:
-    """The config of a row."""
+    """Parallel config of a row."""
     return ParallelConfig(
         tensor=int(record["tp"]),
         pipeline=int(record["pp"]),
@@ -75,27 +75,31 @@ def config_of(record: Record, *, recompute: str, chunks: int = 1, zero: int = 0)
 
 
 TABLES = Path(__file__).parent / "published"
-"""Folder of the tables that come with hocket."""
+"""Folder of the shipped tables."""
 MAX_TABLE_BYTES = 16_000_000
 MAX_ROWS = 10_000
-"""Of a table: each row becomes a model and a config, a thousand times its text."""
+"""Most rows of a table: each becomes a model and a config, a thousand times the size of its text.
+"""
 COLUMNS = (
     "row", "cluster", "software", "gradient_bytes", "spare_gradient_bytes", "hidden", "layers",
     "heads", "vocabulary", "sequence", "dropout", "tensor", "pipeline", "data", "chunks",
     "microbatch", "global_batch", "recompute", "zero", "sequence_parallel", "stages", "step_s",
     "memory_gib", "oom",
 )  # fmt: skip
-"""Columns of a table; ``stages`` has the layers of each stage, such as ``5 6 6 5``, or nothing."""
+"""Columns of a table; ``stages`` lists the layers of each stage, such as ``5 6 6 5``, or is empty.
+"""
 NAMED_COLUMNS = (
     "row", "cluster", "software", "dtype", "gradient_bytes", "model", "layers", "tensor",
     "pipeline", "context", "data", "chunks", "microbatch", "global_batch", "step_s",
 )  # fmt: skip
-"""Columns of a table of known models: some of their layers, nothing recomputed, optimizer state
-divided, sequence parallelism where tensors are."""
+"""Columns of a table of known models with some of their layers.
+
+Assumed: no recomputation, sharded optimizer state, sequence parallelism with tensor parallelism.
+"""
 
 
 def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]:
-    """All tables by name; a public file under ``data_dir`` replaces the part that is shipped."""
+    """All tables by name; a public file in ``data_dir`` replaces the shipped part."""
     from hocket.cost.published_files import read_public
 
     tables = {path.stem: read_table(path) for path in sorted(TABLES.glob("*.csv"))}
@@ -105,7 +109,7 @@ def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]
 
 
 def read_table(path: Path) -> list[Measured]:
-    """The rows of one table."""
+    """Read the rows of one table."""
     readers = {frozenset(COLUMNS): _measured, frozenset(NAMED_COLUMNS): _measured_of_named}
     rows = []
     for record in read_records(path):
@@ -117,7 +121,7 @@ def read_table(path: Path) -> list[Measured]:
 
 
 def read_records(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column, without the lines that state its source."""
+    """Read the rows of a CSV file as dicts, without the comment lines."""
     content = read_regular(path, MAX_TABLE_BYTES)
     if content.count(b"\n") > MAX_ROWS:
         raise InputFileError(
@@ -137,7 +141,7 @@ def read_records(path: Path) -> list[dict[str, str]]:
 def gpt(
     *, hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, dropout: bool = True
 ) -> Transformer:
-    """A GPT as Megatron trains it: every row of the tables is one of these."""
+    """Transformer shape of a GPT as Megatron trains it."""
     return Transformer(
         name=f"gpt-h{hidden}-l{layers}-a{heads}",
         hidden=hidden,

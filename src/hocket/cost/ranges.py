@@ -1,14 +1,14 @@
-"""Distance of measured steps from predicted ones: an 80 % range for each source of costs.
+"""80 % ranges of predicted steps, and of ratios of two steps, for each source of costs.
 
-Ends are the 10 % and 90 % quantiles of measured over predicted step times over all rows of the
-tables that each source names (``benchmarks/predict/ranges.py`` computes them). All rows are eager
-steps on one H200: ranges of other GPUs and of plans for several devices are assumed to be the same.
-Rows of the calibrated and profiled ranges are older than the kernel costs of 2026-11-18.
+Ends are the 10 % and 90 % quantiles of measured over predicted step times in the tables that each
+source names (``benchmarks/predict/ranges.py`` computes them). All rows are eager steps on one H200:
+for other GPUs and for plans on several devices the same ranges are an assumption. Rows of the
+calibrated and profiled ranges are older than the kernel costs of 2026-11-18.
 
-Two candidates of one problem share model, devices and most kernels, so that much of the error of
-one is the error of the other: the range of their *ratio* is narrower than that of a step. It comes
-from pairs of published runs of one model on equally many devices of one site, which differ in how
-they are divided (same script, 3,353 pairs of 11 tables; calibrated with ten runs per site, 2,818).
+Two candidates of one problem share model, devices and most kernels, so their errors are correlated
+and the range of their *ratio* is narrower than that of a step. It comes from pairs of published
+runs of one model on equally many devices of one site that differ in their parallel config (same
+script, 3,353 pairs of 11 tables; calibrated with ten runs per site, 2,818).
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepRange:
-    """Measured over predicted step times that four of five rows lie between."""
+    """Interval of measured over predicted step times that contains 80 % of the rows."""
 
     low: float
     high: float
     rows: int
     ratio: float
-    """Four of five measured ratios of two steps lie within this part of the predicted ratio."""
+    """80 % of measured ratios of two steps are within this relative distance of the predicted
+    ratio."""
     source: str
     scale: float = 1.0
-    """Correction of predicted steps, where runs on this device type were measured."""
+    """Correction of predicted steps if runs on this device type were measured."""
 
 
 RANGES: Mapping[str, StepRange] = MappingProxyType(
@@ -56,7 +57,7 @@ DATASHEET = RANGES["datasheet"]
 
 
 def source_of(settings: Mapping[str, Any]) -> str:
-    """Source of costs with these settings: datasheet, calibrated, profiled, or runs of users."""
+    """Source of costs with these settings: datasheet, calibrated, profiled, or users' runs."""
     if settings.get("profile") is not None:
         return "profiled"
     calibration = settings.get("calibration")
@@ -66,9 +67,9 @@ def source_of(settings: Mapping[str, Any]) -> str:
 
 
 def step_range(settings: Mapping[str, Any]) -> StepRange:
-    """The range of steps that are predicted by costs with these settings.
+    """Range of steps predicted with these settings.
 
-    Of several device types with measured runs the widest range holds.
+    With several device types that have measured runs, the widest range counts.
     """
     source = source_of(settings)
     if source != "runs":
@@ -78,10 +79,10 @@ def step_range(settings: Mapping[str, Any]) -> StepRange:
 
 
 def scale_of(settings: Mapping[str, Any]) -> float:
-    """Correction that measured runs put on predicted steps."""
+    """Correction of predicted steps by measured runs."""
     return step_range(settings).scale
 
 
 def ratio_range(settings: Mapping[str, Any]) -> float:
-    """Part by which two predicted steps may differ and still be in either order when measured."""
+    """Relative difference below which the order of two predicted steps is uncertain."""
     return step_range(settings).ratio

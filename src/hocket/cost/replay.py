@@ -1,15 +1,13 @@
-"""Replay a captured program as one CUDA graph, as training does, and time its calls in their place.
+"""Time the calls of a captured program in place, by replaying the whole step as one CUDA graph.
 
-Timed one by one, an op finds other data in the caches than in a step, and each of its kernels has a
-longer gap to the next than in a graph. So forward and backward pass run once as recorded, on
-numbers made up, are captured on one stream and replayed: without the profiler for the step, and
-with it for each kernel. A second such graph, which shares nothing with the first and is replayed on
-a stream of its own, says how many times as long the step's own kernels take beside each other; no
-rule of which kernels run concurrently predicted it within 10 % of
-all nets (`benchmarks/results`). All
-replays of a row are asked for while the device sleeps, so that the host is in none of the times.
-Ops that ask the host while they run cannot be captured, and a step needs as much memory as a
-training's.
+An op that is timed alone finds other data in the caches than in a step, and the gaps between its
+kernels are longer than in a graph. Therefore forward and backward run once as recorded on synthetic
+data, are captured on one stream and replayed: without the profiler to time the step, with it to
+time each kernel. A second graph that shares nothing with the first is replayed on another stream;
+it gives the slowdown of two concurrent steps, which no rule based on occupancy predicted within 10
+% for all models (`benchmarks/results`). All replays of a sample are launched while the device
+sleeps, so that host time is excluded. Ops that synchronize with the host cannot be captured, and a
+replay needs as much memory as a training step.
 """
 
 from __future__ import annotations
@@ -34,29 +32,29 @@ from hocket.cost.timing import asked_ahead_s
 from hocket.graph.graph import Graph, Phase
 
 _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
-"""Runs before the capture, rows of replays that are timed, how many each has, and replays that are
-looked at kernel by kernel."""
+"""Warm-up runs before the capture, number of timed samples, replays per sample, and profiled
+replays."""
 _SLEEP_S = 0.01
-"""Of the device while the host launches a row, at first."""
+"""First guess of the device's sleep while the host launches a sample."""
 _REGISTERS = 65536
-"""Of a multiprocessor, of all that PyTorch runs on."""
+"""Registers of a multiprocessor, equal on all GPUs that PyTorch supports."""
 _SLACK = 1.2
-"""Of what a step takes: an allocator has gaps."""
+"""Memory factor of a step for allocator fragmentation."""
 _SMALL = 0.05
-"""Of numbers that are made up: sums over many of them stay numbers."""
+"""Scale of synthetic values, so that long sums stay finite."""
 
 
 class ReplayedCalls(NamedTuple):
     """Times of forward and backward calls in a replayed step."""
 
     in_place: dict[str, InPlace]
-    """By signature."""
+    """Times by signature."""
     alone: str = ""
-    """Reason why no second step was replayed concurrently; empty where one was."""
+    """Reason why no second step was replayed concurrently; empty if one was."""
 
 
 def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> ReplayedCalls:
-    """Capture a step on a CUDA device, replay it alone and concurrently with a second one."""
+    """Capture a step on a CUDA device and replay it alone and beside a second one."""
     passes = ReplayedPasses(program, device)
     one = CapturedPasses(passes, device)
     step_s = rows_s([one], device)
@@ -77,7 +75,7 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> R
 
 
 class CapturedPasses:
-    """Passes as a CUDA graph, and the stream that they are replayed on."""
+    """Forward and backward pass as a CUDA graph, with the stream that it is replayed on."""
 
     def __init__(self, passes: ReplayedPasses, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -93,7 +91,7 @@ class CapturedPasses:
         self._read = passes
 
     def replay(self) -> None:
-        """Ask for it once more."""
+        """Launch one replay."""
         with torch.cuda.stream(self.stream):
             self.graph.replay()
 
@@ -101,9 +99,9 @@ class CapturedPasses:
 def _reserve_memory(
     passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device
 ) -> None:
-    """Run the passes as a capture of them will; raises where it would find no memory.
+    """Run the passes once with the memory that a capture needs; raises if it is not available.
 
-    A capture that runs out of memory leaves PyTorch's generator of random numbers unusable.
+    A capture that runs out of memory leaves PyTorch's random generator unusable.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -119,7 +117,7 @@ def _reserve_memory(
 
 
 class ReplayedPasses:
-    """Forward and backward calls of a program with all that they read, on a device."""
+    """Forward and backward calls of a program with all their inputs on a device."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.ops = [at for at, call in enumerate(program.calls) if call.phase != Phase.OPTIMIZER]
@@ -141,7 +139,8 @@ class ReplayedPasses:
                 self._dropped[position].append(tensor)
 
     def run(self, after_call: Callable[[], Any] = lambda: None) -> None:
-        """All of them once, and after each what is given; tensors go when nobody reads them."""
+        """Run all calls once, with a callback after each; tensors are freed after their last
+        reader."""
         known = dict(self._given)
         # Some kernels save less where gradients are switched off, and backward calls would miss it.
         with torch.enable_grad():
@@ -153,7 +152,8 @@ class ReplayedPasses:
 
 
 def _made_up(program: Program, used: Set[int], device: torch.device) -> dict[int, torch.Tensor]:
-    """The tensors that are there before a step in storages that are used, with valid numbers."""
+    """Synthetic tensors for the storages that exist before a step and are used, with valid
+    contents."""
     bounds = _index_bounds(program)
     generator = torch.Generator(device).manual_seed(0)
     specs = {number: program.tensors[number] for number in program.names}
@@ -172,7 +172,7 @@ def _made_up(program: Program, used: Set[int], device: torch.device) -> dict[int
 
 
 def _index_bounds(program: Program) -> dict[int, int]:
-    """By storage, below what its integers must lie for all that is made of them to be valid."""
+    """Exclusive upper bound of the integers in each storage, so that all views of it are valid."""
     bounds: dict[int, int] = {}
     for call in reversed(program.calls):
         if isinstance(call.function, str):
@@ -188,9 +188,9 @@ def _index_bounds(program: Program) -> dict[int, int]:
 
 
 def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
-    """Seconds of a replay of every row; each row follows itself and waits for no other.
+    """Seconds of one replay when all graphs are replayed concurrently, each on its own stream.
 
-    The least of some: what else is on a device holds a row up and never shortens it.
+    The minimum of several samples: other work on the device only lengthens them.
     """
 
     def ask() -> None:
@@ -207,7 +207,7 @@ def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
 
 
 def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:
-    """Of some replays, one after the other."""
+    """Profiler trace of several consecutive replays."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(_NUM_PROFILED):

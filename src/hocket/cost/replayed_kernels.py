@@ -1,12 +1,12 @@
-"""Kernels of each call in a profiled replay of a captured step.
+"""Attribute the kernels of a profiled CUDA graph replay to the calls that launched them.
 
-The calls of a graph that was captured on one stream run one after the other, so the kernels of a
-trace in order of time are those of its calls in order. A call takes as long as its kernels run in
-their place, and for each of them the gap to the next: what the step takes without the profiler
-beyond all kernels, shared out. A kernel fills as much of a device as it has blocks of threads of
-those that can be there at once, which threads, registers and shared memory of a block decide
-(NVIDIA's occupancy calculation). Of several replays and of equal calls the median counts: a kernel
-that another process held up is hundreds of times as long. O(kernels log kernels).
+A graph captured on one stream runs its calls one after the other, so the kernels of a trace in time
+order are those of the calls in order. A call takes the time of its kernels plus, per kernel, an
+equal part of the gaps: the unprofiled step time minus the time of all kernels. A kernel fills the
+fraction of a device given by its thread blocks over the blocks that can be resident at once, which
+threads, registers and shared memory per block limit (NVIDIA's occupancy calculation). The median
+over replays and equal calls is used, because a kernel delayed by another process takes hundreds of
+times as long. O(kernels log kernels).
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from typing import Any, NamedTuple
 
 _DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 _SEEDS = 2
-"""Kernels with which PyTorch sets seed and offset before a graph that draws numbers is replayed."""
+"""Kernels with which PyTorch sets seed and offset before it replays a graph that draws numbers."""
 _WARP, _NUM_PARTITIONS, _MOST_BLOCKS = 32, 4, 32
-"""Threads of a warp, the parts of a multiprocessor that have registers of their own, and blocks
-that it takes at most."""
+"""Threads of a warp, register partitions of a multiprocessor, and most resident blocks."""
 _REGISTERS_UNIT, _SHARED_UNIT_BYTES, _OWN_SHARED_BYTES = 256, 128, 1024
-"""Registers of a warp and shared memory of a block are given out in these; each block takes some
-for itself."""
+"""Allocation units of registers per warp and of shared memory per block, and shared memory that the
+system reserves per block."""
 
 
 class ChipLimits(NamedTuple):
-    """Capacity of a device."""
+    """Occupancy limits of a device."""
 
     multiprocessors: int
     threads: int
-    """Of one multiprocessor, as those that follow."""
+    """Resident threads per multiprocessor; the following limits are per multiprocessor too."""
     registers: int
     shared_bytes: int
 
@@ -43,34 +42,33 @@ class KernelRun(NamedTuple):
     start_us: float
     length_us: float
     blocks: int = 0
-    """0 of copies and memsets, which take no multiprocessor."""
+    """Thread blocks; 0 for copies and memsets, which use no multiprocessor."""
     threads: int = 1
-    """Of a block, as those that follow."""
+    """Threads per block; the following figures are per block too, except registers."""
     registers: int = 0
-    """Of a thread."""
+    """Registers per thread."""
     shared_bytes: int = 0
 
     def fill(self, chip: ChipLimits) -> float:
-        """The part of a device that it takes."""
+        """Fraction of the device that the kernel occupies."""
         places = chip.multiprocessors * _blocks_at_once(self, chip)
         return min(1.0, self.blocks / places)
 
 
 class InPlace(NamedTuple):
-    """A call in a replayed step."""
+    """Measurements of a call in a replayed step."""
 
     seconds: float
-    """With the gap to the next kernel."""
+    """Time with the gap to the next kernel."""
     kernels: int
     fill: float
-    """Of a device, the mean over the time of its kernels."""
+    """Mean fraction of the device that its kernels occupy, weighted by time."""
     beside: float | None = None
-    """Slowdown of the step with a second one in a row of its own beside it; None
-    where not measured."""
+    """Slowdown with a second step running concurrently; None if not measured."""
 
 
 def kernels_of(trace: Mapping[str, Any]) -> list[KernelRun]:
-    """Kernels on the device, by start; ``trace`` is as PyTorch's profiler exports it."""
+    """Kernels on the device by start time, from a trace exported by PyTorch's profiler."""
     found = []
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
@@ -96,10 +94,10 @@ def in_place(
     step_s: float,
     chip: ChipLimits,
 ) -> dict[str, InPlace]:
-    """By key of a call, what it takes; calls have so many ``nodes`` and may have equal ``keys``.
+    """Measurements by call key; calls have ``nodes`` graph nodes each and may share keys.
 
     ``kernels`` are those of all replays, ``step_s`` is one replay without the profiler. Raises
-    `ValueError` where the trace is not of these calls.
+    `ValueError` if the trace does not match the calls.
     """
     size = sum(nodes)
     each, rest = divmod(len(kernels), num_replays)
@@ -127,7 +125,7 @@ def in_place(
 
 
 def _covered_us(kernels: Iterable[KernelRun]) -> float:
-    """Time in which at least one runs: libraries put some beside each other."""
+    """Time in which at least one kernel runs; libraries run some kernels concurrently."""
     covered = end = 0.0
     for kernel in kernels:
         stop = kernel.start_us + kernel.length_us
@@ -143,7 +141,7 @@ def _mean_fill(kernels: Sequence[KernelRun], chip: ChipLimits) -> float:
 
 
 def _blocks_at_once(kernel: KernelRun, chip: ChipLimits) -> int:
-    """Blocks that a multiprocessor takes at once, at least one."""
+    """Resident blocks per multiprocessor, at least one."""
     warps = ceil(kernel.threads / _WARP)
     most = [_MOST_BLOCKS, chip.threads // _WARP // warps]
     if kernel.registers:

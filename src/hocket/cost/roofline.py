@@ -1,7 +1,7 @@
-"""Costs of a graph on a cluster: the roofline, then what was measured, then what a file states.
+"""Costs of a graph on a cluster: roofline first, then measured times, then times stated by a file.
 
-Each later source replaces the earlier one op by op, and every number remembers its source. Ops that
-a profile lacks are priced by the roofline fitted to that profile. O(kinds · ops), numpy.
+Each later source replaces the earlier one op by op, and every number records its source. Ops that a
+profile lacks get the roofline fitted to that profile. O(device types · ops), numpy.
 """
 
 from __future__ import annotations
@@ -48,21 +48,25 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 # cuDNN takes to launch one, and the ops between them nothing. O(ops), numpy.
 
 WORD_HOST_S = (24e-6, 17e-6)
-"""The host's time per product of a word, of which backward has two. An H200 with its host
-(``benchmarks/cost/predict_small.py``): LSTM and GRU of 256 to 2048 units, batches of 16 to 512, one
-to four layers, both directions and both types take 18 to 31 us per word forward and 19 to 47
-backward, whatever their size, for the host is the slower one; at 2048 units in 32 bits the device
-takes 50 and 72. Up to 128 units one kernel stays for all words (3 and 9 us): not counted on."""
+"""Host time per matrix product of a time step in cuDNN's recurrent layers, forward and backward;
+the backward pass has two products.
+
+An H200 with its host (``benchmarks/cost/predict_small.py``): LSTM and GRU of 256 to 2048 units,
+batches of 16 to 512, one to four layers, both directions and both dtypes take 18 to 31 us per time
+step forward and 19 to 47 backward, whatever their size, because the host is slower; at 2048 units
+in float32 the device takes 50 and 72. Up to 128 units one kernel stays resident for all time steps
+(3 and 9 us), which is not modelled.
+"""
 WORD_KERNELS = 2
-"""Kernels of a word on the device: the product and the gates."""
+"""Kernels per time step on the device: the product and the gates."""
 _WHOLE_LAYER, _WHOLE_NET = "aten.mkldnn_rnn_layer", "aten._cudnn_rnn"
-"""Ops that are a layer on a CPU, and all layers and directions on a GPU."""
+"""Fused ops: one layer on a CPU, all layers and directions on a GPU."""
 _PRODUCTS = [FAMILIES.index(name) for name in MATRIX_FAMILIES]
 
 
 def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
-    """Ops of forward and backward passes through recurrent layers: those of noted layers, which
-    stand word by word, and cuDNN's own."""
+    """Forward and backward ops of recurrent layers: those of layers traced step by step, and
+    cuDNN's own."""
     noted = graph.meta.get("recurrent")
     layers = {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
     # One more than the modules, so that -1 (unknown) reads the last.
@@ -73,9 +77,10 @@ def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
 
 
 def products_of(graph: Graph, family: IntArray) -> FloatArray:
-    """Products of words that each op of a recurrent layer stands for; 0 between them.
+    """Matrix products per time step that each op of a recurrent layer stands for; 0 for its other
+    ops.
 
-    CPUs run some layers as one op, which has a product per word, and backward two.
+    CPUs run some layers as one op, with one product per time step forward and two backward.
     """
     whole = np.array([*(_num_words(text) for text in graph.signatures), 0])[graph.op_signature]
     whole = np.where(graph.op_phase == Phase.BACKWARD, 2 * whole, whole)
@@ -86,7 +91,7 @@ def fused_s(
     op_s: FloatArray, bare_s: FloatArray, words: NDArray[np.bool_], products: FloatArray,
     launch_s: float,
 ) -> FloatArray:  # fmt: skip
-    """Op times with those of recurrent layers replaced; ``bare_s`` are those without launches."""
+    """Op times with recurrent layers as fused kernels; ``bare_s`` are times without launches."""
     product_s = np.maximum(bare_s, products * WORD_KERNELS * launch_s)
     return np.where(words, np.where(products > 0, product_s, 0.0), op_s)
 
@@ -94,18 +99,18 @@ def fused_s(
 def fused_host_s(
     host_s: FloatArray, words: NDArray[np.bool_], products: FloatArray, op_phase: NDArray[np.int8]
 ) -> FloatArray:
-    """The host's times with those of recurrent layers replaced."""
+    """Host times with recurrent layers as fused kernels."""
     return np.where(words, products * np.array([*WORD_HOST_S, 0.0])[op_phase], host_s)
 
 
 def as_tf32(kind: DeviceKind) -> DeviceKind:
-    """The kind with the rate that cuDNN's recurrent layers have in 32 bits."""
+    """The device type with cuDNN's rate for 32-bit recurrent layers (TF32)."""
     rate = kind.peak_flops.get("tf32")
     return kind if rate is None else replace(kind, peak_flops={**kind.peak_flops, "float32": rate})
 
 
 def _num_words(signature: str) -> int:
-    """Of an op that is a whole layer, or all of a net's: words times layers and directions."""
+    """Time steps of a fused op, times its layers and directions."""
     if not signature.startswith((_WHOLE_LAYER, _WHOLE_NET)):
         return 0
     # The input, and after flat weights the states: one per layer and direction, and sample.
@@ -123,7 +128,7 @@ Launches = Literal["eager", "replayed"]
 LAUNCHES: tuple[Launches, ...] = get_args(Launches)
 _SETTINGS = "settings of the costs"
 _MAX_LISTED = 6
-"""Kinds that an error lists."""
+"""Most op kinds that an error lists."""
 
 
 def estimate_costs(
@@ -134,11 +139,11 @@ def estimate_costs(
     profile: Profile | None = None,
     launches: Launches = "eager",
 ) -> Costs:
-    """Op times on each kind of device of the cluster, and what transfers take.
+    """Op times on each device type of the cluster, and transfer times.
 
-    ``launches`` says whether a framework dispatches op by op or a captured graph is replayed.
+    ``launches`` selects eager dispatch, op by op, or the replay of a captured graph.
 
-    Raises `UsageError` for a profile or a calibration that says nothing about graph and cluster.
+    Raises `UsageError` if a profile or calibration has no figure for the graph or the cluster.
     """
     if calibration is not None:
         _require_kind("calibration", calibration.device_types, cluster)
@@ -169,7 +174,7 @@ def estimate_costs(
 
 
 def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, Any]) -> Costs:
-    """The same costs again, from their ``settings``."""
+    """Compute costs again from their ``settings``."""
     found = _read_settings(settings)
     try:
         return estimate_costs(
@@ -207,22 +212,25 @@ class KindWork(NamedTuple):
     """Times of ops on one device type and on its host, separately."""
 
     device_s: FloatArray
-    """Seconds of arithmetic or memory traffic, without launches: what was measured less them, or
-    what the attained rates say."""
+    """Seconds of arithmetic or memory traffic without launches: measured, or from attained rates.
+    """
     host_s: FloatArray
-    """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
-    is replayed: the time from one kernel to the next is then the device's own, in each stream."""
+    """Seconds in which the host issues each op.
+
+    0 on a CPU, and in a replayed graph, where the gap between kernels is device time of each
+    stream.
+    """
     fill: FloatArray
-    """Part of the device that the kernels of each op fill, where measured in a replayed step;
-    NaN elsewhere."""
+    """Fraction of the device that each op's kernels occupy, if measured in a replayed step; else
+    NaN."""
     beside: FloatArray
-    """Slowdown of each op concurrent with another row of the same step; NaN likewise."""
+    """Slowdown of each op beside a second replay of the same step, if measured; else NaN."""
     mean_host_s: float
-    """In which the host issues the mean op of a forward pass; 0 as in ``host_s``."""
+    """Host time of the mean forward op; 0 where ``host_s`` is 0."""
 
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
-    """The parts of the op times on a kind of device, as costs with these settings have them."""
+    """Device and host times of ops on a device type, from the settings of its costs."""
     found = _read_settings(settings)
     measured = found.profile
     if measured is not None and measured.device_kind != kind.name:
@@ -250,14 +258,16 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
 
 
 def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Gap between kernels that is part of each op's time on a stream."""
+    """Gap between kernels that is contained in each op's time on a stream."""
     launch_s = fit.figures(kind).launch_s
     return np.asarray(launch_s * work_of(graph).shaped_on(kind).kernels)
 
 
 def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArray) -> FloatArray:
-    """Time in a replayed graph of ops that were timed on a stream: the gap to the next kernel is
-    shorter there, once for each kernel. Updates share kernels."""
+    """Times in a replayed graph of ops that were timed on a stream.
+
+    The gap to the next kernel is shorter there, once per kernel; optimizer updates share kernels.
+    """
     on_stream_s = _launches_s(graph, kind, fit)
     in_graph_s = np.minimum(
         _launches_s(graph, kind, replace(fit, launch_s=REPLAYED.forward_s)), on_stream_s
@@ -267,7 +277,7 @@ def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArr
 
 
 def _replayed(graph: Graph, profile: Profile) -> FloatArray:
-    """Seconds, what is filled and what a second row costs, of ops in a replayed step, else NaN."""
+    """Seconds, occupied fraction and slowdown of ops in a replayed step; NaN if not measured."""
     # One more than the signatures, so that -1 (unknown) reads the last.
     table = np.full((3, len(graph.signatures) + 1), np.nan)
     for index, signature in enumerate(graph.signatures):
@@ -284,7 +294,7 @@ def _is_update(graph: Graph) -> BoolArray:
 
 
 def _device_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Seconds of each op on a device by the roofline, recurrent layers as accelerators run them."""
+    """Roofline seconds of each op, with recurrent layers as accelerators run them."""
     work = work_of(graph)
     op_s = roofline_s(work, kind, fit)
     words = recurrent_ops(graph)
@@ -335,7 +345,7 @@ def _op_times(
     profile: Profile | None,
     launches: Launches,
 ) -> tuple[FloatArray, NDArray[np.uint8]]:
-    """Seconds and source of every op on one kind of device."""
+    """Seconds and source of every op on one device type."""
     measured = profile if profile is not None and profile.device_kind == kind.name else None
     fit = _fit_of(graph, kind, calibration, measured, launches)
     op_s = _device_s(graph, kind, fit)
@@ -391,14 +401,14 @@ def _host_of(
 
 
 def _usual_host(graph: Graph, kind: DeviceKind) -> HostOverhead:
-    """Of captured ops, which a framework dispatches; the ops of other graphs are what they are."""
+    """Host overhead of captured ops, which a framework dispatches; zero for ops of other graphs."""
     if not graph.signatures or kind.is_cpu:
         return HostOverhead()
     return measured_host(kind.dispatch_s) if kind.dispatch_s else EAGER
 
 
 def measured_op_s(graph: Graph, profile: Profile) -> FloatArray:
-    """Seconds of each op by its signature; NaN where the profile lacks it."""
+    """Measured seconds of each op by its signature; NaN if the profile lacks it."""
     by_signature = profile.by_signature
     # One more than the signatures, so that -1 (unknown) reads the last: NaN.
     seconds = np.full(len(graph.signatures) + 1, np.nan)

@@ -1,7 +1,7 @@
-"""A profile from the spans of a step that was really run.
+"""Make a profile from the spans of a step that was run.
 
-Ops with one signature do the same work, so the middle of their measured times is the time of each.
-A profile holds for one kind of device: that on which most time was spent. O(ops log ops).
+Ops with one signature do the same work, so the median of their times is used for each. The profile
+is of one device type: the one on which most time was spent. O(ops log ops).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def profile_of_spans(
     op_device: IntArray,
     op_s: FloatArray,
 ) -> Profile:
-    """Measured seconds of each signature, from where each op ran and how long it took there."""
+    """Measured seconds of each signature, from the device and time of each op."""
     kinds = np.array([cluster.kinds.index(device.kind) for device in cluster.devices])
     row = kinds[op_device]
     spent = np.bincount(row, weights=op_s, minlength=len(cluster.kinds))

@@ -1,7 +1,7 @@
-"""Bandwidth of kernels that stream tensors: how far layout and type keep them from the usual rate.
+"""Cost of memory-bound kernels by layout and dtype, relative to plain contiguous tensors.
 
-Contiguous tensors of one type and shape are read by wide loads. Broadcast or strided ones are read
-element by element, expanded ones take time for elements that have no bytes, casts load two widths,
+Contiguous tensors of one dtype and shape are read by wide loads. Broadcast or strided ones are read
+element by element, expanded ones cost time for elements that have no bytes, casts load two widths,
 and sums over rows of a matrix need two passes. Rates of PyTorch's kernels on an H200 in eager steps
 of 19 models (``benchmarks/predict/thirdparty.py``, 2026-11-18). O(length of a signature).
 """
@@ -15,24 +15,25 @@ from hocket.cost.families import family_of
 from hocket.graph.signatures import tensor_layouts
 
 PLAIN, MIXED, STRIDED, EXPANDED = 1.0, 1.16, 1.56, 2.65
-"""Time of elementwise kernels over that at the usual bandwidth: of 4.8 TB/s they reached 4.3, 3.7,
-2.8 and 1.6."""
+"""Slowdown of elementwise kernels by layout; they attained 4.3, 3.7, 2.8 and 1.6 of 4.8 TB/s."""
 CAST, MOVED = 1.33, 1.9
-"""The same of copies to another type and of copies from or to strided tensors, and joins."""
+"""Slowdown of copies to another dtype, and of concatenations and copies from or to strided tensors.
+"""
 SUMMED, COLUMN_KERNELS = 1.5, 3.0
-"""The same of sums, and the launches that one over all but the last dimension takes as long as at
-least: 15 us and more."""
+"""Slowdown of sums, and the minimum launches of a sum over all but the last dimension (15 us or
+more)."""
 FILLED = 0.53
-"""Gradients of embeddings and of picked losses: mostly a fill, which is quicker than a gather."""
+"""Cost of gradients of embeddings and gathers, relative to a gather: mostly a fill, which is
+faster."""
 SORT_KERNELS = 20.0
-"""Kernels that sort and add up the rows of an embedding's gradient."""
+"""Kernels that sort and add the rows of an embedding's gradient."""
 _FILLS = re.compile(r"^aten\.(embedding_dense_backward|nll_loss\w*_backward)\.")
 _SUMMED = re.compile(r"\], \[([-0-9, ]*)\]")
 _TYPE = re.compile(r"(float32|bfloat16|float16|float64)\[")
 
 
 def streamed(signature: str) -> tuple[float, float]:
-    """Bytes that a kernel takes as long as, over those that it touches, and kernels launched."""
+    """Equivalent bytes of a kernel relative to the bytes that it touches, and number of kernels."""
     name = signature.partition("(")[0]
     fills = _FILLS.match(signature)
     if fills is not None:

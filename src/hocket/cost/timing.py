@@ -1,10 +1,9 @@
-"""Time of one call on a device: the median of repeated samples of several calls each.
+"""Time one call on a device: the median of repeated samples of several calls each.
 
-On a CPU the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
-a sleeping kernel while the host enqueues the calls, so that the events around them see device time
-alone, launches back to back, whatever the host needs for a call. A host that is busy with something
-else may need longer than the device sleeps: that shows, and the sample is taken again behind a
-longer sleep. O(samples · calls).
+CPU calls are timed by a host clock. On CUDA a sleeping kernel first keeps the stream busy while the
+host enqueues the calls, so that the events around them measure device time alone, launches back to
+back. If a busy host takes longer than the sleep, the sample shows it and is repeated with a longer
+sleep. O(samples · calls).
 """
 
 from __future__ import annotations
@@ -18,16 +17,19 @@ import torch
 
 NUM_SAMPLES = 5
 NUM_HOST_SAMPLES = 15
-"""Calls of which the one in the middle shows what the host spends."""
+"""Calls whose median is the host time."""
 SAMPLE_S = 2e-3
-"""A sample holds as many calls as fit into this, at least one."""
+"""Target length of a sample; it contains at least one call."""
 MAX_CALLS = 32
-"""Calls of one sample; bounds what the host must enqueue while the device sleeps."""
+"""Most calls per sample, which bounds the work that the host enqueues during the sleep."""
 ENQUEUE_S = 40e-6
 """Generous time for the host to enqueue one call."""
 LONGEST_SLEEP = 16
-"""Times that much, before a sample counts in which the device waited for the host all the same: a
-call that itself waits for the device is never ahead of it."""
+"""Longest sleep as a multiple of the first one.
+
+Then a sample counts even if the device waited for the host: a call that itself synchronizes can
+never be enqueued ahead.
+"""
 SLEEP_CYCLES_PER_S = 2e9
 """Clock of the sleeping kernel; a slower device only sleeps longer."""
 
@@ -35,11 +37,11 @@ Call = Callable[[], Any]
 
 
 def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -> float:
-    """Median seconds of one call; ``calls`` do the same on different data and take turns.
+    """Median seconds of one call; ``calls`` do the same on different data and are used in rotation.
 
-    Several calls with data of their own keep inputs that would fit into a cache out of it. A call
-    so slow that all samples would exceed ``limit_s`` is timed once, on a CPU even its first
-    time; on CUDA the first one may spend seconds on loading kernels and never counts.
+    Several calls with their own data keep inputs out of the caches. A call so slow that all samples
+    would exceed ``limit_s`` is timed once, on a CPU even its first run; on CUDA the first run may
+    spend seconds on loading kernels and never counts.
     """
     sample = _cuda_sample_s if device.type == "cuda" else _cpu_sample_s
     # The first call loads kernels and picks algorithms, the second shows how many fit a sample.
@@ -54,10 +56,10 @@ def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -
 
 
 def host_clock() -> Callable[[], float]:
-    """Clock for work that the host does itself.
+    """Clock for work on the host.
 
-    With one thread it is the time that this thread had a CPU, which the other programs of a
-    shared machine do not lengthen; with several it is the time that passed.
+    With one thread it is that thread's CPU time, which other programs do not lengthen; with several
+    it is wall time.
     """
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
@@ -98,7 +100,7 @@ def asked_ahead_s(ask: Call, sleep_s: float) -> float:
 
 
 def wall_s(call: Call, device: torch.device) -> float:
-    """Median seconds that the host spends in one call, not waiting for the device to finish."""
+    """Median host seconds of one call, without waiting for the device to finish."""
     samples = []
     clock = time.perf_counter if device.type == "cuda" else host_clock()
     for _ in range(NUM_HOST_SAMPLES):

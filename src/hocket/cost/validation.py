@@ -1,8 +1,8 @@
-"""Predict the published tables again and say how far off the predictions are.
+"""Predict published measurements again and report the errors.
 
-Twice: with nothing measured (zero-shot), and calibrated with at most ten runs per site. Runs that
-took part in a calibration are not scored in the calibrated part. Which runs these are follows from
-their configurations alone, never from their times.
+Twice: zero-shot, and calibrated with at most ten runs per site. Runs used for a calibration are not
+scored in the calibrated part; they are selected by their configurations alone, never by their
+times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hocket.transformer import ParallelConfigs, Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorScore:
-    """Relative errors of predictions; all but ``bias`` are of absolute values."""
+    """Relative errors of predictions; all fields but ``bias`` summarise absolute values."""
 
     rows: int
     mean: float
@@ -49,12 +49,12 @@ class ErrorScore:
     p95: float
     max: float
     bias: float
-    """Mean with signs: positive where predictions are too large."""
+    """Mean signed error; positive if predictions are too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankingScore:
-    """Loss of choices by prediction inside groups of measured alternatives."""
+    """Quality of choices by prediction within groups of measured alternatives."""
 
     groups: int
     mean_regret: float
@@ -66,18 +66,18 @@ class RankingScore:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemoryScore:
-    """Runs that ended for lack of memory, and those that did not."""
+    """Counts of runs with and without an out-of-memory error, and of wrong predictions."""
 
     ran_out: int
     missed: int
-    """Ran out, predicted to fit."""
+    """Runs that ran out of memory although predicted to fit."""
     ran: int
     false_alarms: int
-    """Ran, predicted not to fit."""
+    """Runs that fitted although predicted not to."""
 
 
 def error_score(errors: FloatArray) -> ErrorScore | None:
-    """The summary of relative errors; None where there are none."""
+    """Summary of relative errors; None if there are none."""
     if not len(errors):
         return None
     sizes = np.abs(errors)
@@ -92,9 +92,10 @@ def error_score(errors: FloatArray) -> ErrorScore | None:
 
 
 def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingScore | None:
-    """Rankings inside groups of runs of one model, on as many devices, with one batch.
+    """Ranking scores within groups of runs of one model on equally many devices with one batch
+    size.
 
-    Releases of a program are no alternatives: they differ by up to 1.8 times at equal degrees.
+    Releases of a program are not alternatives: they differ by up to 1.8 times at equal degrees.
     """
     measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
     groups: dict[object, list[int]] = defaultdict(list)
@@ -116,7 +117,7 @@ def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingS
 
 
 def kendall_tau(first: FloatArray, second: FloatArray) -> float:
-    """Pairs in the same order less pairs in opposite order, of all pairs; ties count for none."""
+    """Concordant minus discordant pairs over all pairs; ties count as neither."""
     one = np.sign(first[:, None] - first[None, :])
     other = np.sign(second[:, None] - second[None, :])
     num_pairs = len(first) * (len(first) - 1)
@@ -147,26 +148,26 @@ def _regret(measured_s: FloatArray, predicted_s: FloatArray) -> float:
 # How far off predictions may be, table by table.
 
 MIN_GROUPS = 4
-"""Fewer groups of alternatives make no mean worth judging; the worst of them still counts."""
+"""Fewer groups than this have no meaningful mean regret; the worst one still counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Largest errors that pass; None where a table is shown but does not fail."""
+    """Largest errors that pass; None if a table is reported but cannot fail."""
 
     zero_shot_mean: float | None = 0.15
     calibrated_mean: float | None = 0.05
     calibrated_p95: float | None = 0.15
     memory_mean: float | None = 0.06
-    """Of calibrated overheads, or of formulas where the table counts memory."""
+    """Tolerance of calibrated memory, or of memory formulas for tables of computed memory."""
     mean_regret: float | None = 0.02
     max_regret: float | None = 0.10
     runs_per_false_alarm: int | None = 50
-    """One run in so many may be taken for one that does not fit; None where the table does not
+    """One false out-of-memory prediction is allowed per so many runs; None if the table does not
     state what memory depends on."""
 
     def violations(self, part: TableScores, is_calibrated: bool) -> list[str]:
-        """Scores outside of tolerance, in sentences."""
+        """Scores outside of the tolerance, as sentences."""
         checks = self._calibrated(part) if is_calibrated else self._zero_shot(part)
         found = [
             f"{what} is {value:.1%}, allowed {limit:.1%}"
@@ -176,7 +177,7 @@ class Tolerance:
         return found + (self._out_of_memory(part) if is_calibrated else [])
 
     def mean_regret_of(self, ranking: RankingScore) -> float | None:
-        """The largest mean regret that passes; None where the groups are too few to judge it."""
+        """Largest mean regret that passes; None if there are too few groups."""
         return self.mean_regret if ranking.groups >= MIN_GROUPS else None
 
     def _zero_shot(self, part: TableScores) -> list[tuple[str, float, float | None]]:
@@ -231,14 +232,14 @@ def tolerance_of(table: str) -> Tolerance:
 
 @dataclass(frozen=True)
 class Site:
-    """A kind of machine and its network."""
+    """A machine type and its network."""
 
     machine: str
     network_bps: float
-    """Bytes per second and host, in each direction."""
+    """Bytes per second per host, in each direction."""
     source: str
     kind: tuple[str, float, float] | None = None
-    """Name, memory and its bandwidth where the site's devices are not those of the preset."""
+    """Name, memory and memory bandwidth if the site's devices differ from the preset."""
 
 
 SITES = {name: Site(**site) for name, site in _DATA["sites"].items()}
@@ -247,7 +248,7 @@ SITES = {name: Site(**site) for name, site in _DATA["sites"].items()}
 
 @lru_cache(maxsize=64)
 def site_cluster(name: str, num_devices: int) -> Cluster:
-    """The least number of a site's hosts that hold ``num_devices`` devices."""
+    """Smallest number of a site's hosts with at least ``num_devices`` devices."""
     if name not in SITES:
         raise unknown_name("site", name, SITES)
     site = SITES[name]
@@ -293,17 +294,17 @@ def _devices(cluster: Cluster, site: Site) -> tuple[Device, ...]:
 
 MAX_CALIBRATION_ROWS = 10
 _MAX_SHARE = 0.5
-"""Of a small table, at least half is kept to be scored."""
+"""Largest fraction of a table used for calibration."""
 
 
 def calibration_rows(rows: Sequence[Measured]) -> list[int]:
-    """Positions of the runs to calibrate with, in the order in which they were taken."""
+    """Positions of the runs used for calibration, in order of selection."""
     count = min(MAX_CALIBRATION_ROWS, int(len(rows) * _MAX_SHARE))
     return most_telling(alike(rows), [row.table for row in rows], count) if count else []
 
 
 def alike(rows: Sequence[Measured]) -> FloatArray:
-    """[run, run]: how much of what is unexplained two runs share."""
+    """[run, run]: similarity of two runs' unexplained errors."""
     found = np.concatenate(
         [places(row.model, row.software, ParallelConfigs.of([row.config])) for row in rows]
     )
@@ -312,7 +313,8 @@ def alike(rows: Sequence[Measured]) -> FloatArray:
 
 
 def most_telling(shared: FloatArray, tables: Sequence[str], count: int) -> list[int]:
-    """Positions of up to ``count`` runs, at most half of each table; of equals the first."""
+    """Positions of up to ``count`` most informative runs, at most half of each table; ties go to
+    the first."""
     open_variance = UNEXPLAINED**2 * shared
     left = {table: int(rows * _MAX_SHARE) for table, rows in Counter(tables).items()}
     taken: list[int] = []
@@ -332,14 +334,14 @@ def most_telling(shared: FloatArray, tables: Sequence[str], count: int) -> list[
 
 
 FORMULA_TABLES = frozenset({"korthikanti-memory"})
-"""Tables whose memory was counted, not measured: nothing is added to the formulas."""
+"""Tables whose memory was computed, not measured: predictions add no overheads."""
 MIN_WEIGHED = 5
-"""Runs with measured memory from which overheads are fitted."""
+"""Fewest runs with measured memory to which overheads are fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableScores:
-    """The scores of one table, with nothing measured or calibrated."""
+    """Scores of one table, zero-shot or calibrated."""
 
     step: ErrorScore | None
     ranking: RankingScore | None
@@ -349,43 +351,43 @@ class TableScores:
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """One table."""
+    """Results of one table."""
 
     table: str
     num_rows: int
     num_calibration_rows: int
-    """Runs of this table that took part in its site's calibration."""
+    """Runs of this table used in its site's calibration."""
     zero_shot: TableScores
     calibrated: TableScores
     tolerance: Tolerance
     violations: tuple[str, ...]
-    """Scores outside of tolerance, in sentences."""
+    """Scores outside of the tolerance, as sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedSite:
-    """Fitted coefficients of one site, and the runs behind them."""
+    """Fitted coefficients of one site, and the runs they were fitted to."""
 
     coefficients: Coefficients
     overheads: MemoryOverheads | None
-    """None where no memory was measured: those of the program hold."""
+    """None if no memory was measured; the program's defaults are used."""
     timed: frozenset[tuple[str, str]]
-    """Table and row of the runs that the coefficients were fitted to."""
+    """Table and row of the runs that times were fitted to."""
     weighed: frozenset[tuple[str, str]]
-    """The same for the overheads."""
+    """Table and row of the runs that memory overheads were fitted to."""
 
 
 def validate(
     tables: Mapping[str, Sequence[Measured]], names: Sequence[str] = ()
 ) -> list[TableResult]:
-    """The results of the named tables, or of all; every table of a site serves to calibrate it."""
+    """Results of the named tables, or of all; every table of a site calibrates that site."""
     wanted = {name: rows for name, rows in tables.items() if name in names or not names}
     sites = {name: calibrated_site(name, tables) for name in _site_names(wanted)}
     return [_table_result(name, rows, sites) for name, rows in wanted.items()]
 
 
 def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficients]) -> FloatArray:
-    """Predicted seconds of runs; coefficients by site."""
+    """Predicted seconds of runs, with coefficients by site."""
     groups: dict[tuple[str, Transformer, Software], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         groups[row.cluster, row.model, row.software].append(index)
@@ -399,7 +401,7 @@ def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficie
 
 
 def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads | None) -> FloatArray:
-    """Predicted bytes on the fullest device of each run; overheads of its program unless given."""
+    """Predicted bytes on the fullest device of each run; overheads of its program if None."""
     return np.array(
         [
             max(stage_memory(row.model, row.config, row.software, overheads).peak_bytes)
@@ -417,7 +419,7 @@ def _site_names(tables: Mapping[str, Sequence[Measured]]) -> list[str]:
 
 
 def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> CalibratedSite:
-    """Fit a site's coefficients and overheads to its chosen runs."""
+    """Fit a site's coefficients and memory overheads to its selected runs."""
     rows = [row for table in tables.values() for row in table if row.cluster == site]
     timed = _chosen([row for row in rows if row.step_s is not None])
     timed = timed if len(timed) >= MIN_RUNS else []
@@ -438,7 +440,7 @@ def _chosen(rows: list[Measured]) -> list[Measured]:
 
 
 def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
-    """The overheads fitted to runs with measured memory."""
+    """Fit memory overheads to runs with measured memory."""
     only_state = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=0.0)
     state_bytes, activation_bytes = [], []
     for row in rows:
@@ -452,7 +454,7 @@ def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
 
 
 def _cluster(rows: Sequence[Measured]) -> Cluster:
-    """The part of a site that holds the largest of the runs."""
+    """Part of a site large enough for the largest of the runs."""
     return site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
 
 

@@ -80,7 +80,7 @@ class Mixer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, context) for _ in range(depth))
 
     def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """The level's pixels, mixed."""
+        """Output after all attention blocks of the level."""
         pixels = self.before(self.norm(x).flatten(2).transpose(1, 2))
         for block in self.blocks:
             pixels = block(pixels, context)
@@ -90,7 +90,7 @@ class Mixer(nn.Module):
 
 
 class Level(nn.Module):
-    """A residual block and what mixes its pixels."""
+    """A residual block followed by attention blocks."""
 
     def __init__(self, before: int, width: int, depth: int, time: int, context: int) -> None:
         super().__init__()

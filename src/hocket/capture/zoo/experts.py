@@ -30,7 +30,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Sends each token to the expert that its router likes best, within the capacity."""
+    """Routes each token to its highest-scoring expert, within the expert's capacity."""
 
     def __init__(self, width: int, hidden: int, experts: int, slack: float = 1.25) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Mixture(nn.Module):
         self.slack = slack
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs of the experts, weighted by the router, at the places of their tokens."""
+        """Expert outputs, weighted by the router, in token order."""
         tokens = x.flatten(0, -2)
         num_experts = len(self.experts)
         capacity = max(1, math.ceil(self.slack * tokens.shape[0] / num_experts))

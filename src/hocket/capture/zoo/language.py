@@ -13,9 +13,9 @@ Built = tuple[nn.Module, dict[str, torch.Tensor]]
 def common_settings() -> dict[str, Any]:
     """Settings for full sequences without padding.
 
-    With tensors that hold no data, transformers cannot see that nothing is padded and builds masks
-    that a real run does without. Under a name that has no mask function it builds none, and the
-    attention itself is causal where the model is.
+    transformers cannot see that fake tensors hold no padding and would build masks that a real run
+    skips. An attention name without mask function makes it build none; attention itself stays
+    causal.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -25,7 +25,7 @@ def common_settings() -> dict[str, Any]:
 
 
 def token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor]:
-    """Tokens and what is to be predicted for them."""
+    """Token ids and labels."""
     return {
         "input_ids": torch.randint(vocabulary, (batch, seq)),
         "labels": torch.randint(vocabulary, (batch, seq)),
@@ -124,8 +124,8 @@ def whisper_small(batch: int, seq: int, **sizes: int) -> Built:
 def mixtral_small(batch: int, seq: int, **sizes: int) -> Built:
     """A Mixtral of 8 layers with 8 experts, 2 per token.
 
-    Grouped matrix products exist in bfloat16 only; other types gather the weights of the experts
-    for every token, which traces but takes much memory.
+    Grouped matrix products exist in bfloat16 only; other dtypes gather the experts' weights for
+    every token, which can be traced but takes much memory.
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -1,4 +1,4 @@
-"""Find a model by name, or call the user's own function that makes one."""
+"""Load a model by name, from a Hugging Face config, or from a user's factory function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hocket.base import fields
 from hocket.base.errors import InputFileError, UsageError, did_you_mean, unknown_name
 from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.capture.trouble import own_code
-from hocket.capture.zoo import ZOO, ZooModel, vision
+from hocket.capture.zoo import ZOO, ZooModel, resnet
 from hocket.capture.zoo.language import Built, causal_model, common_settings, token_batch
 from hocket.transformer import Transformer
 from hocket.transformer.files import find_model, is_config_file, preset_names, require_depth
@@ -50,7 +50,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], batch: int, seq: int, where: str) -> Built:
-    """The model of a configuration and a batch for it."""
+    """Model and batch of a Hugging Face configuration."""
     import transformers
 
     kind = config.get("model_type")
@@ -108,15 +108,18 @@ def _built(found: Any, made: Any, name: str, batch: int, seq: int, where: str) -
 
 
 def keep_every_layer(model: torch.nn.Module) -> None:
-    """Stacks that skip no layer (``layerdrop`` 0) still draw a number for each, which no recording
-    can follow: they are set to evaluation mode, while their layers go on training."""
+    """Set LayerDrop stacks with rate 0 to evaluation mode while their layers keep training.
+
+    Otherwise they draw and compare a random number per layer, which tracing cannot follow.
+    """
     for module in model.modules():
         if getattr(module, "layerdrop", None) == 0:
             module.training = False
 
 
 def _sound(made: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
-    """Spectra of the length that the encoder takes (its first layers halve it), and their text."""
+    """Spectrograms of the length that the encoder expects (its first layers halve it), with text
+    labels."""
     frames = 2 * made.max_source_positions
     return {
         "input_features": torch.randn(batch, made.num_mel_bins, frames),
@@ -125,7 +128,7 @@ def _sound(made: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
 
 
 def config_of(shape: Transformer) -> dict[str, Any]:
-    """A configuration of the family that a preset's shape belongs to."""
+    """Configuration of the model family that a preset shape belongs to."""
     common = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_embeddings}
     if shape.mlp == "gelu" and shape.learned_positions:
         return common | {
@@ -172,15 +175,15 @@ def load_model(
     layers: int | None = None,
     device: str = "meta",
 ) -> tuple[nn.Module, Any]:
-    """A model and its batch from a name, a configuration or ``package.module:function``.
+    """Model and batch from a name, a configuration or ``package.module:function``.
 
-    A name is one of the zoo or of a transformer preset; a configuration is a Hugging Face
+    A name is a built-in model or a transformer preset; a configuration is a Hugging Face
     ``config.json`` or ``hf:org/name`` from the local cache.
 
-    Models of the zoo are built on ``device``; on ``meta`` they take no memory. A function of the
-    user's (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype``
-    that it has parameters for, and returns (model, batch). ``layers`` changes the depth of a
-    preset, and of a function that has a parameter of that name.
+    Built-in models are created on ``device``; on ``meta`` they take no memory. A user's function
+    (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype`` that
+    it has parameters for, and returns (model, batch). ``layers`` changes the depth of a preset, or
+    of a function that has a parameter of that name.
     """
     for what, value in (("batch", batch), ("seq", seq)):
         if value is not None and value < 1:
@@ -218,11 +221,11 @@ def _entry(name: str, layers: int | None = None) -> ZooModel:
             hint=f"{hint} Your own model is 'package.module:function', a config.json or hf:NAME; "
             "hocket list models has all names",
         )
-    return ZooModel(lambda batch, _: vision.resnet(int(depth[1]), batch), batch=16)
+    return resnet(int(depth[1]), batch=16)
 
 
 def config_path(spec: str) -> Path | None:
-    """The ``config.json`` that a name means; None where it means something else."""
+    """Path of the ``config.json`` that a name refers to; None if it refers to none."""
     if spec.startswith(PREFIX):
         return cached_config(spec)
     path = Path(spec)
@@ -318,7 +321,7 @@ def _import_file(path: Path) -> Any:
 
 
 def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The given options that the function has parameters for; refuse those that it has not."""
+    """Options that the function has parameters for; raises an error for any other given option."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     given = {key: value for key, value in options.items() if value is not None}

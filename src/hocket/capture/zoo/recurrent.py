@@ -37,7 +37,7 @@ class Attention(nn.Module):
     def forward(
         self, state: torch.Tensor, keys: torch.Tensor, memory: torch.Tensor
     ) -> torch.Tensor:
-        """The memory, averaged by how well its keys match the state."""
+        """Weighted mean of the memory by attention scores."""
         scores = self.score(torch.tanh(self.query(state).unsqueeze(1) + keys))
         weights = torch.softmax(scores, 1)
         return (weights * memory).sum(1)

@@ -15,7 +15,7 @@ _STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 class Classifier(nn.Module):
-    """A network with the cross-entropy of its classes as its loss."""
+    """A network whose loss is the cross-entropy of its class scores."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -118,14 +118,14 @@ def _conv(
 
 
 class Branches(nn.Module):
-    """Branches over one input, their outputs joined along the channels."""
+    """Parallel branches over one input, concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """All branches' channels."""
+        """Concatenated output of all branches."""
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 

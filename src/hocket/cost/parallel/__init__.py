@@ -1,1 +1,1 @@
-"""Costs of the parallel training of a transformer: memory, traffic and time, in closed form."""
+"""Memory, traffic and time of a transformer's parallel training, in closed form."""

@@ -1,7 +1,8 @@
-"""Bytes that one layer keeps of one sequence between its forward and its backward pass.
+"""Bytes of activations that one layer saves per sequence from its forward to its backward pass.
 
-Korthikanti et al. 2022: 16-bit tensors, one-byte dropout masks. The familiar ``34 + 5as/h`` is the
-sum for a GPT; here each tensor stands for itself, so that other shapes need no other formula.
+The terms follow Korthikanti et al. 2022, with 16-bit tensors and one-byte dropout masks. Their ``34
++ 5as/h`` is the sum for a GPT. Here every saved tensor is a term of its own, so the same code
+covers grouped heads, gated MLPs, experts and 8-bit products.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ _TOKEN = 8
 
 NUM_MODES = 4
 SPLIT_FULL = 3
-"""Full recomputation under a schedule with a split backward: recomputed tensors must stay until the
-weight gradients. Modes 0 to 2 are positions in `RECOMPUTES`."""
+"""Mode of full recomputation under a schedule with a split backward pass: recomputed tensors stay
+until the weight gradients are computed. Modes 0 to 2 are positions in `RECOMPUTES`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ActivationTables:
-    """Bytes per sequence, at ``[tensor, sequence_parallel, mode]``; context degree 1."""
+    """Bytes per sequence at ``[tensor, sequence_parallel, mode]``, for context degree 1."""
 
     dense_layer: FloatArray
     sparse_layer: FloatArray
     dense_working: FloatArray
-    """Memory of one layer during its recomputation; 0 without recomputation."""
+    """Temporary bytes of one dense layer during its recomputation; 0 without recomputation."""
     sparse_working: FloatArray
     weight_gradient: FloatArray
-    """Inputs and output gradients of a layer's matrix products: what its weight gradients need."""
+    """Bytes that weight gradients read: inputs and output gradients of matrix products."""
     first: FloatArray
-    """Activations saved by the embedding."""
+    """Bytes saved by the embedding, at ``[tensor, sequence_parallel]``."""
     last: FloatArray
-    """Activations saved by the last norm, the output layer and the loss."""
+    """Bytes saved by last norm, output layer and loss, at ``[tensor, sequence_parallel]``."""
 
 
 def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
-    """The tables for every tensor degree up to the largest."""
+    """Build the tables for every tensor degree up to ``max_tensor``."""
     shape = _Shape.of(model, max_tensor)
     on_device = 1 - software.host_share
     dense = _layer(model, software, shape, model.mlp_width, 1, 0)
@@ -69,12 +70,12 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
 
 @dataclass(frozen=True, eq=False)
 class _Shape:
-    """Sizes that all terms share, as arrays ``[tensor, sequence_parallel]``."""
+    """Sizes that all terms use, as arrays ``[tensor, sequence_parallel]``."""
 
     tensor: FloatArray
     tokens: float
     whole: FloatArray
-    """Elements of the hidden state: divided only by sequence parallelism."""
+    """Elements of the hidden states on one rank; only sequence parallelism shards them."""
 
     @classmethod
     def of(cls, model: Transformer, max_tensor: int) -> _Shape:
@@ -88,7 +89,7 @@ class _Shape:
 def _layer(
     model: Transformer, software: Software, shape: _Shape, width: int, routes: int, routed: int
 ) -> FloatArray:
-    """Bytes of one layer ``[tensor, sequence_parallel, plain or selective]``."""
+    """Bytes that one layer saves, ``[tensor, sequence_parallel, plain or selective]``."""
     dropout = float(model.dropout)
     # Inputs of both norms, inputs of attention and of each active MLP; masks of both residuals.
     # What 8-bit products keep of their inputs is 8 bits wide.
@@ -123,7 +124,7 @@ def _layer(
 
 
 def _weight_gradient(model: Transformer, shape: _Shape, width: int, routes: int) -> FloatArray:
-    """Inputs and output gradients of the matrix products of one layer."""
+    """Bytes of the inputs and output gradients of one layer's matrix products."""
     query = model.heads * model.head_width / shape.tensor
     key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
     wide = (1 if model.mlp == "gelu" else 2) * width / shape.tensor
@@ -139,7 +140,7 @@ def _modes(layer: FloatArray, weight_gradient: FloatArray, shape: _Shape) -> Flo
 
 
 def _working(layer: FloatArray) -> FloatArray:
-    """Full recomputation makes all of one layer; selective only what `_layer` leaves out."""
+    """Temporary bytes of one layer's recomputation, per mode: none, the selected part, or all."""
     nothing = np.zeros_like(layer[..., 0])
     pairs = layer[..., 0] - layer[..., 1]
     return np.stack([nothing, pairs, layer[..., 0], layer[..., 0]], axis=-1)

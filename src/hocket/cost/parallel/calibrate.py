@@ -1,12 +1,12 @@
-"""Fit the step predictor to a few measured runs of one cluster.
+"""Fit the coefficients of the step predictor to a few measured runs of one cluster.
 
-What a run took over what was predicted is a sum of three unknowns: coefficients, each expected to
-be 1 and to leave it as far as clusters are known to differ; what no coefficient explains, which
-runs share the more the more alike they are (`similarity`); and noise. Where all are normal and
-steps follow the coefficients linearly, their most likely values are one linear system (kriging with
-a trend; Kennedy and O'Hagan 2001); steps are made linear again around each solution, and a run that
-nothing explains is given more noise (soft L1). Few runs thus move a prediction little, and
-predictions far from all of them not at all. About a dozen evaluations per round, O(runs^3).
+The logarithm of measured over predicted step time is modelled as a sum of three unknown terms: the
+logarithms of the coefficients, with a normal prior as wide as clusters differ (`SPREAD`); an error
+that the formulas do not explain and that similar runs share (`similarity`); and noise. If all are
+normal and the step is linear in the coefficients, their most likely values solve one linear system
+(kriging with a trend; Kennedy and O'Hagan 2001). The step is linearized again around each solution,
+and outliers are given more noise (soft L1). So a few runs move predictions little, and far from all
+runs only the coefficients apply. About a dozen evaluations of all runs per round, O(runs^3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from hocket.cost.parallel.coefficients import (
     Anchor,
     Coefficients,
 )
-from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
 from hocket.cost.parallel.similarity import UNEXPLAINED, factors, places, similarity
 from hocket.cost.parallel.software import Software
@@ -38,13 +37,13 @@ MIN_RUNS = 3
 NOISE = 0.04
 """Relative difference between two runs of the same configuration: 3 to 8 % in BLOOM's search."""
 OUTLIER = 1.5
-"""Multiple of the noise beyond which a run counts less."""
+"""Multiple of the noise beyond which a run loses weight."""
 MOST_OFF = 50.0
-"""Times that a run may be longer or shorter than predicted: beyond it another unit is meant."""
+"""Largest credible ratio of measured and predicted time; beyond it the unit must be wrong."""
 _NUM_ROUNDS = 4
 _NUM_TRUST_ROUNDS = 8
 _SMALL = 0.02
-"""Change of a coefficient's logarithm by which steps are made linear."""
+"""Change of a coefficient's logarithm for the finite differences of `_Runs.slopes`."""
 SPREAD: Mapping[str, float] = {
     "matrix": 0.045,
     "shape": 0.18,
@@ -59,11 +58,11 @@ SPREAD: Mapping[str, float] = {
     "pipeline": 0.11,
     "gradients": 0.18,
 }
-"""Expected distance of each coefficient from 1, as a standard deviation of its logarithm."""
+"""Prior standard deviation of each coefficient's logarithm; the prior mean is 0 (coefficient 1)."""
 
 
 class MeasuredRun(Protocol):
-    """A run whose step was timed."""
+    """A training run with its step time."""
 
     @property
     def model(self) -> Transformer:
@@ -71,7 +70,7 @@ class MeasuredRun(Protocol):
 
     @property
     def config(self) -> ParallelConfig:
-        """Its parallel config."""
+        """Parallel config of the run."""
 
     @property
     def software(self) -> Software:
@@ -79,12 +78,12 @@ class MeasuredRun(Protocol):
 
     @property
     def step_s(self) -> float | None:
-        """Measured seconds per step; None where the run gave none."""
+        """Measured seconds per step; None if they are unknown."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Runs:
-    """Measured runs as arrays."""
+    """Measured runs as arrays, one entry per run."""
 
     setting: Setting
     configs: ParallelConfigs
@@ -93,12 +92,12 @@ class _Runs:
     places: FloatArray
 
     def log_errors(self, coefficients: Coefficients) -> FloatArray:
-        """Of the formulas, without what runs tell about runs like them."""
+        """Logarithm of predicted over measured step time of each run, without anchors."""
         predicted_s = predict_settings(self.setting, self.configs, coefficients)
         return np.log(predicted_s / self.measured_s)
 
     def slopes(self, logarithms: FloatArray) -> FloatArray:
-        """[run, coefficient]: how the logarithm of each step follows that of each coefficient."""
+        """[run, coefficient]: derivative of the step's logarithm by the coefficient's logarithm."""
         here = self.log_errors(_coefficients(logarithms))
         found = np.empty((len(here), len(NAMES)))
         for position in range(len(NAMES)):
@@ -109,17 +108,19 @@ class _Runs:
         return found
 
     def shared(self) -> FloatArray:
-        """Covariance of what no coefficient explains."""
+        """[run, run]: covariance of the errors that no coefficient explains."""
         names = np.array(self.programs)
         is_same = names[:, None] == names[None, :]
         return UNEXPLAINED**2 * similarity(self.places, self.places, is_same)
 
 
-def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -> Coefficients:
-    """Fit the coefficients to runs on one cluster; runs without a time are left out."""
+def calibrate(
+    runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "", noise: float = NOISE
+) -> Coefficients:
+    """Fit the coefficients to runs on one cluster; runs without a step time are left out."""
     timed = _timed(runs, cluster)
     _refuse_other_units(timed)
-    logarithms, weights = _most_likely(timed)
+    logarithms, weights = _most_likely(timed, noise)
     anchors = tuple(
         Anchor(program=program, place=tuple(place.tolist()), weight=UNEXPLAINED**2 * float(weight))
         for program, place, weight in zip(timed.programs, timed.places, weights, strict=True)
@@ -129,7 +130,7 @@ def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -
 
 
 def _refuse_other_units(timed: _Runs) -> None:
-    """A run far from what any cluster of the kind takes would bend everything that is fitted."""
+    """Raise `UsageError` if a run is off by more than `MOST_OFF`: its times are in another unit."""
     errors = timed.log_errors(Coefficients())
     worst = int(np.argmax(np.abs(errors)))
     if abs(errors[worst]) > np.log(MOST_OFF):
@@ -141,8 +142,8 @@ def _refuse_other_units(timed: _Runs) -> None:
         )
 
 
-def _most_likely(timed: _Runs) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of the coefficients, and how strongly each run pulls at runs like it."""
+def _most_likely(timed: _Runs, noise: float) -> tuple[FloatArray, FloatArray]:
+    """Most likely logarithms of the coefficients, and the kriging weight of each run."""
     spread = np.array([SPREAD[name] for name in NAMES])
     shared = timed.shared()
     logarithms: FloatArray = np.zeros(len(NAMES))
@@ -151,20 +152,20 @@ def _most_likely(timed: _Runs) -> tuple[FloatArray, FloatArray]:
         slopes = timed.slopes(logarithms)
         errors = timed.log_errors(_coefficients(logarithms)) - slopes @ logarithms
         scaled = slopes * spread
-        weights = _robust_weights(scaled @ scaled.T + shared, errors)
+        weights = _robust_weights(scaled @ scaled.T + shared, errors, noise)
         logarithms = np.asarray(spread * (scaled.T @ weights), np.float64)
     return logarithms, weights
 
 
-def _robust_weights(covariance: FloatArray, errors: FloatArray) -> FloatArray:
-    """The weights by which errors of this covariance, and noise, are made up for."""
+def _robust_weights(covariance: FloatArray, errors: FloatArray, noise: float) -> FloatArray:
+    """Kriging weights for errors with this covariance, with less weight on outliers (soft L1)."""
     trust: FloatArray = np.ones(len(errors))
     weights: FloatArray = np.zeros(len(errors))
     for _ in range(_NUM_TRUST_ROUNDS):
-        noise = NOISE**2 / trust
-        weights = np.asarray(np.linalg.solve(covariance + np.diag(noise), -errors), np.float64)
-        # What is left of a run, in multiples of the noise.
-        left = np.abs(noise * weights) / NOISE
+        variance = noise**2 / trust
+        weights = np.asarray(np.linalg.solve(covariance + np.diag(variance), -errors), np.float64)
+        # Unexplained part of each run, in multiples of the noise.
+        left = np.abs(variance * weights) / noise
         trust = 1 / np.sqrt(1 + (left / OUTLIER) ** 2)
     return weights
 
@@ -172,7 +173,7 @@ def _robust_weights(covariance: FloatArray, errors: FloatArray) -> FloatArray:
 def prediction_errors(
     runs: Sequence[MeasuredRun], cluster: Cluster, coefficients: Coefficients
 ) -> FloatArray:
-    """Predicted over measured step time, less one, for each run that was timed."""
+    """Predicted over measured step time, minus one, for each run with a step time."""
     timed = _timed(runs, cluster)
     factor = [
         factors(
@@ -191,7 +192,7 @@ def _timed(runs: Sequence[MeasuredRun], cluster: Cluster) -> _Runs:
             f"{len(timed)} measured runs are too few to fit anything",
             hint=f"measure at least {MIN_RUNS}, better ten that differ in degrees and microbatch",
         )
-    network = network_of(cluster)
+    network = cluster.network
     settings = [
         setting_of(run.model, run.software, slowest_kind(cluster, run.software), network)
         for run in timed

@@ -1,4 +1,8 @@
-"""Coefficients that fit predictions of parallel training to a cluster: a dozen, and runs."""
+"""Coefficients that fit predicted step times to a cluster, with the measured runs behind them.
+
+A dozen factors scale parts of the predicted time. Anchors are the measured runs, from which similar
+configs get a correction that the factors do not explain. Both are stored as one JSON file.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +17,75 @@ from hocket.base.jsonfile import dump_json, read_json
 COEFFICIENTS_SCHEMA = "hocket.parallel-coefficients/1"
 MAX_FILE_BYTES = 1_000_000
 MIN_COEFFICIENT, MAX_COEFFICIENT = 1e-3, 1e3
+SIMULATED = "simulated steps"
+"""First words of ``source`` for coefficients that were fitted to simulated steps only."""
 NUM_COORDINATES = 15
-"""Of a run's place; `hocket.cost.parallel.similarity.places` says which."""
+"""Number of coordinates of `Anchor.place`; `hocket.cost.parallel.similarity.places` lists them."""
 _MAX_PLACE, _MAX_WEIGHT = 64.0, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """A measured run, and what it adds to the predictions of runs like it."""
+    """A measured run, from which similar runs get a correction of their predicted time."""
 
     program: str
     place: tuple[float, ...]
     weight: float
-    """Logarithm that a run of the same place gets from it."""
+    """Logarithm of the correction of a run with exactly the same place and program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coefficients:
-    """Each multiplies a part of the predicted time; 1 where nothing was measured."""
+    """Factors on parts of the predicted time, 1 by default, and the runs they were fitted to."""
 
     matrix: float = 1.0
-    """Matrix products with weights."""
+    """Factor on the time of matrix products with weights."""
     shape: float = 1.0
-    """Loss of efficiency of small matrices against large ones."""
+    """Factor on the loss of efficiency of small matrix products."""
     attention: float = 1.0
-    """Matrix products between tokens."""
+    """Factor on the time of attention's matrix products between tokens."""
     unaligned: float = 1.0
-    """The same, where the width of heads is no multiple of eight."""
+    """Further factor on plain attention if the head width is not a multiple of eight."""
     memory: float = 1.0
-    """Operations that wait for memory: norms, dropout, softmax, optimizer."""
+    """Factor on memory-bound ops: norms, dropout, softmax, optimizer."""
     host: float = 1.0
-    """The host's work to launch a layer, which counts where the device would be done sooner."""
+    """Factor on the host's time to launch a layer; matters if the device finishes sooner."""
     layer: float = 1.0
-    """Constant overhead of each layer, whatever its size."""
+    """Factor on the constant overhead of each layer (gaps between its kernels)."""
     tensor: float = 1.0
-    """Bytes of collectives inside a host."""
+    """Factor on the time per byte of collectives inside a host."""
     latency: float = 1.0
-    """Start of collectives."""
+    """Factor on the latency of collectives."""
     network: float = 1.0
-    """Bytes of collectives between hosts."""
+    """Factor on the time per byte of collectives between hosts."""
     pipeline: float = 1.0
-    """Transfers between pipeline stages."""
+    """Factor on transfers between pipeline stages."""
     gradients: float = 1.0
-    """Adding each microbatch's gradients to the sum."""
+    """Factor on the time to add each microbatch's gradients to their sum."""
     source: str = ""
-    """Origin of the measured runs that they were fitted to."""
+    """Origin of the runs that the coefficients were fitted to; empty for the defaults."""
     anchors: tuple[Anchor, ...] = ()
-    """The runs that they were fitted to: runs like them share what no coefficient explains."""
+    """Runs that the coefficients were fitted to; similar configs get a correction from them."""
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the coefficients were fitted to measured runs."""
+        return bool(self.source) and not self.source.startswith(SIMULATED)
 
 
 NAMES = tuple(f.name for f in fields(Coefficients) if f.name not in ("source", "anchors"))
-"""Names of the numbers, in order."""
+"""Names of the factors, in order."""
 
 
 def coefficients_to_dict(coefficients: Coefficients) -> dict[str, object]:
-    """The content of a coefficients file; anchors only where there are some."""
+    """Coefficients as the content of a JSON file; without the key ``anchors`` if there are none."""
     values = {name: value for name, value in asdict(coefficients).items() if name != "anchors"}
     anchors = [{**asdict(anchor), "place": list(anchor.place)} for anchor in coefficients.anchors]
     return {"schema": COEFFICIENTS_SCHEMA, **values, **({"anchors": anchors} if anchors else {})}
 
 
 def coefficients_from_dict(data: object, where: str = "coefficients") -> Coefficients:
-    """The coefficients of such content; those that are not named are 1."""
+    """Coefficients from the content of a JSON file; factors that it does not name are 1."""
     with located(where):
         entries = record(
             data, "the file", required=("schema",), optional=(*NAMES, "source", "anchors")
@@ -91,12 +102,12 @@ def coefficients_from_dict(data: object, where: str = "coefficients") -> Coeffic
 
 
 def read_coefficients(path: str | Path) -> Coefficients:
-    """The coefficients of a file that `write_coefficients` wrote."""
+    """Read the coefficients from a file that `write_coefficients` wrote."""
     return coefficients_from_dict(read_json(path, MAX_FILE_BYTES), str(path))
 
 
 def write_coefficients(coefficients: Coefficients, path: str | Path) -> None:
-    """Write them as JSON, whole or not at all."""
+    """Write the coefficients as JSON, atomically."""
     write_atomically(path, dump_json(coefficients_to_dict(coefficients)))
 
 

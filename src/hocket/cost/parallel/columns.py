@@ -1,4 +1,4 @@
-"""ParallelConfigs and the tables of their times, as the arrays that compiled code reads."""
+"""Fields of parallel configs and tables of their times, as arrays for compiled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bytes = NDArray[np.int8]
 
 
 class ConfigColumns(NamedTuple):
-    """The fields of configs."""
+    """Fields of parallel configs as columns, one entry per config."""
 
     tensor: IntArray
     pipeline: IntArray
@@ -32,7 +32,10 @@ class ConfigColumns(NamedTuple):
 
 
 class Places(NamedTuple):
-    """For each value of a field: its position among those that occur, times a stride."""
+    """Per field and value: the value's rank among those that occur, times the field's stride.
+
+    The sum of the entries of all fields numbers a combination of values.
+    """
 
     tensor: IntArray
     context: IntArray
@@ -45,7 +48,7 @@ class Places(NamedTuple):
 
 
 class RankPlaces(NamedTuple):
-    """As `Places`, for the fields that holding weights depends on."""
+    """The same as `Places`, for the fields that the collectives and state of a rank depend on."""
 
     tensor: IntArray
     context: IntArray
@@ -56,7 +59,7 @@ class RankPlaces(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Values that occur, per field; written by compiled code."""
+    """Per field and value: True if the value occurs; written by compiled code."""
 
     tensor: BoolArray
     pipeline: BoolArray
@@ -71,7 +74,7 @@ class Seen(NamedTuple):
 
 
 class StepTables(NamedTuple):
-    """Times of distinct stages and ranks; see `StageTimes` and `RankTimes`."""
+    """Times of distinct stages and ranks from `StageTimes` and `RankTimes`, for compiled code."""
 
     busy_s: FloatArray
     exchange_s: FloatArray
@@ -81,11 +84,11 @@ class StepTables(NamedTuple):
     each_s: FloatArray
     fixed_s: FloatArray
     pattern: IntArray
-    """Fill pattern of each config's schedule."""
+    """[schedule]: pattern of filling and draining the pipeline."""
 
 
 def columns_of(configs: ParallelConfigs) -> ConfigColumns:
-    """The fields of configs, read-only."""
+    """Return the fields of configs as read-only columns."""
     numbers = {
         name: table(getattr(configs, name), np.int32)
         for name in ConfigColumns._fields

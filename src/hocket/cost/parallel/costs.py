@@ -1,4 +1,4 @@
-"""Costs of the stages of a pipeline: the input of its schedule and of its simulation."""
+"""Costs of the stages of a pipeline: the input of its schedule and its simulation."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StageCosts:
-    """Costs of one pipeline's virtual stages per microbatch, and of its devices per step.
+    """Costs of one pipeline: per microbatch of each virtual stage, and per step of each rank.
 
-    Times are those of one device of the stage, with the collectives inside the stage included.
+    Times are those of one device of the stage, including the collectives inside the stage.
     """
 
     forward_s: tuple[float, ...]
     input_gradient_s: tuple[float, ...]
     weight_gradient_s: tuple[float, ...]
-    """A full backward takes ``input_gradient_s + weight_gradient_s``; recomputation counts as the
-    gradient of the inputs."""
+    """Seconds for the gradients of the weights. A full backward pass takes ``input_gradient_s +
+    weight_gradient_s``; recomputation is part of ``input_gradient_s``."""
     send_s: tuple[float, ...]
-    """Time from the end of a stage to the start of the next, in either direction; one less than
-    there are stages."""
+    """Seconds from the end of each stage to the start of the next, in either direction; one entry
+    less than stages."""
     activation_bytes: tuple[int, ...]
-    """Activations that a stage saves per microbatch from its forward to the end of its backward."""
+    """Bytes of activations that a stage saves per microbatch until the end of its backward pass."""
     weight_gradient_bytes: tuple[int, ...]
-    """Of that, what is kept until the gradient of the weights, where this comes later."""
+    """Part of ``activation_bytes`` that stays until the weight gradients, if they are later."""
     state_bytes: tuple[int, ...]
-    """Per device: weights, gradients, optimizer state and working buffers."""
+    """Bytes per rank of weights, gradients, optimizer state and working buffers."""
     after_s: tuple[float, ...]
-    """Per device: what follows the last backward (gradients not hidden, optimizer)."""
+    """Seconds per rank after the last backward pass: exposed gradient collectives and optimizer."""

@@ -1,7 +1,7 @@
-"""Number of microbatches that a device holds at once, by schedule.
+"""Number of microbatches that a pipeline rank holds at once, by schedule.
 
-Counted in chunks: one microbatch on one of a device's virtual stages. The counts are those of each
-schedule's warm-up with enough microbatches; fewer microbatches bound them.
+The unit is a chunk: one microbatch on one of the rank's virtual stages. The counts are those of
+each schedule's warm-up if there are enough microbatches; otherwise all microbatches are held.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SPLITS_BACKWARD = np.array(
 )
 """True for schedules with a split backward (zero bubble)."""
 V_SHAPED = np.array([name in ("zb-v", "v-half", "dualpipe-v") for name in SCHEDULES])
-"""True for schedules with the first and the last stage on one device."""
+"""True for schedules that place the first and the last stage on one rank."""
 UNBOUNDED = np.inf
 
 
 def in_flight_chunks(
     schedule: ScheduleName, pipeline: FloatArray, chunks: FloatArray, rank: FloatArray
 ) -> FloatArray:
-    """Most chunks that a pipeline rank holds at once, if there are microbatches enough."""
+    """Largest number of chunks that a pipeline rank holds at once, given enough microbatches."""
     after = pipeline - 1 - rank
     if schedule in ("gpipe", "looped-bfs"):
         return np.full(np.broadcast(pipeline, chunks, rank).shape, UNBOUNDED)

@@ -1,7 +1,8 @@
-"""Times of one layer, the embedding and the output layer for one microbatch on one device.
+"""Times of a layer, the embedding and the output layer for one microbatch on one device.
 
-Layers with and without experts are averaged over the model, so that stages of equally many layers
-are alike.
+Layers with and without experts are averaged over the model, so all layers of a model take equally
+long. Matrix products, attention, memory-bound ops, collectives of tensor, context and expert
+parallelism, recomputation and the host's launches are added up per combination of degrees.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from hocket.cost.parallel.traffic import (
 from hocket.transformer import RECOMPUTES
 
 ACTIVATION_BYTES = 2
-"""Activations and weights are sent and moved in 16 bits."""
+"""Bytes per element of activations and weights that are sent or moved."""
 _FUSED_MATRICES = 4
-"""Megatron's softmax kernel does four matrices of scores at a time."""
+"""Number of score matrices that Megatron's fused softmax kernel processes at a time."""
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerSlices:
-    """Parallel degrees and options of a layer: one entry per distinct combination."""
+    """Parallel degrees and options that a layer's time depends on, one entry per combination."""
 
     tensor: FloatArray
     context: FloatArray
@@ -45,38 +46,38 @@ class LayerSlices:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerTimes:
-    """Seconds per microbatch; a full backward takes all but ``forward_s``."""
+    """Seconds per microbatch; a full backward pass is ``input_gradient_s + weight_gradient_s``."""
 
     forward_s: FloatArray
     input_gradient_s: FloatArray
-    """With recomputation."""
+    """Seconds for the gradients of the layer's inputs, including recomputation."""
     weight_gradient_s: FloatArray
-    """With adding to the sum of earlier microbatches."""
+    """Seconds for the gradients of the weights, including their sum over microbatches."""
     tensor_s: FloatArray
-    """Of these together: collectives of tensor-parallel ranks."""
+    """Part of the forward and backward time spent in tensor-parallel collectives."""
     other_s: FloatArray
-    """Of these together: traffic of context and expert parallelism."""
+    """Part of the forward and backward time spent in traffic of context and expert parallelism."""
     embedding_s: FloatArray
-    """Forward and backward, on the first stage."""
+    """Forward and backward seconds of the embedding, on the first stage."""
     logits_s: FloatArray
-    """Forward of the output layer and the loss, on the last stage."""
+    """Forward seconds of the output layer and the loss, on the last stage."""
     logits_backward_s: FloatArray
 
     @property
     def total_s(self) -> FloatArray:
-        """Forward and backward of a layer."""
+        """Forward and backward seconds of a layer."""
         return self.forward_s + self.input_gradient_s + self.weight_gradient_s
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Pass:
-    """One direction through one layer, without weight gradients."""
+    """Seconds of a layer's forward pass, or of its backward pass without weight gradients."""
 
     matrix_s: FloatArray
     core_s: FloatArray
-    """Inside of attention."""
+    """Seconds of attention's products between tokens, softmax and dropout."""
     around_s: FloatArray
-    """Norms, dropouts, activations."""
+    """Seconds of norms, dropouts and activation functions."""
     tensor_s: FloatArray
     other_s: FloatArray
 
@@ -86,7 +87,7 @@ class _Pass:
 
 
 def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> LayerTimes:
-    """The times of a layer under each of the given combinations."""
+    """Times of a layer for every given combination of degrees and options."""
     matrix = _matrix_s(setting, slices, coefficients)
     forward, backward = _passes(matrix, setting, slices, coefficients)
     # Of an op-by-op selection the products are halved and attention is kept.
@@ -118,7 +119,7 @@ def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficient
 
 
 def layer_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
-    """Parameters of a layer on one device, norms and biases left out."""
+    """Parameters of a layer on one device, without norms and biases."""
     attention = 2 * setting.hidden * (setting.query_width + setting.key_width)
     num_matrices = setting.num_wide + 1
     dense = num_matrices * setting.hidden * setting.mlp_width
@@ -129,7 +130,7 @@ def layer_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -
 
 
 def expert_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
-    """The part of it that belongs to routed experts."""
+    """Parameters of a layer's routed experts on one device, averaged over all layers."""
     one = (setting.num_wide + 1) * setting.hidden * setting.expert_width
     sparse = setting.num_sparse / setting.layers
     return sparse * one * setting.expert_count / (tensor * expert)
@@ -138,7 +139,7 @@ def expert_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) 
 def accumulation_s(
     parameters: FloatArray, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
-    """Adding a microbatch's gradients to the sum, where this is a pass of its own."""
+    """Seconds to add a microbatch's gradients to their sum; 0 if the program fuses this."""
     moved_bytes = (ACTIVATION_BYTES + 2 * setting.gradient_bytes) * parameters
     is_extra = 1 - setting.fuses_accumulation
     return is_extra * coefficients.gradients * memory_s(moved_bytes, setting, coefficients)
@@ -147,7 +148,7 @@ def accumulation_s(
 def boundary_s(
     setting: Setting, slices: LayerSlices, crosses_hosts: FloatArray, coefficients: Coefficients
 ) -> FloatArray:
-    """Time to hand one microbatch's activations to the next stage."""
+    """Seconds to send one microbatch's activations to the next stage."""
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     is_divided = (slices.sequence_parallel > 0) | (setting.scatters > 0)
     parts = np.where(is_divided, slices.tensor, 1.0)
@@ -166,7 +167,7 @@ def _tokens(setting: Setting, slices: LayerSlices) -> FloatArray:
 
 
 def _matrix_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
-    """Products with weights, forward; both gradients take as long each."""
+    """Forward seconds of products with weights; input and weight gradients each take as long."""
     rows, hidden, tensor = _tokens(setting, slices), setting.hidden, slices.tensor
 
     def product_s(columns: FloatArray, depth: FloatArray) -> FloatArray:
@@ -185,7 +186,7 @@ def _matrix_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients)
 
 
 def _experts_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
-    """Routed experts under an even load, and shared experts."""
+    """Forward seconds of the routed experts, evenly loaded, and of shared experts."""
     rows = _tokens(setting, slices) * np.maximum(setting.expert_active, 1)
     rows_each = rows * slices.expert / setting.expert_count
     width = np.maximum(setting.expert_width, 1) / slices.tensor
@@ -237,7 +238,7 @@ def _passes(
 def _core_s(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray]:
-    """Products between tokens, and what softmax and dropout move where their matrix is written."""
+    """Forward and backward seconds of attention's products, and of unfused softmax and dropout."""
     pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
     # Under a causal mask the last of ranks in order has nearly twice the work of all on average.
     uneven = np.where(setting.balances_context > 0, 1.0, (2 * slices.context - 1) / slices.context)
@@ -255,14 +256,17 @@ def _core_s(
 
 
 def _is_unfused(setting: Setting, slices: LayerSlices) -> FloatArray:
-    """1 if the fused softmax of written scores does not support this number of matrices."""
+    """1 if Megatron's fused softmax does not support this number of score matrices, else 0."""
     matrices = slices.microbatch * setting.heads / slices.tensor
     return np.asarray((1 - setting.is_flash) * (matrices % _FUSED_MATRICES != 0))
 
 
 def _around_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
-    """Moved forward by two norms and two dropouts with residuals (22 bytes per element), by the
-    activation and by the copies of queries, keys, values and their result."""
+    """Bytes that memory-bound ops move forward.
+
+    These are two norms and two dropouts with residuals (22 bytes per element), the activation
+    function, and copies of queries, keys, values and attention's result.
+    """
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
     sparse = setting.num_sparse / setting.layers
     routed = setting.expert_active * setting.expert_width
@@ -284,7 +288,8 @@ def _around_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
 
 
 def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
-    """Moved to make inputs and weights of products 8 bits wide; gradients are in the backward."""
+    """Bytes moved to cast inputs and weights of products to 8 bits; the backward pass scales
+    them."""
     if not np.any(setting.is_float8 > 0):
         return np.zeros(1)
     sparse = setting.num_sparse / setting.layers
@@ -300,7 +305,11 @@ def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
 def _tensor_s(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray]:
-    """Two all-reduces per pass; sequence parallelism gathers once more in the backward pass."""
+    """Forward and backward seconds of tensor-parallel collectives.
+
+    Each pass has two all-reduces. With sequence parallelism each is an all-gather and a
+    reduce-scatter, and the backward pass has one more all-gather.
+    """
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
     whole = 2 * all_reduce_s(size_bytes, group, setting, coefficients)
@@ -312,7 +321,10 @@ def _tensor_s(
 
 
 def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
-    """Ring attention: keys and values go around, in the backward pass with their gradients."""
+    """Forward seconds of ring attention, which sends keys and values around all ranks.
+
+    The backward pass takes twice as long, since gradients are sent along.
+    """
     size_bytes = 2 * ACTIVATION_BYTES * _tokens(setting, slices) * setting.key_width / slices.tensor
     group = RankGroup(slices.context, slices.tensor)
     # As an all-gather of all blocks: each passes through every rank.
@@ -320,7 +332,7 @@ def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -
 
 
 def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
-    """Traffic that concurrent work does not hide; without such work, all of it."""
+    """Exposed seconds of traffic that overlaps with ``work_s`` of work."""
     least_s = np.where(work_s > 0, efficiency.CONSTANTS.never_hidden * traffic_s, traffic_s)
     return np.maximum(least_s, traffic_s - work_s)
 
@@ -328,7 +340,7 @@ def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
 def _expert_traffic_s(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> FloatArray:
-    """Tokens to their experts and back."""
+    """Seconds to send tokens to their experts and the results back, in one pass."""
     sparse = setting.num_sparse / setting.layers
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     size_bytes = size_bytes / slices.tensor
@@ -341,7 +353,7 @@ def _expert_traffic_s(
 def _stretch(
     device_s: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> FloatArray:
-    """Time of a layer with the host's launches and the gaps between kernels."""
+    """Factor by which the host's launches and the gaps between kernels lengthen a layer."""
     constants = efficiency.CONSTANTS
     num_passes = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE], [3.0, 2.3], 2.0
@@ -368,7 +380,7 @@ def _stretch(
 def _ends(
     setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Embedding (forward and backward), output layer with the loss forward, and backward."""
+    """Seconds of the embedding (both passes), and of the output layer: forward, backward."""
     tokens, hidden = _tokens(setting, slices), setting.hidden
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
     group = RankGroup(slices.tensor, np.ones_like(slices.tensor))

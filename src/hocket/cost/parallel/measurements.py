@@ -1,8 +1,8 @@
-"""Measured training runs from a CSV file: one row per run, columns by name.
+"""Read measured training runs from a CSV file: one run per row, columns by name.
 
-Tables that people publish call the same thing by many names, so each column has several; columns
-that say nothing the predictor needs (TFLOP/s, dates, notes) are passed over by name, and any other
-is refused, for a misspelt column would silently be its default.
+Published tables use different names for the same column, so several names are accepted for each.
+Known columns that the predictor does not need (TFLOP/s, dates, notes) are skipped. Any other column
+is an error, since a misspelt name would silently select a default value.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REQUIRED = (
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One measured run."""
+    """One measured run of a file."""
 
     model: Transformer
     config: ParallelConfig
@@ -74,17 +74,21 @@ class PublishedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The runs of a file."""
+    """The runs of a file, and the number of rows that were skipped."""
 
     runs: tuple[PublishedRun, ...]
     num_skipped: int
-    """Rows without a time, or whose degrees do not multiply to the devices that they state."""
+    """Rows without a time, or whose product of degrees differs from the stated devices."""
 
 
 def read_runs(
     path: str | Path, software: Software, recompute: Recompute = "full", sequence: int = 2048
 ) -> Runs:
-    """The measured runs of a CSV file; the arguments hold where it has no such column."""
+    """Read the measured runs of a CSV file.
+
+    ``software`` is that of all runs; ``recompute`` and ``sequence`` are used if the file has no
+    value.
+    """
     where = str(path)
     lines = _lines(path)
     reader = csv.reader(lines)
@@ -148,7 +152,7 @@ def _columns(header: list[str], where: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _MeasuredRow:
-    """One row by column, with its place for errors."""
+    """Cells of one row by column name, with the row's position for error messages."""
 
     values: Mapping[str, str]
     place: str

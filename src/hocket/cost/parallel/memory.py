@@ -1,9 +1,9 @@
 """Memory of the fullest device for millions of configs of a transformer, in closed form.
 
-State follows Rajbhandari et al. 2020 (ZeRO); activations follow Korthikanti et al. 2022;
-microbatches in flight follow each schedule's warm-up. Whatever depends on few values is a small
-table; a config is then a few look-ups and products: O(configs), about 20 ns each.
-`stage_memory` is the same for one config with all its stages, of any size.
+State follows Rajbhandari et al. 2020 (ZeRO), activations follow Korthikanti et al. 2022, and
+microbatches in flight follow each schedule's warm-up. Terms that depend on few fields are tabulated
+first (`memory_tables`), so a config takes a few look-ups and products: O(configs), about 20 ns
+each. `stage_memory` computes all stages of one config, with any numbers of layers.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigMemory:
-    """Bytes on the fullest device of each config; overheads are in the total only."""
+    """Bytes on the fullest device of each config; only the total includes overheads."""
 
     state_bytes: FloatArray
-    """Weights, gradients and optimizer state, and layers that ZeRO holds whole for a while."""
+    """Weights, gradients, optimizer state, and the layers that ZeRO gathers temporarily."""
     activation_bytes: FloatArray
-    """Activations of the layers for microbatches in flight, and of one layer in recomputation."""
+    """Activations of all microbatches in flight, and of one layer being recomputed."""
     edge_bytes: FloatArray
-    """Activations of the embedding or the logits."""
+    """Activations of the embedding and the logits on that device."""
     total_bytes: FloatArray
-    """Everything, with overheads."""
+    """Sum of all terms, with overheads."""
 
 
 def memory(
@@ -59,10 +59,11 @@ def memory(
     software: Software,
     overheads: MemoryOverheads | None = None,
 ) -> ConfigMemory:
-    """Memory of the fullest device of each config; overheads are the program's unless given.
+    """Memory of the fullest device of each config; ``overheads`` defaults to the program's own.
 
-    Stages are even; where layers do not divide, the first stages have one more. The first and the
-    last rank of each pipeline are looked at: one of them is the fullest.
+    Stages are even; if the layers are not a multiple of the stages, the first stages get one more.
+    Only the first and the last rank of each pipeline are computed, since one of them is the
+    fullest.
     """
     from hocket.cost.parallel.memory_kernel import fill
 

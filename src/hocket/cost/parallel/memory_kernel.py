@@ -1,4 +1,4 @@
-"""Memory of every config, compiled: a few look-ups and two dozen products for each."""
+"""Memory of every config in compiled code: a few look-ups and two dozen products each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.kernels import kernel
 def _state_bytes(
     of: ConfigColumns, i: int, tables: MemoryTables, layers: float, num_dense: float, end: int
 ) -> float:
-    """State of a rank that has the first end of the model, the last or both."""
+    """Bytes of state of a rank at the ``end`` of the model: the first, the last or both."""
     figures = tables.by_tensor[of.tensor[i]]
     layer, more_if_dense, routed = figures[0], figures[1], figures[2]
     kept, divided, live = tables.by_zero[of.zero[i]]
@@ -36,7 +36,7 @@ def _state_bytes(
         routed_bytes = routed * (kept + divided * min(expert_ranks * share, 1.0))
         layer += routed
         more = more_if_dense * per_parameter - routed_bytes
-        # In a pipeline, the next rank may be all experts: the heavier kind represents both.
+        # In a pipeline, the next rank may have only experts: the heavier layer is counted.
         if of.pipeline[i] > 1:
             more = max(more, 0.0)
         total += layers * routed_bytes + num_dense * more
@@ -56,7 +56,7 @@ def fill(
     edge_bytes: FloatArray,
     total_bytes: FloatArray,
 ) -> None:
-    """Write the figures of every config."""
+    """Fill the memory columns of every config."""
     constant, state_factor, activation_factor = overheads
     for i in range(len(of.tensor)):
         schedule = of.schedule[i]

@@ -1,4 +1,4 @@
-"""All that the memory of a config is looked up in, as arrays for compiled code."""
+"""Tables from which the memory of a config is computed, as arrays for compiled code."""
 
 from __future__ import annotations
 
@@ -22,37 +22,41 @@ from hocket.transformer import RECOMPUTES, SCHEDULES, Transformer
 
 NUM_RECOMPUTES = len(RECOMPUTES)
 FIRST_END, LAST_END, BOTH_ENDS = 3, 4, 5
-"""Columns of `MemoryTables.by_tensor`."""
+"""Columns of `MemoryTables.by_tensor` for the ends of the model."""
 
 
 class MemoryTables(NamedTuple):
-    """Tables of one model and program. Figures that are used together lie side by side."""
+    """Tables of one model and program; values that are used together are adjacent in memory."""
 
     by_place: FloatArray
-    """At ``[(schedule * pipelines + pipeline) * chunks + chunk]``: of the first and the last rank,
-    layers, and microbatches in flight as if each kept all of them; of the logits, microbatches in
-    flight; 1 where the first rank has the last stage too; dense layers of the first rank."""
+    """At ``[(schedule * pipelines + pipeline) * chunks + chunk]``, seven columns: layers of the
+    first and of the last rank; microbatches in flight on the first and on the last rank (chunks in
+    flight divided by the number of chunks); microbatches whose logits are held; 1 if the first rank
+    has the last stage too; dense layers of the first rank."""
     by_kept: FloatArray
-    """At ``[(tensor * 2 + sequence_parallel) * modes + mode]``: bytes per sequence that a layer
-    keeps, that a dense one keeps less, that work takes, and that embedding and logits keep."""
+    """At ``[(tensor * 2 + sequence_parallel) * modes + mode]``, bytes per sequence in five columns:
+    saved by a layer; excess of that over a dense layer; temporary during recomputation; saved by
+    the embedding; saved by logits and loss."""
     by_tensor: FloatArray
-    """At ``[tensor]``: parameters of a layer of the kind that the model has most of, what a dense
-    one has more, routed experts, the first end of the model, the last, and both."""
+    """At ``[tensor]``, parameters in six columns: a layer (with experts if the model has any,
+    without the routed ones); excess of a dense layer over it; routed experts of a layer; first end
+    of the model; last end; both."""
     by_zero: FloatArray
-    """At ``[zero]``: bytes per parameter on every rank, divided over the ranks, and for a while."""
+    """At ``[zero]``, bytes per parameter in three columns: replicated on every rank, sharded over
+    the ranks, and held temporarily."""
     mode: LongArray
-    """At ``[schedule * recomputations + recompute]``: how activations are kept."""
+    """At ``[schedule * recomputations + recompute]``: mode of `ActivationTables`."""
     num_pipelines: int
     num_chunks: int
     most_shards: float
-    """Replicas that divide state among them, at most."""
+    """Largest number of replicas that shard state among them."""
 
 
 @lru_cache(maxsize=16)
 def memory_tables(
     model: Transformer, software: Software, max_tensor: int, max_pipeline: int, max_chunks: int
 ) -> MemoryTables:
-    """The tables for degrees up to the largest."""
+    """Build the tables for all degrees up to the given maxima."""
     state = state_tables(model, max_tensor)
     activations = activation_tables(model, software, max_tensor)
     kept, divided = bytes_per_parameter(software)
@@ -126,7 +130,7 @@ def _placement(model: Transformer, max_pipeline: int, max_chunks: int) -> list[F
 def _dense_layers(
     model: Transformer, pipeline: FloatArray, chunks: FloatArray, is_v: bool
 ) -> FloatArray:
-    """Layers of the first rank that come before those with experts."""
+    """Number of dense layers (those before the layers with experts) on the first rank."""
     even, rest = np.divmod(float(model.layers), pipeline * chunks)
     found = np.zeros_like(even)
     if model.experts is None:

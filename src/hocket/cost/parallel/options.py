@@ -1,7 +1,7 @@
-"""Settings of a training program by their usual names: ``async-tp,float8=rowwise``.
+"""Parse settings of a training program from text such as ``async-tp,float8=rowwise``.
 
-Each option changes the fields of `Software` that it stands for, and nothing else; a program and its
-options together are what is predicted.
+Each option changes the fields of `Software` that it stands for and nothing else. Predictions are
+for a program with its options applied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_SHARDS = 1_000_000
 
 @dataclass(frozen=True)
 class ProgramOption:
-    """One option of a program."""
+    """One option of a training program, with its meaning and its effect on `Software`."""
 
     values: str
     """Allowed values after the equals sign; empty for an option without a value."""
@@ -93,7 +93,7 @@ OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
 
 
 def with_options(software: Software, texts: Sequence[str]) -> Software:
-    """The program set as the options say, in their order."""
+    """Return the program with the options of ``texts`` applied in order."""
     for text in texts:
         for part in text.split(","):
             if part.strip():

@@ -12,14 +12,14 @@ from hocket.base.arrays import FloatArray
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOverheads:
-    """Libraries, communication buffers, buckets and fragmentation, around the formulas."""
+    """Memory beyond the formulas: libraries, communication buffers, fragmentation."""
 
     constant_bytes: float = 4e9
     state_factor: float = 1.15
     activation_factor: float = 1.15
 
     def total(self, state_bytes: FloatArray, activation_bytes: FloatArray) -> FloatArray:
-        """Bytes that the driver shows."""
+        """Total bytes as the GPU driver reports them."""
         return (
             self.constant_bytes
             + self.state_factor * state_bytes
@@ -28,21 +28,22 @@ class MemoryOverheads:
 
 
 FORMULAS_ONLY = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=1.0)
-"""Nothing beyond the formulas, as papers count memory."""
+"""No overheads, as papers count memory."""
 DEFAULT_OVERHEADS = MemoryOverheads()
-"""Overheads without measurements."""
+"""Overheads that are assumed if none were measured."""
 GIVEN_BACK = 1.05
-"""Memory that the driver shows, relative to the memory needed: PyTorch's caching allocator frees
-its cached blocks before it fails. A run fits unless its peak exceeds the memory by more."""
+"""Largest ratio of predicted peak and device memory at which a run still fits. The driver reports
+more than is needed: PyTorch's caching allocator frees cached blocks before it runs out of
+memory."""
 
 _LEAST = (0.0, 1.0, 1.0)
-"""Nothing shrinks what the formulas count."""
+"""Smallest fitted values: overheads never reduce the formulas' bytes."""
 _MOST = (16e9, 2.0, 2.0)
 _SPREAD = (2e9, 0.1, 0.1)
-"""Spread between programs: the fit departs from the expected values only as far as rows require."""
+"""Prior standard deviation of each overhead between programs."""
 _NOISE = 0.05
 _OUTLIER = 1.5
-"""Multiple of the noise beyond which a row counts less."""
+"""Multiple of the noise beyond which a measured peak loses weight."""
 _NUM_ROUNDS = 12
 
 
@@ -52,10 +53,10 @@ def fit_overheads(
     measured_bytes: Sequence[float],
     expected: MemoryOverheads = DEFAULT_OVERHEADS,
 ) -> MemoryOverheads:
-    """Overheads that meet the measured peaks best, held to what is expected where rows say little.
+    """Fit overheads to measured peaks, with a weak prior at the ``expected`` values.
 
-    Least squares of relative errors with a weak prior, bounded to believable values; rows that no
-    overheads explain count less the further off they are.
+    Solves least squares of the relative errors within plausible bounds. Peaks that no overheads
+    explain lose weight the further off they are.
     """
     from scipy.optimize import lsq_linear
 

@@ -1,9 +1,9 @@
-"""Work after the last microbatch or concurrent with all: gradients, weights, optimizer.
+"""Times of gradients, weights and optimizer: after the last microbatch or overlapping with work.
 
-Data-parallel ranks (context-parallel ones hold the same weights and count among them) add up their
-gradients once per step. Where optimizer state is divided (ZeRO), gradients are scattered and new
-weights gathered; divided gradients are scattered after every microbatch, and divided weights are
-gathered for every pass.
+Data-parallel ranks, including context-parallel ones, which hold the same weights, all-reduce their
+gradients once per step. If optimizer state is sharded (ZeRO), gradients are reduce-scattered and
+new weights gathered. Sharded gradients (ZeRO 2) are scattered after every microbatch, and sharded
+weights (ZeRO 3) are gathered for every pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hocket.cost.parallel.traffic import RankGroup, all_gather_s, all_reduce_s
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Degrees:
-    """Distinct combinations of degrees that decide how weights and state are held."""
+    """Degrees and ZeRO stage that decide where weights and state are, one entry per combination."""
 
     tensor: FloatArray
     pipeline: FloatArray
@@ -36,19 +36,19 @@ class Degrees:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankTimes:
-    """Seconds, one entry per distinct combination of degrees."""
+    """Seconds of one rank, one entry per combination of `Degrees`."""
 
     once_s: FloatArray
-    """Collectives of a step that can hide behind one microbatch's work."""
+    """Seconds of the collectives that run once per step and may overlap with work."""
     each_s: FloatArray
-    """Collectives of every microbatch that can hide behind its work."""
+    """Seconds per microbatch of collectives and fetched weights that may overlap with its work."""
     ends_s: FloatArray
-    """Adding up the gradients of an embedding that first and last stage share."""
+    """Seconds to all-reduce the gradients of a tied embedding between first and last stage."""
     optimizer_s: FloatArray
 
 
 def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -> RankTimes:
-    """The times of all the given combinations of degrees."""
+    """Times of every given combination of degrees."""
     common, experts = _parameters(setting, degrees)
     copies = degrees.data * degrees.context
     expert_copies = np.maximum(copies / degrees.expert, 1)
@@ -82,15 +82,18 @@ def _same_shards_s(
     setting: Setting,
     coefficients: Coefficients,
 ) -> FloatArray:
-    """Adding up the gradients of shards that several ranks hold alike."""
+    """Seconds to all-reduce gradients among the ranks that hold the same shard (HSDP)."""
     others = RankGroup(group.num_ranks / shards, group.stride * shards)
     size_bytes = parameters / shards * setting.sent_gradient_bytes
     return all_reduce_s(size_bytes, others, setting, coefficients)
 
 
 def _host_s(own: FloatArray, setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
-    """Of state in the host's memory: gradients there and the optimizer once per step, and fetching
-    divided weights for both passes of every microbatch."""
+    """Seconds of offloaded state: once per step, and per microbatch.
+
+    Once per step, gradients are copied to the host and the optimizer runs there. Sharded weights
+    are fetched for both passes of every microbatch.
+    """
     constants = efficiency.CONSTANTS
     is_held = (setting.offloads > 0) & (degrees.zero > 0)
     down_s = setting.gradient_bytes * own / constants.host_link_bps
@@ -105,11 +108,11 @@ def _host_s(own: FloatArray, setting: Setting, degrees: Degrees) -> tuple[FloatA
 
 
 def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
-    """Parameters on the device that holds most: those of all layers alike, and of experts."""
+    """Parameters of the fullest device: without routed experts, and of routed experts."""
     ends, middle = ends_and_middle(setting.layers, degrees.pipeline)
     words = setting.vocabulary * setting.hidden / degrees.tensor
     at_ends = np.where((degrees.pipeline == 1) & (setting.is_tied == 0), 2, 1) * words
-    # Beyond the replicas, experts are divided over ranks that divide tensors as well.
+    # Beyond the replicas, experts are sharded over tensor-parallel ranks as well.
     expert = np.minimum(degrees.expert, degrees.data * degrees.context)
     every = layer_parameters(setting, degrees.tensor, expert)
     experts = expert_parameters(setting, degrees.tensor, expert)
@@ -125,7 +128,7 @@ def _collectives_s(
     degrees: Degrees,
     coefficients: Coefficients,
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds once per step, and per microbatch, for parameters that a group holds copies of."""
+    """Seconds per step, and per microbatch, to synchronize parameters that a group replicates."""
     gradient_bytes, weight_bytes = (
         parameters * setting.sent_gradient_bytes,
         parameters * ACTIVATION_BYTES,

@@ -1,7 +1,7 @@
-"""Model, program and machine as the numbers that the formulas need.
+"""Model, program and machine as the arrays that the formulas read.
 
-Every number is an array: of no dimension where it is the same for all configs, or of one where
-configs of different models are computed at once, as calibration does.
+Every field is an array: of no dimension if it is the same for all configs, or with one entry per
+config if configs of different models or programs are computed at once, as calibration does.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.cost.chips import chip_of
-from hocket.cost.parallel.network import Network
 from hocket.cost.parallel.software import Software
 from hocket.hardware.cluster import DeviceKind
+from hocket.hardware.network import Network
 from hocket.transformer import Experts, Transformer
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setting:
-    """All that a step's time depends on besides the config and the coefficients."""
+    """All sizes, rates and options of model, program and machine that a step's time depends on."""
 
     hidden: FloatArray
     layers: FloatArray
     heads: FloatArray
     head_width: FloatArray
     query_width: FloatArray
-    """All heads together."""
+    """Width of all query heads together."""
     key_width: FloatArray
-    """All heads of keys together; values are as wide."""
+    """Width of all key heads together; values have the same width."""
     mlp_width: FloatArray
     num_wide: FloatArray
-    """Matrices from the hidden width to the MLP's: two where one gates."""
+    """Matrices from the hidden width to the MLP's width: two in a gated MLP, else one."""
     vocabulary: FloatArray
     sequence: FloatArray
     is_tied: FloatArray
     num_sparse: FloatArray
-    """Layers with experts."""
+    """Number of layers with experts."""
     expert_count: FloatArray
     expert_active: FloatArray
     expert_width: FloatArray
     shared_width: FloatArray
     is_flash: FloatArray
     flash_forward: FloatArray
-    """Shares of the peak by attention that never writes its matrix; see `AttentionRates`."""
+    """Fraction of the peak that fused attention attains forward; see `AttentionRates`."""
     flash_backward: FloatArray
     flash_forward_half: FloatArray
     flash_backward_half: FloatArray
     flash_width_half: FloatArray
     matrix_share: FloatArray
-    """Of the peak of the program's arithmetic."""
+    """Fraction of the peak that large matrix products attain, in the program's dtype."""
     token_share: FloatArray
-    """Of that of 16 bits."""
+    """Fraction of the 16-bit peak that large matrix products attain."""
     matrix_depth: FloatArray
     is_float8: FloatArray
     cast_bytes: FloatArray
     is_eager: FloatArray
-    """1 if norms and rotations of models with a gated MLP are many small kernels."""
+    """1 if norms and rotary embeddings of models with a gated MLP are many small kernels."""
     selects_ops: FloatArray
     selects_activations: FloatArray
     casts_weights: FloatArray
@@ -82,7 +82,7 @@ class Setting:
     pause_s: FloatArray
     peak_flops: FloatArray
     token_flops: FloatArray
-    """Peak of products between tokens, which stay in 16 bits."""
+    """Peak FLOP/s of products between tokens, which stay in 16 bits in 8-bit programs."""
     memory_bps: FloatArray
     devices_per_host: FloatArray
     inside_bps: FloatArray
@@ -94,7 +94,7 @@ class Setting:
 def setting_of(
     model: Transformer, software: Software, kind: DeviceKind, network: Network
 ) -> Setting:
-    """The numbers of one model, program and kind of device."""
+    """Return the setting of one model, program, device type and network."""
     chip = chip_of(kind.name, software.libraries)
     rates = chip.attention["flash" if software.attention == "plain" else software.attention]
     is_float8 = software.dtype == "float8"
@@ -163,7 +163,7 @@ def setting_of(
 
 
 def stack_settings(settings: Sequence[Setting]) -> Setting:
-    """Many settings as one, an entry of each array for each of them."""
+    """Stack settings into one whose arrays have an entry for each of them."""
     return Setting(
         **{
             field.name: np.array([getattr(setting, field.name) for setting in settings])

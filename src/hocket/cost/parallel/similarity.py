@@ -1,14 +1,15 @@
-"""Corrections of predictions by similar measured runs, for what the formulas do not explain.
+"""Correct predictions by similar measured runs, for what the formulas do not explain.
 
-Kriging (Matheron 1963; around the formulas of a model: Kennedy and O'Hagan 2001): what a run took
-over what was predicted is shared by its neighbours, the less the more doublings of sizes and
-degrees lie between. Far from all measured runs nothing is added to the formulas. O(runs) per
-config, in pieces that fit into caches.
+Kriging (Matheron 1963; around the formulas of a model: Kennedy and O'Hagan 2001): the ratio of
+measured and predicted time of a run applies to configs near it, less so the more doublings of sizes
+and degrees lie between. Far from all measured runs the factor is 1. O(runs) per config, in pieces
+that fit into caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,18 +19,18 @@ from hocket.cost.parallel.software import Software
 from hocket.transformer import ParallelConfigs, Transformer
 
 UNEXPLAINED = 0.10
-"""Error of the formulas, as a standard deviation of the logarithm of a step: the published tables
-show 0.03 to 0.12, mixtures of experts twice that."""
+"""Standard deviation of the logarithm of measured over predicted time that the formulas leave: 0.03
+to 0.12 in the published tables, twice that for mixtures of experts."""
 REACH = 4.0
-"""Doublings, summed over sizes and degrees, after which two runs share a third (1/e) of it. Between
-2 and 8 the errors of runs left out hardly change."""
+"""Doublings, summed over sizes and degrees, after which the correlation of two runs is 1/e. Values
+of 2 to 8 hardly change the errors of runs that are left out of the fit."""
 OTHER_PROGRAM = 4.0
-"""Doublings that another program counts as."""
+"""Doublings that a difference in the training program is equivalent to."""
 _PIECE = 4096
 
 
 def places(model: Transformer, software: Software, configs: ParallelConfigs) -> FloatArray:
-    """Coordinates of configs of a model: one line each, a unit per doubling or setting."""
+    """[config, coordinate]: log2 of sizes and degrees, then settings, of configs of one model."""
     count = configs.global_batch // (configs.microbatch * configs.data)
     sizes = (model.hidden, model.layers, model.heads, model.sequence)
     degrees = (
@@ -43,10 +44,16 @@ def places(model: Transformer, software: Software, configs: ParallelConfigs) -> 
     return np.asarray(found, dtype=np.float64)
 
 
+def at_depth(anchor: Anchor, num_layers: int) -> Anchor:
+    """Copy an anchor to another number of layers, which is the second coordinate of its place."""
+    hidden, _, *others = anchor.place
+    return replace(anchor, place=(hidden, float(np.log2(num_layers)), *others))
+
+
 def similarity(
     one: FloatArray, other: FloatArray, is_same_program: BoolArray | bool = True
 ) -> FloatArray:
-    """[line of one, line of other]: how much of what is unexplained two runs share, up to 1."""
+    """[run, other run]: correlation of the unexplained errors of two runs, between 0 and 1."""
     doublings = np.zeros((len(one), len(other)))
     # Coordinate by coordinate: less than half the time of all differences at once.
     for here, there in zip(one.T, other.T, strict=True):
@@ -58,7 +65,7 @@ def similarity(
 def factors(
     anchors: Sequence[Anchor], model: Transformer, software: Software, configs: ParallelConfigs
 ) -> FloatArray:
-    """Corrections of the predicted steps of configs by measured runs: 1 far from all of them."""
+    """Factor on each config's predicted step time from measured runs; 1 far from all of them."""
     found = np.ones(len(configs))
     if not anchors:
         return found

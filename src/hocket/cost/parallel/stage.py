@@ -1,8 +1,9 @@
-"""Times of the stages of a pipeline with evenly divided layers for one microbatch.
+"""Times of the stages of a pipeline with evenly split layers, for one microbatch.
 
-The most loaded device sets the pace of the pipeline; the sum over all of them is what the first
-and the last microbatch take to pass. Where layers do not divide evenly, the stages in the middle
-have one more than those at the ends, which have the embedding and the output layer besides.
+The most loaded device sets the pace of the pipeline; the sum over all devices is the time that the
+first and the last microbatch take to pass. If the layers are not a multiple of the stages, stages
+in the middle get one more than those at the ends, which also have the embedding or the output
+layer.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, laye
 from hocket.cost.parallel.setting import Setting
 
 FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
-"""Patterns of filling and draining a pipeline: `StageTimes.fill_s` has a row for each. With few
-microbatches all but ``FLUSH`` become ``SCARCE``."""
+"""Patterns of filling and draining a pipeline: `StageTimes.fill_s` has a row for each. With too few
+microbatches all but ``FLUSH`` approach ``SCARCE``."""
 DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
-"""Microbatches per stage from which each pattern reaches its own fill."""
+"""Microbatches per pipeline rank from which each pattern reaches its own fill time."""
 GATHERED = 3
-"""The ZeRO stage that gathers weights for every pass."""
+"""ZeRO stage that gathers weights for every pass."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StageTimes:
-    """Seconds per microbatch, one entry per distinct stage."""
+    """Seconds per microbatch, one entry per combination of stage fields."""
 
     busy_s: FloatArray
-    """The most loaded device, transfers between stages left out."""
+    """Seconds of the most loaded device, without transfers between stages."""
     tensor_s: FloatArray
-    """Of these: collectives of tensor-parallel ranks."""
+    """Part of ``busy_s`` spent in tensor-parallel collectives."""
     other_s: FloatArray
-    """Of these: traffic of context and expert parallelism."""
+    """Part of ``busy_s`` spent in traffic of context and expert parallelism."""
     exchange_s: FloatArray
-    """Both directions to the next stage, per chunk, as the pipeline waits for them."""
+    """Seconds per chunk of transfers to and from the next stage, averaged over the ranks."""
     fill_s: FloatArray
-    """[pattern, stage]: waiting of the most loaded device in a whole step."""
+    """[pattern, stage]: seconds per step that the most loaded device waits for the fill."""
     lag_s: FloatArray
-    """Waiting per microbatch where memory for half of them is kept (`V_HALF`)."""
+    """Seconds that the most loaded device waits per microbatch under ``v-half``."""
 
 
 def ends_and_middle(layers: FloatArray, pipeline: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Layers of the first and last stage, and of those between; all of them for one stage."""
+    """Layers of the first and last stage, and of each stage between (all layers for one stage)."""
     share, rest = np.floor(layers / pipeline), layers % pipeline
     middle = share + (rest > 0)
     return np.where(rest <= pipeline - 2, share, middle), middle
@@ -58,7 +59,7 @@ def stage_times(
     crosses_hosts: FloatArray,
     coefficients: Coefficients,
 ) -> StageTimes:
-    """The times of pipelines of ``pipeline`` stages made of the given slices of layers."""
+    """Times of pipelines of ``pipeline`` even stages."""
     times = layer_times(setting, slices, coefficients)
     ends, middle = ends_and_middle(setting.layers, pipeline)
     first = times.embedding_s
@@ -81,7 +82,7 @@ def stage_times(
 def _longest(
     times: LayerTimes, pipeline: FloatArray, ends: FloatArray, middle: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Time and layers of the most loaded device."""
+    """Seconds and number of layers of the most loaded device."""
     last = times.logits_s + times.logits_backward_s
     at_end = ends * times.total_s + np.maximum(times.embedding_s, last)
     between = np.where(pipeline > 2, middle * times.total_s, 0.0)
@@ -94,11 +95,12 @@ def _longest(
 def _fill_s(
     times: LayerTimes, setting: Setting, pipeline: FloatArray, others_s: FloatArray
 ) -> FloatArray:
-    """[pattern, stage]: waiting of the most loaded device before its first and after its last work.
+    """[pattern, stage]: seconds that the most loaded device waits before its first and after its
+    last op.
 
-    ``FLUSH`` is the time of one microbatch on all other devices. Split backward passes put weight
-    gradients into the wait (Qi et al.), but what remains until the last device starts cannot be
-    filled, since the optimizer waits for all.
+    ``FLUSH`` is the time of one microbatch on all other devices. A split backward pass fills the
+    wait with weight gradients (Qi et al.). The rest of the time until the last device starts cannot
+    be filled, since the optimizer waits for all devices.
     """
     share = setting.layers / pipeline
     forward = share * times.forward_s
@@ -120,10 +122,10 @@ def _fill_s(
 
 
 def _uneven_s(times: LayerTimes, setting: Setting, pipeline: FloatArray) -> FloatArray:
-    """Time by which the gradient of a stage's inputs exceeds that of its weights.
+    """Seconds by which a stage's input gradients take longer than its weight gradients.
 
-    V-shaped schedules are designed for equal times; recomputation makes them unequal. The cost of
-    that was read off simulated pipelines of 4 to 16 stages.
+    V-shaped schedules are designed for equal times, which recomputation makes unequal. The factors
+    on this difference in `_fill_s` were fitted to simulated pipelines of 4 to 16 stages.
     """
     share = setting.layers / pipeline
     return share * np.maximum(times.input_gradient_s - times.weight_gradient_s, 0.0)

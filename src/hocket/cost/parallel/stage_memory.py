@@ -1,7 +1,7 @@
-"""Memory of every stage and every device of one config, with stages of any size.
+"""Memory of every stage and every rank of one config, with any number of layers per stage.
 
-The same tables as `memory`, but each stage keeps its own layers and each rank its own stages. Time
-is linear in the number of virtual stages.
+Uses the same tables as `memory`, but sums the layers of each stage and the stages of each rank.
+O(virtual stages).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hocket.transformer.stages import stage_layers, stage_ranks
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes of one config, overheads included."""
+    """Bytes per stage and per rank of one config, overheads included."""
 
     activation_bytes: tuple[int, ...]
-    """Per virtual stage: what it keeps of one microbatch until the end of its backward."""
+    """Bytes that each virtual stage saves of one microbatch until the end of its backward pass."""
     weight_gradient_bytes: tuple[int, ...]
-    """Per virtual stage: of that, what the gradients of the weights need."""
+    """Part of ``activation_bytes`` that the weight gradients read."""
     state_bytes: tuple[int, ...]
-    """Per pipeline rank: weights, gradients, optimizer state, working buffers, libraries."""
+    """Bytes per rank of weights, gradients, optimizer state, working buffers and libraries."""
     peak_bytes: tuple[int, ...]
-    """Per pipeline rank: the state and the most microbatches that its schedule keeps."""
+    """Peak per rank: ``state_bytes`` and the activations of the most microbatches in flight."""
 
 
 def stage_memory(
@@ -44,7 +44,7 @@ def stage_memory(
     software: Software,
     overheads: MemoryOverheads | None = None,
 ) -> StageMemory:
-    """Memory of the stages of one config; overheads are the program's unless given."""
+    """Memory of the stages of one config; ``overheads`` defaults to the program's own."""
     overheads = overheads or software.overheads
     rates = _Rates.of(model, config, software)
     stages = _stages(model, config, rates)
@@ -70,7 +70,7 @@ def stage_memory(
 
 @dataclass(frozen=True)
 class _Stage:
-    """Bytes of one virtual stage; activations per microbatch."""
+    """Bytes of one virtual stage; activations are per microbatch."""
 
     layers: float
     edge: float
@@ -82,25 +82,25 @@ class _Stage:
 
     @property
     def activation(self) -> float:
-        """All that the stage keeps of a microbatch."""
+        """Bytes that the stage saves of one microbatch."""
         return self.layers + self.edge + self.logits
 
 
 @dataclass(frozen=True, eq=False)
 class _Rates:
-    """Figures of one config that all its stages share."""
+    """Values of one config that are the same for all of its stages."""
 
     held: StateTables
     kept: ActivationTables
     tensor: int
     mode: tuple[int, int, int]
-    """Position of the config in the tables of activations."""
+    """Index of the config in `ActivationTables`."""
     share: float
-    """Sequences of one microbatch on one device."""
+    """Sequences of one microbatch per device: a fraction under context parallelism."""
     per_parameter: float
     per_routed: float
     routed: float
-    """Routed experts of one layer on one device."""
+    """Parameters of one layer's routed experts on one device."""
     live: float
 
     @classmethod
@@ -126,7 +126,8 @@ class _Rates:
         )
 
     def stage(self, num_dense: int, num_sparse: int, is_first: bool, is_last: bool) -> _Stage:
-        """A stage with some layers of both kinds, at either end of the model or inside."""
+        """Bytes of a stage with these numbers of dense and sparse layers, at either end or
+        inside."""
         kept, ends = self.kept, self.mode[:2]
         layers = num_dense * kept.dense_layer[self.mode] + num_sparse * kept.sparse_layer[self.mode]
         working = max(
@@ -148,7 +149,7 @@ class _Rates:
         )
 
     def both_ends(self, num_stages: int) -> float:
-        """Change of the state's bytes where one device has the first and the last stage."""
+        """Bytes of state to add if one device has both the first and the last stage."""
         # A tied output layer on another device is a copy of the embedding; on the same, nothing.
         counted = 0.0 if num_stages == 1 else self.held.last[self.tensor]
         return float((self.held.untied[self.tensor] - counted) * self.per_parameter)
@@ -161,7 +162,7 @@ class _Rates:
         return float(parameters) * self.per_parameter + num_sparse * self.routed * self.per_routed
 
     def _largest_layer(self, num_dense: int, num_sparse: int) -> float:
-        """Parameters of the largest layer that the stage has."""
+        """Parameters of the largest layer of the stage."""
         dense = float(self.held.dense_layer[self.tensor]) if num_dense else 0.0
         sparse = float(self.held.sparse_layer[self.tensor]) + self.routed if num_sparse else 0.0
         return max(dense, sparse)
@@ -180,7 +181,7 @@ def _stages(model: Transformer, config: ParallelConfig, rates: _Rates) -> list[_
 
 
 def _held_bytes(config: ParallelConfig, rank: int, stages: list[_Stage]) -> float:
-    """Activations of all microbatches that a rank keeps at its fullest moment."""
+    """Bytes of activations of all microbatches in flight on a rank at its peak."""
     pipeline, chunks, index = np.array([[config.pipeline], [config.chunks], [rank]], dtype=float)
     held = in_flight_chunks(config.schedule, pipeline, chunks, index).item() / config.chunks
     num_microbatches = min(float(config.num_microbatches), held)

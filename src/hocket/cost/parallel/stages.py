@@ -1,7 +1,7 @@
 """Costs of every virtual stage of one config, for the simulation of its schedule.
 
-The same physics as `predict`, but each stage has its own number of layers, its own kind of device
-and its own neighbours.
+Uses the same formulas as `predict`, but each stage has its own number of layers, device type and
+neighbours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stage_costs(
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
     kinds: Sequence[str] | None = None,
 ) -> StageCosts:
-    """Costs of the virtual stages; ``kinds`` names the kind of device of each pipeline rank."""
+    """Costs of the virtual stages; ``kinds`` names the device type of each pipeline rank."""
     of_rank = _kinds(config, cluster, software, kinds)
     parts = {
         kind.name: _parts(
@@ -70,18 +70,18 @@ def stage_costs(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _KindTimes:
-    """The times of one kind of device."""
+    """Times of one device type."""
 
     layer: LayerTimes
     each_s: float
-    """Per microbatch: collectives of data-parallel ranks that nothing hides."""
+    """Seconds per microbatch of exposed data-parallel collectives."""
     after_s: float
-    """The same after the last backward, and the optimizer."""
+    """Seconds after the last backward pass: exposed data-parallel collectives and the optimizer."""
 
     def stage_s(
         self, config: ParallelConfig, layers: int, is_first: bool, is_last: bool
     ) -> tuple[float, float, float]:
-        """Forward, gradient of the inputs and of the weights of one virtual stage."""
+        """Seconds of one virtual stage: forward, input gradients, weight gradients."""
         times = self.layer
         constants, chunks = efficiency.CONSTANTS, config.chunks
         constant_s = constants.microbatch_s + self.each_s + (chunks - 1) * constants.chunk_s
@@ -120,7 +120,7 @@ def _parts(config: ParallelConfig, setting: Setting, coefficients: Coefficients)
 def _kinds(
     config: ParallelConfig, cluster: Cluster, software: Software, names: Sequence[str] | None
 ) -> list[DeviceKind]:
-    """The kind of device of each pipeline rank."""
+    """Device type of each pipeline rank."""
     if names is None:
         return [slowest_kind(cluster, software)] * config.pipeline
     if len(names) != config.pipeline:
@@ -138,7 +138,7 @@ def _kinds(
 def _sends_s(
     config: ParallelConfig, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
 ) -> tuple[float, ...]:
-    """Time from each stage to the next: nothing on one device, less inside a host."""
+    """Seconds from each stage to the next: 0 on the same rank, less inside a host."""
     per_rank = config.tensor * config.context * config.data
     per_host = int(setting.devices_per_host)
     hosts = [rank * per_rank // per_host for rank in ranks]

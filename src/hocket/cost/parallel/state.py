@@ -1,4 +1,4 @@
-"""Parameters that one device holds, and the bytes of state for each of them."""
+"""Parameters that one device holds, and bytes of state per parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.transformer import Transformer
 from hocket.transformer.counts import mlp_parameters, norm_parameters
 
 WEIGHT_BYTES = 2
-"""16-bit weights."""
+"""Bytes of a 16-bit weight."""
 _FLOAT32_BYTES = 4
 
 
@@ -21,21 +21,21 @@ class StateTables:
     """Parameters of one device by tensor degree: entry ``t`` is for degree ``t``."""
 
     dense_layer: FloatArray
-    """A layer with the dense MLP."""
+    """Parameters of a layer with a dense MLP."""
     sparse_layer: FloatArray
-    """A layer with experts, without the routed experts."""
+    """Parameters of a layer with experts, without the routed experts."""
     routed: FloatArray
-    """Routed experts of one layer, before they are divided over the expert degree."""
+    """Parameters of one layer's routed experts, before expert parallelism shards them."""
     first: FloatArray
-    """Embeddings."""
+    """Parameters of the token and position embeddings."""
     last: FloatArray
-    """The last norm and the output layer, or the copy of the embedding that serves as one."""
+    """Parameters of the last norm, and of the output layer or its copy of the embedding."""
     untied: FloatArray
-    """As ``last``, on a device that holds the embedding too."""
+    """The same as ``last`` on a device that also holds the embedding: without a copy of it."""
 
 
 def state_tables(model: Transformer, max_tensor: int) -> StateTables:
-    """Parameters of one device for every tensor degree up to the largest."""
+    """Parameters of one device for every tensor degree up to ``max_tensor``."""
     tensor = np.maximum(np.arange(max_tensor + 1, dtype=np.float64), 1.0)
     hidden, bias = model.hidden, float(model.biases)
     query = model.heads * model.head_width / tensor
@@ -62,11 +62,11 @@ def state_tables(model: Transformer, max_tensor: int) -> StateTables:
 
 
 def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
-    """For each ZeRO stage: bytes that every rank holds, and bytes that the ranks divide, unless
-    these stay in the memory of the host.
+    """Bytes per parameter at each ZeRO stage: replicated on every rank, and sharded over the ranks.
 
-    The optimizer works on 32-bit gradients: where they are summed in fewer bits, it makes a copy of
-    its share. So a parameter takes 18 bytes in all with 32-bit sums and 20 with 16-bit ones.
+    The sharded bytes are 0 if they are offloaded to the host. The optimizer works on 32-bit
+    gradients and copies its shard if gradients are summed in fewer bits. So a parameter takes 18
+    bytes in all with 32-bit sums and 20 with 16-bit sums.
     """
     gradient = software.gradient_bytes + software.spare_gradient_bytes
     is_copied = software.copies_gradients and software.gradient_bytes < _FLOAT32_BYTES
@@ -76,17 +76,17 @@ def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
 
 
 def live_bytes_per_parameter(software: Software) -> FloatArray:
-    """For each ZeRO stage: bytes per parameter of a layer that are whole only while it runs.
+    """Bytes per parameter of a layer that are unsharded only while it runs, at each ZeRO stage.
 
-    ZeRO-2 makes one layer's gradients before they are divided; ZeRO-3 also gathers a layer's
-    weights, and those of the next one ahead of time.
+    ZeRO-2 computes one layer's gradients before they are sharded. ZeRO-3 also gathers the weights
+    of that layer and prefetches those of the next one.
     """
     gradient = software.gradient_bytes
     return np.array([0, 0, gradient, gradient + 2 * WEIGHT_BYTES], dtype=np.float64)
 
 
 def _mlp(model: Transformer, width: int, tensor: FloatArray) -> FloatArray:
-    """Parameters of an MLP on one rank: the last bias is whole on each."""
+    """Parameters of an MLP on one rank; its last bias is replicated on every rank."""
     if not width:
         return np.zeros_like(tensor)
     last_bias = model.hidden if model.biases else 0

@@ -1,10 +1,10 @@
-"""The time of a training step, for any number of configs at once.
+"""Predict the time of a training step in closed form, for any number of configs at once.
 
-A step is m microbatches on the most loaded device of a pipeline, the filling and draining of the
-pipeline (the bubble), transfers between stages, collectives of data-parallel ranks as far as
-nothing hides them, and the optimizer (Narayanan et al., SC'21, with their terms for communication
-made explicit). Times are computed for the distinct combinations of fields that they depend on, and
-looked up for each config: O(configs).
+A step consists of m microbatches on the most loaded device of a pipeline, the filling and draining
+of the pipeline (the bubble), transfers between stages, exposed data-parallel collectives, and the
+optimizer (Narayanan et al., SC'21, with explicit terms for communication). Times are computed once
+per distinct combination of the fields that they depend on, and looked up for each config:
+O(configs).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from hocket.cost.parallel.columns import (
     columns_of,
 )
 from hocket.cost.parallel.layer import LayerSlices
-from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.similarity import factors
@@ -51,22 +50,22 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
 from hocket.transformer.counts import step_flops
 
-# Which configs share a stage, and which hold weights alike.
+# Which configs have equal stages, and which have equal ranks.
 #
 # Times depend on few fields at once: they are computed for the combinations that occur and looked
 # up for each config. Few configs are sorted; many are numbered without sorting, each field by
 # its position among the values that it takes. O(configs + product of distinct values).
 
 FEW = 20_000
-"""ParallelConfigs that are sorted rather than numbered: less than loading compiled code takes."""
+"""Up to this many configs are sorted instead of numbered: faster than loading compiled code."""
 MAX_NUMBERS = 2**25
 _SMALL = 128
-"""Values of a field of one byte."""
+"""Number of values of a one-byte field."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Keys:
-    """Distinct stages and ranks, and which of them each config has."""
+    """Distinct combinations of stage and rank fields, and the position of each config's own."""
 
     slices: LayerSlices
     pipeline: FloatArray
@@ -77,12 +76,12 @@ class Keys:
 
 
 def num_devices(configs: ParallelConfigs) -> IntArray:
-    """Devices that each config takes."""
+    """Number of devices of each config."""
     return configs.tensor * configs.pipeline * configs.data * configs.context
 
 
 def keys_of(configs: ParallelConfigs, devices_per_host: int) -> Keys:
-    """The distinct combinations among configs."""
+    """Distinct combinations of stage and rank fields among configs."""
     if len(configs) > FEW:
         numbered = _numbered(configs, devices_per_host)
         if numbered is not None:
@@ -129,7 +128,7 @@ def _sorted(columns: list[NDArray[np.generic]]) -> tuple[list[FloatArray], IntAr
 
 
 def _numbered(configs: ParallelConfigs, devices_per_host: int) -> Keys | None:
-    """As sorting gives; None where there are too many combinations to number."""
+    """Distinct combinations, found without sorting; None if there are too many to number."""
     from hocket.cost.parallel.step_kernels import mark_ranks, mark_stages, mark_values
 
     columns = columns_of(configs)
@@ -162,7 +161,7 @@ def _size(columns: ConfigColumns, name: str) -> int:
 
 
 def _places(seen: Seen, names: tuple[str, ...]) -> dict[str, IntArray]:
-    """Positions of values, each times the number of combinations of the fields after it."""
+    """Per field: position of each value times the field's stride; sums number combinations."""
     places: dict[str, IntArray] = {}
     stride = 1
     for name in reversed(names):
@@ -179,7 +178,7 @@ def _codes(configs: ParallelConfigs, sizes: list[int]) -> tuple[IntArray, BoolAr
 def _renamed(
     code: IntArray, found: BoolArray, sizes: list[int], values: list[NDArray[np.intp]]
 ) -> list[FloatArray]:
-    """The values of the combinations that occur; ``code`` becomes their positions."""
+    """Values of the combinations that occur; replaces ``code`` by their positions, in place."""
     from hocket.cost.parallel.step_kernels import rename
 
     rename(code, (np.cumsum(found) - 1).astype(np.int32))
@@ -196,7 +195,7 @@ _PATTERN = np.array([_PATTERNS[name] for name in SCHEDULES], dtype=np.int32)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Times:
-    """The times of distinct stages and ranks, and which of them each config has."""
+    """Times of distinct stages and ranks, and the position of each config's own."""
 
     setting: Setting
     configs: ParallelConfigs
@@ -206,7 +205,7 @@ class Times:
     rank: IntArray
 
     def parts(self) -> dict[str, FloatArray]:
-        """The parts of every config's step by name."""
+        """Seconds of each part of the step by name, one entry per config."""
         configs, stages, ranks, stage, rank = (
             self.configs, self.stages, self.ranks, self.stage, self.rank,
         )  # fmt: skip
@@ -238,9 +237,10 @@ class Times:
         }
 
     def _bubble_s(self, count: IntArray, each_s: FloatArray) -> FloatArray:
-        """Waiting of the most loaded devices while the pipeline fills and drains.
+        """Seconds that the most loaded device waits while the pipeline fills and drains.
 
-        ``each_s`` is exposed once per microbatch on every stage, so that the fill has it, too.
+        ``each_s`` is exposed once per microbatch on every stage, so it lengthens the fill as
+        well.
         """
         pattern, stage, fill_s = _PATTERN[self.configs.schedule], self.stage, self.stages.fill_s
         others = self.configs.pipeline - 1
@@ -253,7 +253,7 @@ class Times:
         return np.asarray(np.where(pattern == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
     def step_s(self) -> FloatArray:
-        """Every config's step; for many in compiled code, without intermediate arrays."""
+        """Seconds of each config's step; computed in compiled code if there are more than `FEW`."""
         if len(self.configs) <= FEW:
             return _sum(self.parts())
         from hocket.cost.parallel.step_kernels import add_up
@@ -288,9 +288,9 @@ class StepPrediction:
     times: Times
     tokens_per_sequence: int
     flops_per_sequence: float
-    """Model FLOPs, without recomputation."""
+    """FLOPs of the model per sequence, without recomputation."""
     factor: FloatArray
-    """Correction of the formulas' times by measured runs; see `hocket.cost.parallel.similarity`."""
+    """Correction of the predicted times by measured runs; see `hocket.cost.parallel.similarity`."""
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -300,42 +300,42 @@ class StepPrediction:
         return {name: self.factor * part_s for name, part_s in self.times.parts().items()}
 
     def parts(self) -> dict[str, FloatArray]:
-        """The parts of the step by name, in seconds; see the properties."""
+        """Seconds of each part of the step, by name."""
         return dict(self._parts)
 
     @property
     def compute_s(self) -> FloatArray:
-        """Work of the most loaded device, launches included."""
+        """Seconds of work on the most loaded device, including launches."""
         return self._parts["compute"]
 
     @property
     def bubble_s(self) -> FloatArray:
-        """Its waiting while the pipeline fills and drains."""
+        """Seconds that the most loaded device waits while the pipeline fills and drains."""
         return self._parts["bubble"]
 
     @property
     def tensor_s(self) -> FloatArray:
-        """Exposed collectives of tensor-parallel ranks."""
+        """Exposed seconds of tensor-parallel collectives."""
         return self._parts["tensor"]
 
     @property
     def other_s(self) -> FloatArray:
-        """Exposed traffic of context and expert parallelism."""
+        """Exposed seconds of traffic of context and expert parallelism."""
         return self._parts["other"]
 
     @property
     def data_s(self) -> FloatArray:
-        """Exposed collectives of data-parallel ranks."""
+        """Exposed seconds of data-parallel collectives."""
         return self._parts["data"]
 
     @property
     def optimizer_s(self) -> FloatArray:
-        """Gradient clipping and optimizer."""
+        """Seconds of gradient clipping and the optimizer."""
         return self._parts["optimizer"]
 
     @property
     def bubble(self) -> FloatArray:
-        """Share of the step in which the most loaded device waits for the pipeline."""
+        """Fraction of the step in which the most loaded device waits for the pipeline."""
         return self.bubble_s / self.step_s
 
     @property
@@ -345,7 +345,7 @@ class StepPrediction:
 
     @property
     def mfu(self) -> FloatArray:
-        """Share of the peak that the model's own FLOPs reach."""
+        """Model FLOPs utilization: fraction of the peak, without recomputation."""
         rate = self.times.configs.global_batch * self.flops_per_sequence / self.step_s
         return rate / (num_devices(self.times.configs) * self.times.setting.peak_flops)
 
@@ -357,8 +357,8 @@ def predict(
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
 ) -> StepPrediction:
-    """The step times of configs of one model; of unequal devices the slowest kind counts."""
-    network = network_of(cluster)
+    """Predict step times of configs of one model, as if all devices were of the slowest type."""
+    network = cluster.network
     setting = setting_of(model, software, slowest_kind(cluster, software), network)
     keys = keys_of(configs, network.devices_per_host)
     times = Times(
@@ -382,10 +382,7 @@ def predict(
 def predict_settings(
     setting: Setting, configs: ParallelConfigs, coefficients: Coefficients
 ) -> FloatArray:
-    """Step times where each config has a setting of its own: another model, or program.
-
-    By the formulas alone: anchors are no part of a setting.
-    """
+    """Step times of configs with a setting each (model or program), without anchors."""
     index = np.arange(len(configs), dtype=np.int32)
     columns = {f.name: getattr(configs, f.name).astype(np.float64) for f in fields(configs)}
     slices = LayerSlices(**{f.name: columns[f.name] for f in fields(LayerSlices)})
@@ -403,7 +400,7 @@ def predict_settings(
 
 
 def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
-    """The kind of device with the lowest rate for the program's arithmetic."""
+    """Device type with the lowest peak FLOP/s for the program's dtype."""
     if not cluster.kinds:
         raise UsageError(f"{cluster.name!r} has no devices")
     return min(cluster.kinds, key=lambda kind: kind.peak_flops.get(software.dtype, 0.0))
@@ -412,11 +409,12 @@ def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
 def exposed_s(
     collective_s: FloatArray, hidden_s: FloatArray, is_waited_for: BoolArray | bool = False
 ) -> FloatArray:
-    """Exposed time of collectives that overlap with ``hidden_s`` of work.
+    """Exposed seconds of collectives that overlap with ``hidden_s`` seconds of work.
 
-    The longer of the two decides where all that counts is when both have ended. Gathered weights
-    are waited for at every layer, now by the work and now by the network: together the two take the
-    root of their squares, which meets ZeRO-3's published steps within 5 % on average.
+    If only the end of both matters, this is what exceeds the work. Gathered weights instead are
+    waited for at every layer, sometimes by the work and sometimes by the network: both together
+    take sqrt(collectives^2 + work^2), which matches ZeRO-3's published steps within 5 % on
+    average.
     """
     waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
     left_s = np.where(is_waited_for, waited_s, collective_s - hidden_s)
@@ -426,17 +424,18 @@ def exposed_s(
 def exposed_exchange_s(
     exchange_s: FloatArray, hidden_s: FloatArray, chunks: IntArray
 ) -> FloatArray:
-    """Exposed time of one chunk's transfers beside ``hidden_s`` of work on all chunks."""
+    """Exposed seconds of one chunk's transfers that overlap with ``hidden_s`` seconds of work."""
     hidden_s = np.maximum(hidden_s, 0.0) / chunks
     return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 
 
 def hiding_rounds(pipeline: IntArray, chunks: IntArray, count: IntArray) -> FloatArray:
-    """Microbatches of work that the collectives of a step can hide behind.
+    """Number of microbatches whose work can hide the collectives that run once per step.
 
-    One, the last backward; with several chunks, gradients of a chunk are complete when the last
-    microbatches have left it, and those then pass all chunks before it, a round of as many as ranks
-    each (and new weights of the last chunk are not needed before the first round has come to it).
+    With one chunk this is one: the last backward pass. With several, the gradients of a chunk are
+    complete as soon as its last microbatches are, and these still have to pass all chunks before
+    it, in rounds of as many microbatches as ranks. Likewise the new weights of the last chunk are
+    not needed before the first round reaches it.
     """
     return np.clip(pipeline * (chunks - 1) / chunks, 1.0, np.maximum(count, 1))
 

@@ -1,4 +1,4 @@
-"""Distinct combinations among millions of configs, and their steps, in compiled code."""
+"""Compiled code: distinct combinations among millions of configs, and the sums of their steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.kernels import kernel
 
 @kernel
 def mark_values(columns: ConfigColumns, devices_per_host: int, seen: Seen) -> None:
-    """Note which values each field takes."""
+    """Mark the values that occur in each field."""
     for i in range(len(columns.tensor)):
         tensor, pipeline = columns.tensor[i], columns.pipeline[i]
         data, context = columns.data[i], columns.context[i]
@@ -38,7 +38,7 @@ def mark_stages(
     code: IntArray,
     seen: BoolArray,
 ) -> None:
-    """Number the stages of all configs, and note which numbers occur."""
+    """Number the stage combination of every config in ``code``, and mark the numbers that occur."""
     for i in range(len(columns.tensor)):
         tensor, pipeline, context = columns.tensor[i], columns.pipeline[i], columns.context[i]
         crosses = int(tensor * pipeline * columns.data[i] * context > devices_per_host)
@@ -58,7 +58,7 @@ def mark_stages(
 
 @kernel
 def mark_ranks(columns: ConfigColumns, places: RankPlaces, code: IntArray, seen: BoolArray) -> None:
-    """Number the combinations of degrees of all configs, and note which numbers occur."""
+    """Number the rank combination of every config in ``code``, and mark the numbers that occur."""
     for i in range(len(columns.tensor)):
         number = (
             places.tensor[columns.tensor[i]]
@@ -74,7 +74,7 @@ def mark_ranks(columns: ConfigColumns, places: RankPlaces, code: IntArray, seen:
 
 @kernel
 def rename(code: IntArray, position: IntArray) -> None:
-    """Replace numbers by their positions among those that occur."""
+    """Replace the numbers in ``code`` by their positions among those that occur."""
     for i in range(len(code)):
         code[i] = position[code[i]]
 
@@ -88,8 +88,11 @@ def add_up(
     hiding: tuple[float, float, float, float],
     step_s: FloatArray,
 ) -> None:
-    """The step of every config; ``hiding``: whether collectives overlap, whether transfers to the
-    next stage do, what never hides of them, and what each further chunk costs."""
+    """Write the seconds of every config's step to ``step_s``.
+
+    ``hiding`` holds: 1 if data-parallel collectives overlap, 1 if transfers to the next stage
+    overlap, the fraction that is never hidden, and the seconds of each further chunk.
+    """
     overlaps, overlaps_pipeline, never, chunk_s = hiding
     for i in range(len(stage)):
         s, r = stage[i], rank[i]

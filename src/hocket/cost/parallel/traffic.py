@@ -1,8 +1,8 @@
 """Times of the collectives and transfers of parallel training on a cluster's network.
 
-A group of n ranks that lie ``stride`` devices apart is inside a host or goes through the network;
-there the members in one host share the adapters of all the devices that the groups beside them do
-not use, so that r members get r times a device's bandwidth. Times are latency + bytes / bandwidth.
+A group of n ranks ``stride`` devices apart lies inside one host or spans several. Between hosts, r
+members of a group on one host get r times a device's network bandwidth: with a stride of s, all
+groups on the host together use its adapters evenly. Times are latency + bytes / bandwidth.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from hocket.cost.parallel.setting import Setting
 
 @dataclass(frozen=True, eq=False)
 class RankGroup:
-    """Ranks that talk to each other."""
+    """Ranks of one communication group."""
 
     num_ranks: FloatArray
     stride: FloatArray
-    """Devices from one rank to the next."""
+    """Number of devices from one rank of the group to the next."""
 
     def is_inside(self, setting: Setting) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """True if all ranks are in one host."""
+        """True if all ranks of the group are on one host."""
         return np.asarray(self.num_ranks * self.stride <= setting.devices_per_host)
 
     def per_host(self, setting: Setting) -> FloatArray:
-        """Ranks in one host."""
+        """Number of the group's ranks per host."""
         return np.clip(setting.devices_per_host / self.stride, 1, self.num_ranks)
 
 
 def all_reduce_s(
     size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
-    """All ranks get the sum of their ``size_bytes``."""
+    """Seconds of an all-reduce of ``size_bytes``."""
     return _collective_s(2 * size_bytes, group, setting, coefficients, starts=1.0)
 
 
 def all_gather_s(
     size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
-    """All ranks end with ``size_bytes``; a reduce-scatter takes as long."""
+    """Seconds of an all-gather with a result of ``size_bytes``; a reduce-scatter takes as long."""
     return _collective_s(size_bytes, group, setting, coefficients, starts=0.6)
 
 
@@ -55,10 +55,11 @@ def token_exchange_s(
     setting: Setting,
     coefficients: Coefficients,
 ) -> FloatArray:
-    """Each rank sends copies of its tokens (``size_bytes`` for one of each) to experts anywhere.
+    """Seconds to send ``num_copies`` copies of every rank's tokens to experts on any rank.
 
-    Copies inside a host go over its own links. Where a token goes to each host once, a host gets it
-    if any of its experts is there, which for even routing is 1 - (1 - 1 / hosts)^copies.
+    ``size_bytes`` is the size of one copy of all tokens of a rank. Copies inside a host use its own
+    links. If a token is sent to each host once, a host receives it if any of the token's experts is
+    there, with probability 1 - (1 - 1 / hosts)^copies under even routing.
     """
     constants = efficiency.CONSTANTS
     ranks, near = group.num_ranks, np.minimum(group.per_host(setting), group.num_ranks)
@@ -80,7 +81,7 @@ def send_s(
     setting: Setting,
     coefficients: Coefficients,
 ) -> FloatArray:
-    """One device sends to its counterpart in the next stage, as all devices of its host do."""
+    """Seconds to send to the next stage, while all other devices of the host send as well."""
     constants = efficiency.CONSTANTS
     bandwidth_bps = np.where(
         crosses_hosts > 0,
@@ -93,7 +94,7 @@ def send_s(
 def inside_bandwidth_bps(
     group: RankGroup, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
-    """Bus bandwidth of large collectives inside a host."""
+    """Bus bandwidth of large collectives inside a host, in bytes per second."""
     constants = efficiency.CONSTANTS
     share = constants.inside_share * group.num_ranks / (group.num_ranks + constants.inside_ranks)
     return setting.inside_bps * share / coefficients.tensor
