@@ -29,7 +29,7 @@ def memory():
             ),
             MemoryBlock(
                 name="blocks.1.attn:1", start=20, stop=30, activations="offloaded",
-                parameters="streamed", update="host", expert_groups=4,
+                parameters="streamed", update="host",
             ),
         ),
         loss_chunks=8,
@@ -68,11 +68,6 @@ def test_memory_that_fits_the_graph_breaks_no_rule(problem, memory):
         ),
         ({"blocks": (MemoryBlock(name="blocks.0:"),)}, "'blocks.0:' is no module"),
         ({"blocks": (MemoryBlock(name="a", share=1.5),)}, "a share of 1.5"),
-        ({"blocks": (MemoryBlock(name="a", expert_groups=2),)}, "not streamed and updated on the"),
-        (
-            {"blocks": (MemoryBlock(name="a", expert_groups=2, parameters="streamed"),)},
-            "experts in 2 groups",
-        ),
     ],
 )
 def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
@@ -87,7 +82,6 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data["blocks"][0].update(ops=[-1, 2]), r"ops\[0\] is -1"),
         (lambda data: data["blocks"][0].update(share=True), "share is True"),
         (lambda data: data["blocks"][0].update(share=1.5), "share is 1.5"),
-        (lambda data: data["blocks"][0].update(expert_groups=0), "expert_groups is 0"),
         (lambda data: data["blocks"][0].update(tensors=["x"]), "tensors has 1 entries"),
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
         (lambda data: data.update(loss_chunks=2**31 - 1), "loss_chunks is 2147483647"),
@@ -102,13 +96,6 @@ def test_memory_file_errors_name_the_key(problem, memory, edit, words):
     edit(data)
     with pytest.raises(InputFileError, match=words):
         Memory.from_data(data, problem)
-
-
-def test_plans_from_before_experts_came_in_groups_are_read(problem, memory):
-    data = memory.to_data()
-    for block in data["blocks"]:
-        del block["expert_groups"]
-    assert {block.expert_groups for block in Memory.from_data(data, problem).blocks} == {1}
 
 
 def test_plans_from_before_whose_blocks_name_no_tensors_are_read(problem, memory):

@@ -8,29 +8,7 @@ from simulate.pipelines import CASES, even_costs, schedules, stage_costs, twin, 
 
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.parallel.schedules import make_schedule
-from hocket.simulate.engine import simulate
 from hocket.simulate.pipeline import after_s, simulate_pipeline
-from hocket.simulate.pipeline_graph import pipeline_problem
-
-
-@settings(derandomize=True, deadline=None, max_examples=60)
-@given(st.data())
-def test_quick_path_equals_event_engine(data):
-    schedule = data.draw(schedules())
-    chunks = schedule.num_stages // schedule.num_devices
-    costs = data.draw(stage_costs(schedule.num_devices, chunks))
-    quick = simulate_pipeline(schedule, costs)
-    problem, plan = pipeline_problem(schedule, costs)
-    engine = simulate(problem, plan)
-    assert quick.makespan_s == pytest.approx(engine.makespan_s, rel=1e-12)
-    np.testing.assert_array_equal(quick.peak_bytes, engine.peak_bytes)
-    works = np.concatenate(
-        [*(row[:-1] for row in plan.by_device), [row[-1] for row in plan.by_device]]
-    )
-    np.testing.assert_allclose(quick.start_s, engine.op_start_s[works], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(quick.end_s, engine.op_end_s[works], rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(quick.device, engine.op_device[works])
-    np.testing.assert_allclose(quick.busy_s, engine.busy_s, rtol=1e-12, atol=1e-12)
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)

@@ -297,10 +297,10 @@ def test_plan_without_placement_is_refused():
 
 def test_order_against_dependencies_names_both_ops():
     with pytest.raises(
-        CheckError, match=r"'op1' can never start on 'gpu0'.*'t0' of op 'op0'"
+        CheckError, match=r"'op1' can never start: it reads a result of 'op0'"
     ) as error:
         run(chain(2), joined(1), [1.0] * 2, [0, 0], by_device=(np.array([1, 0]),))
-    assert "producers come before" in error.value.hint
+    assert error.value.hint
     assert error.value.where == "by hand"
 
 
@@ -317,19 +317,31 @@ def test_orders_that_wait_for_each_other_across_devices_are_refused():
 @pytest.mark.parametrize(
     ("device_of", "sections", "message"),
     [
-        ([0], {}, "places 1 ops, the graph has 2"),
+        ([0], {}, "1 placements for 2 ops"),
         ([0, 5], {}, "'op1' is on device 5"),
         ([0, -1], {}, "'op1' is on device -1"),
-        ([0, 1], {"by_device": (np.array([0, 1]),)}, "orders 1 devices"),
+        ([0, 1], {"by_device": (np.array([0, 1]),)}, "1 orders for 2 devices"),
         (
             [0, 1],
             {"by_device": (np.array([0, 1]), np.array([]))},
-            "'op1' is in the order of 'gpu0'",
+            "the order of 'gpu0' is not its ops, each once",
         ),
-        ([0, 1], {"by_device": (np.array([0]), np.array([]))}, "'op1' is in the order 0 times"),
-        ([0, 1], {"by_device": (np.array([0, 0]), np.array([1]))}, "'op0' is in the order 2 times"),
-        ([0, 1], {"by_device": (np.array([0, 7]), np.array([1]))}, "does not exist"),
-        ([0, 1], {"priority": np.array([1.0])}, "1 priorities for 2 ops"),
+        (
+            [0, 1],
+            {"by_device": (np.array([0]), np.array([]))},
+            "order of .gpu1. is not",
+        ),
+        (
+            [0, 1],
+            {"by_device": (np.array([0, 0]), np.array([1]))},
+            "order of .gpu0. is not",
+        ),
+        (
+            [0, 1],
+            {"by_device": (np.array([0, 7]), np.array([1]))},
+            "order of .gpu0. is not",
+        ),
+        ([0, 1], {"priority": np.array([1.0])}, "one number per op"),
     ],
 )
 def test_plan_for_something_else_is_refused(device_of, sections, message):

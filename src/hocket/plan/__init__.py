@@ -1,1 +1,1 @@
-"""The Plan and the Problem that it answers."""
+"""The problem to plan and the plan that solves it: data types, files and structural rules."""

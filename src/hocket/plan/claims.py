@@ -1,7 +1,7 @@
-"""Claims: what planners state about a plan, typed, for programs to read.
+"""Claims: typed statements of planners about a plan, such as bounds and predictions, for programs.
 
-A claim is not a decision: without it the plan runs the same. Whoever relies on one that can be
-checked (a bound, a prediction) checks it; text for users is in a plan's notes.
+Claims are not decisions: a plan without them runs the same. Code that relies on a bound or a
+prediction checks it first. Text for users is in the plan's notes.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ _TEXTS = ("made_from", "form", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """Bounds, counts and predictions; None, empty or zero where nothing is claimed."""
+    """Bounds, counts and predictions; None, empty or zero if nothing is claimed."""
 
     step_s: float | None = None
-    """Step time that is predicted: that of the simulator, with what waits of two streams for each
-    other cost, and without what the next of many steps hides."""
+    """Predicted step time: the simulated time, plus the cost of waits between two streams, minus
+    the time that overlaps with the next step."""
     repeated_step_s: float | None = None
-    """A step among many of a memory plan: the host updates beside the next one."""
+    """Time per step of a memory plan when many steps follow each other: host updates overlap with
+    the next forward pass."""
     peak_bytes: tuple[int, ...] = ()
-    """Predicted peak per device of the cluster; where a training is divided, of one device of each
-    pipeline rank."""
+    """Predicted peak memory per device of the cluster; for a transformer's training, of one device
+    of each pipeline rank."""
     peak_bound_bytes: tuple[int, ...] = ()
-    """Per device: no order of the ops placed there holds fewer bytes at its peak; 0 where nothing
-    is known."""
+    """Lower bound of each device's peak memory over all orders of its ops; 0 if unknown."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """Parts of a step's time."""
+    """Breakdown of the step time: seconds by name of the part."""
     estimated_step_s: float | None = None
-    """Step time as the planner's own model sees it."""
+    """Step time in the planner's own cost model, before simulation."""
     max_load_s: float | None = None
     """Load of the busiest device."""
     step_bound_s: float | None = None
-    """No plan has a shorter step."""
+    """Lower bound of the step time over all plans."""
     load_bound_s: float | None = None
-    """No plan has a smaller load of the busiest device."""
+    """Lower bound, over all plans, of the load of the busiest device."""
     proven: bool | None = None
-    """True if the plan is proven to be the best."""
+    """True if the plan is proven to be optimal."""
     gap: float | None = None
-    """Share of the step by which another plan could be shorter."""
+    """Optimality gap: fraction of the step time that a better plan could save at most."""
     made_from: str = ""
-    """The candidate that ``auto`` went on from."""
+    """Planners whose candidate ``auto`` chose."""
     form: str = ""
-    """The form of the graph that was planned: single ops, the forward pass, the whole step."""
+    """Form of the graph that was planned: single ops, groups of the forward pass or of the step."""
     order: str = ""
-    """The order that was best of those tried."""
+    """Name of the best of the orders that were tried."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counters of the algorithm by name."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
-    """Of a collective: rate, bound, and what proves the bound."""
+    """Certificate of a collective: its rate, the bound of the rate, and the proof of the bound."""
 
     def also(self, **claims: Any) -> Claims:
-        """These claims with others added; counts and parts are joined."""
+        """Return these claims with others added; ``counts`` and ``parts_s`` are merged by key."""
         for name in ("counts", "parts_s"):
             if name in claims:
                 claims[name] = {**getattr(self, name), **claims[name]}
@@ -79,13 +79,13 @@ class Claims:
 
     @classmethod
     def from_data(cls, data: object) -> Claims:
-        """The claims of such data; raises `InputFileError`."""
+        """Read claims from plain data; raises `InputFileError`."""
         known = [f.name for f in fields(cls)]
         entry = checked.record(data, "claims", optional=known)
         return cls(**{name: _claim(name, value, f"claims.{name}") for name, value in entry.items()})
 
     def summary(self) -> dict[str, Any]:
-        """The planner's own claims, counts among them, as ``hocket plan --json`` has them."""
+        """Return claims for ``hocket plan --json``: no predictions, with counts and bound."""
         summary = self.to_data()
         for name in ("step_s", "repeated_step_s", "peak_bytes", "parts_s", "certificate"):
             summary.pop(name, None)

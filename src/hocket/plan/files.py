@@ -1,7 +1,7 @@
-"""Plan files: written atomically, read strictly, complete enough to simulate again exactly.
+"""Plan files: written atomically, read strictly, and sufficient to repeat the simulation exactly.
 
-A file holds the problem (a graph inside or by its path, or a training; the cluster; what the costs
-were made from), every section by its name, the claims and the notes.
+A file holds the problem (a graph or its path, or a transformer's training; the cluster; the
+settings from which costs are computed), every section by name, the claims and the notes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hocket.cost.memory import as_profiled
 from hocket.cost.profile import profile_from_dict
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
-from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
@@ -39,14 +38,14 @@ _HOW = ("transfers", "objective", "contiguous", "spare", "seed")
 
 @dataclass(frozen=True, eq=False)
 class SavedPlan:
-    """A plan as it was read, with its problem."""
+    """A plan read from a file, with its problem."""
 
     problem: Problem
     plan: Plan
 
     @property
     def predicted_step_s(self) -> float | None:
-        """Step time that was predicted when the plan was written."""
+        """Step time that was predicted when the plan was made; None if none was."""
         return self.plan.claims.step_s
 
 
@@ -62,14 +61,14 @@ def json_schema() -> dict[str, Any]:
 def write_plan(
     path: str | Path, problem: Problem, plan: Plan, *, graph_file: str | Path | None = None
 ) -> None:
-    """Write a plan. With ``graph_file`` the graph is named by its path, else it is put inside."""
+    """Write a plan; ``graph_file`` stores the path of the graph instead of the graph itself."""
     write_atomically(path, plan_bytes(path, problem, plan, graph_file=graph_file))
 
 
 def plan_bytes(
     path: str | Path, problem: Problem, plan: Plan, *, graph_file: str | Path | None = None
 ) -> bytes:
-    """Bytes that `write_plan` writes to ``path``; equal plans give equal bytes."""
+    """Return the bytes that `write_plan` writes to ``path``; equal plans give equal bytes."""
     named = None
     if graph_file is not None:
         named = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)
@@ -77,7 +76,7 @@ def plan_bytes(
 
 
 def plan_to_data(problem: Problem, plan: Plan, *, graph_file: str | None = None) -> dict[str, Any]:
-    """The content of a plan's file."""
+    """Return the content of a plan file as plain data."""
     from hocket import __version__
 
     cluster = problem.cluster
@@ -112,13 +111,13 @@ def _work_data(problem: Problem, graph_file: str | None) -> dict[str, Any]:
 
 
 def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> SavedPlan:
-    """Read a plan with its problem; ``graph_file`` replaces the path written in the plan."""
+    """Read a plan with its problem; ``graph_file`` replaces the graph that the file names."""
     data = read_json(path, max_bytes=MAX_PLAN_BYTES)
     return plan_from_data(data, str(path), graph_file=graph_file)
 
 
 def section_names(path: str | Path) -> set[str]:
-    """The sections of a plan file; none where the file cannot be read or is no plan."""
+    """Return the sections of a plan file; empty if it cannot be read or is not a plan."""
     try:
         data = read_json(path, max_bytes=MAX_PLAN_BYTES)
         with fields.located(str(path)):
@@ -128,7 +127,7 @@ def section_names(path: str | Path) -> set[str]:
 
 
 def plan_from_data(data: object, where: str, *, graph_file: str | Path | None = None) -> SavedPlan:
-    """The plan of a file's content; ``where`` names the file in errors."""
+    """Read a plan from the content of its file; ``where`` is the file's path, also for errors."""
     with fields.located(where):
         content = _content(data)
         problem = _problem(content["problem"], Path(where), graph_file)
@@ -231,11 +230,18 @@ def _graph(
         graph = _found_again(file, reference["hash"], path)
     else:
         graph = read_graph(graph_file)
-    return on_file_terms(graph) if cluster.uses_stated_times else graph
+    if not cluster.uses_stated_times:
+        return graph
+    from hocket.graph.formats.dnn_partitioning import on_file_terms
+
+    return on_file_terms(graph)
 
 
 def _found_again(file: str, content_hash: str, path: Path) -> Graph:
-    """The graph that a plan names: where it was, or beside the plan, or in the current folder."""
+    """Read the graph that a plan names.
+
+    Looks at the named path, next to the plan and in the current folder.
+    """
     name = Path(file).name
     first: InputFileError | None = None
     for place in (path.parent / file, path.parent / name, Path(name)):
@@ -265,7 +271,10 @@ def _require_same(what: str, planned: object, actual: str) -> None:
 
 
 def _require_sense(problem: Problem, plan: Plan) -> None:
-    """Refuse a schedule that cannot even be simulated; the rest is for ``verify``."""
+    """Refuse illegal parallel sections and schedules, which cannot be simulated.
+
+    All other rules are left to ``verify``.
+    """
     for kind in (Parallel, Schedule):
         section = plan.get(kind)
         found = [] if section is None else list(section.verify(problem, plan))

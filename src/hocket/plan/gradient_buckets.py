@@ -1,8 +1,8 @@
 """Gradient buckets of data parallelism: one definition for the simulator and for the runtime.
 
-Gradients of one key (the ranks that add them up, their dtype) fill a bucket in the order in which
-the backward pass makes them. The sizes are the defaults of DistributedDataParallel: a small first
-bucket, so that the all-reduce begins early, and large ones after it. O(gradients).
+Gradients with the same key (the ranks that reduce them, their dtype) fill a bucket in the order in
+which the backward pass makes them. The sizes are the defaults of DistributedDataParallel: a small
+first bucket, so that the first all-reduce starts early, then large ones. O(gradients).
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ FIRST_BUCKET_BYTES = 2**20
 
 
 def fill_buckets(gradients: Iterable[tuple[Hashable, int]]) -> Iterator[list[int]]:
-    """Positions of the gradients of each bucket, from their keys and bytes; full buckets first."""
+    """Yield the positions of each bucket's gradients, given as (key, bytes).
+
+    Buckets come in the order in which they are full; those that are not full come last.
+    """
     open_buckets: dict[Hashable, list[int]] = {}
     filled_bytes: dict[Hashable, int] = {}
     limit_bytes: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Limits of the search: which parallel configs are tried at all."""
+"""Limits of the search: the range of parallel configs that planners try."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, Recompute,
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Configs to try. A field that is fixed (``fixed``) takes that value alone."""
+    """Range of the parallel configs to try; a field in ``fixed`` has that one value in all of
+    them."""
 
     max_tensor: int
-    """Largest tensor degree: the devices of one host unless a wider one is asked for."""
+    """Largest tensor degree: the devices of one host, unless the user asks for more."""
     max_context: int = 16
     max_microbatch: int = 64
     schedules: tuple[ScheduleName, ...] = SCHEDULES
     recomputes: tuple[Recompute, ...] = RECOMPUTES
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     pipelined_zeros: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO stages that are tried where there is a pipeline."""
+    """ZeRO stages that are tried in configs with a pipeline."""
     fixed: tuple[tuple[str, int], ...] = ()
-    """Pairs of a whole-number field of `ParallelConfig` and its value."""
-    num_synthesised: int = 0
-    """Of the best pipelines, how many get a schedule made for them; some seconds each."""
+    """Pairs of an integer field of `ParallelConfig` and its value."""
 
     def allowed(self, name: str, values: list[int]) -> list[int]:
-        """Values that may be tried for a field: all, or only the one that it is fixed to."""
+        """Return the values that may be tried for a field: all, or only the fixed one."""
         wanted = dict(self.fixed).get(name)
         return values if wanted is None else [value for value in values if value == wanted]

@@ -1,4 +1,4 @@
-"""Problems from what users name: a graph, a cluster by name or file, profiles and calibrations."""
+"""Make problems from user input: a graph, a cluster by name or file, profiles and calibrations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hocket.cost.calibrate import Calibration
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile
 from hocket.cost.roofline import Launches, costs_from_settings, estimate_costs
-from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
@@ -33,15 +32,17 @@ def make_problem(
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Problem:
-    """Build a problem from a graph and a cluster, or the text or path that names one.
+    """Make a problem from a graph and a cluster, or from the cluster's name or file.
 
-    ``headroom_bytes`` of each device stay empty; by default what its device type states.
+    ``headroom_bytes`` of each device are left free; by default as many as its device type
+    states.
     """
     if transfers not in TRANSFER_MODES:
         raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
     if objective not in OBJECTIVES:
         raise unknown_name("objective", str(objective), OBJECTIVES)
     if on == ON_FILE:
+        from hocket.graph.formats.dnn_partitioning import on_file_terms
         from hocket.hardware.stated import stated_cluster
 
         cluster = stated_cluster(graph.meta)
@@ -66,7 +67,7 @@ def launched(problem: Problem, launches: Launches) -> Problem:
 
 
 def find_cluster(on: str | Path | Cluster) -> Cluster:
-    """Return a cluster, or the one that a text or path names."""
+    """Return a cluster given by itself, by its name or by its file."""
     if isinstance(on, Cluster):
         return on
     if on == ON_THIS_MACHINE:

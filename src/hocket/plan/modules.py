@@ -1,8 +1,8 @@
-"""A placement by modules: which layer is on which device, as few lines as that can be said in.
+"""A placement described by modules: a short list of lines that say which layer is on which device.
 
-Modules form a tree by the dots of their paths. A module whose time is spent on one device, all but
-a little, is one line; any other is described by its parts, as deep as the number of lines allows.
-O(ops + modules x depth).
+Modules form a tree by the dots of their paths. A module that spends nearly all of its time on one
+device gets one line. Any other module is replaced by its submodules, down to the depth at which the
+number of lines reaches the limit. O(ops + modules x depth).
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 
 NEARLY_ALL = 0.98
-"""Part of a module's time that must be on one device for the module to be one line."""
+"""Fraction of a module's time that one device must run for the module to be on one line."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModulePlace:
-    """A module, or what a module does itself, and the devices that do it."""
+    """One line: a module, or the module's own ops without submodules, and the devices that run
+    it."""
 
     path: str
-    """Empty for what belongs to no module."""
+    """Path of the module; empty for ops of no module."""
     last: str
-    """The last of equal neighbours that the line stands for; ``path`` where it stands alone."""
+    """Path of the last module that the line covers; ``path`` if it covers one."""
     share: FloatArray
-    """Per device, its part of the module's time."""
+    """Fraction of the module's time that each device runs."""
     num_ops: int
     is_own: bool = False
-    """True if the line shows only what the module does itself, its parts having their own."""
+    """True if the line covers the module's own ops only; its submodules have lines of their own."""
 
     @property
     def device(self) -> int:
-        """The device that does most of it."""
+        """The device that runs the largest fraction of the module."""
         return int(np.argmax(self.share))
 
     @property
     def is_whole(self) -> bool:
-        """True if all but a little is on one device."""
+        """True if nearly all of the module's time is on one device."""
         return bool(self.share[self.device] >= NEARLY_ALL)
 
 
 @dataclass(frozen=True, eq=False)
 class _Tree:
-    """Seconds per device and ops of each module, with all that is inside of it."""
+    """Seconds per device and number of ops of each module: with its submodules, and its own
+    alone."""
 
     seconds: dict[str, FloatArray]
     own_seconds: dict[str, FloatArray]
@@ -56,9 +58,9 @@ class _Tree:
 
 
 def module_places(problem: Problem, device_of: IntArray, max_lines: int) -> tuple[ModulePlace, ...]:
-    """Lines in the order in which the modules first run; together they cover every op.
+    """Return lines that together cover every op, in the order in which the modules first run.
 
-    More than ``max_lines`` only where the outermost modules are more.
+    There are at most ``max_lines``, unless the outermost modules alone need more.
     """
     tree = _tree(problem, device_of)
     deepest = max(path.count(".") + 1 for path in tree.seconds)
@@ -121,7 +123,7 @@ def _place(path: str, seconds: FloatArray, num_ops: int) -> ModulePlace:
 
 
 def _joined(lines: Iterator[ModulePlace]) -> Iterator[ModulePlace]:
-    """Neighbours of one list (``h.0``, ``h.1``, …) on the same device become one line."""
+    """Merge lines of consecutive list members (``h.0``, ``h.1``, …) on the same device."""
     run: ModulePlace | None = None
     for line in lines:
         if run is not None and _follows(run, line):

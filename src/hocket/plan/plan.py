@@ -1,7 +1,7 @@
-"""The Plan: every decision, as data.
+"""The Plan: every decision about a problem, as data.
 
-A plan is a set of sections, each filled by a planner, and what is claimed of it. It is tied to its
-problem by content hashes, so that a plan for something else is noticed.
+A plan is a set of sections, each filled by a planner, with claims about the plan. It stores the
+content hashes of its work and its cluster, so that using it for another problem is detected.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Decisions about one problem."""
+    """Decisions about one problem, with claims and notes."""
 
     planner: str = ""
-    """Names of the planners that made it, joined by ' + '."""
+    """Names of the planners that made the plan, joined by ' + '."""
     work_hash: str = ""
     cluster_hash: str = ""
     sections: tuple[Section, ...] = ()
-    """At most one of each kind."""
+    """The decisions, at most one section of each type."""
     claims: Claims = field(default_factory=Claims)
-    """Numbers for programs besides the decisions."""
+    """Statements about the plan that programs read."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Text for users; no program reads it."""
 
     def get(self, kind: type[S]) -> S | None:
-        """The section of a kind, if it is there."""
+        """Return the section of a type, or None if the plan has none."""
         return next((section for section in self.sections if isinstance(section, kind)), None)
 
     def __getitem__(self, kind: type[S]) -> S:
-        """The section of a kind; raises `UsageError` where it is not there."""
+        """Return the section of a type; raises `UsageError` if the plan has none."""
         found = self.get(kind)
         if found is None:
             has = ", ".join(self.named()) or "nothing"
@@ -50,18 +50,18 @@ class Plan:
         return found
 
     def named(self) -> dict[str, Section]:
-        """The sections by their names in files, in the order of the registry."""
+        """Return the sections by their names in files, in the order of the registry."""
         there = {section_name(type(section)): section for section in self.sections}
         return {name: there[name] for name in SECTIONS if name in there}
 
     def having(self, *sections: Section) -> Plan:
-        """The plan with these sections, which take the place of those of their kinds."""
+        """Return the plan with these sections, which replace sections of the same types."""
         kinds = tuple(type(section) for section in sections)
         kept = tuple(section for section in self.sections if not isinstance(section, kinds))
         return replace(self, sections=(*kept, *sections))
 
     def without(self, kind: type[Section]) -> Plan:
-        """The plan without the section of a kind."""
+        """Return the plan without the section of a type."""
         kept = tuple(section for section in self.sections if not isinstance(section, kind))
         return replace(self, sections=kept)
 
@@ -72,7 +72,7 @@ class Plan:
         priority: FloatArray | None = None,
         by_device: tuple[IntArray, ...] | None = None,
     ) -> Plan:
-        """The plan with this placement and this order, or that of the graph."""
+        """Return the plan with this placement and order; by default ops run in graph order."""
         return self.having(Placement(device_of)).ordered(priority=priority, by_device=by_device)
 
     def ordered(
@@ -81,30 +81,30 @@ class Plan:
         priority: FloatArray | None = None,
         by_device: tuple[IntArray, ...] | None = None,
     ) -> Plan:
-        """The plan with this order; without one, that of the graph."""
+        """Return the plan with this order; without an order, ops run in graph order."""
         if priority is None and by_device is None:
             return self.without(Order)
         return self.having(Order(priority=priority, by_device=by_device))
 
     def claiming(self, **claims: Any) -> Plan:
-        """The plan with further claims; see `Claims`."""
+        """Return the plan with further claims; see `Claims`."""
         return replace(self, claims=self.claims.also(**claims))
 
     @property
     def device_of(self) -> IntArray | None:
-        """The device of each op, where ops are placed."""
+        """Device of each op; None if the plan has no placement."""
         placement = self.get(Placement)
         return None if placement is None else placement.device_of
 
     @property
     def by_device(self) -> tuple[IntArray, ...] | None:
-        """Per device, its ops in the order in which they must run, where that is strict."""
+        """Strict order of the ops on each device; None if the plan has none."""
         order = self.get(Order)
         return None if order is None else order.by_device
 
     @property
     def priority(self) -> FloatArray | None:
-        """Priorities between ready ops, where planned; the smallest runs first."""
+        """Priority of each op, of which the smallest runs first; None if the plan has none."""
         order = self.get(Order)
         return None if order is None else order.priority
 
@@ -116,5 +116,5 @@ class Plan:
 
 
 def section_name(kind: type[Section]) -> str:
-    """The name of a kind of section in files."""
+    """Return the name that a section type has in files."""
     return next((name for name, known in SECTIONS.items() if known is kind), kind.__name__.lower())

@@ -1,4 +1,4 @@
-"""The Problem: all that a planner may look at."""
+"""The Problem: all input of a planner."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """Work to do on a cluster, what is wanted and what is allowed."""
+    """The work, the cluster, the objective and the constraints."""
 
     work: Graph | TransformerTraining | None
-    """A graph, whose ops are placed; a training, which is divided; None for a collective, which
-    concerns the cluster alone."""
+    """A graph whose ops are placed, a training that is split over devices, or None for a
+    collective, which needs the cluster alone."""
     cluster: Cluster
     op_costs: Costs | None = None
-    """Times of a graph's ops and transfers; a training has coefficients instead."""
+    """Times of a graph's ops and transfers; None for a training, which has coefficients instead."""
     transfers: TransferMode = "shared"
-    """Model of simultaneous transfers: they share each channel's bandwidth equally,
-    they queue one after another at each device, or they do not notice each other."""
+    """Model of simultaneous transfers: ``shared``, they split each channel's bandwidth equally;
+    ``queued``, they run one after another at each device; ``parallel``, they do not affect each
+    other."""
     objective: Objective = "latency"
-    """Objective: the time of one step, or the load of the busiest device, which limits how
-    often steps can follow each other when they are pipelined."""
+    """Quantity to minimize: ``latency``, the time of one step, or ``throughput``, the load of the
+    busiest device, which limits how often pipelined steps can start."""
     contiguous: bool = False
-    """True if no path of forward ops may leave a device and come back to it."""
+    """True if no path of forward ops may leave a device and return to it."""
     spare: float = 0.0
-    """Share of each device's memory that configs leave free."""
+    """Fraction of each device's memory that parallel configs leave free."""
     limits: Limits | None = None
-    """Which configs are tried; None for all that the training's program can run."""
+    """Limits of the configs to try; None to try all that the training program supports."""
     seed: int = 0
 
     def __repr__(self) -> str:
@@ -50,7 +51,7 @@ class Problem:
 
     @property
     def graph(self) -> Graph:
-        """The work, where it is a graph; raises `UsageError` otherwise."""
+        """The work, if it is a graph; raises `UsageError` otherwise."""
         if isinstance(self.work, Graph):
             return self.work
         raise UsageError(
@@ -59,14 +60,14 @@ class Problem:
 
     @property
     def costs(self) -> Costs:
-        """Times of the graph's ops and transfers."""
+        """Times of the graph's ops and transfers; raises `UsageError` if there are none."""
         if self.op_costs is not None:
             return self.op_costs
         raise UsageError(f"the ops of {self.graph.name} have no times", hint="estimate their costs")
 
     @property
     def training(self) -> TransformerTraining:
-        """The work, where it is a training; raises `UsageError` otherwise."""
+        """The work, if it is a training; raises `UsageError` otherwise."""
         if isinstance(self.work, TransformerTraining):
             return self.work
         raise UsageError(
@@ -81,12 +82,12 @@ class Problem:
 
     @property
     def work_name(self) -> str:
-        """The work in errors."""
+        """Name of the work in error messages."""
         return "a collective" if self.work is None else self.work.name
 
     @property
     def memory_bytes(self) -> LongArray:
-        """Usable bytes per device: all but its headroom and what a profile saw libraries keep."""
+        """Usable bytes per device: without its headroom and the bytes that libraries reserve."""
         has = np.array([d.usable_bytes for d in self.cluster.devices], dtype=np.int64)
         usable: LongArray = has - self.costs.reserved_bytes[self.costs.device_row]
         return usable

@@ -1,4 +1,4 @@
-"""The training of a transformer: work that is divided over devices rather than placed op by op."""
+"""The training of a transformer: work that is split over devices instead of placed op by op."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerTraining:
-    """Model, training program, and the fit of that program's times."""
+    """The model, the global batch, the training program and the fitted coefficients of its
+    times."""
 
     model: Transformer
     global_batch: int
@@ -41,7 +42,7 @@ class TransformerTraining:
 
     @cached_property
     def content_hash(self) -> str:
-        """Changes with all that matters for a plan: shape, batch and program."""
+        """Hash of shape, batch and program, but not of names and fitted coefficients."""
         data = self.to_data()
         data["model"] = {k: v for k, v in data["model"].items() if k not in ("name", "source")}
         del data["coefficients"]
@@ -49,12 +50,12 @@ class TransformerTraining:
 
     @cached_property
     def step_flops(self) -> float:
-        """Arithmetic of one step without recomputation: what MFU counts."""
+        """FLOPs of one step without recomputation, as MFU counts them."""
         return step_flops(self.model, self.global_batch, "model")
 
     @cached_property
     def causal_share(self) -> float:
-        """Of that, what is left where pairs of tokens beyond the causal mask do not count."""
+        """Fraction of `step_flops` without pairs of tokens that the causal mask excludes."""
         return step_flops(self.model, self.global_batch, "model-causal") / self.step_flops
 
     def to_data(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class TransformerTraining:
 
     @classmethod
     def from_data(cls, data: object, path: str) -> TransformerTraining:
-        """The training of such data, read strictly; raises `InputFileError`."""
+        """Read the training from plain data; raises `InputFileError`."""
         keys = ("model", "global_batch", "software", "coefficients")
         entry = checked.record(data, path, required=keys)
         batch = checked.integer(entry["global_batch"], f"{path}.global_batch", 1, _MAX)
@@ -81,7 +82,7 @@ class TransformerTraining:
 
 
 def _software_data(software: Software) -> dict[str, Any]:
-    """The program by its name, and what is set otherwise than it usually is."""
+    """Return the training program's name and dtype, and its settings that are not the defaults."""
     usual = _usual(software.name)
     settings = {name: getattr(software, name) for name in _settings()}
     changed = {name: value for name, value in settings.items() if value != getattr(usual, name)}
@@ -106,7 +107,7 @@ def _usual(name: str) -> Software:
 
 @cache
 def _settings() -> dict[str, Any]:
-    """Settings of programs that are single values, with their types."""
+    """Return the scalar settings of training programs, with their types."""
     hints = get_type_hints(Software)
     others = ("name", "dtype", "overheads")
     return {f.name: hints[f.name] for f in fields(Software) if f.name not in others}

@@ -1,13 +1,12 @@
-"""The plan of a transformer's training, as exports, runs and views read it."""
+"""Read access to the plan of a transformer's training, for exports, runs and views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from hocket.cost.parallel.costs import StageCosts
-from hocket.cost.parallel.stages import stage_costs
 from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -16,12 +15,15 @@ from hocket.plan.violation import Violation
 from hocket.transformer.parallel_config import ParallelConfig
 from hocket.transformer.shape import Transformer
 
+if TYPE_CHECKING:
+    from hocket.cost.parallel.costs import StageCosts
+
 
 @dataclass(frozen=True, eq=False)
 class TransformerPlan:
     """A problem whose work is the training of a transformer, and a plan for it.
 
-    A plan that lacks a section raises `UsageError` where that is read.
+    Reading from a section that the plan does not have raises `UsageError`.
     """
 
     problem: Problem
@@ -34,17 +36,17 @@ class TransformerPlan:
 
     @property
     def cluster(self) -> Cluster:
-        """Cluster that it is trained on."""
+        """The cluster of the training."""
         return self.problem.cluster
 
     @property
     def dtype(self) -> str:
-        """Arithmetic of matrix products."""
+        """Dtype of matrix products."""
         return self.problem.training.software.dtype
 
     @property
     def config(self) -> ParallelConfig:
-        """The degrees."""
+        """The parallel config."""
         return self.plan[Parallel].config
 
     @property
@@ -54,7 +56,7 @@ class TransformerPlan:
 
     @cached_property
     def costs(self) -> StageCosts:
-        """Costs of the stages."""
+        """Costs of the pipeline stages."""
         return plan_stage_costs(self.problem, self.plan[Parallel])
 
     @property
@@ -64,18 +66,18 @@ class TransformerPlan:
 
     @property
     def step_s(self) -> float:
-        """Predicted time of a step; 0 where nothing was predicted."""
+        """Predicted time of a step; 0 if the plan has no prediction."""
         return self.plan.claims.step_s or 0.0
 
     @property
     def first_devices(self) -> tuple[Device, ...]:
-        """One device of each pipeline rank: all of a rank are alike."""
+        """First device of each pipeline rank, which stands for the equal devices of that rank."""
         known = {device.name: device for device in self.cluster.devices}
         return tuple(known[names[0]] for names in self.devices)
 
     @property
     def mfu(self) -> float | None:
-        """The model's arithmetic over what the used devices could do at their peak."""
+        """Model FLOPs utilization: the model's FLOPs over peak FLOPs of the used devices."""
         per_rank, dtype = self.config.num_devices // self.config.pipeline, self.dtype
         kinds = [device.kind for device in self.first_devices]
         peak_flops = sum(
@@ -87,19 +89,21 @@ class TransformerPlan:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of all replicas per second."""
+        """Tokens per second of all replicas together."""
         tokens = self.config.global_batch * self.model.sequence
         return tokens / self.step_s if self.step_s else None
 
 
 def is_transformer_plan(plan: Plan) -> bool:
-    """True if a plan is for a transformer's shape instead of captured ops."""
+    """Return True if a plan is for a transformer's shape, not for captured ops."""
     parallel = plan.get(Parallel)
     return parallel is not None and parallel.layers is not None
 
 
 def plan_stage_costs(problem: Problem, parallel: Parallel) -> StageCosts:
-    """Costs of the stages of a transformer's plan on its devices."""
+    """Return the costs of the stages of a transformer's plan on its devices."""
+    from hocket.cost.parallel.stages import stage_costs
+
     training = problem.training
     kind_of = {device.name: device.kind.name for device in problem.cluster.devices}
     kinds = tuple(kind_of[names[0]] for names in parallel.rank_devices)
@@ -113,7 +117,7 @@ def plan_stage_costs(problem: Problem, parallel: Parallel) -> StageCosts:
 
 
 def cluster_of_kind(cluster: Cluster, kind: str) -> Cluster:
-    """The cluster with the devices of one type alone."""
+    """Return the cluster reduced to the devices of one type."""
     names = [device.name for device in cluster.devices if device.kind.name == kind]
     if len(names) == cluster.num_devices:
         return cluster
@@ -123,7 +127,7 @@ def cluster_of_kind(cluster: Cluster, kind: str) -> Cluster:
 def rank_memory_violations(
     divided: TransformerPlan, peak_bytes: tuple[int, ...]
 ) -> Iterator[Violation]:
-    """Devices that cannot hold the peak of their pipeline rank."""
+    """Yield pipeline ranks whose peak exceeds the memory of their smallest device."""
     capacity = {device.name: device.memory_bytes for device in divided.cluster.devices}
     for rank, (names, peak) in enumerate(zip(divided.devices, peak_bytes, strict=True)):
         name = min(names, key=lambda name: capacity[name])

@@ -1,7 +1,8 @@
-"""Prove the structure of a plan legal: what can be checked without simulating it.
+"""Check the structure of a plan: all rules that need no simulation.
 
-The plan is for this problem, it decides what the problem asks for, and every section keeps its own
-rules. `hocket.simulate.verify` adds what needs the simulator: memory and in-place updates.
+The plan must be made for this problem, decide everything that the problem needs, and have only
+legal sections. `hocket.simulate.verify` adds the rules that need the simulator: memory and in-place
+updates.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def require_structure(plan: Plan, problem: Problem) -> None:
 
 
 def raise_violations(found: list[Violation], planner: str) -> None:
-    """Raise `CheckError` that lists the first few violations; do nothing where there are none."""
+    """Raise `CheckError` with the first three violations, if there are any."""
     if not found:
         return
     shown = "; ".join(violation.message for violation in found[:3])
@@ -33,7 +34,11 @@ def raise_violations(found: list[Violation], planner: str) -> None:
 
 
 def structure_violations(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """All broken rules of structure; later sections assume that the earlier ones are legal."""
+    """Yield all violations of structure.
+
+    Stops after an illegal placement or parallel section, which later sections assume to be
+    legal.
+    """
     yield from _identity(plan, problem)
     yield from _undecided(plan, problem)
     for section in plan.named().values():
@@ -46,7 +51,7 @@ def structure_violations(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 
 def contiguity_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:
-    """Forward paths that leave a device and come back to it, one per device."""
+    """Yield forward paths that leave a device and return to it, at most one per device."""
     graph = problem.graph
     src, dst = graph.edges
     is_forward = graph.op_phase == Phase.FORWARD
@@ -81,7 +86,7 @@ def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 
 def _undecided(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """Sections that the kind of work needs and the plan lacks."""
+    """Yield the sections that the work needs and the plan does not have."""
     is_shared = plan.get(Parallel) is not None
     if isinstance(problem.work, Graph) and plan.get(Placement) is None and not is_shared:
         yield Violation("placed", "the plan places no op")

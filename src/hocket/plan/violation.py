@@ -1,4 +1,4 @@
-"""A broken rule of a plan."""
+"""The type of a broken rule of a plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule, with the op and the device where it breaks."""
+    """A broken rule, with the op and the device at which it is broken."""
 
     rule: str
     message: str

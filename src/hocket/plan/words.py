@@ -1,4 +1,4 @@
-"""Parallel sections in plain words."""
+"""One-line descriptions of parallel sections for users."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from hocket.plan.sections import Parallel, Replica
 
 _SCHEDULES = {"1f1b": "", "gpipe": " (GPipe)", "zb-h1": " (ZB-H1)", "zb-h2": " (ZB-H2)"}
 _FEW = 4
-"""Up to so many replicas stand one by one."""
+"""Largest number of replicas that are listed one by one."""
 
 
 def in_words(shares: Parallel) -> str:
-    """``DDP, 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
+    """Describe a parallel section in one line.
+
+    For example ``DDP, 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``.
+    """
     return "".join((_shared(shares), *_eased(shares)))
 
 
 def _eased(shares: Parallel) -> Iterator[str]:
-    """Techniques that save memory, and where."""
+    """Yield the techniques that save memory, with the devices that use them."""
     for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
         yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
     for _, members in _grouped(shares.replicas, lambda r: int(r.update == "host")):
@@ -28,7 +31,7 @@ def _eased(shares: Parallel) -> Iterator[str]:
 def _grouped(
     replicas: Sequence[Replica], number_of: Callable[[Replica], int]
 ) -> list[tuple[int, list[Replica]]]:
-    """Replicas by a number that they have, without those that have none."""
+    """Group replicas by a number, without those for which it is 0."""
     numbers = sorted({number_of(replica) for replica in replicas} - {0})
     return [(n, [replica for replica in replicas if number_of(replica) == n]) for n in numbers]
 
@@ -59,7 +62,7 @@ def _shared(shares: Parallel) -> str:
 
 
 def _divided(shares: Parallel) -> str:
-    """Groups of devices that divide matrices between them, alone or as stages of pipelines."""
+    """Describe tensor-parallel groups of devices, alone or as stages of pipelines."""
     replicas = shares.replicas
     how = "tensor parallel"
     how += f" pipeline{_SCHEDULES[shares.schedule]}" if shares.is_staged else ""
@@ -93,7 +96,7 @@ def _places(replicas: Sequence[Replica], tensor: int = 1) -> str:
 
 
 def _place(replica: Replica, tensor: int = 1) -> str:
-    """``a + b > c + d``: stages of two devices each."""
+    """Join the devices of a replica: ``a + b > c + d`` is two stages of two devices each."""
     stages = range(0, len(replica.devices), tensor)
     return " > ".join(" + ".join(replica.devices[i : i + tensor]) for i in stages)
 

@@ -1,4 +1,4 @@
-"""One event engine: compute, transfers with contention, memory."""
+"""The simulator: an event engine for compute, transfers with contention, and memory."""
 
 from hocket.simulate.analysis import (
     PathStep,

@@ -1,4 +1,4 @@
-"""Analysis of a timeline: utilization of devices and channels, and the limit of the step.
+"""Analysis of a timeline: its critical path, its bottleneck and the use of devices and channels.
 
 O(n log n) in the number of spans.
 """
@@ -48,26 +48,26 @@ class PathStep:
 
     kind: Literal["op", "transfer"]
     index: int
-    """Number of the op, or position among the transfers of the timeline."""
+    """Op number, or position of a transfer among the timeline's transfers."""
     start_s: float
     end_s: float
     reason: Reason
-    """``start``: nothing came before; ``data``: a tensor had to be made or to arrive; ``device``:
-    another op ran; ``link``: another transfer was ahead."""
+    """What the step waited for last. ``start``: nothing; ``data``: a tensor was computed or sent;
+    ``device``: the device ran another op; ``link``: another transfer came first."""
     wait_s: float
-    """For ``data`` how long the device stood idle, for ``device`` how long the data was there, for
-    ``link`` how long the tensor was there to be sent."""
+    """Seconds for which the device was idle (``data``), the op's inputs were complete (``device``)
+    or the tensor was ready to be sent (``link``) before the step started."""
 
 
 class _Cause(NamedTuple):
     item: int
-    """The op, or the number of ops plus the position of the transfer."""
+    """Op number, or the number of ops plus the position of a transfer."""
     reason: Reason
     wait_s: float
 
 
 def critical_path(timeline: Timeline, problem: Problem) -> tuple[PathStep, ...]:
-    """The steps from the start to the end of the timeline, each right after the one before."""
+    """Return the consecutive ops and transfers from the start to the end of the step."""
     num_ops = problem.graph.num_ops
     start_s = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))
     end_s = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
@@ -91,7 +91,10 @@ def critical_path(timeline: Timeline, problem: Problem) -> tuple[PathStep, ...]:
 
 
 def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
-    """Depth-first from the last item to one without a cause: (item, reason, wait) each."""
+    """Search depth-first from the last item back to one without a cause.
+
+    Returns (item, reason, wait) of each item on the path found.
+    """
     trail: list[tuple[int, Reason, float]] = [(last, "start", 0.0)]
     untried = [causes.of(last)]
     seen = {last}
@@ -111,7 +114,7 @@ def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
 
 
 class _Causes:
-    """Looks up what ops and transfers waited for; an item is an op, or a transfer counted on."""
+    """Finds what ops and transfers waited for; transfers are numbered after the ops."""
 
     def __init__(self, timeline: Timeline, problem: Problem) -> None:
         graph = problem.graph
@@ -138,7 +141,7 @@ class _Causes:
             self.queues = [in_queues.part(0, len(send)), in_queues.part(len(send), len(items))]
 
     def of(self, item: int) -> list[_Cause]:
-        """Items that an item waited for last; empty where it starts with the step."""
+        """Return the items that ended last before an item could start; empty at step start."""
         if item >= self.num_ops:
             return self._of_transfer(item)
         return self._of_op(item) if self.start_s[item] > 0 else []
@@ -167,7 +170,7 @@ class _Causes:
 
 
 def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
-    """For each entry of the graph's reads the item that brought the tensor; -1 for none."""
+    """Return, per entry of the graph's reads, the item that provides the tensor; -1 for none."""
     graph = problem.graph
     reader = graph.reader
     source = graph.tensor_producer[graph.reads].astype(np.int64)
@@ -183,10 +186,12 @@ def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
 
 
 class _Ended:
-    """Items by group (a stream, a queue) and end; finds those that ended last before a start.
+    """Items sorted by group (a stream, a queue) and end, to find those that ended last before a
+    start.
 
-    A thing of no length may end when another starts and yet have run after it, so all that ended
-    then are found; one with a length surely ran before, and then is found alone.
+    An item of length 0 may end when another one starts and yet have run after it, so all items that
+    ended at that time are returned. An item with a length certainly ran before, and is returned
+    alone.
     """
 
     def __init__(
@@ -209,13 +214,13 @@ class _Ended:
         self.has_length: list[bool] = has_length[order].tolist()
 
     def part(self, start: int, stop: int) -> _Ended:
-        """The same items, restricted to some of them."""
+        """Return the index restricted to entries ``start`` up to ``stop``."""
         part = copy(self)
         part.first, part.stop = self.first[start:stop], self.stop[start:stop]
         return part
 
     def last_before(self, index: int, item: int) -> list[int]:
-        """Items other than ``item`` that ended last before the start of entry ``index``."""
+        """Return items other than ``item`` that ended last before entry ``index`` starts."""
         found: list[int] = []
         end_s = 0.0
         for at in range(self.stop[index] - 1, self.first[index] - 1, -1):
@@ -231,21 +236,21 @@ class _Ended:
 
 
 TOGETHER = (Stream.COMMUNICATION,)
-"""Streams of collectives."""
+"""Streams that run collectives."""
 COPYING = (Stream.COPY_IN, Stream.COPY_OUT)
 ON_HOST = (Stream.HOST,)
 _MOSTLY = 0.5
-"""A device that computes for at least this share of the step is said to limit it."""
+"""Fraction of the step from which on a device that computes is reported as the bottleneck."""
 
 
 @dataclass(frozen=True)
 class PathSummary:
-    """Breakdown of the time of a critical path, and reasons why its devices were idle."""
+    """Breakdown of the time on a critical path, and of the waits for each reason."""
 
     compute_s: float
     transfer_s: float
     wait_s: dict[Reason, float]
-    """Seconds waited per reason; see `PathStep.wait_s`. Waits overlap other steps of the path."""
+    """Seconds waited per reason (see `PathStep.wait_s`); waits overlap other steps of the path."""
 
 
 def summarize(path: Sequence[PathStep]) -> PathSummary:
@@ -260,7 +265,7 @@ def summarize(path: Sequence[PathStep]) -> PathSummary:
 
 
 def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
-    """Seconds during which at least one transfer is on each channel."""
+    """Return the seconds during which each channel carries at least one transfer."""
     transfer, channel = crossings(timeline, problem)
     start_s, end_s = timeline.transfer_start_s[transfer], timeline.transfer_end_s[transfer]
     order = np.lexsort((start_s, channel))
@@ -278,7 +283,7 @@ def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
 
 
 def crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray]:
-    """Pairs (transfer, channel): which transfers cross which channels."""
+    """Return pairs of a transfer and a channel that it crosses."""
     routes = problem.costs.routes
     pair = timeline.transfer_src.astype(np.int64) * timeline.num_devices + timeline.transfer_dst
     first, length = routes.path_ptr[pair], routes.path_ptr[pair + 1] - routes.path_ptr[pair]
@@ -288,9 +293,9 @@ def crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray]
 
 
 def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | None = None) -> str:
-    """One sentence: what keeps the step from being shorter.
+    """Return one sentence that names what limits the step time.
 
-    ``path`` is the critical path, where the caller has it: finding it is most of the work.
+    ``path`` is the critical path if the caller has it, since finding it takes most of the time.
     """
     whole_s = timeline.makespan_s
     if whole_s <= 0:
@@ -320,7 +325,7 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
 
 
 def streams_s(timeline: Timeline, path: Sequence[PathStep], streams: Collection[Stream]) -> float:
-    """Seconds of the path on some streams of devices."""
+    """Return the seconds of the path that ops on some streams take."""
     return sum(
         step.end_s - step.start_s
         for step in path
@@ -331,9 +336,11 @@ def streams_s(timeline: Timeline, path: Sequence[PathStep], streams: Collection[
 def _path_channel(
     timeline: Timeline, problem: Problem, path: Sequence[PathStep]
 ) -> tuple[str, float]:
-    """Name and busy seconds of the channel that limits the transfers of the path for longest.
+    """Return the channel that limits transfers of the path for the longest time, and its busy
+    seconds.
 
-    On each route that is the channel with the least bandwidth; of equal ones the busier.
+    A transfer is limited by the channel with the least bandwidth on its route, and among equal
+    channels by the busiest.
     """
     routes = problem.costs.routes
     busy_s = channel_busy_s(timeline, problem)
@@ -350,13 +357,14 @@ def _path_channel(
 
 
 def used_devices(timeline: Timeline) -> list[int]:
-    """Devices that compute."""
-    used: list[int] = np.unique(timeline.op_device).tolist()
+    """Return devices that run ops or hold bytes, also those that are not simulated themselves."""
+    holds = np.flatnonzero(timeline.peak_bytes > 0)
+    used: list[int] = np.union1d(timeline.op_device, holds).tolist()
     return used
 
 
 def price_per_hour(problem: Problem, timeline: Timeline) -> float | None:
-    """Dollars per hour of the devices that compute; None where one of them has no price."""
+    """Return dollars per hour of the devices that compute; None if any of them has no price."""
     devices = problem.cluster.devices
     prices = [devices[device].kind.price_per_hour for device in used_devices(timeline)]
     return sum(prices) if prices and all(price > 0 for price in prices) else None

@@ -13,19 +13,20 @@ from hocket.simulate.timeline import Timeline
 
 @dataclass(frozen=True)
 class HeldStorage:
-    """A storage under the peak."""
+    """A storage that is held at the peak."""
 
     name: str
     num_bytes: int
     role: Role
     module: str
-    """Of the op that made it; empty for what is there before the step."""
+    """Module of the op that made it; empty for storages from before the step."""
 
 
 def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
-    """Storages on the first device at its peak, the largest first; workspaces are not among them.
+    """Return the storages held on the first device at its peak, the largest first, without
+    workspaces.
 
-    For steps on one device: tensors sent between devices are listed on the device that made them.
+    For steps on one device: a tensor that is sent is listed on the device that made it only.
     """
     graph = problem.graph
     times, held = timeline.memory_curve(0)

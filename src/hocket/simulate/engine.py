@@ -1,8 +1,9 @@
-"""Simulate a plan: lower it to instructions, run the event engine on them.
+"""Simulate a plan: lower it to instructions and run the event engine on them.
 
-``docs/concepts/simulator.md`` describes the simulated model. The compiler is imported by
-the first simulation, never before; a simulation is an evaluation of which all is kept, so that the
-engine is compiled once. Complexity: see `hocket.simulate.lowering` and `hocket.simulate.events`.
+``docs/concepts/simulator.md`` describes the simulated model. The compiler is imported by the first
+simulation. `simulate` runs the same compiled code as `hocket.simulate.evaluate` and keeps all of
+its results, so that the engine is compiled once. For the complexity see `hocket.simulate.lowering`
+and `hocket.simulate.events`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Parallel, Schedule, Waves
+from hocket.plan.sections import Communication, Order, Parallel, Placement, Schedule, Waves
 from hocket.plan.training import TransformerTraining
-from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.parallel import ExpandedStep, expand
-from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import rewritten_step
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.symmetry import for_all
@@ -28,15 +27,17 @@ from hocket.simulate.timeline import Timeline, step_timeline
 
 
 def simulate(problem: Problem, plan: Plan) -> Timeline:
-    """Simulate ``plan``: every span, and memory over time.
+    """Simulate ``plan`` and return its timeline: every span, and memory over time.
 
-    Devices that need more memory than they have are no error here: the peaks show it. Parallel
-    training of a transformer is timed by its schedule, one device per pipeline rank. The memory
-    section of a plan is applied to the graph first, and the spans are those of `rewritten_step`.
-    Raises `UsageError` for a plan that lacks a decision that the work needs, `CheckError` for one
-    that cannot run.
+    Devices that exceed their memory are not an error here; the peaks show it. A transformer's
+    training is timed by its schedule, with one device per pipeline rank. A plan's memory section is
+    applied to the graph first, so the spans are those of `rewritten_step`. Raises `UsageError` if
+    the plan does not decide something that the work needs, `CheckError` if it cannot run.
     """
     if isinstance(problem.work, TransformerTraining):
+        from hocket.plan.transformer_plan import plan_stage_costs
+        from hocket.simulate.pipeline import simulate_pipeline
+
         return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
     shares = plan.get(Parallel)
     if shares is not None:
@@ -44,10 +45,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     problem, plan = rewritten_step(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
-    _, timeline = simulate_placement(problem, device_of, priority, is_strict=is_strict)
-    if np.isnan(timeline.op_end_s).any():
-        raise _deadlock(problem, plan, timeline)
-    return timeline
+    return simulate_placement(problem, device_of, priority, is_strict=is_strict)[1]
 
 
 def simulate_parallel(
@@ -56,10 +54,10 @@ def simulate_parallel(
     planned: Communication | None = None,
     waves: Waves | None = None,
 ) -> tuple[ExpandedStep, Timeline]:
-    """The graph of a step whose batch is split over devices, and its simulated timeline.
+    """Return the graph of a step whose batch is split over devices, and its simulated timeline.
 
-    The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages
-    wait for each other in a circle.
+    The ops have no names; use `expand` for a graph with names. Raises `CheckError` if stages wait
+    for each other in a cycle.
     """
     expanded = expand(problem, shares, planned, waves, is_named=False)
     _, timeline = simulate_placement(
@@ -82,11 +80,11 @@ def simulate_placement(
     *,
     is_strict: bool = False,
 ) -> tuple[Instructions, Timeline]:
-    """The instructions of a placement, and their simulated timeline.
+    """Return the instructions of a placement, and their simulated timeline.
 
-    Every op must be on a device that exists. ``priority`` is the position in the graph by default;
-    with ``is_strict`` devices run ops in exactly that order, and times of ops that then can never
-    start are not a number.
+    Every op must be on an existing device. ``priority`` is the position in the graph by default.
+    With ``is_strict`` devices run their ops in exactly that order; the times of ops that can never
+    start are then NaN.
     """
     evaluator = Evaluator(problem, device_of)
     evaluator(device_of, priority, is_strict=is_strict)
@@ -97,17 +95,17 @@ def simulate_placement(
 def lower(
     problem: Problem, device_of: IntArray, priority: FloatArray | None = None
 ) -> Instructions:
-    """The instructions of a placement, in arrays of their own; as `simulate_placement`."""
+    """Return the instructions of a placement in new arrays; see `simulate_placement`."""
     return simulate_placement(problem, device_of, priority)[0]
 
 
 def instructions_of(problem: Problem, plan: Plan) -> Instructions:
-    """Instructions of every device under ``plan``; raises as `simulate` does."""
+    """Return the instructions of every device under ``plan``; raises the errors of `simulate`."""
     return lower(problem, *_decisions(problem, plan))
 
 
 def kernels_are_compiled() -> bool:
-    """True if the next simulation starts at once instead of compiling first."""
+    """Return True if the next simulation need not compile kernels first."""
     from hocket.kernels import is_compiled
 
     return is_compiled(try_changes)
@@ -138,112 +136,32 @@ def _timeline(problem: Problem, tables: Instructions, state: EngineState) -> Tim
     )
 
 
-# ── what the plan says, checked ──────────────────────────────────────────────────────────────────
+# ── decisions of the plan ────────────────────────────────────────────────────────────────────────
 
 
 def _decisions(problem: Problem, plan: Plan) -> tuple[IntArray, FloatArray | None]:
-    """Device of each op, and the priorities or the strict order of ops."""
-    device_of = _placement(problem, plan)
-    if plan.by_device is not None:
-        _check_order(problem, plan, device_of)
-        return device_of, order_priority(plan.by_device)
-    if plan.priority is not None and np.shape(plan.priority) != device_of.shape:
-        what = f"{np.size(plan.priority)} priorities for {len(device_of)} ops"
-        raise _mismatch(plan, f"the plan has {what}")
-    return device_of, plan.priority
-
-
-def _placement(problem: Problem, plan: Plan) -> IntArray:
-    graph, names = problem.graph, problem.cluster.device_names
-    if plan.device_of is None:
+    """Return the device of each op, and the priorities or positions in strict orders."""
+    placement, order = plan.get(Placement), plan.get(Order)
+    if placement is None:
         raise UsageError(
             "the plan does not say where ops run",
             hint="run a placement planner first",
             where=plan.planner,
         )
-    device_of = np.array(plan.device_of, dtype=np.int32)
-    if device_of.shape != (graph.num_ops,):
-        raise _mismatch(
-            plan, f"the plan places {device_of.size} ops, the graph has {graph.num_ops}"
-        )
-    wrong = np.flatnonzero((device_of < 0) | (device_of >= len(names)))
-    if len(wrong):
-        op = int(wrong[0])
-        raise _mismatch(
-            plan,
-            f"op {graph.op_names[op]!r} is on device {device_of[op]}, there are {len(names)}",
-        )
-    row = problem.costs.device_row[device_of]
-    never = np.flatnonzero(~np.isfinite(problem.costs.op_s[row, np.arange(graph.num_ops)]))
-    if len(never):
-        op = int(never[0])
-        raise CheckError(
-            f"op {graph.op_names[op]!r} cannot run on {names[device_of[op]]!r}",
-            hint="place it on a device of another kind",
-            where=plan.planner,
-        )
-    return device_of
-
-
-def _check_order(problem: Problem, plan: Plan, device_of: IntArray) -> None:
-    """Each device must list its own ops once."""
-    order = plan.by_device or ()
-    if len(order) != problem.cluster.num_devices:
-        raise _mismatch(
-            plan,
-            f"the plan orders {len(order)} devices, the cluster has {problem.cluster.num_devices}",
-        )
-    names = problem.graph.op_names
-    line_up = np.concatenate([np.asarray(ops, dtype=np.int32).ravel() for ops in order])
-    listed_on = np.repeat(np.arange(len(order)), [len(ops) for ops in order])
-    if np.any((line_up < 0) | (line_up >= len(names))):
-        raise _mismatch(plan, "the order names an op that does not exist")
-    elsewhere = np.flatnonzero(device_of[line_up] != listed_on)
-    if len(elsewhere):
-        at = int(elsewhere[0])
-        device = problem.cluster.device_names[int(listed_on[at])]
-        raise _mismatch(plan, f"op {names[line_up[at]]!r} is in the order of {device!r}, not on it")
-    times = np.bincount(line_up, minlength=len(names))
-    wrong = np.flatnonzero(times != 1)
-    if len(wrong):
-        op = int(wrong[0])
-        raise _mismatch(plan, f"op {names[op]!r} is in the order {times[op]} times, not once")
-
-
-def _mismatch(plan: Plan, message: str) -> CheckError:
-    hint = "plan this graph on this cluster again; the plan seems made for another"
-    return CheckError(message, hint=hint, where=plan.planner)
-
-
-def _deadlock(problem: Problem, plan: Plan, timeline: Timeline) -> CheckError:
-    """The first device's op that cannot start, and the op that it waits for."""
-    graph, names = problem.graph, problem.cluster.device_names
-    missing, device_of = np.isnan(timeline.op_end_s), timeline.op_device
-    for ops in plan.by_device or ():
-        op = next((int(op) for op in ops if missing[op]), None)
-        if op is None:
-            continue
-        producers = graph.tensor_producer[graph.reads_of(op)]
-        tensor = next(
-            (int(t) for t, p in zip(graph.reads_of(op), producers, strict=True)
-             if p >= 0 and missing[p]),
-            None,
-        )  # fmt: skip
-        if tensor is None:
-            continue
-        producer = int(graph.tensor_producer[tensor])
-        return CheckError(
-            f"op {graph.op_names[op]!r} can never start on {names[device_of[op]]!r}: it waits for "
-            f"{graph.tensor_names[tensor]!r} of op {graph.op_names[producer]!r} on "
-            f"{names[device_of[producer]]!r}, which in turn waits for it",
-            hint="order the ops of each device so that producers come before their readers",
-            where=plan.planner,
-        )
-    raise AssertionError("ops are missing though none waits for another")
+    wrong = list(placement.wrong_devices(problem))
+    if not wrong and order is not None:
+        wrong = list(order.verify(problem, plan))
+    if wrong:
+        hint = "plan this graph on this cluster again; the plan seems made for another"
+        raise CheckError(wrong[0].message, hint=hint, where=plan.planner)
+    device_of = np.array(placement.device_of, dtype=np.int32)
+    if plan.by_device is not None:
+        return device_of, order_priority(plan.by_device)
+    return device_of, plan.priority
 
 
 def _curves(memory: MemoryState) -> tuple[LongArray, FloatArray, LongArray]:
-    """The log by device, without entries that repeat the value before."""
+    """Return the memory log sorted by device, without entries that repeat the value before."""
     size = int(memory.size[0])
     device = memory.log_device[:size].astype(np.int16)
     order = np.argsort(device, kind="stable")

@@ -1,10 +1,10 @@
-"""Evaluate many plans of one problem: the numbers of `simulate`, without its timeline.
+"""Evaluate many plans of one problem: the scores of `simulate`, without its timeline.
 
-Plans are lowered into the same arrays again and again and the whole row of changes is tried in
-compiled code, so that an evaluation of a small graph takes a tenth of a simulation. The numbers are
-equal bit for bit. A change whose step is bound to be longer than the present one is given up as
-soon as that is seen: when an op starts so late that the longest path from it, or what its device
-has left to do, no longer fits. O(lowering + simulation) per change.
+Plans are lowered into the same arrays each time, and a sequence of changes is tried in compiled
+code, so an evaluation of a small graph takes a tenth of the time of a simulation. The results are
+bit-identical. A change whose step is certain to be longer than the current one is abandoned early:
+as soon as an op starts so late that the longest path from it, or the remaining work of its stream,
+exceeds the limit. O(lowering + simulation) per change.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ _NOISE = 1e-9
 
 
 class Score(NamedTuple):
-    """Score of a plan: smaller is better, and the first difference decides."""
+    """Score of a plan, compared field by field; smaller is better."""
 
     overflow_bytes: float
-    """Bytes that devices need beyond what they have, summed over devices."""
+    """Bytes by which devices exceed their memory, summed; infinite if the plan deadlocks."""
     step_s: float
-    """Infinite, as ``overflow_bytes`` then, where an order makes ops wait for each other."""
+    """Step time; infinite if a strict order makes ops wait for each other."""
     moved_bytes: float
     """Bytes of all transfers."""
 
 
 class Changes(NamedTuple):
-    """Things to try: change c is about ops ``op[ptr[c]:ptr[c + 1]]``, each at most once."""
+    """Changes to try: change c is about ops ``op[ptr[c]:ptr[c + 1]]``, each at most once."""
 
     ptr: LongArray
     op: LongArray
     device: LongArray
     """New device of each op."""
     priority: FloatArray
-    """The priority that it gets; not a number where it keeps its own."""
+    """New priority of each op; NaN to keep the old one."""
     partner: LongArray
-    """The op with which it exchanges priorities, and nothing else; -1 for none."""
+    """Op with which it exchanges priorities, which is then its only change; -1 for none."""
     tolerance: FloatArray
-    """Per change: good enough is a step shorter than the present one times this."""
+    """Per change: accepted if its step is shorter than the current one times this factor."""
 
 
 class ChangeWalk(NamedTuple):
-    """Result of a row of changes."""
+    """State and result of trying a sequence of changes."""
 
     present: FloatArray
-    """Score of what changes are compared with."""
+    """Current score, with which changes are compared."""
     stops: BoolArray
-    """One value: whether to stop at the first change that is good enough, or to go on from it."""
+    """One value: True to stop at the first accepted change, False to continue from it."""
     best: FloatArray
-    """Score of the best that was met."""
+    """Best score found."""
     best_device: LongArray
     best_priority: FloatArray
 
@@ -72,13 +72,13 @@ _WORST = Score(np.inf, np.inf, np.inf)
 class Evaluator:
     """Evaluates plans of one problem, one at a time.
 
-    After each evaluation ``score``, ``op_start_s``, ``op_end_s`` and ``peak_bytes`` tell of that
-    one; the arrays are the same every time. After changes of which none was good enough they tell
-    of nothing: the last may have been given up.
+    ``score``, ``op_start_s``, ``op_end_s`` and ``peak_bytes`` describe the latest evaluation and
+    are overwritten by the next. They are meaningless after changes none of which was accepted,
+    since the last change may have been abandoned.
     """
 
     def __init__(self, problem: Problem, devices: IntArray | None = None) -> None:
-        """``devices`` are those that plans use, all by default."""
+        """``devices`` are the devices that plans may use, all by default."""
         self.buffers: LoweringBuffers = new_buffers(problem, devices)
         self.state: EngineState = new_state(self.buffers.tables)
         self.op_start_s: FloatArray = self.state.spans.op_start_s
@@ -89,17 +89,17 @@ class Evaluator:
 
     @property
     def runs(self) -> RunTable:
-        """Ops as they were evaluated last."""
+        """Table of the ops as they were evaluated last."""
         return self.buffers.tables.runs
 
     def __call__(
         self, device_of: IntArray, priority: FloatArray | None = None, *, is_strict: bool = False
     ) -> Score:
-        """The score of a placement.
+        """Return the score of a placement.
 
         Devices run ready ops by priority (smallest first; the position in the graph by default), or
-        with ``is_strict`` all their ops in exactly that order. Every op must be on a device that
-        exists and can run it.
+        with ``is_strict`` all their ops in exactly that order. Every op must be on an existing
+        device that can run it.
         """
         self.runs.device[:] = device_of
         self.runs.priority[:] = np.arange(len(self.runs.device)) if priority is None else priority
@@ -107,7 +107,7 @@ class Evaluator:
         return self.score
 
     def plan(self, plan: Plan) -> Score:
-        """The score of a plan."""
+        """Return the score of a plan."""
         if plan.device_of is None:
             raise UsageError(
                 "the plan does not say where ops run", hint="run a placement planner first"
@@ -117,17 +117,18 @@ class Evaluator:
         return self(plan.device_of, order_priority(plan.by_device), is_strict=True)
 
     def first_better(self, changes: Changes, best: Score, *, is_strict: bool = False) -> int:
-        """Try changes of what was evaluated last until one is better than ``best``.
+        """Apply changes to the latest placement, one at a time, until one is better than ``best``.
 
-        Returns its number, and it stays in ``runs``; -1 where none is better. Takes over the arrays
-        of ``changes``.
+        Returns its number and keeps it in ``runs``, or returns -1 if none is better. Overwrites
+        ``changes``.
         """
         return self._try(changes, best, stops=True, is_strict=is_strict)[1]
 
     def walk(self, changes: Changes, start: Score) -> tuple[Score, IntArray, FloatArray]:
-        """Make all changes of what was evaluated last, each kept if it is good enough.
+        """Apply changes to the latest placement one after another, keeping each that is accepted.
 
-        Returns score, devices and priorities of the best that was met, infinite if nothing was.
+        Returns score, devices and priorities of the best placement; the score is infinite if no
+        change was accepted. Overwrites ``changes``.
         """
         walk, _ = self._try(changes, start, stops=False, is_strict=False)
         device_of = walk.best_device.astype(np.int32)
@@ -149,12 +150,12 @@ class Evaluator:
 
     @property
     def score(self) -> Score:
-        """The latest score."""
+        """Score of the latest evaluation."""
         return Score(*self._score.tolist())
 
 
 def changes_of(ptr: LongArray, op: LongArray, device: LongArray, priority: FloatArray) -> Changes:
-    """Changes of which each is good enough only if it is better."""
+    """Return changes that are accepted only if they improve the score."""
     return Changes(ptr, op, device, priority, np.full(len(op), -1), np.ones(len(ptr) - 1))
 
 
@@ -213,7 +214,7 @@ def _reset_schedule(schedule: Agenda, waits: LongArray, lineup_ptr: LongArray) -
 
 @kernel
 def _reset(state: EngineState, tables: Instructions, num_places: int) -> None:
-    """The state as it was before anything happened."""
+    """Set the state to the start of a step."""
     for op in range(len(tables.runs.device)):
         state.spans.op_end_s[op] = np.nan
     places, runs = tables.places, tables.runs
@@ -246,7 +247,7 @@ def _take_score(
 def evaluate(
     buffers: LoweringBuffers, state: EngineState, score: FloatArray, is_strict: bool
 ) -> None:
-    """Simulate the placement in the buffers, and fill in the score, the spans and the peaks."""
+    """Simulate the placement in the buffers and write its score, spans and peaks."""
     given, tables, scratch = buffers
     lower_into(given, tables, scratch)
     _reset(state, tables, scratch.num_found[0])
@@ -257,7 +258,7 @@ def evaluate(
 
 @kernel
 def _exchange(changes: Changes, device: LongArray, priority: FloatArray, which: int) -> None:
-    """Make a change, keeping what was before in its place; a second time, take it back."""
+    """Apply a change by swapping values with ``changes``; a second call reverts it."""
     for index in range(changes.ptr[which], changes.ptr[which + 1]):
         op, partner = changes.op[index], changes.partner[index]
         if partner >= 0:
@@ -279,7 +280,10 @@ def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
 
 @kernel
 def _limit_s(present: FloatArray, tolerance: float) -> float:
-    """Longer steps are not good enough; any is where memory is lacking, which counts first."""
+    """Return the longest step time that can still be accepted.
+
+    It is infinite if the current plan exceeds memory: fitting is better than any step time.
+    """
     if present[0] > 0.0:
         return np.inf
     return float(present[1] * max(tolerance, 1.0) * (1.0 + _NOISE))
@@ -303,9 +307,9 @@ def try_changes(
     score: FloatArray,
     is_strict: bool,
 ) -> int:
-    """Make the changes one by one and take back those that are not good enough.
+    """Try changes one by one and revert those that are not accepted.
 
-    Stops at the first that is if the walk does; returns its number, or -1.
+    If ``walk.stops``, returns the number of the first accepted change, else -1 after trying all.
     """
     device, priority = buffers.tables.runs.device, buffers.tables.runs.priority
     for which in range(len(changes.ptr) - 1):

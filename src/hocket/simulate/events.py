@@ -1,8 +1,9 @@
-"""The event engine, compiled: runs a step from instant to instant and records what happens when.
+"""The event engine, compiled: advances a step from event time to event time and records spans.
 
-At each instant everything that ends there is taken first (bytes are released, tensors arrive), then
-all that can start does; what starts and ends at the same instant makes a further round.
-O((ops + reads + transfers) log), and for shared channels see `hocket.simulate.events`.
+At each time, all ends are processed first (bytes are released, tensors arrive), then everything
+that can start is started. Whatever starts and ends at the same time causes another round. O((ops +
+reads + transfers) log), plus the cost of shared channels, which the comment above `_count`
+states.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hocket.simulate.state import Agenda, EngineState, Flow, MemoryState, Spans
 
 @kernel
 def _count(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -> None:
-    """Count one transfer more or less on each channel of a route."""
+    """Add ``change`` to the number of transfers on each channel of a route."""
     flow.is_stale[route] = True
     for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         flow.num_on[routes.path[index]] += change
@@ -43,7 +44,7 @@ def _count(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -
 
 @kernel
 def _activate(flow: Flow, routes: RouteTable, route: int) -> None:
-    """Enter a route at the channels that it crosses."""
+    """Add a route to the active hops of each channel that it crosses."""
     for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         channel = routes.path[hop]
         at = routes.on_ptr[channel] + flow.num_active[channel]
@@ -54,7 +55,7 @@ def _activate(flow: Flow, routes: RouteTable, route: int) -> None:
 
 @kernel
 def _deactivate(flow: Flow, routes: RouteTable, route: int) -> None:
-    """Strike a route out at the channels that it crosses; the last entry takes its position."""
+    """Remove a route from the active hops of its channels; the last entry moves to its position."""
     for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         channel, at = routes.path[hop], flow.position[hop]
         flow.num_active[channel] -= 1
@@ -67,7 +68,7 @@ def _deactivate(flow: Flow, routes: RouteTable, route: int) -> None:
 def begin_flow(
     flow: Flow, routes: RouteTable, route: int, transfer: int, work: float, now: float
 ) -> None:
-    """A transfer begins to flow."""
+    """Start the flow of a transfer over a route."""
     if flow.heaps.size[route] == 0:
         flow.clock[route], flow.rate[route], flow.since_s[route] = 0.0, 0.0, now
         _activate(flow, routes, route)
@@ -78,7 +79,7 @@ def begin_flow(
 
 @kernel
 def end_flow(flow: Flow, routes: RouteTable, route: int) -> int:
-    """Take the transfer of a route that ends first."""
+    """Remove and return the transfer of a route that ends first."""
     transfer = pop(flow.heaps, route)
     _count(flow, routes, route, np.int64(-1))
     if flow.heaps.size[route] == 0:
@@ -88,7 +89,7 @@ def end_flow(flow: Flow, routes: RouteTable, route: int) -> int:
 
 @kernel
 def flow_end_s(flow: Flow, route: int) -> float:
-    """When the next transfer of a route ends at the present rate."""
+    """Return the time at which a route's next transfer ends at the current rate."""
     left = flow.heaps.key[flow.heaps.ptr[route]] - flow.clock[route]
     end_s: float = flow.since_s[route] + left / flow.rate[route]
     return end_s
@@ -96,7 +97,7 @@ def flow_end_s(flow: Flow, route: int) -> float:
 
 @kernel
 def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
-    """Set the time of the next end on a route."""
+    """Set the time at which a route's next transfer ends."""
     at = (len(next_s) >> 1) + route
     next_s[at] = time_s
     while at > 1:
@@ -109,7 +110,7 @@ def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
 
 @kernel
 def next_route(next_s: FloatArray) -> int:
-    """The lowest route among those with the next end."""
+    """Return the route whose next transfer ends first, the lowest number among equal ones."""
     at, num_leaves = 1, len(next_s) >> 1
     while at < num_leaves:
         at = 2 * at if next_s[2 * at] == next_s[at] else 2 * at + 1
@@ -133,7 +134,7 @@ def _set_rate(flow: Flow, routes: RouteTable, route: int, now: float) -> None:
 
 @kernel
 def share_channels(flow: Flow, routes: RouteTable, now: float) -> None:
-    """Divide each channel among the transfers that flow on it, where their number changed."""
+    """Split each channel equally among its transfers if their number changed."""
     for index in range(flow.changed.size[0]):
         channel = flow.changed.item[index]
         flow.changed.has[channel] = False
@@ -151,7 +152,7 @@ def share_channels(flow: Flow, routes: RouteTable, now: float) -> None:
 
 @kernel
 def hold(memory: MemoryState, device: int, num_bytes: int, now: float) -> None:
-    """Take bytes, or with a negative number give them back."""
+    """Allocate bytes on a device, or release them if the number is negative."""
     if num_bytes == 0:
         return
     memory.now[device] += num_bytes
@@ -168,7 +169,7 @@ def hold(memory: MemoryState, device: int, num_bytes: int, now: float) -> None:
 
 @kernel
 def use_up(memory: MemoryState, places: PlaceTable, place: int, now: float) -> None:
-    """One use of the bytes that ``place`` lives in is over."""
+    """Record that one use of the storage of ``place`` has ended; release it after its last use."""
     storage = places.storage[place]
     memory.num_left[storage] -= 1
     if memory.num_left[storage] == 0 and not places.is_kept[storage]:
@@ -177,16 +178,16 @@ def use_up(memory: MemoryState, places: PlaceTable, place: int, now: float) -> N
 
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
-"""An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
+"""Factor in ``kind * _KIND + index``, which sorts events of one time by kind and index."""
 UNDECIDED = np.inf
-"""Priority, in a strict order, of ops whose position has not been chosen yet."""
+"""Priority of ops that do not have a position in their strict order yet."""
 
 
 @kernel
 def _arrive(
     schedule: Agenda, spans: Spans, runs: RunTable, place: int, strict: bool, now: float
 ) -> None:
-    """A tensor is at a place now."""
+    """Record that a tensor is available at a place; ops that waited for it only become ready."""
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
         op = schedule.users[index]
         schedule.waits[op] -= 1
@@ -206,7 +207,7 @@ def _offer(
     mode: int,
     now: float,
 ) -> None:
-    """A transfer's tensor is there to be sent."""
+    """Start a transfer whose tensor is ready, or schedule its start if it must queue."""
     spans.transfer_ready_s[transfer] = now
     start_s = now
     if mode == QUEUED:
@@ -258,7 +259,7 @@ def _start_transfers(
 
 @kernel
 def _is_undecided(schedule: Agenda, runs: RunTable, queue: int) -> bool:
-    """True if a free stream comes to a position in its strict order that is still open."""
+    """Return True if the next position in a stream's strict order has no op yet."""
     at = schedule.cursor[queue]
     if at == runs.lineup_ptr[queue + 1]:
         return False
@@ -267,7 +268,7 @@ def _is_undecided(schedule: Agenda, runs: RunTable, queue: int) -> bool:
 
 @kernel
 def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
-    """Take the op that a free stream starts now; -1 for none."""
+    """Remove and return the op that a free stream starts now; -1 for none."""
     if not strict:
         return pop(schedule.ready, queue) if schedule.ready.size[queue] > 0 else -1
     at = schedule.cursor[queue]
@@ -288,11 +289,11 @@ def _ends_at(schedule: Agenda, queue: int, op: int, end_s: float) -> None:
 
 @kernel
 def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
-    """An op begins, and when it ends is known, unless a kernel of the other stream comes first.
+    """Start an op and schedule its end, which a kernel of the other stream may still delay.
 
-    The host issues one op after the other. Of two kernels that would fill more than the device the
-    one that is ready first has it; the launch gap of the other passes meanwhile. Two that fit slow
-    each other down for as long as both run; a later neighbour of either adds what it costs itself.
+    The host launches one op after another. If two kernels together need more than the device, the
+    one that is ready first runs, while the launch gap of the other passes. If both fit, each slows
+    the other down while both run; a later concurrent kernel adds its own slowdown to that.
     """
     end_s = now + runs.duration_s[op]
     other = runs.other_stream[queue]
@@ -321,7 +322,7 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
 
 @kernel
 def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
-    """True if an op ends now; a kernel of the other stream may have delayed it."""
+    """Return True if an op ends now; False if a kernel of the other stream has delayed its end."""
     is_running = not schedule.is_free[queue] and schedule.running[queue] == op
     return bool(is_running and schedule.due_s[queue] == now)
 
@@ -330,7 +331,10 @@ def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
 def _start_ops(
     schedule: Agenda, spans: Spans, memory: MemoryState, runs: RunTable, strict: bool, now: float
 ) -> bool:
-    """Start what can; whether to end here: an op is undecided, or the limit cannot be kept."""
+    """Start all ops that can start; return True if the simulation should stop here.
+
+    It stops at a position without an op, and when the step is certain to exceed the limit.
+    """
     is_open = False
     limit_s = schedule.limit_s[0]
     for index in range(schedule.touched.size[0]):
@@ -376,7 +380,7 @@ def _end_op(
 def _end_events(
     state: EngineState, tables: Instructions, mode: int, strict: bool, now: float
 ) -> None:
-    """Everything that ends now; what is due to start is only noted."""
+    """Process all ends at this time, and collect the transfers that start at it."""
     schedule, flow = state.schedule, state.flow
     runs, places, transfers, routes = tables
     while True:
@@ -411,7 +415,7 @@ def _end_events(
 
 @kernel
 def _group_users(schedule: Agenda, places: PlaceTable) -> None:
-    """Ops by the place that they read at: count, add up, fill."""
+    """List the ops that read at each place, by counting sort."""
     ptr = schedule.user_ptr
     for index in range(len(places.read_place)):
         ptr[places.read_place[index] + 2] += 1
@@ -426,7 +430,7 @@ def _group_users(schedule: Agenda, places: PlaceTable) -> None:
 
 @kernel
 def _longest_after(schedule: Agenda, place: int) -> float:
-    """The longest path to the end from the ops that read at a place."""
+    """Return the longest path to the end of the step from the ops that read at a place."""
     longest_s = 0.0
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
         longest_s = max(longest_s, schedule.tail_s[schedule.users[index]])
@@ -435,7 +439,10 @@ def _longest_after(schedule: Agenda, place: int) -> float:
 
 @kernel
 def _is_hopeless(schedule: Agenda, runs: RunTable, transfers: TransferTable) -> bool:
-    """Fill in what is left for each queue and after each op; whether that breaks the limit."""
+    """Compute the work of each queue and the longest path from each op.
+
+    Returns True if any of them exceeds the limit, so that the step need not be simulated.
+    """
     limit_s, most_s = schedule.limit_s[0], 0.0
     for queue in range(len(schedule.left_s)):
         schedule.left_s[queue] = 0.0
@@ -454,7 +461,7 @@ def _is_hopeless(schedule: Agenda, runs: RunTable, transfers: TransferTable) -> 
 
 @kernel
 def _line_up(runs: RunTable, ready: Heaps) -> None:
-    """The ops of each queue by priority; the heaps are empty before and after."""
+    """Sort the ops of each queue by priority, using the heaps, which are empty before and after."""
     for op in range(len(runs.device)):
         push(ready, runs.queue[op], runs.priority[op], op)
     for queue in range(len(ready.size)):
@@ -464,11 +471,11 @@ def _line_up(runs: RunTable, ready: Heaps) -> None:
 
 @kernel
 def run(state: EngineState, tables: Instructions, mode: int, strict: bool) -> None:
-    """Run the step from ``state``, which then has its times and memory.
+    """Simulate a step from its initial ``state``, which receives the times and the memory log.
 
-    Where a strict order has open positions, it ends when a queue comes to the first of them: all
-    has then happened that does not hang on what is chosen there. It also ends when the step is
-    bound to take longer than the limit: ops that did not end then have no end.
+    If a strict order has positions without an op, the simulation stops when a stream reaches the
+    first of them; all events so far are independent of the missing ops. It also stops when the step
+    is certain to exceed the limit. Ops that have not ended by then keep NaN as their end.
     """
     schedule = state.schedule
     runs, places, transfers, routes = tables

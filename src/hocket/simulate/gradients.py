@@ -1,11 +1,11 @@
 """Time of a data-parallel step whose gradient exchange overlaps with compute.
 
-Layers compute forward, then backward in reverse; the gradient of a layer may travel once its
-backward is done, cut into slices, and the layer's next forward waits for its own sums, or, where
-the end of a step is a barrier, for all sums. One channel sends slices at the rate of the
-all-reduce; among those that are there it takes the one that came first (wait-free backpropagation,
-Poseidon, ATC 2017) or the one whose layer is needed first (P3, MLSys 2019).
-Steps follow each other until they take the same time. O(steps · slices · log slices).
+Layers run forward, then backward in reverse order. The gradient of a layer can be sent once its
+backward pass has ended, in slices. The layer's next forward pass waits for its own reduced gradient
+or, if the end of a step is a barrier, for all of them. One channel sends the slices at the rate of
+the all-reduce. Among ready slices it sends the one that was ready first (wait-free backpropagation,
+Poseidon, ATC 2017) or the one whose layer runs first (P3, MLSys 2019). Steps are repeated until
+they take the same time. O(steps · slices · log slices).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from math import inf
 
 _STEPS = 6
-"""After so many the pattern repeats: each step can only wait for the one before."""
+"""Number of simulated steps, after which step times repeat: a step waits for the one before
+only."""
 
 
 @dataclass(frozen=True)
@@ -30,57 +31,58 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class GradientChannel:
-    """The all-reduce as the layers see it."""
+    """Rate, overhead and latency of the all-reduce of gradients."""
 
     rate_bps: float
-    """Bytes of gradients per second."""
+    """Bytes of gradients that are reduced per second."""
     slice_s: float = 0.0
-    """Constant overhead of each slice."""
+    """Constant overhead per slice."""
     latency_s: float = 0.0
-    """From the end of a slice on the channel until all have its sum."""
+    """Seconds from the end of a slice on the channel until all replicas have its sum."""
 
 
 @dataclass(frozen=True)
 class GradientOrder:
-    """Order in which gradients are sent."""
+    """Order in which gradients are sent, and what waits for them."""
 
     name: str
     by_priority: bool
     crosses: bool
-    """True if a layer's next forward waits for its own sums alone."""
+    """True if a layer's next forward pass waits for its own gradients only."""
     overlaps: bool = True
-    """True if gradients travel before backward is done."""
+    """True if gradients are sent before the backward pass has ended."""
     slice_bytes: float = inf
 
 
 def step_s(layers: Sequence[LayerWork], channel: GradientChannel, how: GradientOrder) -> float:
-    """The time of a step among many."""
+    """Return the time per step when many steps follow each other."""
     return _Steps(layers, channel, how).repeated_s()
 
 
 def lower_bound_s(layers: Sequence[LayerWork], channel: GradientChannel) -> float:
-    """No order is faster: computing and channel each do all of their work."""
+    """Return a lower bound of the step time: the larger of all compute and all transfers."""
     computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     travels_s = sum(layer.gradient_bytes for layer in layers) / channel.rate_bps
     return max(computes_s, travels_s)
 
 
 class _Steps:
-    """Computing and the channel, each with its own clock, event by event."""
+    """Simulation of compute and channel, each with its own clock."""
 
     def __init__(
         self, layers: Sequence[LayerWork], channel: GradientChannel, how: GradientOrder
     ) -> None:
         self.layers, self.channel, self.how = layers, channel, how
         self.arrives_s = [0.0] * len(layers)
-        """When the last slice of each layer's sums is there."""
+        """Time at which the last slice of each layer is reduced."""
         self.waiting: list[tuple[float, int, int, float]] = []
-        """Slices: order, number, layer, bytes; those of the future by when they come."""
+        """Heaps of slices (key, number, layer, bytes): ready ones by order, future ones by ready
+        time."""
         self.future: list[tuple[float, int, int, float]] = []
         self.free_s = 0.0
         self.number = 0
         self.num_left = [0] * len(layers)
-        """Slices of each layer that have not travelled."""
+        """Number of slices of each layer that are not sent yet."""
 
     def repeated_s(self) -> float:
         now_s, before_s = 0.0, 0.0
@@ -89,7 +91,11 @@ class _Steps:
         return now_s - before_s
 
     def _step(self, now_s: float) -> float:
-        """Forward and backward; when backward has ended (with a barrier: when all is there)."""
+        """Run a forward and a backward pass.
+
+        Returns the end of the backward pass or, with a barrier, the time at which all gradients are
+        reduced.
+        """
         for index, layer in enumerate(self.layers):
             self._run_channel(now_s, needed=index)
             now_s = max(now_s, self.arrives_s[index]) + layer.forward_s
@@ -115,7 +121,7 @@ class _Steps:
             heapq.heappush(self.future, (ready_s, self.number, index, size))
 
     def _run_channel(self, until_s: float, needed: int | None) -> None:
-        """Send slices until a time, and further until the sums of the needed layer are there."""
+        """Send slices until a time, and longer until the gradient of ``needed`` is reduced."""
         while self.future or self.waiting:
             is_there = needed is not None and self.num_left[needed] == 0
             start_s = self.free_s

@@ -1,9 +1,9 @@
 """Instructions: a plan lowered to the actions of every device, as tables of arrays.
 
-Runs of ops on streams, places where tensors are, transfers that fill them, routes that transfers
-take. `hocket.simulate.lowering` makes them from a problem and a plan; the simulator times them and
-the runtime executes them, so that the two cannot disagree. All whole numbers are 64 bits wide:
-each further width would compile the engine's functions once more.
+The tables list ops on streams, places (a tensor on a device), transfers that fill places, and
+routes of transfers. `hocket.simulate.lowering` makes them from a problem and a plan. The simulator
+times them and the runtime executes them, so the two cannot disagree. All integers have 64 bits,
+since every other width would compile the engine's kernels once more.
 """
 
 from __future__ import annotations
@@ -13,59 +13,61 @@ from typing import NamedTuple
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 SHARED, QUEUED, PARALLEL = 0, 1, 2
-"""Contention of transfers: positions in ``hocket.plan.problem.TRANSFER_MODES``."""
+"""Models of simultaneous transfers: positions in ``hocket.plan.problem.TRANSFER_MODES``."""
 
 
 class RunTable(NamedTuple):
-    """Ops: where they run, what they take, wait for and send."""
+    """Ops: their queues, times, allocations, inputs and transfers."""
 
     device: LongArray
     queue: LongArray
-    """Stream s of device d is queue ``d * num_streams + s``, which runs one op at a time."""
+    """Queue ``d * num_streams + s`` is stream s of device d and runs one op at a time."""
     duration_s: FloatArray
     alloc_bytes: LongArray
-    """Bytes taken at the start: made storages and workspace."""
+    """Bytes allocated at the start of the op: the storages that it makes, and its workspace."""
     workspace_bytes: LongArray
     num_waits: LongArray
-    """Number of tensors that it reads and that are not there when the step begins."""
+    """Number of tensors that the op reads and that do not exist at the start of the step."""
     made_ptr: LongArray
     read_ptr: LongArray
     send_ptr: LongArray
-    """The end of op i makes transfers ``send_ptr[i]`` up to ``send_ptr[i + 1]`` ready; those before
-    ``send_ptr[0]`` are ready when the step begins."""
+    """Transfers ``send_ptr[i]`` up to ``send_ptr[i + 1]`` become ready when op i ends; transfers
+    before ``send_ptr[0]`` are ready at the start of the step."""
     priority: FloatArray
-    """Of the ops that are ready, a queue runs the one with the smallest value first."""
+    """Priority of each op: a queue runs the ready op with the smallest value first."""
     lineup_ptr: LongArray
     """Queue q has ``lineup_ptr[q + 1] - lineup_ptr[q]`` ops."""
     lineup: LongArray
-    """With a strict order, queue q runs ``lineup[lineup_ptr[q]:lineup_ptr[q + 1]]``."""
+    """Ops of queue q in strict order: ``lineup[lineup_ptr[q]:lineup_ptr[q + 1]]``."""
     kernel_s: FloatArray
-    """Of the duration: what the op is on its device; see `hocket.cost.demand`."""
+    """Part of the duration in which the op's kernel is on the device; see `hocket.cost.demand`."""
     issue_s: FloatArray
-    """Of the duration: what the host takes to issue it."""
+    """Part of the duration in which the host launches the op."""
     fill: FloatArray
-    """Share of its device that the op fills."""
+    """Fraction of its device that the op's kernel fills."""
     beside: FloatArray
-    """Slowdown while an op of the other stream runs that fits on the device with it."""
+    """Slowdown while an op of the other stream runs and both fit on the device."""
     other_stream: LongArray
     """Per queue: the queue of the other compute stream on its device; -1 for none."""
 
 
 class PlaceTable(NamedTuple):
-    """Pairs (tensor, device): tensors on their owner devices, then the others in order."""
+    """Places, which are pairs (tensor, device): first each tensor on its owner device, then the
+    others."""
 
     tensor: LongArray
     device: LongArray
     is_copy: BoolArray
-    """True if a transfer brings the tensor there."""
+    """True if a transfer copies the tensor to this place."""
     storage: LongArray
-    """The place whose bytes this one lives in: itself unless it is an alias."""
+    """Place that owns the bytes of this one: itself unless the tensor is a view."""
     num_bytes: LongArray
-    """Bytes that come with the place: 0 where it lives in another's."""
+    """Bytes that the place owns; 0 if another place owns its storage."""
     is_kept: BoolArray
-    """True if the bytes stay until the end of the step."""
+    """True if the bytes are held until the end of the step."""
     num_uses: LongArray
-    """Number of ends that release the bytes: of the producer, each read and each transfer out."""
+    """Number of uses that must end before the bytes are released: producer, reads and transfers
+    out."""
     reader: LongArray
     """The op of each entry of ``graph.reads``."""
     read_place: LongArray
@@ -75,22 +77,22 @@ class PlaceTable(NamedTuple):
 
 
 class TransferTable(NamedTuple):
-    """Transfers in order of (tensor, destination); a tensor leaves from its owner device."""
+    """Transfers in order of (tensor, destination), each from the tensor's owner device."""
 
     place: LongArray
-    """The place that it fills."""
+    """Place that the transfer fills."""
     tensor: LongArray
     send_queue: LongArray
     receive_queue: LongArray
     latency_s: FloatArray
     work: FloatArray
     duration_s: FloatArray
-    """Without contention on the route."""
+    """Seconds without contention on the route."""
     route: LongArray
 
 
 class RouteTable(NamedTuple):
-    """Routes that transfers take, distinct by their channels."""
+    """Routes of transfers; routes with the same channels are one."""
 
     size_ptr: LongArray
     """Route r has ``size_ptr[r + 1] - size_ptr[r]`` transfers."""
@@ -98,11 +100,11 @@ class RouteTable(NamedTuple):
     path: LongArray
     """Route r crosses channels ``path[path_ptr[r]:path_ptr[r + 1]]``."""
     hop_route: LongArray
-    """The route of each hop, that is of each entry of ``path``."""
+    """Route of each hop; a hop is an entry of ``path``."""
     on_ptr: LongArray
-    """Channel c is crossed by ``on_ptr[c + 1] - on_ptr[c]`` routes."""
+    """``on_ptr[c + 1] - on_ptr[c]`` routes cross channel c."""
     capacity: FloatArray
-    """Work per second of each channel."""
+    """Work per second of each channel: bytes, or seconds stated per link."""
 
 
 class Instructions(NamedTuple):
@@ -115,53 +117,53 @@ class Instructions(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Constants of a problem, the same for all plans."""
+    """Constants of a problem, which are the same for all its plans."""
 
     owner_op: LongArray
-    """Per tensor: the op at whose device it first is; -1 for none."""
+    """Op whose device each tensor is on first; -1 for none."""
     is_made: BoolArray
     is_input: BoolArray
     is_held: BoolArray
     alias_of: LongArray
     tensor_bytes: LongArray
     work: FloatArray
-    """Per tensor: bytes, or stated seconds per link."""
+    """Work to send each tensor: its bytes, or the seconds per link that the graph's file states."""
     reads: LongArray
     user_ptr: LongArray
     user_read: LongArray
     """Reads of tensor t: ``user_read[user_ptr[t]:user_ptr[t + 1]]`` are positions in ``reads``."""
     op_stream: LongArray
-    """Per op: the stream of its device that it runs on."""
+    """Stream of each op."""
     op_s: FloatArray
-    """[kind, op]."""
+    """[device type, op]: seconds."""
     demand: FloatArray
-    """[share, kind, op], as in `Costs`; without rows where there is one stream."""
+    """[quantity, device type, op], as in `Costs`; empty if the costs have none."""
     row: LongArray
-    """Row of ``op_s`` for each device."""
+    """Device type of each device, an index into ``op_s``."""
     memory_bytes: LongArray
     latency_s: FloatArray
-    """Per pair ``src * devices + dst``, as the following."""
+    """Latency of each pair ``src * devices + dst``; the columns below use the same index."""
     hops: LongArray
-    """Links of the route where seconds are stated per link, else 1."""
+    """Number of links on the route if seconds are stated per link, else 1."""
     slowest: FloatArray
-    """Least capacity on the route."""
+    """Smallest capacity of the channels on the route."""
     route: LongArray
     send_queue: LongArray
     receive_queue: LongArray
     mode: LongArray
-    """One number: how transfers affect each other."""
+    """One value: the model of simultaneous transfers."""
     num_streams: LongArray
-    """One number: streams of each device."""
+    """One value: the number of streams of each device."""
 
 
 class Scratch(NamedTuple):
-    """Passing results of one lowering."""
+    """Intermediate results of one lowering."""
 
     away_ptr: LongArray
-    """Places of tensor t on other devices: ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
+    """Places of tensor t outside its owner device are ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
     transfer_ptr: LongArray
-    """Transfers of tensor t, likewise."""
+    """Transfers of tensor t are ``transfer_ptr[t]`` up to ``transfer_ptr[t + 1]``."""
     place_on: LongArray
-    """Per device: the place there of the tensor at hand."""
+    """Per device: the place of the current tensor there; -1 for none."""
     num_found: LongArray
-    """Two numbers: how many places and how many transfers there are."""
+    """Two values: the number of places and the number of transfers."""

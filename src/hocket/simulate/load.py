@@ -1,10 +1,10 @@
-"""Load: how long each device is busy per step when steps follow each other in a pipeline.
+"""Load: seconds for which each device is busy per step when steps follow each other in a pipeline.
 
-An accelerator spends the time of its ops and, for every tensor that crosses its boundary, the time
-of that tensor over the device's own link: once for each tensor that comes in and once for each that
-goes out, however many others read it. A CPU shares memory with its host and spends
-the time of its ops alone, unless there are only CPUs. The largest load limits how often steps
-can begin: the measure of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
+The load of an accelerator is the time of its ops plus, for every tensor that enters or leaves it,
+the time of that tensor on the device's own link: once per tensor that enters, and once per tensor
+that leaves, however many devices read it. A CPU shares memory with its host, so its load is the
+time of its ops alone, unless the cluster has only CPUs. The largest load limits how often steps can
+start: the objective of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
 Operators", NeurIPS 2020. O(reads log reads) in numpy.
 """
 
@@ -22,24 +22,26 @@ from hocket.simulate.lowering import owner_devices
 
 
 class LinkTimes(NamedTuple):
-    """A tensor that goes from a to b costs each end ``latency_s[a, b] + work * unit_s[a, b]``."""
+    """Transfer times: sending a tensor from a to b costs both ``latency_s[a, b] + work * unit_s[a,
+    b]``."""
 
     work: FloatArray
-    """Per tensor: bytes, or the seconds over one link that the graph's file states."""
+    """Work to send each tensor: its bytes, or the seconds per link that the graph's file states."""
     latency_s: FloatArray
     unit_s: FloatArray
     """[src, dst]: seconds per unit of work; 0 on the diagonal."""
     is_free: BoolArray
-    """Per tensor: whether it is wherever it is read at no cost (the batch)."""
+    """Per tensor: True if every device has it at no cost, which holds for the batch."""
     pays: BoolArray
-    """Per device: whether transfers take its time."""
+    """Per device: True if transfers add to its load."""
 
 
 def link_times(problem: Problem) -> LinkTimes:
-    """Times of transfers for the devices at both ends.
+    """Return the times that transfers cost the devices at both ends.
 
-    A file states the time over one link and a transfer crosses two, so each end pays for its own.
-    Elsewhere both ends are busy for as long as the slowest link of the route takes.
+    If the graph's file states seconds per link, each end is busy for its own link, one of the two
+    that a transfer crosses. Otherwise both ends are busy for the time of the slowest link of the
+    route.
     """
     graph, costs, routes = problem.graph, problem.costs, problem.costs.routes
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices], dtype=np.bool_)
@@ -56,7 +58,7 @@ def link_times(problem: Problem) -> LinkTimes:
 
 
 def device_load_s(problem: Problem, device_of: IntArray) -> FloatArray:
-    """Seconds per step for which each device is busy, computing or with its link."""
+    """Return the seconds per step for which each device computes or sends and receives."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     device_of = np.asarray(device_of)
     row = problem.costs.device_row[device_of]
@@ -74,19 +76,19 @@ def device_load_s(problem: Problem, device_of: IntArray) -> FloatArray:
 
 
 def max_load_s(problem: Problem, device_of: IntArray) -> float:
-    """The load of the busiest device."""
+    """Return the load of the busiest device."""
     return float(device_load_s(problem, device_of).max(initial=0.0))
 
 
 def summed(key: NDArray[np.integer], value: FloatArray, count: int) -> FloatArray:
-    """Per key below ``count``: the sum of its values."""
+    """Return the sum of the values of each key below ``count``."""
     return np.asarray(np.bincount(key, weights=value, minlength=count), dtype=np.float64)
 
 
 def _crossings(
     problem: Problem, device_of: IntArray, links: LinkTimes
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """(tensor, owner, other device) of every tensor that another device reads, each once."""
+    """Return (tensor, owner, reading device) of tensors read on other devices, each once."""
     graph, num_devices = problem.graph, max(problem.cluster.num_devices, 1)
     owner = owner_devices(graph, device_of)
     reader = graph.reader

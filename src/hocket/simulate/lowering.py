@@ -1,10 +1,10 @@
 """Lowering: from a problem and a plan to instructions.
 
-Every tensor is on its owner device, and on each other device with an op that reads it; a transfer
-fills these further places unless the tensor is the batch. An alias lives in the bytes of its base
-where both are on the device from the start or made there. What does not depend on the plan is
-prepared once (`LoweringBuffers`), so that many plans of one problem can be lowered into the same
-arrays. O(ops + reads + tensors + routes), compiled.
+Every tensor is placed on its owner device, and on each other device with an op that reads it. A
+transfer fills these other places, except for the batch, which is on every device. A view shares the
+storage of its base if both are on the device from the start or made there. Whatever is independent
+of the plan is prepared once (`LoweringBuffers`), so that many plans of one problem can be lowered
+into the same arrays. O(ops + reads + tensors + routes), compiled.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from hocket.simulate.instructions import (
 class LoweringBuffers(NamedTuple):
     """Constants of a problem, and the tables that each lowering fills.
 
-    They are large enough for the placement with the most transfers: every tensor sent to every
-    device on which some op reads it.
+    The tables are large enough for the placement with the most transfers: every tensor sent to
+    every device that could read it.
     """
 
     given: Given
@@ -44,7 +44,7 @@ class LoweringBuffers(NamedTuple):
 
 
 def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBuffers:
-    """Buffers for the plans of a problem; ``devices`` are those that they use, all by default."""
+    """Return buffers for plans of a problem that use only ``devices``, by default all."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     used = np.arange(num_devices) if devices is None else np.unique(devices)
     routes, route_of_pair = _routes(problem.costs, used.tolist(), num_devices)
@@ -69,12 +69,12 @@ def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBu
 
 
 def owner_devices(graph: Graph, device_of: IntArray) -> IntArray:
-    """The device on which each tensor first is: that of its `Graph.owner_op`, or device 0."""
+    """Return the first device of each tensor: that of its `Graph.owner_op`, or device 0."""
     return np.append(device_of, 0)[graph.owner_op].astype(np.int32)
 
 
 def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
-    """Priorities that say the same as strict orders: the position of each op on its device."""
+    """Return priorities equivalent to strict orders: the position of each op on its device."""
     priority = np.zeros(sum(len(ops) for ops in order))
     for ops in order:
         priority[ops] = np.arange(len(ops))
@@ -82,7 +82,7 @@ def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
 
 
 def trimmed(buffers: LoweringBuffers) -> Instructions:
-    """The tables as they were filled last, without the unused capacity."""
+    """Return the tables of the latest lowering, cut to the entries in use."""
     num_places, num_transfers = buffers.scratch.num_found.tolist()
     runs, places, transfers, routes = buffers.tables
     columns = ("tensor", "device", "is_copy", "storage", "num_bytes", "is_kept", "num_uses")
@@ -130,7 +130,7 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
 
 
 def _other_streams(num_queues: int, num_streams: int) -> LongArray:
-    """Per queue, that of the other compute stream of its device; -1 where the graph has one."""
+    """Return, per queue, the queue of its device's other compute stream; -1 if there is none."""
     other = np.full(num_queues, -1, dtype=np.int64)
     if num_streams > Stream.SECOND:
         first = np.arange(0, num_queues, num_streams)
@@ -147,7 +147,7 @@ def _slowest(costs: Costs) -> FloatArray:
 
 
 def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, LongArray]:
-    """Routes between the devices, distinct by their channels, and the route of each pair."""
+    """Return the distinct routes between the devices, and the route of each pair of devices."""
     number: dict[tuple[int, ...], int] = {}
     route_of_pair = zeros(num_devices * num_devices)
     for src in devices:
@@ -224,7 +224,7 @@ def _transfer_capacity(count: int) -> TransferTable:
 
 @kernel
 def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch: Scratch) -> int:
-    """Places of every tensor: on its owner device, then the others in order; their number."""
+    """List the places of every tensor, its owner device first; return their number."""
     here, num_tensors = scratch.place_on, len(given.alias_of)
     end = num_tensors
     scratch.away_ptr[0] = end
@@ -263,7 +263,7 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
 
 @kernel
 def _find_base(given: Given, places: PlaceTable, scratch: Scratch, place: int) -> int:
-    """The place next in line in whose bytes an alias lives; itself where it has own bytes."""
+    """Return the place of a view's base, or the place itself if it has its own bytes."""
     tensor, device = places.tensor[place], places.device[place]
     base: int = given.alias_of[tensor]
     if base < 0 or places.is_copy[place]:
@@ -309,7 +309,7 @@ def _list_transfers(
     size_ptr: LongArray,
     scratch: Scratch,
 ) -> int:
-    """One transfer for each place that is a copy; returns how many there are."""
+    """List one transfer for each place that is a copy; return their number."""
     num_devices = len(places.start_bytes)
     for route in range(len(size_ptr)):
         size_ptr[route] = 0
@@ -376,7 +376,7 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
 
 @kernel
 def lower_into(given: Given, tables: Instructions, scratch: Scratch) -> None:
-    """Fill the tables from the devices in ``tables.runs``."""
+    """Fill the tables for the devices and priorities in ``tables.runs``."""
     runs, places, transfers = tables.runs, tables.places, tables.transfers
     num_places = _find_places(given, runs.device, places, scratch)
     _find_storages(given, places, scratch, num_places)

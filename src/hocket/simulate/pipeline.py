@@ -1,9 +1,8 @@
-"""Simulate a pipeline's schedule: times of its actions, peak memory of its devices.
+"""Simulate a pipeline schedule: times of its actions, and peak memory of its devices.
 
-Devices run their actions in order, each as soon as its inputs have arrived; transfers between two
-devices take their stated time and hinder nothing. So times are longest paths and the peaks of
-memory follow from the order alone: one pass over the actions. The same is expressed for the event
-engine by `hocket.simulate.pipeline_graph`, with equal results. O(actions).
+Devices run their actions in order, each as soon as its inputs have arrived. Transfers between two
+devices take a fixed time and do not contend. So times are longest paths, peaks of memory follow
+from the order alone, and one pass over the actions is enough. O(actions).
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.simulate.timeline import Timeline
 
 WORK_LETTERS = "FBIW"
-"""One letter per `StageWork`, in which actions are named: ``2F0`` is stage 2, microbatch 0."""
+"""Letter of each `StageWork` in names of actions: ``2F0`` is stage 2 forward with microbatch 0."""
 
 
 class ActionTable(NamedTuple):
-    """A schedule: the actions of device i are those from ``start[i]`` to ``start[i + 1]``."""
+    """Arrays of a schedule: device i runs actions ``start[i]`` up to ``start[i + 1]``."""
 
     start: IntArray
     work: IntArray
@@ -34,13 +33,13 @@ class ActionTable(NamedTuple):
 
 
 def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
-    """Timeline of ``schedule``: its actions, then the work that follows on each device.
+    """Return the timeline of ``schedule``: its actions, then the work after them on each device.
 
-    The instance of an action is its microbatch, and it does work ``work * stages + stage``. Memory
-    has peaks alone, no curve.
+    ``instance`` of an action is its microbatch, and ``what`` is ``work * stages + stage``. The
+    timeline has memory peaks but no memory curves.
 
-    Raises `UsageError` where costs are of other stages, `CheckError` where actions wait for each
-    other in a circle.
+    Raises `UsageError` if the costs are for other stages, `CheckError` if actions wait for each
+    other in a cycle.
     """
     from hocket.simulate.pipeline_kernel import run_actions
 
@@ -75,7 +74,7 @@ def durations_s(costs: StageCosts) -> FloatArray:
 
 
 def _peak_bytes(schedule: Schedule, costs: StageCosts) -> LongArray:
-    """State and most activations of each device; the order of its actions alone decides."""
+    """Return the peak bytes of each device: its state plus the most activations in flight."""
     held = np.array(costs.activation_bytes, dtype=np.int64)
     late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
     change = np.stack([held, -held, late - held, -late])[schedule.work, schedule.stage]
@@ -114,18 +113,18 @@ def _timeline(
 
 
 def after_s(timeline: Timeline) -> FloatArray:
-    """Per device of a simulated pipeline: seconds of the work after its last action."""
+    """Return, per device of a simulated pipeline, the seconds of the work after its last action."""
     last = slice(timeline.num_works - timeline.num_devices, timeline.num_works)
     return timeline.end_s[last] - timeline.start_s[last]
 
 
 def action_busy_s(timeline: Timeline) -> FloatArray:
-    """Per device of a pipeline: seconds of its actions, without the work after them."""
+    """Return, per device of a simulated pipeline, the seconds of its actions."""
     return timeline.busy_s - after_s(timeline)
 
 
 def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:
-    """Raise `UsageError` unless the costs are of so many stages and devices, and make sense."""
+    """Raise `UsageError` unless the costs match the numbers of stages and devices and are valid."""
     stages = (
         costs.forward_s, costs.input_gradient_s, costs.weight_gradient_s, costs.activation_bytes,
         costs.weight_gradient_bytes, (*costs.send_s, 0.0),
@@ -143,13 +142,13 @@ def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:
 
 
 def action_name(schedule: Schedule, action: int) -> str:
-    """An action in short form: ``2F0`` is the forward of stage 2 for microbatch 0."""
+    """Return an action's short name: ``2F0`` is the forward pass of stage 2 for microbatch 0."""
     letter = WORK_LETTERS[schedule.work[action]]
     return f"{schedule.stage[action]}{letter}{schedule.microbatch[action]}"
 
 
 def _deadlock(schedule: Schedule, cursor: LongArray) -> CheckError:
-    """The error for a schedule that stopped with each device at ``cursor``."""
+    """Return the error for a schedule in which each device is stuck at its action ``cursor``."""
     stuck = np.flatnonzero(cursor < schedule.start[1:])
     device = int(stuck[0])
     action = int(cursor[device])

@@ -1,4 +1,4 @@
-"""The pipeline simulator, compiled: every device goes on until it waits for another. O(actions)."""
+"""The pipeline simulator, compiled: runs each device until it waits for another one. O(actions)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORWARD, _WEIGHT_GRADIENT = 0, 3
 
 @kernel
 def _ready_s(actions: ActionTable, at: int, send_s: FloatArray, end_s: FloatArray) -> float:
-    """When the inputs of an action are there; not a number if that is not known yet."""
+    """Return the time at which the inputs of an action have arrived; NaN if it is not known yet."""
     stage, microbatch = actions.stage[at], actions.microbatch[at]
     if actions.work[at] == _WEIGHT_GRADIENT:
         split_s: float = end_s[1, stage, microbatch]
@@ -35,7 +35,7 @@ def run_actions(
     actions: ActionTable, duration_s: FloatArray, send_s: FloatArray, cell_end_s: FloatArray,
     cursor: LongArray, start_s: FloatArray, end_s: FloatArray,
 ) -> None:  # fmt: skip
-    """Run all actions that can run; ``cursor`` is then behind the last one of each device."""
+    """Run all actions that can run, and set ``cursor`` to the first that cannot on each device."""
     num_devices, progresses, is_turned = len(cursor), True, False
     while progresses:
         progresses = False

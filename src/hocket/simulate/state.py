@@ -1,6 +1,6 @@
-"""State of the compiled engine: tuples of arrays that are allocated once before it runs.
+"""State of the compiled engine: named tuples of arrays, allocated once before the engine runs.
 
-They are made here rather than in the engine because compiling allocations takes long.
+The arrays are made here in numpy because compiling allocations takes long.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
 
 
 class Spans(NamedTuple):
-    """When ops and transfers ran; NaN for those that could not."""
+    """Start and end of ops and transfers; NaN if they could not run."""
 
     op_ready_s: FloatArray
-    """When all that the op reads was there."""
+    """Time at which all inputs of the op were available."""
     op_start_s: FloatArray
     op_end_s: FloatArray
     transfer_ready_s: FloatArray
@@ -27,44 +27,45 @@ class Spans(NamedTuple):
 
 
 class MemoryState(NamedTuple):
-    """Bytes on each device now and at most, and a log of changes."""
+    """Bytes held on each device now and at the peak, and a log of their changes."""
 
     now: LongArray
     peak: LongArray
     last: LongArray
-    """Newest log entry of each device."""
+    """Position of each device's newest log entry."""
     log_device: LongArray
     log_time_s: FloatArray
     log_bytes: LongArray
     size: LongArray
     """Number of log entries."""
     num_left: LongArray
-    """Uses of each place's bytes that are still to come."""
+    """Number of uses of each place's storage that have not ended."""
 
 
 class Flow(NamedTuple):
-    """Transfers that flow: a heap per route by the clock at which each ends."""
+    """Active transfers: a heap per route, ordered by the clock value at which each transfer
+    ends."""
 
     heaps: Heaps
     clock: FloatArray
-    """Work done per transfer of the route since it last was empty, at time ``since_s``."""
+    """Work done per transfer since the route was last empty, as of ``since_s``."""
     rate: FloatArray
     since_s: FloatArray
     num_on: LongArray
-    """Number of transfers that flow on each channel."""
+    """Number of active transfers on each channel."""
     share: FloatArray
-    """Work per second that each channel does for each of them."""
+    """Work per second that each channel does for each of its active transfers."""
     active: LongArray
-    """Hops of routes on which something flows: those of channel c begin at ``on_ptr[c]``."""
+    """Hops of routes with active transfers; those of channel c begin at ``on_ptr[c]``."""
     num_active: LongArray
-    """Number of them on each channel."""
+    """Number of active hops on each channel."""
     position: LongArray
     """Position of each hop in ``active``."""
     changed: Marks
-    """Channels whose number changed in this round."""
+    """Channels whose number of active transfers changed in this round."""
     next_s: FloatArray
-    """A tournament: leaf ``num_leaves + r`` is the next end on route r, node i the smaller of nodes
-    2i and 2i + 1."""
+    """Tournament tree of the next end on each route: leaf ``num_leaves + r`` is route r, and node i
+    is the minimum of nodes 2i and 2i + 1."""
     is_stale: BoolArray
     """True if a transfer of the route started or ended since its next end was set."""
 
@@ -73,38 +74,39 @@ class Agenda(NamedTuple):
     """Pending ops and transfers, their waits, and the next events."""
 
     waits: LongArray
-    """Tensors that each op still waits for."""
+    """Number of tensors that each op still waits for."""
     user_ptr: LongArray
     users: LongArray
     """Ops that read at place p: ``users[user_ptr[p]:user_ptr[p + 1]]``."""
     events: Heaps
     ready: Heaps
-    """Per queue: ops whose tensors are there, by priority."""
+    """Per queue: ready ops by priority."""
     touched: Marks
-    """Queues that may have something to start."""
+    """Queues that may have an op to start."""
     is_free: BoolArray
     cursor: LongArray
-    """With a strict order: the next position of each queue in the line-up."""
+    """With a strict order: each queue's next position in the line-up."""
     running: LongArray
-    """Per queue: the op that runs; only read where the queue is not free."""
+    """Per queue: the running op; valid only while the queue is not free."""
     due_s: FloatArray
-    """Per queue: when its op ends; ends at other times are out of date."""
+    """Per queue: the end of its running op; end events at other times are obsolete."""
     host_free_s: FloatArray
-    """Per queue: when the host has issued its last op; both streams have one host."""
+    """Per queue: when the host has launched its last op; both streams share one host."""
     queue_free_s: FloatArray
     starting: LongArray
-    """Events of transfers that start, or begin to flow, in this round."""
+    """Events of this round: transfers that start, or whose latency has passed."""
     num_starting: LongArray
     limit_s: FloatArray
-    """One value: a step that is bound to take longer is given up."""
+    """One value: the simulation stops once the step is certain to take longer."""
     left_s: FloatArray
-    """Per queue: what the ops take that it has not started; only where there is a limit."""
+    """Per queue: seconds of the ops that have not started; only valid if there is a limit."""
     tail_s: FloatArray
-    """Per op, likewise: the longest path from its start to the end of the step without waiting."""
+    """Per op: the longest path from its start to the end of the step; only valid if there is a
+    limit."""
 
 
 class EngineState(NamedTuple):
-    """All of it."""
+    """All state of one simulation."""
 
     spans: Spans
     memory: MemoryState
@@ -113,7 +115,7 @@ class EngineState(NamedTuple):
 
 
 def new_state(tables: Instructions) -> EngineState:
-    """The state before anything has happened."""
+    """Return the state at the start of a step."""
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
@@ -149,7 +151,7 @@ def new_state(tables: Instructions) -> EngineState:
 
 
 def _heaps(ptr: LongArray, num_items: int) -> Heaps:
-    """Heaps with capacity for so many entries in all; plans move their borders."""
+    """Return heaps for ``num_items`` entries in total; each lowering sets their borders."""
     return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 
 

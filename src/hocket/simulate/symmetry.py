@@ -1,10 +1,9 @@
-"""Replicas that do the same at the same time: one of them is simulated and represents all.
+"""Symmetric replicas: one is simulated and stands for all that do the same at the same time.
 
-Equal replicas on equal devices run in lockstep: each waits for a collective as long as the others.
-So a step on hundreds of GPUs takes as many simulated ops as one replica has. Collectives take as
-long as they take all ranks; channels that several replicas use for the same transfer are shared
-equally. Small steps of few devices are simulated one by one, which reports need. O(devices x
-stages).
+Equal replicas on equal devices run in lockstep, since each waits equally long for collectives. So a
+step on hundreds of GPUs needs as many simulated ops as one replica has. Collectives take the time
+that they take with all ranks, and channels that several replicas use at once are split equally.
+Small steps on few devices are simulated in full, which reports need. O(devices x stages).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from hocket.plan.sections import Parallel
 from hocket.simulate.timeline import Timeline
 
 MAX_DEVICES = 16
-"""Up to this many devices all are simulated, unless their ops are many."""
+"""Largest number of devices of which all are simulated, if the ops are not too many."""
 MAX_OPS = 200_000
-"""Above this many simulated ops one replica represents all, so that a search can try more."""
+"""Number of simulated ops above which one replica stands for all, to keep searches fast."""
 
 
 def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
-    """True if the first tensor-parallel rank of the first replica represents all others."""
+    """Return True if the first tensor-parallel rank of the first replica stands for all others."""
     num_passes = parallel.tensor * sum(len(each.microbatches) for each in parallel.replicas)
     is_small = num_passes * problem.graph.num_ops <= MAX_OPS
     if (len(parallel.devices) <= MAX_DEVICES and is_small) or parallel.is_round_robin:
@@ -46,7 +45,7 @@ def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
 
 
 def stage_devices(problem: Problem, parallel: Parallel) -> IntArray:
-    """[replica and tensor-parallel rank, stage]: devices of replicas with as many stages each."""
+    """Return [replica and tensor-parallel rank, stage]: the device of each stage."""
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     return np.array(
         [[number[name] for name in replica.devices] for replica in parallel.part_by_part().replicas]
@@ -54,7 +53,7 @@ def stage_devices(problem: Problem, parallel: Parallel) -> IntArray:
 
 
 def shared_bandwidth_bps(problem: Problem, ranks: IntArray) -> FloatArray:
-    """Bandwidth of each channel that is left for the first of the ranks, which send at once."""
+    """Return the bandwidth of each channel per rank when all ranks send at once."""
     routes = problem.costs.routes
     most = np.ones(len(routes.channel_names))
     for stage in range(ranks.shape[1] - 1):
@@ -67,7 +66,7 @@ def shared_bandwidth_bps(problem: Problem, ranks: IntArray) -> FloatArray:
 
 
 def for_all(timeline: Timeline, ranks: Sequence[Sequence[int]]) -> Timeline:
-    """The timeline with the peaks of the simulated devices on those that they stand for."""
+    """Return the timeline with peaks of simulated devices copied to the devices they stand for."""
     peak_bytes = timeline.peak_bytes.copy()
     for row in ranks:
         peak_bytes[list(row)] = timeline.peak_bytes[list(ranks[0])]

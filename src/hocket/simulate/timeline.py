@@ -1,8 +1,8 @@
-"""The Timeline: what happened or would happen, as columns of spans and memory curves.
+"""The Timeline: a simulated or measured run, as columns of spans and memory curves.
 
-One form for all pictures: a simulated step, a measured one, a pipeline, a fleet. Spans of work come
-first, in the order of whoever made the timeline (ops by number, actions as scheduled); transfers
-follow by start.
+All views read this one form: simulated and measured steps, pipelines and fleets. Spans of work come
+first, in the order chosen by the code that made the timeline (ops by number, actions as scheduled),
+then transfers by start.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from hocket.graph.graph import Stream
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timeline:
-    """Spans of work and transfers, and the bytes held on each device over time. Starts at 0."""
+    """Spans of work and transfers, and bytes held on each device over time; time starts at 0."""
 
     makespan_s: float
-    """When everything is over."""
+    """Time at which everything has ended."""
     num_works: int
-    """The first spans are work; those behind them are transfers, by (start, what, device)."""
+    """Number of spans of work; later spans are transfers, sorted by (start, what, device)."""
     device: IntArray
-    """Device of each span; of a transfer, the destination."""
+    """Device of each span; the destination of a transfer."""
     stream: NDArray[np.int8]
     """`hocket.graph.graph.Stream` of work; 0 for transfers."""
     what: IntArray
-    """The op or the stage's work; the tensor that is sent."""
+    """Number of the op or of the stage's work, or the tensor that is sent."""
     instance: IntArray
-    """Number of the repetition: the microbatch or the attempt; 0 where it is done once."""
+    """Number of the repetition, such as the microbatch or the attempt; 0 for work that runs
+    once."""
     src: IntArray
     """Source device of a transfer; -1 for work."""
     ready_s: FloatArray
-    """When what the span needs was there."""
+    """Time at which all inputs of the span were available."""
     start_s: FloatArray
     end_s: FloatArray
     memory_ptr: LongArray
     """Curve of device d: entries ``memory_ptr[d]`` up to ``memory_ptr[d + 1]``."""
     memory_time_s: FloatArray
-    """Ascending per device, first entry 0, no two entries of a device at one time."""
+    """Times of each device's curve: the first is 0, and they strictly increase."""
     memory_bytes: LongArray
-    """Bytes held from that time on. At one instant releases come before allocations; an instant
-    whose highest value is not its last is seen in ``peak_bytes``, not in the curve."""
+    """Bytes held from that time on, after all changes at that time. A higher value that is held for
+    no time shows in ``peak_bytes``, not in the curve."""
     peak_bytes: LongArray
     """Highest bytes held on each device."""
 
@@ -61,14 +62,14 @@ class Timeline:
         return len(self.peak_bytes)
 
     def memory_curve(self, device: int) -> tuple[FloatArray, LongArray]:
-        """Times and bytes held from each of them on."""
+        """Return times, and the bytes that a device holds from each time on."""
         part = slice(int(self.memory_ptr[device]), int(self.memory_ptr[device + 1]))
         return self.memory_time_s[part], self.memory_bytes[part]
 
     @property
     def busy_s(self) -> FloatArray:
-        """Seconds in which each device computes, on one stream or both; copies and sums on other
-        streams run concurrently."""
+        """Seconds in which each device computes, on one or both compute streams. Copies and
+        collectives on other streams do not count."""
         stream = self.stream[: self.num_works]
         computes = stream == Stream.COMPUTE
         length_s = np.where(computes, self.op_end_s - self.op_start_s, 0.0)
@@ -83,7 +84,7 @@ class Timeline:
 
     @property
     def idle_share(self) -> float:
-        """Share of all devices' time in which they do nothing: in a pipeline, its bubble."""
+        """Fraction of all devices' time in which they do not compute: in a pipeline, its bubble."""
         total_s = self.num_devices * self.makespan_s
         return max(0.0, 1 - float(self.busy_s.sum()) / total_s) if total_s else 0.0
 
@@ -108,37 +109,37 @@ class Timeline:
 
     @property
     def transfer_tensor(self) -> IntArray:
-        """The tensor of each transfer; a tensor goes to a device once."""
+        """Tensor of each transfer; a tensor is sent to a device once."""
         return self.what[self.num_works :]
 
     @property
     def transfer_src(self) -> IntArray:
-        """Source device."""
+        """Source device of each transfer."""
         return self.src[self.num_works :]
 
     @property
     def transfer_dst(self) -> IntArray:
-        """Destination device."""
+        """Destination device of each transfer."""
         return self.device[self.num_works :]
 
     @property
     def transfer_ready_s(self) -> FloatArray:
-        """When the tensor was there to be sent."""
+        """Time at which each transfer's tensor was ready to be sent."""
         return self.ready_s[self.num_works :]
 
     @property
     def transfer_start_s(self) -> FloatArray:
-        """When it leaves."""
+        """Start of each transfer."""
         return self.start_s[self.num_works :]
 
     @property
     def transfer_end_s(self) -> FloatArray:
-        """When it has arrived."""
+        """End of each transfer."""
         return self.end_s[self.num_works :]
 
 
 def _covered_s(start_s: FloatArray, end_s: FloatArray) -> float:
-    """Seconds that lie in at least one span."""
+    """Return the seconds that at least one span covers."""
     order = np.argsort(start_s, kind="stable")
     start_s, end_s = start_s[order], np.maximum.accumulate(end_s[order])
     before_s = np.concatenate(([0.0], end_s[:-1])) if len(end_s) else end_s
@@ -164,7 +165,7 @@ def step_timeline(
     peak_bytes: LongArray,
     least_s: float = 0.0,
 ) -> Timeline:
-    """The timeline of one step of a graph; it lasts ``least_s`` at least."""
+    """Return the timeline of one step of a graph; its makespan is at least ``least_s``."""
     num_ops, num_transfers = len(op_device), len(transfer_tensor)
     end_s = np.concatenate((op_end_s, transfer_end_s))
     whole = np.arange(num_ops)

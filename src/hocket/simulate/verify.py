@@ -1,6 +1,6 @@
-"""Prove a plan legal: structure, in-place updates where the tensor lives, limits.
+"""Check that a plan is legal: its structure, in-place updates, memory and other limits.
 
-Every planner's result passes here before anyone sees it; a plan that was loaded passes here again.
+Results of all planners are checked here, and loaded plans are checked again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from hocket.simulate.timeline import Timeline
 
 
 def verify(plan: Plan, problem: Problem) -> None:
-    """Raise `CheckError` with op and device of the first violations."""
+    """Raise `CheckError` with op and device of the first violations, if there are any."""
     raise_violations(violations(plan, problem), plan.planner)
 
 
 def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> list[Violation]:
-    """All violations; ``timeline`` saves simulating the plan again."""
+    """Return all violations; pass ``timeline`` if the plan was simulated before."""
     found = list(structure_violations(plan, problem))
     if found or problem.work is None:
         return found
@@ -63,7 +63,10 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 
 
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
-    """Stages that wait for each other in a circle, and devices that lack memory."""
+    """Return deadlocks between stages, and devices whose memory is exceeded.
+
+    Also checks that waves reserve enough memory for two separate streams.
+    """
     try:
         expanded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
         timeline = timeline or simulate(problem, plan)
@@ -83,7 +86,7 @@ def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -
 
 
 def _config_violations(plan: Plan, problem: Problem, timeline: Timeline | None) -> list[Violation]:
-    """Ranks that wait for each other in a circle, and devices that lack memory."""
+    """Return deadlocks between pipeline ranks, and devices whose memory is exceeded."""
     try:
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
@@ -94,7 +97,7 @@ def _config_violations(plan: Plan, problem: Problem, timeline: Timeline | None) 
 
 
 def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:
-    """In-place updates of persistent tensors that run where the tensor does not live."""
+    """Yield in-place updates of persistent tensors that run on another device than the tensor's."""
     graph = problem.graph
     updates = np.flatnonzero(
         np.isin(graph.tensor_role, PERSISTENT_ROLES)
@@ -121,7 +124,7 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
 
 
 def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violation]:
-    """Devices that hold more than they have, with the op that runs when they hold the most."""
+    """Yield devices that hold more bytes than they have, with the op that runs at the peak."""
     usable = problem.memory_bytes.tolist()
     for device, spec in enumerate(problem.cluster.devices):
         peak = int(timeline.peak_bytes[device])
@@ -137,7 +140,7 @@ def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violatio
 
 
 def chunk_violations(problem: Problem, memory: Memory) -> Iterator[Violation]:
-    """A loss in chunks that the last block does not make."""
+    """Yield a violation if the loss is in chunks but the last block does not compute it."""
     graph = problem.graph
     if memory.loss_chunks > 1 and not has_logits(graph, blocks_of(graph, memory)):
         yield Violation(
@@ -148,7 +151,7 @@ def chunk_violations(problem: Problem, memory: Memory) -> Iterator[Violation]:
 
 
 def budget_violations(problem: Problem, memory: Memory, timeline: Timeline) -> Iterator[Violation]:
-    """Devices that hold more than the memory section allows them."""
+    """Yield devices that hold more bytes than their memory budget."""
     peaks = timeline.peak_bytes.tolist()
     for spec, peak, budget in zip(problem.cluster.devices, peaks, memory.budget_bytes, strict=True):
         if peak > budget:

@@ -1,4 +1,4 @@
-"""The sections of a plan: small frozen values, one kind of decision each."""
+"""The sections of a plan: small immutable values, each with the decisions of one type."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ SECTIONS: dict[str, type[Section]] = {
     "waves": Waves,
     "priority": Priority,
 }
-"""Kinds of sections by the name that they have in files, in the order in which files list them."""
+"""Section types by their names in files, in the order in which files list them."""

@@ -1,10 +1,10 @@
 """The communication section: one collective as weighted trees over the links of a cluster.
 
-A tree sends a share of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
-sends away from it; an all-reduce has both, a broadcast or an all-gather only the second, a reduce
-or a reduce-scatter only the first, and an all-to-all has one route per pair. Rings, chains, stars
-and packed trees are all of this form. `interpret` executes the sends one by one without knowing who
-made them, and `rate_bps` is the exact rate that the links allow for these shares.
+A tree sends a fraction of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
+sends away from the root. All-reduce has both, broadcast and all-gather only the latter, reduce and
+reduce-scatter only the former. Rings, chains, stars and packed trees can all be written this way.
+`interpret` checks a section independently of its planner by executing the sends one by one on sets
+of contributions. `rate_bps` is the exact rate that the links allow for these fractions.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
-Collective = Literal["broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"]
+Collective = Literal["broadcast", "reduce", "allgather", "reducescatter", "allreduce"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 MAX_TREES = 100_000
 Hop = tuple[str, str, str]
-"""A link and the places from which and to which it is crossed."""
+"""Names of a link, of the place where it is entered and of the place where it is left."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """One rank's data passed on to another, over the links of a route."""
+    """Transfer of one rank's data to another rank over the links of a route."""
 
     src: str
     dst: str
@@ -43,7 +43,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Tree:
-    """A share of the message and the sends that move it, in an order that works."""
+    """A fraction of the message and its sends, in an order in which they can be executed."""
 
     root: str
     share: Fraction
@@ -57,17 +57,20 @@ class Communication(Section):
 
     collective: str
     algorithm: str
-    """Algorithm that made it, such as ``packed trees`` or ``ring``; shown, never interpreted."""
+    """Algorithm that made it, such as ``packed trees`` or ``ring``; only displayed."""
     ranks: tuple[str, ...]
-    """Names of devices in the order of the ranks."""
+    """Device of each rank."""
     root: str
-    """Of broadcast and reduce; the first rank otherwise."""
+    """Root of a broadcast or reduce; the first rank for other collectives."""
     trees: tuple[Tree, ...]
     num_chunks: int = 1
-    """Pieces in which each tree's share is sent one after the other."""
+    """Number of chunks in which each tree sends its fraction of the message, one after another."""
 
     def loads(self, cluster: Cluster) -> dict[tuple[str, str], Fraction]:
-        """Share of the message on each channel; shared links have one channel."""
+        """Return the traffic on each channel, in sizes of the message.
+
+        A bus or half-duplex link is one channel, any other link has one channel per direction.
+        """
         links = {link.name: link for link in cluster.links}
         loads: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
         for tree in self.trees:
@@ -77,7 +80,8 @@ class Communication(Section):
         return dict(loads)
 
     def rate_bps(self, cluster: Cluster) -> Fraction:
-        """Bytes of the message per second while all trees are busy: what the fullest link gives."""
+        """Return the message bytes per second while all trees send; the busiest channel limits
+        it."""
         links = {link.name: link for link in cluster.links}
         return min(
             round(links[name].bandwidth_bps) / load
@@ -85,14 +89,14 @@ class Communication(Section):
         )
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """The first thing that is wrong with it on the problem's cluster."""
+        """Yield the first error that `require_legal` finds on the problem's cluster."""
         try:
             self.require_legal(problem.cluster)
         except CheckError as error:
             yield Violation("communication", f"{error.where} {error.message}".strip())
 
     def require_legal(self, cluster: Cluster) -> None:
-        """Raise `CheckError` unless every route exists and every rank ends with what it should."""
+        """Raise `CheckError` unless all routes exist and the sends execute the collective."""
         places = {*cluster.device_names, *cluster.hosts, *cluster.switches}
         links = {link.name: link for link in cluster.links}
         if self.collective not in COLLECTIVES:
@@ -135,7 +139,7 @@ class Communication(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Communication:
-        """The section of plain data, read strictly; raises `InputFileError`."""
+        """Read the section from plain data; raises `InputFileError`."""
         keys = ("collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees")
         top = fields.record(data, "communication", required=keys)
         routes = [
@@ -155,7 +159,10 @@ class Communication(Section):
 
 
 def channel(link: Link, src: str) -> tuple[str, str]:
-    """Channel that transfers over a link contend for: its direction, or the link where shared."""
+    """Return the channel for which transfers over a link contend.
+
+    That is the link's direction, or the link itself if it is a bus or half-duplex.
+    """
     return (link.name, "" if link.is_bus or link.duplex == "half" else src)
 
 
@@ -163,36 +170,25 @@ def channel(link: Link, src: str) -> tuple[str, str]:
 
 
 def interpret(section: Communication) -> None:
-    """Run every send on sets of contributions; raise `CheckError` where the end is wrong."""
+    """Execute every send on sets of contributions; raise `CheckError` if the result is wrong."""
     total: dict[str, Fraction] = defaultdict(Fraction)
-    pairs: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
     for number, tree in enumerate(section.trees):
         where = f"trees[{number}]"
         if tree.share <= 0 or tree.root not in section.ranks:
             raise CheckError("shares are positive and roots are ranks", where=where)
         total[tree.root] += tree.share
         _run(section, tree, where)
-        if section.collective == "alltoall" and tree.broadcast:
-            pairs[tree.root, tree.broadcast[-1].dst] += tree.share
-    count = len(section.ranks)
-    if section.collective == "alltoall":
-        # The message is what one rank has for all; its own part stays where it is.
-        wanted = {(a, b): Fraction(1, count) for a in section.ranks for b in section.ranks
-                  if a != b}  # fmt: skip
-        if dict(pairs) != wanted:
-            raise CheckError("the shares of the pairs are not all 1 / ranks")
-        return
     if section.collective in ("broadcast", "reduce") and set(total) != {section.root}:
         raise CheckError(f"all trees of a {section.collective} have its root")
     if section.collective in ("allgather", "reducescatter"):
-        if any(total[rank] != Fraction(1, count) for rank in section.ranks):
+        if any(total[rank] * len(section.ranks) != 1 for rank in section.ranks):
             raise CheckError("each rank must be the root of an equal share of the message")
     elif sum(total.values()) != 1:
         raise CheckError(f"the shares add up to {sum(total.values())}, not to 1")
 
 
 def _run(section: Communication, tree: Tree, where: str) -> None:
-    """Follow whose contributions each rank holds of a tree's share, send by send."""
+    """Track, send by send, the ranks whose contributions each rank holds of a tree's fraction."""
     everyone = frozenset(section.ranks)
     reduces = section.collective in ("reduce", "reducescatter", "allreduce")
     held: dict[str, frozenset[str]] = {
@@ -225,7 +221,7 @@ def _run(section: Communication, tree: Tree, where: str) -> None:
         lacking = sorted(rank for rank in section.ranks if held[rank] != complete)
         if lacking:
             raise CheckError(f"{', '.join(lacking)} never get it", where=where)
-    elif tree.broadcast and section.collective != "alltoall":
+    elif tree.broadcast:
         raise CheckError(f"a {section.collective} broadcasts nothing", where=where)
 
 

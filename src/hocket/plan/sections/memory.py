@@ -1,34 +1,31 @@
-"""The memory section: how a step is kept within a number of bytes on each device.
+"""The memory section: how a step stays within a memory budget on each device.
 
-The step is cut into blocks: pieces of its forward pass in the order in which they run, such as the
-layers of a transformer, together with their part of the backward pass and of the update. Each block
-says three things.
+The step is split into blocks: ranges of its forward pass in execution order, such as the layers of
+a transformer, with their parts of the backward pass and of the update. Each block has three
+policies.
 
-``activations``, what it makes in the forward pass and needs in the backward pass:
+``activations``, for tensors that its forward pass makes and its backward pass reads:
 
 - ``kept`` on the device;
-- ``offloaded`` to the host as soon as the forward pass has used them, and fetched back one block
-  before the backward pass needs them;
+- ``offloaded`` to the host as soon as the forward pass has used them, and fetched one block before
+  the backward pass reads them;
 - ``recomputed``: dropped, and recomputed from the block's input (its checkpoint) when the
-  backward pass comes to it. The checkpoint stays, or goes to the host where ``checkpoint`` is
-  ``offloaded``.
+  backward pass reaches the block. The checkpoint stays on the device, or is offloaded if
+  ``checkpoint`` is ``offloaded``.
 
-``share`` offloads a part of the bytes, in the order in which they are made.
+``share`` is the fraction of the bytes that is offloaded, in the order in which they are made.
 
-``parameters``: ``resident`` on the device, or ``streamed``: kept on the host, fetched
-``prefetch`` blocks before the forward and again before the backward pass of the block, dropped
-after each. Gradients of streamed parameters go to the host as soon as they are whole. Where
-``expert_groups`` is more than 1, streamed parameters that hold the matrices of many experts, which
-are multiplied as a batch, come in so many groups of experts: each comes for its part of a product
-and frees its memory for the next one, and its gradient leaves before the next one's is made. The
-host updates them.
+``parameters``: ``resident`` on the device, or ``streamed``: kept on the host, fetched ``prefetch``
+blocks before the block's forward pass and again before its backward pass, and dropped after each.
+Gradients of streamed parameters are copied to the host as soon as they are complete.
 
-``update``: where the optimizer changes the parameters and keeps its state, ``device`` or ``host``.
-Both follow the block's gradients at once, so that gradients of all blocks never exist together. A
-block with streamed parameters and ``update`` on the device fetches and returns its state as well.
+``update``: ``device`` or ``host``, where the optimizer runs and keeps its state. Either way the
+update starts as soon as the block's gradients are complete, so that gradients of all blocks never
+exist at the same time. A block with streamed parameters and ``update`` on the device also fetches
+its optimizer state and writes it back.
 
-`hocket.planners.memory` decides it, `hocket.simulate.rewriting` turns it into ops of the
-graph, which the simulator times, and the training step executes it by the names of the blocks.
+`hocket.planners.memory` chooses the policies, and `hocket.simulate.rewriting` turns them into ops
+of the graph, which the simulator times. The training step finds the blocks by their names.
 """
 
 from __future__ import annotations
@@ -60,59 +57,56 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "update": get_args(Update),
 }
 WITHOUT_MODULE = "step"
-"""The name of a block whose first op is in no module."""
+"""Name of a block whose first op is in no module."""
 SMALLEST_MOVED = 1024
-"""Storages of fewer bytes stay on the device: a copy costs more than they weigh."""
+"""Least bytes of a storage that is offloaded: copying a smaller one costs more than it saves."""
 _MAX_BLOCKS = 1_000_000
 _MAX_COUNT = 2**31 - 1
 _MAX_CHUNKS = _MAX_PREFETCH = 4096
-"""Each chunk is ops of the step, and each block ahead is looked at: more would take for ever."""
+"""Limit against very long simulations: each chunk adds ops, each prefetched block is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBlock:
-    """A piece of the step and what is done to hold less of it; see the head of the file."""
+    """A range of the step and its policies, which the module docstring describes."""
 
     name: str
-    """The path of its module, such as ``transformer.h.3``; where it is a run of modules, the path
-    of the first one."""
+    """Path of its module, such as ``transformer.h.3``; of its first module if it has several."""
     start: int = 0
-    """Its forward ops are ``start`` up to ``stop`` of the graph; both 0 where there is no graph."""
+    """First forward op of the block, which ends before op ``stop``; both are 0 without a graph."""
     stop: int = 0
     activations: Activations = "kept"
     share: float = 1.0
-    """The part of the bytes that is offloaded, in the order in which they are made."""
+    """Fraction of the bytes that is offloaded, in the order in which they are made."""
     checkpoint: Checkpoint = "kept"
-    """Where the input of a recomputed block waits."""
+    """Where the input of a recomputed block is kept: ``kept`` is on the device."""
     parameters: Parameters = "resident"
     update: Update = "device"
-    expert_groups: int = 1
-    """Groups in which batched parameters of experts are streamed and differentiated."""
 
     @property
     def is_on_host(self) -> bool:
-        """True if its parameters, or the state of their optimizer, are kept on the host."""
+        """True if the host keeps the block's parameters or their optimizer state."""
         return self.parameters == "streamed" or self.update == "host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Section):
-    """Blocks in the order of the forward pass, and the bytes that are not exceeded."""
+    """Blocks in the order of the forward pass, the memory budget, and settings of the step."""
 
     budget_bytes: tuple[int, ...]
-    """Per device of the cluster."""
+    """Memory budget of each device of the cluster."""
     blocks: tuple[MemoryBlock, ...]
     loss_chunks: int = 1
-    """Chunks of the batch in which logits and loss are made and differentiated one after the
-    other, so that all logits never exist together."""
+    """Number of chunks of the batch for which logits and loss are computed and differentiated one
+    after another, so that all logits never exist at the same time."""
     prefetch: int = 1
-    """Number of blocks ahead that streamed parameters and offloaded activations are fetched."""
+    """How many blocks ahead streamed parameters and offloaded activations are fetched."""
     async_update: bool = False
-    """True if updates of host-resident parameters may run into the next forward pass. Else they
-    are finished when a step ends, so that whoever reads a parameter between steps sees them."""
+    """True if host updates may overlap with the next forward pass. Otherwise they end before the
+    step ends, so that code that reads parameters between steps sees the new values."""
 
     def replay_hindrance(self, graph: Graph) -> str:
-        """Why steps cannot be launched as a whole, as one CUDA graph; empty where they can."""
+        """Return why steps cannot be replayed as one CUDA graph; empty if they can."""
         for block in self.blocks:
             if "offloaded" in (block.activations, block.checkpoint) or block.is_on_host:
                 return "the plan moves bytes between the device and its host"
@@ -137,7 +131,6 @@ class Memory(Section):
                     "checkpoint": block.checkpoint,
                     "parameters": block.parameters,
                     "update": block.update,
-                    "expert_groups": block.expert_groups,
                 }
                 for block in self.blocks
             ],
@@ -145,7 +138,7 @@ class Memory(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Memory:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(
             data, "memory", required=("budget_bytes", "blocks", "loss_chunks", "prefetch"),
             optional=("async_update",),
@@ -167,7 +160,7 @@ class Memory(Section):
         )
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """A budget per device, blocks with names of their own, in order, of ops that exist."""
+        """Check budgets per device, and that blocks have unique names, order and existing ops."""
         if len(self.budget_bytes) != problem.cluster.num_devices:
             yield Violation(
                 "memory",
@@ -179,13 +172,6 @@ class Memory(Section):
         for block in self.blocks:
             if not 0 <= block.share <= 1:
                 yield Violation("memory", f"block {block.name!r} has a share of {block.share:g}")
-            is_away = block.parameters == "streamed" and block.update == "host"
-            if block.expert_groups > 1 and not is_away:
-                yield Violation(
-                    "memory",
-                    f"block {block.name!r} has its experts in {block.expert_groups} groups, but is "
-                    "not streamed and updated on the host",
-                )
         graph = problem.work
         if isinstance(graph, Graph):
             yield from self._wrong_names(graph)
@@ -194,8 +180,10 @@ class Memory(Section):
             yield Violation("memory", "blocks name ops, but there is no graph")
 
     def _wrong_names(self, graph: Graph) -> Iterator[Violation]:
-        """Names that are neither of modules nor of ops; a count stands behind those of a piece that
-        is not the first of its module."""
+        """Yield blocks that are named after neither a module nor an op.
+
+        Second and later blocks of one module are named ``module:count``.
+        """
         known = {*graph.op_names, WITHOUT_MODULE}
         for module in graph.modules:
             while module and module not in known:
@@ -220,7 +208,7 @@ class Memory(Section):
 
 def _block(data: object, path: str) -> MemoryBlock:
     keys = ("name", "ops", "share", *_CHOICES)
-    entry = fields.record(data, path, required=keys, optional=("expert_groups", "tensors"))
+    entry = fields.record(data, path, required=keys, optional=("tensors",))
     # Files of earlier versions have an empty list; blocks in part were never executed.
     fields.sized(entry.get("tensors", []), f"{path}.tensors", 0, "blocks are not named in part")
     fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
@@ -234,8 +222,5 @@ def _block(data: object, path: str) -> MemoryBlock:
         start=start,
         stop=stop,
         share=fields.number(entry["share"], f"{path}.share", 0, 1),
-        expert_groups=fields.integer(
-            entry.get("expert_groups", 1), f"{path}.expert_groups", 1, _MAX_COUNT
-        ),
         **chosen,
     )

@@ -1,4 +1,7 @@
-"""The order section: in which order each device runs its ops, in one of two forms."""
+"""The order section: the order in which each device runs its ops.
+
+It is either a strict order per device, or a priority per op that decides between ready ops.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Order(Section):
-    """A strict order per device, or what decides between ops that are ready; never both."""
+    """A strict order per device, or priorities between ready ops; never both."""
 
     by_device: tuple[IntArray, ...] | None = None
-    """Per device, its ops in the order in which they run."""
+    """Ops of each device in the order in which they run."""
     priority: FloatArray | None = None
-    """Of the ops that are ready, the device runs the one with the smallest value first."""
+    """Priority of each op: a device runs the ready op with the smallest value first."""
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -40,7 +43,7 @@ class Order(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Order:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(data, "order", optional=("by_device", "priority"))
         if len(entry) != 1:
             what = "has both by_device and priority" if entry else "says nothing"
@@ -59,7 +62,7 @@ class Order(Section):
         return cls(by_device=tuple(column.astype(np.int32) for column in columns))
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Each device's ops once, and no contradiction of a dependency. O(ops + reads)."""
+        """Check that devices run their ops once, in an order without deadlock. O(ops + reads)."""
         placement = plan.get(Placement)
         if placement is None:
             yield Violation("order", "the plan orders ops that it does not place")
@@ -86,14 +89,14 @@ def _not_once(
         expected = np.flatnonzero(device_of == device)
         if not np.array_equal(np.sort(sequence), expected):
             odd = np.setxor1d(sequence, expected)
-            op = names[odd[0]] if len(odd) and 0 <= odd[0] < len(names) else ""
+            op = names[int(odd[0])] if len(odd) and 0 <= odd[0] < len(names) else ""
             yield Violation(
                 "order", f"the order of {name!r} is not its ops, each once ({op!r})", op, name
             )
 
 
 def _precedence(order: tuple[IntArray, ...], problem: Problem) -> Iterator[Violation]:
-    """Dependencies and planned order together must have no cycle."""
+    """Check that dependencies and planned order together have no cycle."""
     if all(np.all(np.diff(sequence) > 0) for sequence in order):
         return  # ascending positions of a topological order contradict nothing
     from scipy.sparse import coo_array
@@ -107,11 +110,11 @@ def _precedence(order: tuple[IntArray, ...], problem: Problem) -> Iterator[Viola
     count, label = connected_components(matrix, directed=True, connection="strong")
     if count == num_ops:
         return
-    sizes = np.bincount(label)
-    op = int(np.flatnonzero(sizes[label] > 1)[0])
-    name = problem.graph.op_names[op]
+    inside = int(np.flatnonzero(label[src] == label[dst])[0])
+    producer, reader = (problem.graph.op_names[ops[inside]] for ops in (src, dst))
     yield Violation(
         "precedence",
-        f"in the planned order op {name!r} would have to run before what it reads",
-        name,
+        f"in the planned order op {reader!r} can never start: it reads a result of {producer!r}, "
+        "which runs after it or waits for it",
+        reader,
     )

@@ -1,15 +1,16 @@
 """The parallel section: data, tensor and pipeline parallelism, sharding, local batches and stages.
 
-A replica is one device, or several that are the stages of a pipeline; it has all of the model. Each
-replica takes some samples of the step's batch, in microbatches one after the other, and accumulates
-their gradients; then the replicas reduce theirs, and every one updates its model (or its shard of
-it) as if it had seen the whole batch. Local batches may be unequal: a gradient counts by its
-samples. With ``tensor`` parallelism every stage is so many devices, which split its matrices
-(Megatron-LM, Shoeybi et al., 2019); ``context`` parallelism splits its sequences.
+A replica is one device, or several that are the stages of a pipeline, and runs all of the model.
+Each replica runs some samples of the step's batch in consecutive microbatches and accumulates their
+gradients. Then the replicas reduce their gradients, and each updates its model, or its shard of the
+model. The result is that of the global batch on one device: local batches may be unequal, since
+gradients are weighted by their numbers of samples. With ``tensor`` parallelism, each stage is
+``tensor`` devices that split its matrices (Megatron-LM, Shoeybi et al., 2019). With ``context``
+parallelism, devices split the sequences.
 
 Stages of a captured graph begin at ops (``Replica.cuts``), and blocks of ops are recomputed
-(``Replica.recomputed``). Stages of a transformer's shape have ``layers``, and ``recompute`` says
-what all of them recompute; such plans may use every schedule and degree.
+(``Replica.recomputed``). Stages of a transformer's shape have ``layers`` and one ``recompute``
+policy for all; only plans of this form may use every schedule and degree.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 GraphSchedule = Literal["1f1b", "gpipe", "zb-h1", "zb-h2"]
 GRAPH_SCHEDULES: tuple[GraphSchedule, ...] = get_args(GraphSchedule)
-"""Schedules of pipelines that are cut at ops."""
+"""Pipeline schedules that captured graphs may use."""
 UPDATES: tuple[Update, ...] = get_args(Update)
 _MAX_SAMPLES = 2**31 - 1
 _MAX_OPS = 2**31 - 1
@@ -55,58 +56,60 @@ _MAX_DEGREE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """Devices that hold the model once, and the samples that they take."""
+    """Devices that together run one copy of the model, and the samples that they run."""
 
     devices: tuple[str, ...]
-    """Those of each stage in the order of the forward pass: tensor-parallel ranks fastest, then
-    context-parallel ones."""
+    """Devices of each stage in the order of the forward pass; within a stage, tensor-parallel ranks
+    vary fastest, then context-parallel ranks."""
     microbatches: tuple[int, ...]
-    """Samples of each microbatch, in the order in which they run."""
+    """Number of samples of each microbatch, in the order in which they run."""
     cuts: tuple[int, ...] = ()
-    """The forward op of the graph with which each stage but the first begins."""
+    """First forward op of each stage except the first stage."""
     recomputed: tuple[tuple[int, int], ...] = ()
-    """Blocks by their first forward op and the one after the last: what they save for the backward
-    pass is dropped and recomputed there."""
+    """Recomputed blocks: first forward op, and the op after the last. Tensors saved for the
+    backward pass are dropped and recomputed in it."""
     update: Update = "device"
-    """Where the optimizer changes parameters and keeps its state."""
+    """Where the optimizer runs and keeps its state."""
 
     @property
     def num_samples(self) -> int:
-        """Samples per step: the local batch."""
+        """Number of samples per step: the local batch."""
         return sum(self.microbatches)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(Section):
-    """Replicas with their devices and local batches, and what is the same for all of them."""
+    """Replicas with their devices and local batches, and the settings that all of them share."""
 
     replicas: tuple[Replica, ...]
     tensor: int = 1
-    """Devices that split the matrices of every layer."""
+    """Tensor-parallel degree: number of devices that split the matrices of every layer."""
     context: int = 1
-    """Devices that split every sequence."""
+    """Context-parallel degree: number of devices that split every sequence."""
     expert: int = 1
-    """Ranks over which experts are spread; they are ranks of the other dimensions."""
+    """Expert-parallel degree: ranks of the other dimensions over which experts are distributed."""
     zero: int = 0
-    """Sharded by replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP:
-    they gather the parameters of a block when it runs)."""
+    """ZeRO stage, what replicas shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+    parameters (FSDP: the parameters of a block are gathered when it runs)."""
     schedule: ScheduleName = "1f1b"
-    """In which order stages of a pipeline run forward and backward passes."""
+    """Order in which pipeline stages run forward and backward passes."""
     recompute: Recompute = "none"
-    """Recomputation in the stages of a transformer's shape."""
+    """Recomputation policy of the stages of a transformer's shape."""
     sequence_parallel: bool = False
     """True if tensor-parallel ranks split norms and dropout along the sequence."""
     layers: tuple[int, ...] | None = None
-    """Layers of each virtual stage of a transformer's shape; None for captured graphs, whose
-    replicas have cuts."""
+    """Number of layers of each virtual stage of a transformer's shape; None for captured graphs,
+    whose replicas have cuts."""
 
     @classmethod
     def of_config(
         cls, config: ParallelConfig, model: Transformer, rank_devices: tuple[tuple[str, ...], ...]
     ) -> Parallel:
-        """The section of a transformer's config on the devices of each pipeline rank.
+        """Return the section of a transformer's parallel config, given the devices of each pipeline
+        rank.
 
-        Devices of a rank count tensor-parallel ranks fastest, then context, then data.
+        Devices of a pipeline rank are listed with tensor-parallel ranks fastest, then context, then
+        data.
         """
         width = config.tensor * config.context
         sizes = config.shares or (config.global_batch // config.data,) * config.data
@@ -129,7 +132,7 @@ class Parallel(Section):
 
     @property
     def config(self) -> ParallelConfig:
-        """The degrees of a transformer's plan; raises `UsageError` for a captured graph's."""
+        """Parallel config of a transformer's plan; raises `UsageError` for captured graphs."""
         if self.layers is None:
             raise UsageError("the plan is for captured ops, not for a transformer's shape")
         first, sizes = self.replicas[0], [replica.num_samples for replica in self.replicas]
@@ -153,7 +156,7 @@ class Parallel(Section):
 
     @property
     def rank_devices(self) -> tuple[tuple[str, ...], ...]:
-        """Devices of each pipeline rank, replica by replica; all replicas have as many stages."""
+        """Devices of each pipeline rank, replica by replica; needs replicas of equal depth."""
         width = self.tensor * self.context
         return tuple(
             tuple(name for r in self.replicas for name in r.devices[i * width : (i + 1) * width])
@@ -162,32 +165,32 @@ class Parallel(Section):
 
     @property
     def num_samples(self) -> int:
-        """Samples of all replicas: the global batch."""
+        """Number of samples of all replicas: the global batch."""
         return sum(replica.num_samples for replica in self.replicas)
 
     @property
     def sharded(self) -> bool:
-        """True if replicas keep a shard of the parameters each (ZeRO 3)."""
+        """True if each replica keeps a shard of the parameters (ZeRO 3)."""
         return self.zero == 3
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices, replica by replica; each once, also in round-robin schedules."""
+        """All devices, replica by replica; each once, also if round-robin replicas share them."""
         return tuple(dict.fromkeys(name for r in self.replicas for name in r.devices))
 
     def num_stages(self, replica: Replica) -> int:
-        """Stages of a replica's pipeline."""
+        """Return the number of pipeline stages of a replica."""
         return len(replica.devices) // (self.tensor * self.context)
 
     @property
     def is_staged(self) -> bool:
-        """True if some replica is a pipeline."""
+        """True if any replica is a pipeline."""
         return any(self.num_stages(replica) > 1 for replica in self.replicas)
 
     @property
     def is_round_robin(self) -> bool:
-        """True if replicas are waves over the same devices, each rotated by one more: every device
-        runs every partition in turn."""
+        """True if replicas are waves over the same devices, each rotated by one device more than
+        the one before, so that every device runs every partition in turn."""
         first = self.replicas[0].devices if self.replicas else ()
         return (
             len(first) > 1
@@ -205,7 +208,7 @@ class Parallel(Section):
         )
 
     def part_by_part(self) -> Parallel:
-        """Every tensor-parallel rank as a replica of its own, with one device per stage."""
+        """Return the section with each tensor-parallel rank as a replica of its own."""
         parts = (
             replace(replica, devices=replica.devices[part :: self.tensor])
             for replica in self.replicas for part in range(self.tensor)
@@ -237,7 +240,7 @@ class Parallel(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Parallel:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(data, "parallel", required=_KEYS)
         path = "parallel.replicas"
         rows = fields.items(entry["replicas"], path)
@@ -265,7 +268,7 @@ class Parallel(Section):
         return parallel
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Devices that exist, each once; stages of the model; all samples of the batch."""
+        """Check devices, stages, microbatches and that all samples of the batch are covered."""
         if plan.get(Placement) is not None:
             yield Violation("parallel", "the plan places the ops of a batch that it splits")
         yield from self._violations(problem)
@@ -294,7 +297,7 @@ class Parallel(Section):
             yield from self._shape_violations(problem.training)
 
     def _shape_violations(self, training: TransformerTraining) -> Iterator[Violation]:
-        """The rules of `hocket.transformer.rules`; all replicas have the same shape."""
+        """Check the rules of `hocket.transformer.rules`, and that replicas have equal shapes."""
         if self.layers is None:
             yield Violation("parallel", "the plan does not say how many layers each stage has")
             return

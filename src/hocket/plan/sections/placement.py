@@ -1,4 +1,4 @@
-"""The placement section: which op runs on which device."""
+"""The placement section: the device that runs each op."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Placement(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Placement:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(data, "placement", required=("device_of",), optional=("devices",))
         names = list(problem.cluster.device_names)
         if entry.get("devices", names) != names:
@@ -42,12 +42,13 @@ class Placement(Section):
         return cls(fields.int_column(entry["device_of"], path, 0, last).astype(np.int32))
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Every op is on one device, which can run it, and groups stay together. O(ops)."""
-        wrong = list(self._misplaced(problem))
-        yield from wrong
-        if not wrong:
-            yield from self._unable(problem)
-            yield from self._groups_apart(problem)
+        """Check that every op is on a device that can run it, with its group. O(ops)."""
+        wrong = list(self.wrong_devices(problem))
+        yield from wrong or self._groups_apart(problem)
+
+    def wrong_devices(self, problem: Problem) -> Iterator[Violation]:
+        """Yield ops on devices that do not exist or cannot run them."""
+        yield from list(self._misplaced(problem)) or self._unable(problem)
 
     def _misplaced(self, problem: Problem) -> Iterator[Violation]:
         names, num_devices = problem.graph.op_names, problem.cluster.num_devices
@@ -74,17 +75,16 @@ class Placement(Section):
         grouped = np.flatnonzero(graph.group >= 0)
         if not len(grouped):
             return
-        groups, first = np.unique(graph.group[grouped], return_index=True)
-        device_of_group = dict(zip(groups.tolist(), grouped[first].tolist(), strict=True))
-        leader = np.array([device_of_group[group] for group in graph.group[grouped].tolist()])
-        for op, first_op in zip(grouped, leader, strict=True):
-            if device_of[op] != device_of[first_op]:
-                device = problem.cluster.devices[device_of[op]].name
-                other = problem.cluster.devices[device_of[first_op]].name
-                yield Violation(
-                    "groups",
-                    f"op {graph.op_names[op]!r} is on {device!r} but must be with "
-                    f"{graph.op_names[first_op]!r} on {other!r}",
-                    graph.op_names[op],
-                    device,
-                )
+        _, first, member = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
+        leader = grouped[first][member]
+        apart = device_of[grouped] != device_of[leader]
+        names = problem.cluster.device_names
+        for op, first_op in zip(grouped[apart], leader[apart], strict=True):
+            device, other = names[device_of[op]], names[device_of[first_op]]
+            yield Violation(
+                "groups",
+                f"op {graph.op_names[op]!r} is on {device!r} but must be with "
+                f"{graph.op_names[first_op]!r} on {other!r}",
+                graph.op_names[op],
+                device,
+            )

@@ -1,10 +1,10 @@
-"""The priority section: gradients travel in the order in which the next forward pass needs them.
+"""The priority section: gradients are sent in the order in which the next forward pass needs them.
 
-Backward makes the gradients of the last layers first, and the next step needs those of the first
-ones first. Cut into slices, the one whose layer is needed first always goes next; where they cross
-the end of a step, each layer of the next forward pass waits for its own sums alone (P3, Jayarajan
-et al., MLSys 2019). The section accompanies `Parallel`; the numbers of the training are the same
-with and without it.
+The backward pass makes gradients of the last layers first, but the next step needs those of the
+first layers first. So gradients are split into slices, and the slice whose layer runs earliest is
+always sent next. If slices may still be in flight when the next step starts, each layer of its
+forward pass waits for its own gradients alone (P3, Jayarajan et al., MLSys 2019). The section
+accompanies `Parallel` and does not change the results of the training.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MAX_BYTES = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class Priority(Section):
-    """Gradient slices, and how far into the next step they may be in flight."""
+    """Size of gradient slices, and whether they may be in flight when the next step starts."""
 
     slice_bytes: int
-    """Of a gradient that travel as one."""
+    """Bytes of one gradient slice, which is sent as one message."""
     crosses: bool = True
-    """True if layers of the next forward pass wait for their own sums alone, not all for all."""
+    """True if each layer of the next forward pass waits for its own gradients only, not for all."""
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -41,7 +41,7 @@ class Priority(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Priority:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(data, "priority", required=("slice_bytes", "crosses"))
         size = fields.integer(
             entry["slice_bytes"], "priority.slice_bytes", _LEAST_BYTES, _MAX_BYTES
@@ -49,7 +49,7 @@ class Priority(Section):
         return cls(slice_bytes=size, crosses=fields.flag(entry["crosses"], "priority.crosses"))
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Replicas that are one device each, with all weights and one microbatch."""
+        """Check that replicas are single devices with one microbatch and all parameters."""
         shares = plan.get(Parallel)
         if shares is None or not takes_priority(shares):
             message = "gradients have an order where two or more devices take one microbatch each"
@@ -57,7 +57,7 @@ class Priority(Section):
 
 
 def takes_priority(shares: Parallel) -> bool:
-    """True if the gradients of shares can be sent in an order of their own."""
+    """Return True if a parallel section allows to send gradients in a planned order."""
     return (
         len(shares.replicas) > 1
         and not shares.sharded

@@ -1,7 +1,8 @@
-"""The schedule section: what each pipeline rank does with which stage and microbatch, in order.
+"""The schedule section: the order of the passes that each pipeline rank runs.
 
-Files list actions as words: ``F0.3`` is stage 0 forward with microbatch 3, ``B`` its backward,
-``I`` and ``W`` the gradients of inputs and of weights apart.
+A pass is one stage with one microbatch. Files write it as a word: ``F0.3`` is the forward pass of
+stage 0 with microbatch 3, ``B`` its backward pass, ``I`` and ``W`` the two halves of a split
+backward pass, for the gradients of inputs and of weights.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAX_COUNT = 2**31 - 1
 
 
 class StageWork(IntEnum):
-    """Pass of one microbatch over one virtual stage."""
+    """Type of pass of one microbatch through one virtual stage."""
 
     FORWARD = 0
     BACKWARD = 1
-    """Gradients of inputs and weights together."""
+    """Backward pass that is not split: gradients of inputs and weights."""
     INPUT_GRADIENT = 2
     WEIGHT_GRADIENT = 3
 
@@ -53,17 +54,17 @@ _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
 class Schedule(Section):
     """Passes of every device of a pipeline, in order.
 
-    Actions of device ``i`` are those from ``start[i]`` to ``start[i + 1]``. Each virtual stage does
-    each microbatch forward once, and backward either as one action or as two. Transfers between
-    stages are not listed: they follow from the actions.
+    The actions of device ``i`` are ``start[i]`` up to ``start[i + 1]``. Each virtual stage runs the
+    forward pass of each microbatch once, and the backward pass as one action or as two. Transfers
+    between stages are not listed, since they follow from the actions.
     """
 
     name: str
     num_microbatches: int
     device_of_stage: IntArray
-    """The device of each virtual stage, in order of the model."""
+    """Device of each virtual stage, in the order of the model."""
     start: IntArray
-    """Where each device's actions begin, and their number at the end."""
+    """Position of each device's first action, and the number of actions as the last entry."""
     work: IntArray
     """`StageWork` of each action."""
     stage: IntArray
@@ -72,17 +73,17 @@ class Schedule(Section):
 
     @property
     def num_stages(self) -> int:
-        """Virtual stages."""
+        """Number of virtual stages."""
         return len(self.device_of_stage)
 
     @property
     def num_devices(self) -> int:
-        """Devices of one pipeline."""
+        """Number of devices of one pipeline."""
         return len(self.start) - 1
 
     @property
     def splits_backward(self) -> bool:
-        """True if gradients of inputs and of weights are separate actions anywhere."""
+        """True if any backward pass is split into gradients of inputs and of weights."""
         return bool(np.any(self.work >= StageWork.INPUT_GRADIENT))
 
     def to_data(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Schedule(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Schedule:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         keys = ("name", "num_microbatches", "device_of_stage", "actions")
         entry = fields.record(data, "schedule", required=keys)
         starts, rows = [0], [np.zeros((0, 3), dtype=np.int32)]
@@ -119,7 +120,7 @@ class Schedule(Section):
         )
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Each stage's forward and backward once per microbatch, on its device. O(actions)."""
+        """Check that stages run each microbatch forward and backward once. O(actions)."""
         placed = plan.get(Parallel)
         if placed is None:
             yield Violation("schedule", "the plan has a schedule and no parallel section")
@@ -147,7 +148,7 @@ class Schedule(Section):
 
 
 def schedule_words(schedule: Schedule) -> Iterator[list[str]]:
-    """The actions of each device, as the file writes them."""
+    """Yield each device's actions as the words that files use."""
     for device in range(schedule.num_devices):
         own = slice(schedule.start[device], schedule.start[device + 1])
         yield [

@@ -1,7 +1,7 @@
-"""Interface of plan sections: to plain data, back from it, and verification.
+"""Interface of plan sections: conversion to and from plain data, and verification.
 
 A new section is a frozen dataclass in a file of its own, a line in ``SECTIONS`` and an entry in
-``plan_schema.json``; plan files and ``hocket verify`` then know it.
+``plan_schema.json``; plan files and ``hocket verify`` then support it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Section(ABC):
-    """One kind of decision, as data."""
+    """Base class of sections; a section holds the decisions of one type."""
 
     @abstractmethod
     def to_data(self) -> dict[str, Any]:
@@ -26,8 +26,8 @@ class Section(ABC):
     @classmethod
     @abstractmethod
     def from_data(cls, data: object, problem: Problem) -> Self:
-        """The section of such data, read strictly; raises `InputFileError` that names the key."""
+        """Read the section strictly; raises an `InputFileError` that names the wrong key."""
 
     @abstractmethod
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Rules that it breaks as far as that shows without simulating."""
+        """Yield the broken rules that can be found without simulating."""

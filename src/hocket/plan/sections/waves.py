@@ -1,15 +1,15 @@
-"""The waves section: microbatches of a replica run on two streams of one device at the same time.
+"""The waves section: microbatches of a replica run concurrently on two streams of one device.
 
 The first microbatch (wave tick) runs on the first stream, the second (wave tock) on the second, and
-so on in turns. Tock begins when tick has run its first ``lead`` ops, so that its memory grows while
+so on in turn. Tock starts when tick has run its first ``lead`` ops, so that its memory grows while
 that of tick shrinks, and its kernels fill gaps of the other stream (Wavelet, Wang et al., MLSys
-2021). The section comes with `Parallel`, which has the size of each microbatch.
+2021). The section accompanies `Parallel`, which has the size of each microbatch.
 
 Gradients are summed in the order of the microbatches and the optimizer runs once per step, so the
-result equals gradient accumulation to the bit. With ``changes`` set to ``wave`` the optimizer runs
-after each wave, as published: with the mean of its gradients and those of the wave before. A wave
-is then computed with parameters that are one update old, each stream holds a copy of them, and the
-result differs from accumulation.
+result is bit-identical to gradient accumulation. With ``changes`` set to ``wave`` the optimizer
+runs after each wave, as in the paper, on the mean of the gradients of this wave and the one before.
+Then a wave is computed with parameters that are one update old, each stream holds a copy of the
+parameters, and the result differs from accumulation.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ _MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Waves(Section):
-    """When the second stream begins, and what both streams reserve."""
+    """When the second stream starts, when the optimizer runs, and the extra memory of two
+    streams."""
 
     lead: int
-    """Ops of the first microbatch that run before the second begins; 0: both begin together."""
+    """Ops of the first microbatch that run before the second starts; 0 to start both together."""
     changes: Changes = "step"
-    """When the optimizer runs."""
+    """When the optimizer runs: after each ``step`` or after each ``wave``."""
     separate_bytes: int = 0
-    """Peak of each stream alone, summed, less the peak of both together. CUDA's caching allocator
-    never lends memory freed on one stream to another, so captured streams hold this much more."""
+    """Sum of the peaks of both streams, minus their joint peak. Captured streams reserve this much
+    more, since CUDA's caching allocator never reuses memory of one stream for another."""
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -57,7 +58,7 @@ class Waves(Section):
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Waves:
-        """The section of such data."""
+        """Read the section from plain data; raises `InputFileError`."""
         entry = fields.record(
             data, "waves", required=("lead",), optional=("changes", "separate_bytes")
         )
@@ -71,7 +72,7 @@ class Waves(Section):
         )
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
-        """Two microbatches or more on single devices."""
+        """Check that replicas are single devices and have two microbatches or more."""
         parallel = plan.get(Parallel)
         if parallel is None:
             yield Violation("waves", "waves need microbatches, and the plan has none")
@@ -88,7 +89,7 @@ class Waves(Section):
         yield from self.wrong_ops(problem.graph, min(counts, default=0))
 
     def wrong_ops(self, graph: Graph, num_waves: int) -> Iterator[Violation]:
-        """Violations for a graph that runs in so many microbatches."""
+        """Yield violations for a graph that runs in ``num_waves`` microbatches."""
         if num_waves < NUM_STREAMS:
             yield Violation("waves", "waves need two microbatches or more")
             return

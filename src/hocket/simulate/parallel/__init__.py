@@ -1,4 +1,5 @@
-"""Shares of a batch as one larger graph: every replica, microbatch and exchange as ops."""
+"""Expansion of a parallel plan into one larger graph: replicas, microbatches, collectives as
+ops."""
 
 from hocket.simulate.parallel.batch_costs import priced_at
 from hocket.simulate.parallel.expand import ExpandedStep, expand

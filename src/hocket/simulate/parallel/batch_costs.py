@@ -1,4 +1,4 @@
-"""Costs of a step at another batch size, and of accumulating and exchanging gradients."""
+"""Costs of a step at another batch size, of gradient accumulation and of all-reduces."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from hocket.simulate.collective import CollectiveTimes
 
 ACCUMULATE = "aten.add_"
 _PRICED_AS = "optimizer.add"
-"""Sums of gradients go over parameters once, as updates do: a fit of elementwise ops has the slow
-ones (tanh on a CPU) in it as well, and without a fit both are the same."""
+"""Op kind whose cost is used for gradient accumulation. Both pass over the parameters once, like an
+update. A fit of elementwise ops also contains slow ones (tanh on a CPU), and without a fit both
+costs are the same."""
 _FEW_RANKS = 6
-"""Up to so many devices every ring is tried."""
+"""Largest number of devices for which all rings are tried."""
 
 
 @lru_cache(maxsize=64)
 def priced_at(problem: Problem, num_samples: int) -> Problem:
-    """The problem with another number of samples in its batch, priced like the first."""
+    """Return the problem at another batch size, with costs from the same settings."""
     other = problem.graph.other_batch
     if other is not None and num_samples == other.num_samples:
         return problem
@@ -49,7 +50,7 @@ def priced_at(problem: Problem, num_samples: int) -> Problem:
 
 @lru_cache(maxsize=64)
 def gradients_of(graph: Graph) -> IntArray:
-    """The gradients that the optimizer reads, in the order in which they are made."""
+    """Return the gradients that the optimizer reads, in the order in which they are made."""
     is_update = graph.op_phase == Phase.OPTIMIZER
     reader = graph.reader
     read = np.unique(graph.reads[is_update[reader]])
@@ -62,14 +63,16 @@ def gradients_of(graph: Graph) -> IntArray:
 
 @lru_cache(maxsize=64)
 def accumulate_s(problem: Problem, parts: tuple[int, ...]) -> FloatArray:
-    """[kind, part]: seconds to add one gradient to the sum of those before."""
+    """Return [device type, part]: seconds to add one gradient to its accumulated sum."""
     return _sum_costs(problem, parts)[1].op_s
 
 
 @lru_cache(maxsize=64)
 def accumulate_demand(problem: Problem, parts: tuple[int, ...]) -> FloatArray | None:
-    """Demand of these sums on a device, as in `Costs`. None, for the full device, where the demand
-    of ops is given and that of sums is not."""
+    """Return the demand of gradient sums on a device, as in `Costs`.
+
+    None, which means that a sum fills the device, if the problem gives the demand of its ops.
+    """
     if problem.costs.demand is not None:
         return None
     graph, costs = _sum_costs(problem, parts)
@@ -78,7 +81,7 @@ def accumulate_demand(problem: Problem, parts: tuple[int, ...]) -> FloatArray | 
 
 @lru_cache(maxsize=64)
 def _sum_costs(problem: Problem, parts: tuple[int, ...]) -> tuple[Graph, Costs]:
-    """Sums of gradients as a graph, each element of which is computed once."""
+    """Return a graph of one elementwise add per gradient, and its costs."""
     sizes = problem.graph.tensor_bytes[list(parts)]
     names = [f"add.{index}" for index in range(len(sizes))]
     graph = assemble(
@@ -102,7 +105,10 @@ def _sum_costs(problem: Problem, parts: tuple[int, ...]) -> tuple[Graph, Costs]:
 def exchange_s(
     problem: Problem, devices: tuple[int, ...], num_bytes: int, planned: Communication | None
 ) -> float:
-    """Seconds of an all-reduce: by the collective planned for these devices, else by a ring."""
+    """Return the seconds of an all-reduce: by the planned collective, else by a ring.
+
+    The planned collective counts only if it is for exactly these devices.
+    """
     names = {problem.cluster.device_names[device] for device in devices}
     if planned is not None and set(planned.ranks) == names:
         return _times_of(problem, planned).time_s(num_bytes)
@@ -117,7 +123,7 @@ def _times_of(problem: Problem, planned: Communication) -> CollectiveTimes:
 
 @lru_cache(maxsize=1024)
 def best_ring(problem: Problem, devices: tuple[int, ...]) -> RingPath:
-    """The rings over some devices with the most bandwidth; of many devices, in their order."""
+    """Return the ring with the most bandwidth; above 6 devices, the one in the given order."""
     rails = rails_path(problem.cluster, devices)
     if len(devices) > _FEW_RANKS:
         return rails

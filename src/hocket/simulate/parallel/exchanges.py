@@ -1,7 +1,8 @@
-"""Exchanges that begin when all who take part are ready, many of them added at once.
+"""Collectives in an expanded graph, which start when all participants are ready.
 
-An exchange is one op on the communication stream of each device, which waits until the others have
-what is exchanged as well: a short op says so, and all read what all say. O(exchanges x devices).
+A collective is one op on the communication stream of each device. A short "ready" op per device
+signals that its input exists, and every device's collective reads all signals. O(collectives x
+devices).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hocket.simulate.parallel.graph_builder import StepBuilder
 
 @dataclass(frozen=True)
 class JoinedNames:
-    """Names of exchanges on devices, with a label behind each; made only where wanted."""
+    """Names of collectives on devices, ``name + label + suffix``, made only when they are read."""
 
     names: tuple[str, ...]
     labels: tuple[str, ...]
@@ -34,22 +35,23 @@ class JoinedNames:
 
 @dataclass(frozen=True, eq=False)
 class Exchanges:
-    """Exchanges between the same parties, in columns ``[exchange, party]``."""
+    """Collectives of the same participants, in columns ``[collective, participant]``."""
 
     names: tuple[str, ...]
     labels: tuple[str, ...]
-    """Of the parties."""
+    """Label of each participant."""
     devices: IntArray
     ready_priority: FloatArray
     priority: FloatArray
     seconds: FloatArray
-    """``[exchange]``: it takes all of them the same."""
+    """``[collective]``: duration, equal for all participants."""
     sent_bytes: LongArray
-    """``[exchange]``: bytes that each party sends, reported as the bytes that its op touches."""
+    """``[collective]``: bytes that each participant sends, reported as the bytes that its op
+    touches."""
 
 
 def all_reduced_bytes(size_bytes: LongArray, num_parties: int) -> LongArray:
-    """Bytes that each party of an all-reduce sends, in a ring or, on average, along trees."""
+    """Return the bytes that each participant of an all-reduce sends, on average."""
     return 2 * size_bytes * (num_parties - 1) // num_parties
 
 
@@ -61,10 +63,10 @@ def exchange_all(
     num_kinds: int,
     **columns: Any,
 ) -> IntArray:
-    """Add exchanges; their ops, ``[exchange, party]``.
+    """Add collectives and return their ops, ``[collective, participant]``.
 
-    ``waiting`` are tensors that have to be there before, and for each the flat number of the
-    exchange and party that waits for it.
+    ``waiting`` are tensors that must exist before, and for each the position, in the flattened
+    array of collectives and participants, of the op that waits for it.
     """
     shape = exchanges.devices.shape
     count, num_parties = exchanges.devices.size, shape[1]

@@ -1,12 +1,13 @@
-"""Shares of a batch as one graph: each replica's microbatches, sums, exchanges and updates as ops.
+"""Expand a parallel plan into one graph: each replica's microbatches, sums, collectives and
+updates.
 
-Every forward and backward op occurs once per microbatch, costed at that microbatch's size, on the
-device of its stage; parameters and their updates occur once per replica. From the second microbatch
-on, gradients are added to those before. Replicas exchange gradients in buckets, in the order in
-which these are ready and beside the backward pass, as PyTorch's DistributedDataParallel does: one
-op on the communication stream of each device, which begins when all replicas have the bucket and
-takes as long as a ring over their links. Then the simulator times the graph like any other.
-O(replicas x microbatches x (ops + tensors)), numpy.
+Every forward and backward op occurs once per microbatch, with the cost of that microbatch's size,
+on the device of its stage. Parameters and their updates occur once per replica. From the second
+microbatch on, gradients are added to their sums. Replicas all-reduce gradients in buckets, in the
+order in which buckets are ready and overlapped with the backward pass, as PyTorch's
+DistributedDataParallel does: one op on the communication stream of each device, which starts when
+all replicas have the bucket and takes the time of a ring over their links. The simulator then times
+the graph like any other. O(replicas x microbatches x (ops + tensors)), numpy.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_d
 # backward pass, so do the sums inside it. O(sums x devices).
 
 _NEXT = 0.25
-"""After an op, before the one that follows it."""
+"""Priority offset that puts an all-reduce after an op and before the next op."""
 _CLOSE = 1e-6
-"""Likewise among second runs, which stand close together."""
+"""The same offset for recomputed ops, whose priorities are close together."""
 _BEGIN = 1e-5
-"""From when all are ready to the sum."""
+"""Priority offset from a collective's ready op to the collective itself."""
 
 
 def join_parts(
@@ -80,7 +81,7 @@ def join_parts(
     degree: int,
     builder: StepBuilder,
 ) -> None:
-    """Add the sums over the parts of every replica; copies stand replica by replica."""
+    """Add the all-reduces of tensor parallelism within every replica."""
     for start in range(0, len(copies), degree):
         group = copies[start : start + degree]  # fewer where one represents all
         for number in range(len(group[0].replica.microbatches)):
@@ -89,13 +90,14 @@ def join_parts(
 
 
 class _MicrobatchRuns(NamedTuple):
-    """One run of a microbatch's ops on all parts."""
+    """First or recomputed run of a microbatch's ops on all tensor-parallel ranks."""
 
     op: list[IntArray]
-    """Per part and op of the graph; -1 where it does not run."""
+    """Per tensor-parallel rank and op of the graph: its expanded op; -1 if it does not run."""
     priority: list[FloatArray]
     tensor: list[IntArray] | None
-    """Per part and tensor of the graph; None where only ops are known."""
+    """Per tensor-parallel rank and tensor of the graph: its expanded tensor; None for recomputed
+    runs."""
     close: float
     label: str
 
@@ -124,7 +126,7 @@ def _sum_all(
     runs: _MicrobatchRuns,
     builder: StepBuilder,
 ) -> None:
-    """The sums of one run, all at once."""
+    """Add the tensor-parallel all-reduces of one run."""
     makers = np.array([each.maker for each in regions.sums])
     runs_here = runs.op[0][makers] >= 0
     sums = [each for each, is_here in zip(regions.sums, runs_here, strict=True) if is_here]
@@ -162,7 +164,7 @@ def _sum_all(
 def _waits(
     sized: Graph, makers: LongArray, runs: _MicrobatchRuns, builder: StepBuilder
 ) -> tuple[IntArray, LongArray]:
-    """Tensors that sums wait for, and the flat number of the waiting sum and part."""
+    """Return tensors that all-reduces wait for, and the flat position of the waiting op of each."""
     num_parts, number = len(runs.op), np.arange(len(makers))
     if runs.tensor is None:
         # Of second runs it is known when they end, and that is all a sum has to know.
@@ -188,10 +190,11 @@ _SUM = "aten.add"
 
 @lru_cache(maxsize=64)
 def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
-    """Gradients accumulated over microbatches, and the ops that run once after that.
+    """Return the tensors that microbatches accumulate, and the ops that run once after that.
 
-    Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
-    once per step: else a gradient would travel with every microbatch.
+    The tensors are gradients. If two stages use a weight, each stage accumulates its own part of
+    the gradient and one op per step adds the parts; otherwise every microbatch would send a
+    gradient.
     """
     gradients, stage = gradients_of(graph), stages_of(graph, cuts)
     maker = graph.tensor_producer[gradients]
@@ -210,23 +213,26 @@ def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray
 
 
 _LATE = 1e15
-"""A priority behind all passes."""
+"""Priority of updates, after all forward and backward passes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExpandedStep:
-    """A graph of its own with where and in which order its ops run."""
+    """The expanded graph as a problem, with the device and the priority of each op."""
 
     problem: Problem
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """True if devices run ops in exactly this order: stages of a pipeline do, waves do, parts that
-    wait for sums take no other microbatch, and a block must not run again before its time."""
+    """True if devices run ops in exactly the order of priorities: in pipelines and waves, with
+    tensor parallelism (ranks must not run another microbatch while they wait for all-reduces), and
+    with recomputation (a block must not be recomputed too early)."""
     passes: tuple[IntArray, ...]
-    """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
+    """Per replica [microbatch, op of the given graph]: its expanded op; -1 if it runs once per
+    step."""
     stands_for: IntArray | None = None
-    """[rank, stage]: devices for which those of the first row were simulated; None for none."""
+    """[rank, stage]: devices, of which only those of the first rank were simulated and stand for
+    the others. None if all were simulated."""
 
 
 def expand(
@@ -237,10 +243,10 @@ def expand(
     *,
     is_named: bool = True,
 ) -> ExpandedStep:
-    """The graph of all that a step with these shares does.
+    """Return the graph of all ops of a step under a parallel section.
 
-    ``planned`` says how replicas exchange gradients where it is about their very devices; with
-    ``waves`` microbatches run in turns on two streams.
+    ``planned`` is the collective for gradients and is used if it is for exactly the devices of the
+    replicas. With ``waves`` microbatches run in turn on two streams.
     """
     stands_for = None
     if waves is None and is_symmetric(problem, shares):
@@ -293,7 +299,7 @@ def expand(
 
 
 def _owners(problem: Problem, shares: Parallel) -> list[IntArray]:
-    """Per replica and op of the graph: the device of its stage."""
+    """Return, per replica and op of the graph, the device of its stage."""
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     return [
         np.array([number[name] for name in replica.devices], dtype=np.int32)[
@@ -326,7 +332,7 @@ def _replicate(
     waves: Waves | None,
     builder: StepBuilder,
 ) -> ReplicaCopy:
-    """Parameters of a replica once, its forward and backward ops once per microbatch."""
+    """Add a replica: its parameters once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
     stage = stages_of(graph, replica.cuts)
     label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
@@ -384,9 +390,9 @@ def _run_microbatch(
     # Second runs stand between the passes, so that ops are in an order in which they can run.
     is_forward = graph.op_phase[ops] == Phase.FORWARD
     forward, backward = ops[is_forward], ops[~is_forward]
-    op_of[forward] = _add_ops(builder, sized, forward, label, own.device_of, priority)
+    op_of[forward] = builder.copy_ops(sized, forward, label, own.device_of, priority)
     remade = recompute_ops(sized, own, recompute, label, priority, builder)
-    op_of[backward] = _add_ops(builder, sized, backward, label, own.device_of, priority)
+    op_of[backward] = builder.copy_ops(sized, backward, label, own.device_of, priority)
     tensors = _tensors_of(graph, ops)
     role = graph.tensor_role.copy()
     if microbatch or own.num_shards > 1:
@@ -422,7 +428,7 @@ def _accumulate(
     op_stream: NDArray[np.int8],
     builder: StepBuilder,
 ) -> None:
-    """Add the gradients of a microbatch to those before, each as soon as it is there."""
+    """Add the ops that add a microbatch's gradients to their sums, each as soon as it is made."""
     graph, parts = problem.graph, own.parts
     maker, sizes = graph.tensor_producer[parts], graph.tensor_bytes[parts]
     added = builder.add_ops(
@@ -449,42 +455,12 @@ def _accumulate(
 
 
 def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
-    """The batch and what these ops make."""
+    """Return the tensors of the batch and the outputs of these ops."""
     is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
     is_own[ops] = True
     made = is_own[graph.tensor_producer]  # -1 reads the last entry, which is no op
     given = (graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT)
     return np.flatnonzero(made | given).astype(np.int32)
-
-
-def _add_ops(
-    builder: StepBuilder,
-    sized: Problem,
-    ops: IntArray,
-    label: str,
-    device_of: IntArray,
-    priority: FloatArray,
-    seconds: FloatArray | None = None,
-    *,
-    host_resident: bool = False,
-) -> IntArray:
-    """Add ops of the graph, with times of their own where ``seconds`` says so."""
-    graph = sized.graph
-    return builder.add_ops(
-        CopiedNames(graph.op_names, ops, label),
-        sized.costs.op_s[:, ops] if seconds is None else seconds,
-        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
-        kind=graph.op_kind[ops],
-        module=graph.op_module[ops],
-        phase=graph.op_phase[ops],
-        dtype=graph.op_dtype[ops],
-        flops=graph.flops[ops],
-        bytes_touched=graph.bytes_touched[ops],
-        workspace_bytes=0 if host_resident else graph.workspace_bytes[ops],
-        stream=Stream.HOST if host_resident else graph.op_stream[ops],
-        device=device_of[ops],
-        priority=priority[ops],
-    )
 
 
 def _add_tensors(
@@ -506,7 +482,7 @@ def _add_reads(
     tensor: IntArray,
     instead: IntArray | None = None,
 ) -> None:
-    """Add the reads of ops; ``instead`` replaces reads of the graph, -1 for no replacement."""
+    """Add the reads of ops; entries of ``instead`` that are not -1 replace the graph's reads."""
     reader = np.repeat(op_of, np.diff(graph.read_ptr))
     kept = reader >= 0
     read = tensor[graph.reads]
@@ -519,7 +495,7 @@ def _add_reads(
 
 
 def _finish(problem: Problem, own: ReplicaCopy, builder: StepBuilder) -> None:
-    """Put the parts of gradients together that were added up apart."""
+    """Add the ops that combine gradients of shared weights once per step."""
     graph, ops = problem.graph, own.finals
     if len(ops):
         priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
@@ -538,25 +514,21 @@ def _once(
     builder: StepBuilder,
     num_sharing: int = 0,
 ) -> IntArray:
-    """Add ops that run once per step; per tensor of the graph the one that they make, or -1.
+    """Add ops that run once per step; return, per tensor of the graph, the one that they make, or
+    -1.
 
-    On the host they run where ``num_sharing`` devices have theirs there.
+    If the replica updates on the host, the ops run there, with memory bandwidth split among
+    ``num_sharing`` devices; 0 keeps them on the device.
     """
     graph = problem.graph
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    host_resident = own.replica.update == "host" and num_sharing > 0
     seconds = problem.costs.op_s[:, ops] / own.num_shards
-    if host_resident:
+    changed: dict[str, Any] = {}
+    if own.replica.update == "host" and num_sharing > 0:
         seconds = host_update_s(problem, own, ops, num_sharing)
-    op_of[ops] = _add_ops(
-        builder,
-        problem,
-        ops,
-        own.label,
-        own.device_of,
-        priority,
-        seconds,
-        host_resident=host_resident,
+        changed = {"stream": Stream.HOST, "workspace_bytes": 0}
+    op_of[ops] = builder.copy_ops(
+        problem, ops, own.label, own.device_of, priority, seconds, **changed
     )
     is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
     is_own[ops] = True
@@ -577,7 +549,7 @@ def _update(
     num_sharing: int,
     builder: StepBuilder,
 ) -> None:
-    """The optimizer's ops of a replica, which read the summed gradients, here or on the host."""
+    """Add the optimizer ops of a replica, on device or host; they read summed gradients."""
     graph = problem.graph
     ops = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).astype(np.int32)
     if not len(ops):

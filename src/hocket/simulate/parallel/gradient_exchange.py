@@ -1,7 +1,7 @@
-"""Gradients that replicas add up: in buckets, in the order in which these are ready.
+"""All-reduces of gradient buckets, overlapped with the backward pass as in PyTorch's DDP.
 
-As PyTorch's DistributedDataParallel does it: a bucket goes when all replicas have it, beside the
-backward pass, one after the other. O(replicas x gradients).
+A bucket is reduced when all replicas have its gradients, one bucket after the other. O(replicas x
+gradients).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def exchange_alike(
     planned: Communication | None,
     builder: StepBuilder,
 ) -> dict[int, IntArray]:
-    """As `exchange`, between those that have the same part of every matrix."""
+    """Add the all-reduces of `exchange` among the ranks with each tensor-parallel shard."""
     done: dict[int, IntArray] = {}
     for part in range(min(degree, len(copies))):
         alike = range(part, len(copies), degree)
@@ -53,9 +53,11 @@ def exchange(
     *,
     is_between: bool = False,
 ) -> dict[int, IntArray]:
-    """All-reduces of buckets; per replica and tensor, what says that its bucket is done.
+    """Add the all-reduces of gradient buckets.
 
-    Where they stand between other exchanges of the backward pass, they come when they are made.
+    Returns, per replica and tensor, the control tensor that signals the end of its bucket's
+    all-reduce. With ``is_between`` the all-reduces are ordered among other collectives of the
+    backward pass, by the time at which their gradients are complete.
     """
     graph, gradients = problem.graph, gradients_of(problem.graph)
     maker = graph.tensor_producer[gradients]
@@ -105,7 +107,7 @@ def exchange(
 
 
 def buckets(sizes: LongArray, owners: IntArray) -> Iterator[IntArray]:
-    """Gradients that travel together: in order, of the same devices, up to a size."""
+    """Yield the positions of each bucket's gradients, which are all made on the same devices."""
     keyed = zip(map(tuple, owners.T.tolist()), sizes.tolist(), strict=True)
     for members in fill_buckets(keyed):
         yield np.array(members, dtype=np.int32)

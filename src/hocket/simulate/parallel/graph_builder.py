@@ -1,6 +1,6 @@
-"""A graph that grows by many ops and tensors at once: columns are collected, then put together.
+"""Builder of large graphs: ops and tensors are added in batches of columns, and joined at the end.
 
-Names are most of the work and a search looks at none of them: they are made only where wanted.
+Making names would take most of the time, and searches read none, so names are made on demand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positi
 from hocket.cost.demand import TIMES_BESIDE
 from hocket.graph.build import topological_order
 from hocket.graph.graph import Graph, distinct
+from hocket.plan.problem import Problem
 
 _OPS = (
     "kind", "module", "phase", "dtype", "flops", "bytes_touched", "workspace_bytes", "stream",
@@ -28,7 +29,7 @@ _TENSORS = ("bytes", "role", "producer", "alias")
 
 @dataclass(frozen=True)
 class CopiedNames:
-    """Names of some ops or tensors of another graph, with a label behind each."""
+    """Names of some ops or tensors of another graph, with a label appended."""
 
     names: Sequence[str]
     picked: IntArray
@@ -42,7 +43,7 @@ class CopiedNames:
 
 
 class NamesOnDemand(Protocol):
-    """As many names as there are ops or tensors, made only where they are looked at."""
+    """Names of ops or tensors, made only when they are iterated over."""
 
     def __len__(self) -> int: ...
 
@@ -51,12 +52,12 @@ class NamesOnDemand(Protocol):
 
 @dataclass
 class StepBuilder:
-    """Columns of ops and tensors, in the order in which they come."""
+    """Columns of ops and tensors, in the order in which they were added."""
 
     kinds: list[str]
     modules: tuple[str, ...]
     is_named: bool = True
-    """True if ops and tensors get their names; else all have the empty one."""
+    """True to name ops and tensors; otherwise all names are empty."""
     num_ops: int = 0
     num_tensors: int = 0
     _op_names: list[NamesOnDemand] = field(default_factory=list)
@@ -72,7 +73,7 @@ class StepBuilder:
     _reads: list[NDArray[Any]] = field(default_factory=list)
 
     def kind(self, name: str) -> int:
-        """The number of a kind of op."""
+        """Return the number of an op kind, adding the kind if it is new."""
         if name not in self.kinds:
             self.kinds.append(name)
         return self.kinds.index(name)
@@ -84,9 +85,9 @@ class StepBuilder:
         demand: FloatArray | None = None,
         **columns: Any,
     ) -> IntArray:
-        """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers.
+        """Add ops with times ``op_s`` [device type, op]; return their numbers.
 
-        ``demand`` is as in `Costs`; all of the device where it is not given.
+        ``demand`` is that of `Costs`; by default each op fills the device.
         """
         count = len(names)
         self._op_names.append(names)
@@ -104,8 +105,39 @@ class StepBuilder:
         self.num_ops += count
         return np.arange(self.num_ops - count, self.num_ops, dtype=np.int32)
 
+    def copy_ops(
+        self,
+        source: Problem,
+        ops: IntArray,
+        label: str,
+        device_of: IntArray,
+        priority: FloatArray,
+        op_s: FloatArray | None = None,
+        **changed: Any,
+    ) -> IntArray:
+        """Add ops of another problem at its costs; ``op_s`` and ``changed`` replace columns."""
+        graph, costs = source.graph, source.costs
+        columns = {
+            "kind": graph.op_kind[ops],
+            "module": graph.op_module[ops],
+            "phase": graph.op_phase[ops],
+            "dtype": graph.op_dtype[ops],
+            "flops": graph.flops[ops],
+            "bytes_touched": graph.bytes_touched[ops],
+            "workspace_bytes": graph.workspace_bytes[ops],
+            "stream": graph.op_stream[ops],
+            "device": device_of[ops],
+            "priority": priority[ops],
+        }
+        return self.add_ops(
+            CopiedNames(graph.op_names, ops, label),
+            costs.op_s[:, ops] if op_s is None else op_s,
+            None if costs.demand is None else costs.demand[:, :, ops],
+            **{**columns, **changed},
+        )
+
     def add_tensors(self, names: NamesOnDemand, **columns: Any) -> IntArray:
-        """Add tensors; returns their numbers."""
+        """Add tensors and return their numbers."""
         count = len(names)
         self._tensor_names.append(names)
         for name in _TENSORS:
@@ -116,35 +148,35 @@ class StepBuilder:
         return np.arange(self.num_tensors - count, self.num_tensors, dtype=np.int32)
 
     def set_alias(self, tensors: IntArray, bases: IntArray) -> None:
-        """Say in whose bytes tensors live that are there already."""
+        """Make existing tensors views of ``bases``."""
         self._aliases.append((tensors, bases))
 
     def add_reads(self, readers: NDArray[Any], tensors: NDArray[Any]) -> None:
-        """Op by op, what it reads."""
+        """Add reads: pairs of an op and a tensor."""
         self._readers.append(np.asarray(readers, dtype=np.int64))
         self._reads.append(np.asarray(tensors, dtype=np.int64))
 
     def op_s(self) -> FloatArray:
-        """[kind of device, op]: seconds."""
+        """[device type, op]: seconds."""
         return np.concatenate(self._op_s, axis=1)[:, self._order]
 
     def demand(self) -> FloatArray:
-        """[share, kind of device, op], as in `Costs`."""
+        """[quantity, device type, op], as in `Costs`."""
         return np.concatenate(self._demand, axis=2)[:, :, self._order]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of the ops."""
+        """Return a column of the ops, in the order of the finished graph."""
         found: NDArray[Any] = np.concatenate(self._ops[name])[self._order]
         return found
 
     def placed(self, ops: IntArray) -> IntArray:
-        """The numbers that ops have in the graph; -1 stays."""
+        """Return the numbers of ops in the finished graph; -1 stays -1."""
         found: IntArray = np.where(ops >= 0, self._rank[ops], -1).astype(np.int32)
         return found
 
     @cached_property
     def _order(self) -> IntArray:
-        """Ops in a topological order: as they came, where that is one. Nothing is added after."""
+        """Topological order: the order of adding if possible. No op may be added later."""
         producer = np.concatenate(self._tensors["producer"]).astype(np.int32)
         readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
         by_reader = np.argsort(readers, kind="stable")
@@ -153,14 +185,14 @@ class StepBuilder:
         return topological_order(names, producer, read_ptr, reads[by_reader])
 
     def _names(self, pieces: list[NamesOnDemand], order: NDArray[Any]) -> tuple[str, ...]:
-        """Names of ops or tensors in an order; empty ones where none are wanted."""
+        """Return the names of ops or tensors in an order; empty names if the graph is not named."""
         if not self.is_named:
             return ("",) * len(order)
         signal = list(chain.from_iterable(pieces))
         return tuple(map(signal.__getitem__, order.tolist()))
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
-        """The graph of all that was added."""
+        """Return the graph of all ops and tensors that were added."""
         columns = {key: np.concatenate(values) for key, values in self._tensors.items()}
         made = columns["producer"].astype(np.int32)
         producer = np.where(made >= 0, self._rank[made], -1).astype(np.int32)
@@ -205,7 +237,7 @@ class StepBuilder:
         return positions(self._order).astype(np.int32)
 
     def _sorted_reads(self, rank: LongArray) -> tuple[LongArray, IntArray]:
-        """Reads of each op, renumbered, ascending, each once."""
+        """Return pointers and tensors of each op's reads: renumbered, ascending, distinct."""
         width = max(self.num_tensors, 1)
         readers = self._rank[np.concatenate(self._readers)].astype(np.int64)
         reads = np.concatenate(self._reads)
@@ -215,6 +247,6 @@ class StepBuilder:
 
 
 def _filled(value: Any, count: int) -> NDArray[Any]:
-    """A column of so many entries out of one value or of one for each."""
+    """Return a column of ``count`` entries from one value, or from one value for each."""
     column = np.asarray(value)
     return column if column.ndim else np.full(count, column)

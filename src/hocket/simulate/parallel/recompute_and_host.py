@@ -1,11 +1,11 @@
-"""Less memory inside a share: blocks that run again for their backward pass, updates on the host.
+"""Activation checkpointing and host optimizer updates in an expanded graph.
 
-A recomputed block (Chen et al. 2016, sublinear memory) keeps its input; right before the first of
-its backward ops that needs something which the block made, all ops that lead there run once more.
-Backward ops of the block read what the second run made, so what the first run made is gone when the
-forward pass has used it. An update on the host (ZeRO-Offload, Ren et al. 2021) keeps the
-optimizer's state there: summed gradients are copied out in buckets, the host updates, and
-parameters are copied back, each bucket on its own, beside what the device computes. O(ops + reads).
+A recomputed block (Chen et al. 2016, sublinear memory) keeps only its input. Right before the first
+of its backward ops that reads an output of the block, all ops that lead to such outputs run again.
+Backward ops of the block read the recomputed outputs, so the first outputs are freed once the
+forward pass has used them. A host update (ZeRO-Offload, Ren et al. 2021) keeps the optimizer state
+on the host: summed gradients are copied there in buckets, the host updates, and parameters are
+copied back, each bucket by itself and overlapped with compute. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ _RECOMPUTE = "@again"
 
 
 class SecondRun(NamedTuple):
-    """The ops that run again, and who reads what they make."""
+    """Ops to recompute, and the reads that use their outputs."""
 
     ops: IntArray
-    """Forward ops, ascending."""
+    """Forward ops that are recomputed, ascending."""
     before: IntArray
-    """Per such op: the backward op before which it runs."""
+    """Per recomputed op: the backward op right before which it runs."""
     block_of: IntArray
-    """Per op of the graph: the recomputed block whose forward or backward pass it is in; -1 for
-    none."""
+    """Per op of the graph: the recomputed block to whose forward or backward pass it belongs; -1
+    for none."""
     is_read: BoolArray
-    """Per read of the graph: True if a backward op reads what its own block has recomputed."""
+    """Per read of the graph: True if a backward op reads an output that its own block
+    recomputes."""
 
     def bases(self, graph: Graph, views: IntArray, tensor: IntArray, made: IntArray) -> IntArray:
-        """Base tensors of recomputed views: the recomputed ones within the same block."""
+        """Return the base tensors of views: the recomputed base if it is in the same block."""
         base = graph.alias_of[views]
         viewer, maker = graph.tensor_producer[views], graph.tensor_producer[base]
         is_own = self.block_of[np.maximum(viewer, 0)] == self.block_of[np.maximum(maker, 0)]
@@ -53,12 +54,12 @@ class SecondRun(NamedTuple):
 
 @lru_cache(maxsize=256)
 def second_run(graph: Graph, blocks: tuple[tuple[int, int], ...]) -> SecondRun:
-    """Recomputation of some blocks of forward ops."""
+    """Return the recomputation of blocks given as ranges of forward ops."""
     return second_run_of(graph, blocks_of(graph, blocks))
 
 
 def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
-    """The block of each forward op; -1 for none."""
+    """Return the block of each forward op; -1 for none."""
     number = np.arange(graph.num_ops)
     block_of = np.full(graph.num_ops, -1, dtype=np.int32)
     for index, (start, stop) in enumerate(blocks):
@@ -67,7 +68,7 @@ def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
 
 
 def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
-    """Recomputation of the forward ops of some blocks, by the block of each op."""
+    """Return the recomputation of blocks given by the block of each forward op."""
     number = np.arange(graph.num_ops)
     in_forward = (block_of >= 0) & (graph.op_phase == Phase.FORWARD)
     block_of = np.where(in_forward, block_of, block_of[places_of(graph)])
@@ -91,12 +92,12 @@ def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
 
 
 class Remade(NamedTuple):
-    """The second runs of one microbatch."""
+    """Recomputed ops of one microbatch."""
 
     op: IntArray
-    """Per op of the graph: the number of its second run; -1 for none."""
+    """Per op of the graph: its recomputed op; -1 for none."""
     priority: FloatArray
-    """Per op of the graph."""
+    """Per op of the graph: priority of its recomputed op."""
 
 
 def recompute_ops(
@@ -107,27 +108,15 @@ def recompute_ops(
     priority: FloatArray,
     builder: StepBuilder,
 ) -> Remade:
-    """Add the second runs of a microbatch, each block right before its first reader."""
+    """Add the recomputed ops of a microbatch, each block right before its first reader."""
     graph, ops = sized.graph, found.ops
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
     when = np.zeros(graph.num_ops)
     if not len(ops):
         return Remade(op_of, when)
     when[ops] = priority[found.before] - 1 + np.arange(1, len(ops) + 1) / (len(ops) + 1)
-    op_of[ops] = builder.add_ops(
-        CopiedNames(graph.op_names, ops, _RECOMPUTE + label),
-        sized.costs.op_s[:, ops],
-        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
-        kind=graph.op_kind[ops],
-        module=graph.op_module[ops],
-        phase=Phase.BACKWARD,
-        dtype=graph.op_dtype[ops],
-        flops=graph.flops[ops],
-        bytes_touched=graph.bytes_touched[ops],
-        workspace_bytes=graph.workspace_bytes[ops],
-        stream=graph.op_stream[ops],
-        device=own.device_of[ops],
-        priority=when[ops],
+    op_of[ops] = builder.copy_ops(
+        sized, ops, _RECOMPUTE + label, own.device_of, when, phase=Phase.BACKWARD
     )
     return Remade(op_of, when)
 
@@ -140,7 +129,7 @@ def recomputed_copies(
     label: str,
     builder: StepBuilder,
 ) -> IntArray:
-    """Add what the second runs make and read; per tensor of the graph its second form, or -1."""
+    """Add outputs and reads of recomputed ops; return each tensor's recomputed version, or -1."""
     op_of, producer = remade.op, graph.tensor_producer
     made = np.full(graph.num_tensors, -1, dtype=np.int32)
     tensors = np.flatnonzero((producer >= 0) & (op_of[producer] >= 0)).astype(np.int32)
@@ -168,7 +157,7 @@ def recomputed_copies(
 
 
 def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> LongArray:
-    """Device memory of tensors that persist between steps."""
+    """Return the device memory of tensors that persist between steps."""
     sizes = -(-graph.tensor_bytes[tensors] // own.num_shards)
     if own.replica.update == "host":
         sizes = np.where(graph.tensor_role[tensors] == Role.OPTIMIZER_STATE, 0, sizes)
@@ -179,7 +168,7 @@ def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> LongArra
 def host_update_s(
     problem: Problem, own: ReplicaCopy, ops: IntArray, num_sharing: int
 ) -> FloatArray:
-    """Seconds of updates on the host, whose memory so many devices share."""
+    """Return the seconds of host updates if ``num_sharing`` devices share host bandwidth."""
     touched = problem.graph.bytes_touched[ops] / own.num_shards
     return np.tile(
         touched * num_sharing / problem.cluster.host_update_bps, (len(problem.costs.kind_names), 1)
@@ -189,7 +178,11 @@ def host_update_s(
 def copies_out(
     problem: Problem, own: ReplicaCopy, done: IntArray | None, builder: StepBuilder
 ) -> tuple[IntArray, list[tuple[IntArray, int]]]:
-    """Copy summed gradients to the host; per tensor what says that it is there, and the buckets."""
+    """Copy summed gradients to the host.
+
+    Returns, per tensor, the control tensor that signals its arrival, and the buckets with their
+    bytes.
+    """
     graph, gradients = problem.graph, gradients_of(problem.graph)
     owners = own.device_of[graph.tensor_producer[gradients]]
     sizes = -(-graph.tensor_bytes[gradients] // own.num_shards)
@@ -216,7 +209,7 @@ def copies_in(
     op_of: IntArray,
     builder: StepBuilder,
 ) -> None:
-    """Copy parameters back once all updates of their bucket are done."""
+    """Copy parameters to the device, each bucket once all its updates are done."""
     if not sent:
         return
     graph = problem.graph
@@ -234,7 +227,7 @@ def copies_in(
 
 
 def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
-    """The bucket of each gradient, in the order of the buckets."""
+    """Return the bucket of each gradient, in the order of the buckets."""
     return np.repeat(np.arange(len(sent)), [len(copied) for copied, _ in sent])
 
 
@@ -245,7 +238,7 @@ def _copies(
     sent: Sequence[tuple[IntArray, int]],
     stream: Stream,
 ) -> IntArray:
-    """A copy between device and host of each bucket, one after the other."""
+    """Add a copy between device and host for each bucket, one after another."""
     makers = problem.graph.tensor_producer[[int(copied[0]) for copied, _ in sent]]
     devices, is_out = own.device_of[makers], stream == Stream.COPY_OUT
     routes = [_route(problem, device) for device in devices.tolist()]

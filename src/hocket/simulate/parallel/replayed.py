@@ -1,7 +1,8 @@
-"""A data-parallel step that is replayed as a CUDA graph, with all sums of gradients after it.
+"""Time of a data-parallel step that is replayed as a CUDA graph, with all-reduces after it.
 
-A graph is launched as a whole, so no bucket can be issued while it runs; in exchange the host
-issues no single ops. Small models on fast links gain by that, others by the overlap. O(ops).
+A graph is launched as a whole, so no all-reduce can start while it runs; in return, the host
+launches no single ops. Small models on fast links gain from replay, others gain more from
+overlapping all-reduces with the backward pass. O(ops).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hocket.simulate.parallel.gradient_exchange import buckets
 
 
 def replayed_step_s(problem: Problem, shares: Parallel, planned: Communication | None) -> float:
-    """Seconds of a step of replicas that are one device each, replayed and without overlap."""
+    """Return the step time of one-device replicas with replayed graphs, without overlap."""
     settings = {**problem.costs.settings, "launches": "replayed"}
     costs = costs_from_settings(problem.graph, problem.cluster, settings)
     replayed = replace(problem, op_costs=costs)

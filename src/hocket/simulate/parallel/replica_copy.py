@@ -1,4 +1,4 @@
-"""Replicas while they are being expanded."""
+"""State of a replica during expansion."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from hocket.plan.sections import Replica
 
 
 class Pass(NamedTuple):
-    """Forward and backward of one microbatch."""
+    """Expanded ops and tensors of one microbatch's forward and backward pass."""
 
     op: IntArray
-    """Per op of the graph: its number; -1 where it is not repeated."""
+    """Per op of the graph: its expanded op; -1 if it runs once per step."""
     tensor: IntArray
-    """Per tensor of the graph, likewise."""
+    """Per tensor of the graph: its expanded tensor; -1 for none."""
     priority: FloatArray
     recompute: IntArray
-    """Per op of the graph: the number of its second run, before the backward pass; -1 for none."""
+    """Per op of the graph: its recomputed op; -1 for none."""
     recompute_priority: FloatArray
-    """Likewise."""
+    """Per op of the graph: priority of its recomputed op."""
 
 
 @dataclass
 class ReplicaCopy:
-    """One replica while it is being expanded."""
+    """One replica during expansion."""
 
     replica: Replica
     device_of: IntArray
     """Per op of the graph: the device of its stage."""
     tensor: IntArray
-    """Per tensor of the graph: its number here, as the last microbatch has it."""
+    """Per tensor of the graph: its expanded tensor in the latest microbatch."""
     parts: IntArray
-    """Tensors of the graph that are added up over microbatches; see `added_parts`."""
+    """Tensors of the graph that microbatches accumulate; see `added_parts`."""
     finals: IntArray
-    """Ops of the graph that make a gradient out of the sums of its parts, once."""
+    """Ops of the graph that add the accumulated parts of a gradient, once per step."""
     label: str
     peers: list[IntArray]
-    """``device_of`` of every replica that reduces gradients with this one, its own included; those
-    that do the same at the same time may stand for each other (see `hocket.simulate.symmetry`)."""
+    """``device_of`` of every replica that reduces gradients with this one, including itself and
+    replicas that are not simulated because another one stands for them (see
+    `hocket.simulate.symmetry`)."""
     parts_peers: list[IntArray]
-    """Likewise, of every tensor-parallel rank of the replica."""
+    """``device_of`` of every tensor-parallel rank of the replica."""
     sums: IntArray
-    """Per tensor of the graph: the one that holds the sum so far; -1 where nothing is added."""
+    """Per tensor of the graph: the expanded tensor with its current sum; -1 if it is not
+    accumulated."""
     num_shards: int = 1
-    """Of how many parts of parameters and state it keeps one."""
+    """Number of shards of parameters and optimizer state, of which the replica keeps one."""
     passes: list[Pass] = field(default_factory=list)
-    """Per microbatch."""
+    """Forward and backward pass of each microbatch."""

@@ -1,10 +1,11 @@
-"""Parameters, gradients and state kept in parts: gathered block by block, scattered as they come.
+"""Fully sharded data parallelism in an expanded graph: all-gathers and reduce-scatters per block.
 
-Fully sharded data parallel (ZeRO 3, Rajbhandari et al. 2020; PyTorch's FSDP): replicas keep one
-part of every block of parameters. The others gather it before the block's forward pass and again
-before its backward pass, at most one block ahead, and drop it after; gradients of a block are
-reduced and scattered as soon as they are whole. All replicas take part in every exchange, so they
-have equally many microbatches, of any sizes. O(microbatches x blocks x replicas).
+In fully sharded data parallelism (ZeRO 3, Rajbhandari et al. 2020; PyTorch's FSDP) each replica
+keeps one shard of every block of parameters. A block is all-gathered before its forward pass and
+again before its backward pass, at most one block ahead, and dropped after each. Gradients of a
+block are reduce-scattered as soon as they are complete. All replicas participate in every
+collective, so they have equally many microbatches, of any sizes. O(microbatches x blocks x
+replicas).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from hocket.simulate.parallel.stage_order import places_of
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _MOST_BLOCKS = 24
 _NEXT = 1e-5
-"""Between priorities of which nothing lies between: second runs stand close together."""
+"""Priority offset so small that no other op lies between; recomputed ops are close together."""
 
 
 class Use(NamedTuple):
     """An op that needs the parameters of a block."""
 
     op: int
-    """Of the graph."""
+    """Op of the given graph."""
     is_recompute: bool
-    """True if its second run does."""
+    """True if the recomputed op needs the parameters, not the first run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +49,13 @@ class ShardBlocks:
     num_blocks: int
     num_bytes: LongArray
     of_read: IntArray
-    """Per read of the graph: the block whose parameters it needs; -1 for none."""
+    """Per read of the graph: the block of the parameter that is read; -1 for none."""
     of_gradient: IntArray
-    """Per gradient that the optimizer reads."""
+    """Per gradient that the optimizer reads: the block of its parameter."""
 
 
 def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], builder: StepBuilder) -> None:
-    """Add the gathers and scatters of all passes; sums of gradients are then shards."""
+    """Add all all-gathers and reduce-scatters; sums of gradients then are shards."""
     graph = problem.graph
     blocks = find_blocks(graph)
     shards: list[IntArray | None] = [None] * blocks.num_blocks
@@ -70,7 +71,7 @@ def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], builder: St
 
 
 def find_blocks(graph: Graph) -> ShardBlocks:
-    """Consecutive parameters, at most `_MOST_BLOCKS` blocks of about equal bytes."""
+    """Split consecutive parameters into at most `_MOST_BLOCKS` blocks of about equal bytes."""
     lasting = (graph.tensor_producer < 0) & (graph.tensor_role == Role.PARAMETER)
     tensors = np.flatnonzero(lasting & (graph.alias_of < 0))
     place = places_of(graph)[np.maximum(graph.owner_op[tensors], 0)]
@@ -106,9 +107,9 @@ def _readers(graph: Graph) -> IntArray:
 def _uses(
     graph: Graph, blocks: ShardBlocks, phase: Phase, recompute: SecondRun
 ) -> dict[int, list[Use]]:
-    """By block, in the order in which a pass needs them: its uses, the first one first.
+    """Return the uses of each block of parameters, in the order in which a pass needs the blocks.
 
-    A backward pass needs a block also where forward ops run again.
+    A backward pass also needs the blocks that its recomputed ops read.
     """
     reader = _readers(graph)
     is_recomputed = np.zeros(graph.num_ops, dtype=np.bool_)
@@ -132,7 +133,10 @@ def _uses(
 def _held_back(
     graph: Graph, uses: dict[Phase, dict[int, list[Use]]], phase: Phase, block: int, number: int
 ) -> tuple[int, Use] | None:
-    """The pass and the op after which a block may be gathered, one ahead; None: at once."""
+    """Return the op that must start before a block is gathered, so that one block is prefetched.
+
+    It is given by its microbatch and its use; None for the first gather of the step.
+    """
     first = [members[0] for members in uses[phase].values()]
     at = first.index(uses[phase][block][0])  # of blocks that one op needs first, none waits
     if at:
@@ -160,7 +164,7 @@ def _gather(
     uses: dict[int, list[Use]],
     after: tuple[int, Use] | None,
 ) -> None:
-    """One block's parameters on all replicas, for the ops of one phase of one pass."""
+    """Add the all-gather of one block's parameters, for one phase of one microbatch."""
     size, users = int(blocks.num_bytes[block]), uses[block]
     waits = []
     for own in copies:
@@ -190,7 +194,7 @@ def _scatter(
     number: int,
     shards: IntArray | None,
 ) -> IntArray | None:
-    """One block's gradients of one pass, reduced; each replica keeps its shard of the sum."""
+    """Add the reduce-scatter of a block's gradients of one microbatch; return the shards."""
     graph = problem.graph
     members = gradients_of(graph)[blocks.of_gradient == block]
     if not len(members):
@@ -222,9 +226,9 @@ def together(
     priority: float,
     waits: Sequence[IntArray],
 ) -> IntArray:
-    """A gather or scatter that begins when all replicas are ready for it, in a ring.
+    """Add a ring all-gather or reduce-scatter that starts when all replicas are ready.
 
-    They are the two halves of an all-reduce.
+    Each takes half the time of a ring all-reduce.
     """
     devices = np.array([int(own.device_of[0]) for own in copies])
     peers = tuple(int(device_of[0]) for device_of in copies[0].peers)

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: which ops they have, and in which order they take passes."""
+"""Stages of a pipeline: which ops they have, and in which order they run passes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hocket.transformer.parallel_config import SPLIT, ScheduleName
 
 @lru_cache(maxsize=64)
 def places_of(graph: Graph) -> IntArray:
-    """Per op, the forward op whose place in the forward pass decides about its stage.
+    """Return, per op, the forward op whose position decides its stage.
 
-    A forward op decides for itself, or the first of those that no legal plan separates; a backward
-    op goes with its forward op, or, where it has none, with what it reads; an update goes with its
+    Forward ops that no legal plan separates follow the first of them. A backward op follows its
+    forward op or, without one, the latest producer of its inputs. An update follows its
     parameter.
     """
     unit = bound_ops(graph)
@@ -37,19 +37,20 @@ def places_of(graph: Graph) -> IntArray:
 
 
 def stages_of(graph: Graph, cuts: tuple[int, ...]) -> IntArray:
-    """The stage of each op."""
+    """Return the stage of each op."""
     if not cuts:
         return np.zeros(graph.num_ops, dtype=np.int32)
     return np.searchsorted(np.array(cuts), places_of(graph), side="right").astype(np.int32)
 
 
 def slots(num_stages: int, num_microbatches: int, schedule: ScheduleName) -> LongArray:
-    """[stage, `PassKind`, microbatch]: the position of each pass on its device.
+    """Return [stage, `PassKind`, microbatch]: the position of each pass in its device's order.
 
-    1F1B (Narayanan et al., PipeDream-flush) takes as many forward passes as stages follow, then one
-    backward and one forward pass in turn; GPipe takes all forward passes first. ZB-H1 and ZB-H2 (Qi
-    et al. 2024) put gradients of weights off, by as many passes as stages come before, or twice as
-    many. One stage alone differentiates each microbatch at once.
+    1F1B (Narayanan et al., PipeDream-flush) starts with as many forward passes as stages follow,
+    then alternates between a backward and a forward pass. GPipe runs all forward passes first.
+    ZB-H1 and ZB-H2 (Qi et al. 2024) delay weight gradients by as many passes as stages come before,
+    or twice as many. A single stage runs the backward pass of each microbatch right after its
+    forward pass.
     """
     number, stage = np.arange(num_microbatches), np.arange(num_stages)[:, None]
     ahead = num_stages - 1 - stage
@@ -68,17 +69,17 @@ def slots(num_stages: int, num_microbatches: int, schedule: ScheduleName) -> Lon
 
 
 class PassKind(IntEnum):
-    """Of an op in a microbatch."""
+    """Type of pass to which an op of a microbatch belongs."""
 
     FORWARD = 0
     BACKWARD = 1
     WEIGHT_GRADIENT = 2
-    """Backward ops that no other stage waits for, where a schedule puts them off."""
+    """Backward ops that no other stage waits for, in schedules that delay them."""
 
 
 @lru_cache(maxsize=64)
 def pass_kinds(graph: Graph, cuts: tuple[int, ...], schedule: ScheduleName) -> IntArray:
-    """The kind of each op; updates count as backward."""
+    """Return the type of pass of each op; updates count as backward."""
     kinds = graph.op_phase.clip(max=int(PassKind.BACKWARD)).astype(np.int32)
     if schedule not in SPLIT:
         return kinds

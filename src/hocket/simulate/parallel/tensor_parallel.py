@@ -1,10 +1,11 @@
-"""Ops of a step that tensor parallelism divides, and the step of one tensor-parallel rank.
+"""Ops of a step that tensor parallelism splits, and the step of one tensor-parallel rank.
 
-After Megatron-LM (Shoeybi et al., 2019): a layer widens by matrices whose columns are divided and
-narrows by one whose rows are; all between works on a part of the features, and the sum over parts
-is made once forward and once backward. Layers are known by the names that families of models give
-their matrices, so that the plan matches the execution. A part is the same graph with less
-arithmetic, fewer bytes and smaller tensors in these regions, priced like any other. O(ops).
+Follows Megatron-LM (Shoeybi et al., 2019): in each layer, matrices split by columns come first and
+one split by rows comes last. All ops between them work on a part of the features, and the partial
+results are all-reduced once forward and once backward. The matrices are recognized by the names
+that families of models give them, so that the plan matches the execution. The step of one rank is
+the same graph with fewer FLOPs and bytes and smaller tensors in these regions, and gets its costs
+like any other. O(ops).
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ from hocket.transformer.families import named_family, without_rule
 _HEADS_FIRST = ("aten.transpose", "aten.permute")
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _CASTS = ("aten._to_copy", "aten.to")
-"""Autocast reads low-precision copies of weights, and makes their gradients in that precision."""
+"""Casts that autocast inserts: it rounds weights, and computes their gradients in low precision."""
 _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
 _Flags = BoolArray
 
 
 class PartSum(NamedTuple):
-    """A sum over parts of what an op makes on each."""
+    """An all-reduce of an op's partial results."""
 
     maker: int
     readers: IntArray
-    """Ops that wait for it."""
+    """Ops that wait for the all-reduce."""
     tensor: int
-    """The tensor whose bytes are summed."""
+    """Tensor that is all-reduced."""
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """Tensor-parallel part of a step."""
+    """Ops and tensors that tensor-parallel ranks split, and the all-reduces between ranks."""
 
     is_divided: _Flags
-    """Per op: whether each part does its share of it."""
+    """Per op: True if ranks split its work."""
     is_part: _Flags
-    """Per tensor: whether each part has its share of it."""
+    """Per tensor: True if each rank has a part of it."""
     sums: tuple[PartSum, ...]
 
 
 @lru_cache(maxsize=16)
 def regions_of(graph: Graph) -> Regions | None:
-    """Ops and tensors of a graph that tensor parallelism divides; None for unknown families."""
+    """Return what tensor parallelism splits in a graph; None for unknown families of models."""
     columns, rows = _matrices(graph)
     if not columns or not rows:
         return None
@@ -74,9 +75,11 @@ def regions_of(graph: Graph) -> Regions | None:
 
 
 def degrees_of(graph: Graph) -> tuple[int, ...]:
-    """Into how many parts the layers of a graph can be divided; empty where they cannot.
+    """Return the tensor-parallel degrees that a graph's layers allow; empty if they cannot be
+    split.
 
-    Parts have whole heads, which are seen where attention puts them before its tokens.
+    The degree must divide the number of attention heads, which is read from the transpose that
+    moves heads before tokens, and the extents of the split matrices.
     """
     regions = regions_of(graph)
     if regions is None:
@@ -95,14 +98,14 @@ def degrees_of(graph: Graph) -> tuple[int, ...]:
 
 
 def _shapes(graph: Graph, op: int) -> list[tuple[int, ...]]:
-    """Extents of the tensors that an op is called with."""
+    """Return the shapes of the tensors that an op is called with."""
     index = int(graph.op_signature[op])
     text = graph.signatures[index] if index >= 0 else ""
     return tensor_shapes(text)
 
 
 def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
-    """Weights that are divided by columns and by rows, in all layers."""
+    """Return the weights that are split by columns and by rows, in all layers."""
     lasting = (graph.tensor_role == Role.PARAMETER) & (graph.tensor_producer < 0)
     layers: dict[str, dict[str, int]] = defaultdict(dict)
     for tensor in np.flatnonzero(lasting & (graph.alias_of < 0)).tolist():
@@ -125,7 +128,7 @@ def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
 def _walk(
     graph: Graph, columns: set[int], rows: set[int], is_divided: _Flags, is_part: _Flags
 ) -> tuple[list[int], list[int]]:
-    """Mark the forward ops between matrices, and what they make; the products themselves."""
+    """Mark split forward ops and tensors; return the products with rows and with columns."""
     row_ops: list[int] = []
     column_ops: list[int] = []
     is_lasting = graph.tensor_producer[graph.root_of] < 0
@@ -157,7 +160,7 @@ def _walk(
 
 
 def _sum_after(graph: Graph, maker: int, is_divided: _Flags, phase: Phase) -> PartSum:
-    """The sum of what an op made, and who waits for it."""
+    """Return the all-reduce of an op's output, with the ops that wait for it."""
     made = graph.made_by(maker)
     readers = {
         int(op) for tensor in made for op in graph.users_of(tensor)
@@ -170,7 +173,7 @@ def _sum_after(graph: Graph, maker: int, is_divided: _Flags, phase: Phase) -> Pa
 def _backward(
     graph: Graph, column_ops: list[int], is_divided: _Flags, is_part: _Flags
 ) -> list[PartSum]:
-    """Mark backward ops of what is divided; the sums of gradients that go to earlier layers."""
+    """Mark backward ops of split ops; return the all-reduces of gradients between layers."""
     is_backward = graph.op_phase == Phase.BACKWARD
     partner = np.maximum(graph.partner, 0)
     of_region = is_backward & (graph.partner >= 0) & is_divided[partner]
@@ -196,7 +199,7 @@ def _backward(
 
 
 def _updates(graph: Graph, is_weight: _Flags, is_divided: _Flags, is_part: _Flags) -> None:
-    """Mark the updates of divided weights, and the optimizer's states of them."""
+    """Mark the updates of split weights, and their optimizer state."""
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         reads, made = graph.reads_of(op), graph.made_by(op)
         if is_weight[graph.root_of[reads]].any():
@@ -210,7 +213,7 @@ def _updates(graph: Graph, is_weight: _Flags, is_divided: _Flags, is_part: _Flag
 
 @lru_cache(maxsize=16)
 def one_part(problem: Problem, degree: int) -> Problem:
-    """The problem of one of so many parts; raises `CheckError` where it cannot be divided."""
+    """Return the problem of one tensor-parallel rank; raises `CheckError` for unknown layers."""
     regions = regions_of(problem.graph)
     if regions is None:
         raise CheckError(
@@ -247,7 +250,7 @@ def _columns(source: Any, regions: Regions, degree: int, kept: FloatArray) -> di
 
 
 def _kept(graph: Graph, regions: Regions, degree: int) -> FloatArray:
-    """Per op: which share of the bytes that it touches a part touches."""
+    """Return the fraction of each op's bytes that one tensor-parallel rank touches."""
     size = graph.tensor_bytes.astype(np.float64)
     own = np.where(regions.is_part, size / degree, size)
     reader = graph.reader

@@ -1,7 +1,8 @@
-"""Two streams of one device: where the ops of each wave run, what waits for what, what both hold.
+"""Waves on two streams of one device: placement of ops, waits, and memory of both streams.
 
-Microbatches take the streams in turns; a stream runs its ops in their order. A wait of one stream
-for the other is a tensor without bytes that the awaited op produces. O(ops + reads).
+Microbatches alternate between the streams, and a stream runs its ops in graph order, forward before
+backward. If an op waits for one of the other stream, the awaited op produces an empty tensor that
+the waiting op reads. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAVE_STREAMS = (Stream.COMPUTE, Stream.SECOND)
 
 
 class WaveOp(NamedTuple):
-    """A microbatch and an op of its graph."""
+    """An op of one microbatch, given by the microbatch and the op of its graph."""
 
     wave: int
     op: int
@@ -39,7 +40,7 @@ class WaveOp(NamedTuple):
 
 @lru_cache(maxsize=64)
 def on_stream(problem: Problem, stream: int) -> Problem:
-    """The problem with its ops on one of the two streams, and their demand of the device there."""
+    """Return the problem with its ops on one of the two streams, and their demand of the device."""
     graph = problem.graph
     is_compute = graph.op_stream == Stream.COMPUTE
     op_stream = np.where(is_compute, int(WAVE_STREAMS[stream]), graph.op_stream).astype(np.int8)
@@ -51,16 +52,17 @@ def on_stream(problem: Problem, stream: int) -> Problem:
 
 @lru_cache(maxsize=64)
 def pass_order(graph: Graph) -> IntArray:
-    """The ops of a wave in the order in which a stream runs them: forward, then backward."""
+    """Return the ops of a wave in the order in which a stream runs them: forward, then backward."""
     ops = np.flatnonzero(graph.op_phase != Phase.OPTIMIZER)
     return ops[np.argsort(graph.op_phase[ops], kind="stable")].astype(np.int32)
 
 
 def stream_waits(graph: Graph, lead: int, num_waves: int) -> Iterator[tuple[WaveOp, WaveOp]]:
-    """Ops that wait for one of the other stream, each with the op that it waits for.
+    """Yield pairs of an op and the op of the other stream that it waits for.
 
-    The lead, and waits that keep results equal to accumulation: random numbers are drawn in the
-    order of the waves, and what outlasts a step (batch norm statistics) changes in that order.
+    These are the lead, and waits that keep results equal to gradient accumulation: random numbers
+    are drawn in the order of the waves, and state that outlives a step (batch norm statistics) is
+    updated in that order.
     """
     order = pass_order(graph)
     if lead:
@@ -75,7 +77,7 @@ def stream_waits(graph: Graph, lead: int, num_waves: int) -> Iterator[tuple[Wave
 
 @lru_cache(maxsize=64)
 def _lasting_changes(graph: Graph) -> IntArray:
-    """Ops of a wave that change tensors from before the step."""
+    """Return the ops of a wave that update tensors from before the step in place."""
     changed = (
         np.isin(graph.tensor_role, PERSISTENT_ROLES)
         & (graph.tensor_producer >= 0)
@@ -87,7 +89,10 @@ def _lasting_changes(graph: Graph) -> IntArray:
 
 
 def add_waits(graph: Graph, own: ReplicaCopy, waves: Waves, builder: StepBuilder) -> None:
-    """Let ops wait for the other stream; raises `CheckError` for a section of another graph."""
+    """Add the waits between streams and the memory that waves reserve.
+
+    Raises `CheckError` if the section does not fit the graph.
+    """
     wrong = next(waves.wrong_ops(graph, len(own.passes)), None)
     if wrong is not None:
         raise CheckError(wrong.message, hint="plan this step again with hocket waves")
@@ -107,7 +112,7 @@ def add_waits(graph: Graph, own: ReplicaCopy, waves: Waves, builder: StepBuilder
 
 
 def _hold_copies(graph: Graph, own: ReplicaCopy, builder: StepBuilder) -> None:
-    """Hold each stream's copy of the parameters, and gradients that the next update uses."""
+    """Reserve memory for each stream's copy of the parameters and one wave's gradients."""
     is_owner = (graph.tensor_producer < 0) & (graph.alias_of < 0)
     is_parameter = is_owner & (graph.tensor_role == Role.PARAMETER)
     parameters = int(graph.tensor_bytes[is_parameter].sum())
@@ -118,13 +123,13 @@ def _hold_copies(graph: Graph, own: ReplicaCopy, builder: StepBuilder) -> None:
 
 
 def _hold(graph: Graph, own: ReplicaCopy, builder: StepBuilder, held: IntArray) -> None:
-    """Have tensors on the device of a replica during the whole step."""
+    """Reserve memory for tensors on the device of a replica during the whole step."""
     ops = own.passes[0].op[pass_order(graph)]
     builder.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
 
 
 def with_wave_updates(problem: Problem, own: ReplicaCopy, waves: Waves | None) -> Problem:
-    """The problem with the time of all updates of a step, where every wave makes one."""
+    """Return the problem with update times for all waves of a step, if each wave updates."""
     if waves is None or waves.changes == "step":
         return problem
     op_s = problem.costs.op_s.copy()
@@ -134,16 +139,16 @@ def with_wave_updates(problem: Problem, own: ReplicaCopy, waves: Waves | None) -
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamMemory:
-    """Storages and workspaces that two streams of one device produce, with their lifetimes."""
+    """Storages and workspaces of both streams of one device, with their lifetimes."""
 
     num_bytes: LongArray
     start_s: FloatArray
     end_s: FloatArray
     stream: IntArray
-    """That of the op which allocates it."""
+    """Stream of the op that allocates each storage or workspace."""
 
     def curve(self, stream: int | None = None) -> tuple[FloatArray, LongArray]:
-        """Times, and the bytes that one stream or both hold from each of them on."""
+        """Return times, and the bytes that one stream or both hold from each time on."""
         chosen = slice(None) if stream is None else self.stream == stream
         times = np.concatenate((self.start_s[chosen], self.end_s[chosen]))
         change = np.concatenate((self.num_bytes[chosen], -self.num_bytes[chosen]))
@@ -154,17 +159,17 @@ class StreamMemory:
         return times[last], held[last]
 
     def peak_bytes(self, stream: int | None = None) -> int:
-        """The most that one stream or both hold at once."""
+        """Return the peak of one stream, or the joint peak of both."""
         return int(self.curve(stream)[1].max(initial=0))
 
     @property
     def separate_bytes(self) -> int:
-        """Sum of the streams' own peaks, less their joint peak."""
+        """Sum of the peaks of both streams, minus their joint peak."""
         return sum(map(self.peak_bytes, range(NUM_STREAMS))) - self.peak_bytes()
 
 
 def stream_memory(step: ExpandedStep, timeline: Timeline) -> StreamMemory:
-    """Memory of the first replica's device over a step of waves."""
+    """Return the memory of the first replica's device over a step with waves."""
     graph = step.problem.graph
     is_here = step.device_of == int(step.device_of[step.passes[0][0].max()])
     root, producer = graph.root_of, graph.tensor_producer

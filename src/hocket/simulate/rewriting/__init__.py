@@ -1,1 +1,1 @@
-"""Application of a memory section to the graph of a step, which the simulator then times."""
+"""Rewriting of a step's graph under a memory section, for the simulator to time."""

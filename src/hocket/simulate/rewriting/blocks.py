@@ -1,7 +1,7 @@
-"""The blocks of a step: ranges of its forward ops, and which of them every other op belongs to.
+"""The blocks of a step: ranges of its forward ops, and the block of every other op.
 
-A backward op belongs to the block of the forward op that it is the partner of, an update to the
-first block that reads what it changes. O(ops + reads).
+A backward op belongs to the block of its forward op, an update to the first block that reads the
+tensors it changes. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StepBlocks:
     start: IntArray
     """Forward ops of block b are ``start[b]`` up to ``start[b + 1]``."""
     block_of: IntArray
-    """Per op of any phase."""
+    """Block of each op, of any phase."""
 
     @property
     def num_blocks(self) -> int:
@@ -33,7 +33,7 @@ class StepBlocks:
 
 
 def blocks_of(graph: Graph, memory: Memory) -> StepBlocks:
-    """The blocks that a memory section names; ops between two belong to the first of them."""
+    """Return the blocks of a memory section; ops between two blocks belong to the first of them."""
     starts = [block.start for block in memory.blocks]
     starts[:1] = [0]
     edges = np.array([*starts, num_forward_ops(graph)], dtype=np.int32)
@@ -41,7 +41,7 @@ def blocks_of(graph: Graph, memory: Memory) -> StepBlocks:
 
 
 def num_forward_ops(graph: Graph) -> int:
-    """Number of forward ops, which come first; raises `UsageError` where they do not."""
+    """Return the number of forward ops; raises `UsageError` unless they precede all other ops."""
     is_forward = graph.op_phase == Phase.FORWARD
     count = int(is_forward.sum())
     if not count:
@@ -55,7 +55,7 @@ def num_forward_ops(graph: Graph) -> int:
 
 
 def make_blocks(graph: Graph, names: list[str], start: IntArray) -> StepBlocks:
-    """Blocks by the starts of their forward ops, and the end of the last."""
+    """Return blocks from the first forward op of each and the end of the last."""
     num_forward = int(start[-1])
     block_of = np.zeros(graph.num_ops, dtype=np.int32)
     block_of[:num_forward] = np.repeat(np.arange(len(names)), np.diff(start))
@@ -68,8 +68,11 @@ def make_blocks(graph: Graph, names: list[str], start: IntArray) -> StepBlocks:
 
 
 def _backward_blocks(partner: IntArray, block_of: IntArray, num_blocks: int) -> IntArray:
-    """Blocks of the backward ops in their order: they come from the last to the first, so the
-    nearest falling sequence is taken where single partners say otherwise."""
+    """Return the block of each backward op.
+
+    The backward pass runs from the last block to the first. If the blocks of the forward partners
+    are not descending, the nearest descending sequence is used (isotonic regression).
+    """
     wanted = np.where(partner >= 0, block_of[partner], -1)
     known = np.flatnonzero(wanted >= 0)
     if not len(known):
@@ -83,7 +86,7 @@ def _backward_blocks(partner: IntArray, block_of: IntArray, num_blocks: int) -> 
 
 
 def _updated_block(graph: Graph, op: int, block_of: IntArray, num_forward: int) -> int:
-    """The first block whose forward pass reads what an update changes."""
+    """Return the first block whose forward pass reads a tensor that an update changes."""
     roots = {int(graph.root_of[tensor]) for tensor in graph.made_by(op)}
     roots &= {int(graph.root_of[tensor]) for tensor in graph.reads_of(op)}
     readers = [int(user) for root in roots for user in graph.users_of(root)[:1]]

@@ -1,9 +1,9 @@
-"""Casts of parameters that lie on the device rounded: a step does not make them.
+"""Casts that a step skips because its parameters are on the device in low precision already.
 
-Autocast rounds a parameter for each use, and its backward pass makes the gradient as wide as the
-parameter again. Where host-resident parameters are copied in low precision (`Uses.copied_bytes`),
-there is nothing to round: the copies are what the casts would make, and gradients stay in the type
-that they are computed in. O(ops).
+Autocast rounds a parameter to low precision for each use, and its backward pass converts the
+gradient to the parameter's precision. If host-resident parameters are copied in low precision
+(`Uses.copied_bytes`), both casts are unnecessary: the copies equal the results of rounding, and
+gradients stay in the dtype in which they are computed. O(ops).
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ CAST = "aten._to_copy"
 
 
 class Widening(NamedTuple):
-    """An op of the backward pass that makes a gradient as wide as its parameter."""
+    """A backward op that converts a gradient to the precision of its parameter."""
 
     op: int
     gradient: int
     narrow: int
-    """The low-precision gradient that it is made from."""
+    """The low-precision gradient that is converted."""
 
 
 class Casts(NamedTuple):
     """Casts of some parameters and of their gradients."""
 
     rounding: tuple[int, ...]
-    """Ops that round parameters."""
+    """Ops that round parameters to low precision."""
     widening: tuple[Widening, ...]
 
     def copies(self, graph: Graph) -> list[int]:
-        """Tensors that rounding makes."""
+        """Return the tensors that rounding makes."""
         return [tensor for op in self.rounding for tensor in graph.made_by(op)]
 
     @property
     def ops(self) -> list[int]:
-        """All of them."""
+        """All casts, of parameters and of gradients."""
         return [*self.rounding, *(each.op for each in self.widening)]
 
 
 def find_casts(
     graph: Graph, roots: Collection[int], parameter_reads: Iterable[tuple[int, int]]
 ) -> Casts:
-    """The casts of the parameters of some storages, which ops are known to read."""
+    """Return the casts of parameters in the storages ``roots``, given all (op, storage) reads."""
     chosen = set(roots)
     rounding = {op for op, root in parameter_reads if root in chosen and graph.kind_of(op) == CAST}
     is_back = np.isin(graph.partner, list(rounding)) & (graph.op_phase == Phase.BACKWARD)
@@ -61,7 +61,7 @@ def find_casts(
 
 
 def without_casts(graph: Graph, casts: Casts) -> Graph:
-    """The graph in which casts take no memory."""
+    """Return the graph in which the results of casts take no memory."""
     if not casts.ops:
         return graph
     num_bytes, alias_of = graph.tensor_bytes.copy(), graph.alias_of.copy()

@@ -1,10 +1,11 @@
-"""The loss in chunks: which ops are done piece by piece so that all logits never exist together.
+"""The loss in chunks: ops that run chunk by chunk, so that all logits never exist at the same time.
 
-The last linear layer makes the logits, whose cross-entropy is the loss, and the backward pass turns
-them into the gradient of its input at once. Each part of the batch goes through the layer and the
-loss, and once more for its backward pass. What leaves these ops (the loss, gradients of parameters
-and of the layer's input) exists whole and is added to; what is made of parameters alone is made
-once; all else exists for one chunk at a time. O(ops).
+The last linear layer makes the logits, the loss is their cross-entropy, and the backward pass turns
+them into the gradient of the layer's input. Each chunk of the batch runs forward through the layer
+and the loss, and once more together with its backward pass. Results that ops outside read (the
+loss, gradients of parameters and of the layer's input) are kept in full and chunks add to them.
+Tensors computed from parameters alone are made once; all other tensors exist for one chunk at a
+time. O(ops).
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ _BETWEEN = frozenset(
 )
 """Ops between the logits and the loss."""
 _SCORES = 3
-"""Tensors of the size of all logits that exist together where they are not in chunks."""
+"""Number of tensors with the size of all logits that exist at the same time without chunks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The ops that go through in chunks: of the last block, from the last linear layer on."""
+    """The ops that run in chunks: those of the last block from the last linear layer on."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     once: frozenset[int]
-    """Ops that do not depend on the batch."""
+    """Ops that do not depend on the batch, and run with the first chunk only."""
     whole: frozenset[int]
-    """Storages that leave the region, by the tensors that own them."""
+    """Storages that ops outside of the region read, by their owning tensors."""
     rows: IntArray
-    """Inputs of the region from earlier in the forward pass; they are held until the last chunk is
-    over."""
+    """Inputs of the region from earlier in the forward pass, which are held until the last chunk
+    ends."""
 
     @cached_property
     def ops(self) -> frozenset[int]:
-        """All of them."""
+        """All ops of the region."""
         return frozenset((*self.forward, *self.backward))
 
 
 def find_region(graph: Graph, blocks: StepBlocks) -> Region:
-    """Ops of the last block that run in chunks, with tensors made whole and ops run once."""
+    """Return the ops of the last block that run in chunks, and the storages kept in full."""
     last = blocks.num_blocks - 1
     first = _first_op(graph, *blocks.start[-2:].tolist())
     forward = range(first, int(blocks.start[-1]))
@@ -85,8 +86,10 @@ def find_region(graph: Graph, blocks: StepBlocks) -> Region:
 
 
 def _first_op(graph: Graph, first: int, last: int) -> int:
-    """Of the last block the op that chunks begin with: the layer that makes logits rounds its input
-    and its weights itself."""
+    """Return the first op that runs in chunks.
+
+    It is the first op of the module that makes logits, which also rounds its input and weights.
+    """
     logits = find_logits(graph, first, last)
     if logits is None:
         return first
@@ -96,16 +99,18 @@ def _first_op(graph: Graph, first: int, last: int) -> int:
 
 
 def logits_module(graph: Graph, first: int, last: int) -> str:
-    """The path of the module whose op among ``first`` up to ``last`` makes logits; empty where none
-    is known to."""
+    """Return the module of the op among ``first`` up to ``last`` that makes logits; empty if
+    unknown."""
     op = find_logits(graph, first, last)
     return "" if op is None else graph.module_of(op)
 
 
 def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
-    """True if the loss can be made in chunks: in the last block a linear layer makes logits, whose
-    cross-entropy is the loss. Of graphs that were not recorded from a model nothing is known, and
-    nothing executes them."""
+    """Return True if the loss can be computed in chunks.
+
+    That needs a linear layer in the last block whose output is the input of the cross-entropy.
+    Graphs that were not captured are always accepted, since nothing executes them.
+    """
     if not graph.is_recorded:
         return True
     first, last = blocks.start[-2:].tolist()
@@ -113,9 +118,11 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
 
 
 def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
-    """True if the loss can be made in chunks, and holds less so: scores, their logarithms and
-    gradients are more than the second gradient of the weight, to which those of chunks are
-    added."""
+    """Return True if computing the loss in chunks is possible and saves memory.
+
+    It does if logits, their logarithms and gradients take more memory than the gradient of the
+    weight, which chunks need in addition because they add to it.
+    """
     if not graph.is_recorded:
         return True
     logits = find_logits(graph, *blocks.start[-2:].tolist())
@@ -127,7 +134,7 @@ def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
 
 
 def find_logits(graph: Graph, first: int, last: int) -> int | None:
-    """The op among ``first`` up to ``last`` that makes logits whose cross-entropy is there, too."""
+    """Return the op in the range that makes the logits of a cross-entropy, or None."""
     losses = [op for op in range(first, last) if graph.kind_of(op) == _LOSS]
     pending = [int(tensor) for op in losses for tensor in graph.reads_of(op)]
     while pending:

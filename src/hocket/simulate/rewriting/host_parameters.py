@@ -1,7 +1,8 @@
 """Host-resident parameters and optimizer state under a memory section. O(ops + reads).
 
-A parameter that both passes only round (`Uses.copied_bytes`) is copied rounded: the host keeps a
-low-precision copy of it, which takes half the bytes to fetch and which its update writes as well.
+A parameter that both passes only round (`Uses.copied_bytes`) is copied in low precision. The host
+keeps a low-precision copy of it, which takes half the bytes to fetch and which updates write
+too.
 """
 
 from __future__ import annotations
@@ -16,17 +17,14 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
-from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.updates import Update
 from hocket.simulate.rewriting.uses import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
 NUM_STAGING_BUFFERS = 4
-"""Pieces of state that are on the device at once for updates there: some come, some go."""
+"""Number of chunks of swapped state on the device at once: fetched, updated or written back."""
 PIECE_BYTES = 2**26
-"""Of parameters in such a piece."""
-NUM_TURNS = 2
-"""Groups of experts that are on the device at once: one is computed with, the next one comes."""
+"""Largest bytes of parameters in a chunk of swapped state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,46 +32,44 @@ class HostParameters:
     """Host-resident parameters and optimizer state, with their readers and updates."""
 
     is_on_host: BoolArray
-    """Per tensor: whether it is a parameter or optimizer state that is not on the device between
-    its uses."""
+    """Per tensor: True for parameters and optimizer state that are on the device only while
+    used."""
     streamed_reads: dict[str, list[list[int]]]
-    """``forward`` and ``backward``: per block, streamed parameters that it reads."""
+    """For ``forward`` and ``backward``, per block: the streamed parameters that it reads."""
     renewed: list[list[int]]
-    """Per block: parameters that stay on the device and that the host updates, by the first block
-    that reads them: what was changed is brought for its forward pass."""
+    """Per block: resident parameters that the host updates and that this block is the first to
+    read; new values are copied to the device for its forward pass."""
     updates: list[list[int]]
-    """Per block: ops that update its own parameters."""
+    """Per block: updates of parameters that only this block reads."""
     last_updates: list[int]
-    """Ops that update parameters that are no block's own."""
+    """Updates of parameters that belong to no single block."""
     host_updates: frozenset[int]
-    """Those of them that the host does."""
+    """Updates that run on the host."""
     state_swaps: dict[int, list[list[int]]]
-    """Per block: those of them whose state comes to the device, in pieces."""
+    """Per block: updates on the device with swapped-in state, in chunks."""
     staging_buffers_bytes: int
-    """Device memory for the staging buffers of such pieces."""
+    """Device memory of the staging buffers for swapped state."""
     slots_bytes: int
-    """Device memory of the buffers that streamed parameters share."""
-    groups: dict[int, int]
-    """Parameters of experts that are streamed in groups, and in how many."""
-    ring_bytes: int
-    """Device memory of the ring that these groups share."""
+    """Device memory of the buffers into which blocks of streamed parameters are fetched."""
     copied: LongArray
-    """Per tensor: the bytes that bring it from the host."""
+    """Per tensor: bytes of its copy from the host."""
     sizes: LongArray
-    """Per tensor: its bytes on the device; of parameters that lie there as copies of what the host
-    updates, those of the copy."""
+    """Per tensor: its bytes on the device; for resident parameters that the host updates, the bytes
+    of their copies."""
     rounded: frozenset[int]
-    """Parameters that come to the device rounded."""
+    """Parameters that are copied to the device in low precision."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Device memory reserved for the whole step as staging buffers, slots and ring."""
-        return self.staging_buffers_bytes + self.slots_bytes + self.ring_bytes
+        """Device memory reserved for the whole step as staging buffers and slots."""
+        return self.staging_buffers_bytes + self.slots_bytes
 
 
 def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Neighbours that together are no more than ``most``, as starts and stops; what is larger
-    stands alone."""
+    """Split a sequence into consecutive runs (start, stop) with sums of at most ``most``.
+
+    An element larger than ``most`` is a run of its own.
+    """
     runs: list[tuple[int, int]] = []
     total = 0
     for number, size in enumerate(sizes):
@@ -87,16 +83,18 @@ def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 def num_parts(piece: Sequence[Update]) -> int:
-    """Number of parts in which a piece of state is copied; more than 1 for one large parameter."""
+    """Return the number of parts in which a chunk is copied: above 1 for a large parameter."""
     return max(1, -(-piece[0].parameter_bytes // PIECE_BYTES)) if len(piece) == 1 else 1
 
 
 def state_chunks(
     updates: Mapping[int, Sequence[Update]],
 ) -> tuple[dict[int, list[list[int]]], int]:
-    """Updates of neighbouring parameters together, by block, and the device memory of their staging
-    buffers, large ones in parts: parameters in full, state, and once, where parameters are copied
-    rounded, gradients in full."""
+    """Return the updates of each block in chunks, and the total bytes of the staging buffers.
+
+    A buffer holds parameters and state in full precision. If parameters are copied rounded, one
+    more buffer holds gradients in full precision. Large parameters are copied in parts.
+    """
     pieces: dict[int, list[list[int]]] = {}
     buffer = once = 0
     for block, of_block in updates.items():
@@ -113,9 +111,12 @@ def state_chunks(
 def find_host_parameters(
     graph: Graph, memory: Memory, uses: Uses, recompute: tuple[tuple[int, ...], ...]
 ) -> HostParameters:
-    """A parameter that several blocks read, or the model's own code, stays on the device; such ones
-    are updated on the host where all of these blocks are host-resident, or all blocks where such
-    parameters are read by the model's own code alone."""
+    """Return the parameters and states on the host, and the place and order of updates.
+
+    Parameters that several blocks or the model's own code read stay on the device. The host updates
+    them only if all blocks that read such parameters are host-resident or, if only the model's own
+    code reads them, all blocks.
+    """
     policies = memory.blocks
     is_streamed = [policy.parameters == "streamed" for policy in policies]
     is_hosted = [policy.update == "host" for policy in policies]
@@ -148,8 +149,7 @@ def find_host_parameters(
             swapped[block].append(update)
         if is_on_host_only or is_guest:
             is_on_host[list(update.state)] = True
-    groups = {r: n for r, n in in_groups(uses.experts, memory).items() if r in streamed}
-    kept = _streamed_reads(uses, recompute, streamed - groups.keys())
+    kept = _streamed_reads(uses, recompute, streamed)
     own = [int(aligned(uses.copied_bytes[sorted({*a, *b})]).sum())
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
     state_swaps, staging_buffers_bytes = state_chunks(swapped)
@@ -157,10 +157,8 @@ def find_host_parameters(
         is_on_host=is_on_host, streamed_reads=kept, renewed=renewed, updates=updates,
         last_updates=last_updates, host_updates=frozenset(host_updates), state_swaps=state_swaps,
         staging_buffers_bytes=staging_buffers_bytes, copied=uses.copied_bytes, sizes=sizes,
-        groups=groups,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0),
-        ring_bytes=ring_bytes(uses, groups),
-        rounded=frozenset(root for root in host_resident - groups.keys()
+        rounded=frozenset(root for root in host_resident
                           if uses.copied_bytes[root] < graph.tensor_bytes[root]),
     )  # fmt: skip
 
@@ -168,7 +166,7 @@ def find_host_parameters(
 def _streamed_reads(
     uses: Uses, recompute: tuple[tuple[int, ...], ...], streamed: set[int]
 ) -> dict[str, list[list[int]]]:
-    """Per pass and block: those of some parameters that it reads."""
+    """Return, per pass and block, the streamed parameters that it reads."""
     found: dict[str, list[set[int]]] = {
         phase: [set() for _ in uses.blocks.names] for phase in ("forward", "backward")
     }
@@ -183,12 +181,3 @@ def _streamed_reads(
                 if is_backward or op in is_recomputed:
                     found["backward"][block_of[op]].add(root)
     return {phase: [sorted(roots) for roots in by_block] for phase, by_block in found.items()}
-
-
-def ring_bytes(uses: Uses, groups: Mapping[int, int]) -> int:
-    """Device memory for the largest group of experts in use and for the one being fetched."""
-    sizes = (
-        int(uses.copied_bytes[root]) // uses.experts[root].count * -(-uses.experts[root].count // n)
-        for root, n in groups.items()
-    )
-    return NUM_TURNS * max(sizes, default=0)

@@ -1,10 +1,10 @@
 """Module calls around which the hooks of a memory plan run, and the ops inside of them.
 
 The runtime cannot intercept single ops, only calls of modules. A block's policy therefore applies
-to the largest modules all of whose forward ops the block has. The layer that makes logits is
+to the largest modules whose forward ops are all in the block. The layer that makes logits is
 separate, so that it can run in chunks. A module that is called several times is handled call by
-call where the calls lie in several blocks. Ops of the model's own code between modules, such as
-sums of a block's input and output, are outside: what they save stays on the device, and they are
+call if its calls are in several blocks. Ops of the model's own code between modules, such as sums
+of a block's input and output, are outside: tensors that they save stay on the device, and they are
 not recomputed. O(ops + modules · depth).
 """
 
@@ -22,9 +22,9 @@ from hocket.simulate.rewriting.chunks import logits_module
 from hocket.simulate.rewriting.repeated_calls import calls_of, num_calls, outer_modules
 
 _LISTS = "lists"
-"""Note of a graph: paths of modules that are never called, only their members."""
+"""Key of a graph's metadata: paths of modules that are never called, only their members."""
 OUTSIDE = -1
-"""Of ops that are in no module call."""
+"""Module call of ops that are in none."""
 
 
 class ModuleCall(NamedTuple):
@@ -42,21 +42,24 @@ class ModuleCalls:
 
     calls: tuple[ModuleCall, ...]
     call_of: IntArray
-    """Per op of the forward and backward pass; `OUTSIDE` where it is in none."""
+    """Module call of each forward and backward op; `OUTSIDE` for ops in none."""
 
     def __len__(self) -> int:
         return len(self.calls)
 
 
 def uncalled_lists(graph: Graph) -> set[str]:
-    """Paths of modules that are never called, by a note that anybody may have written."""
+    """Return the paths of modules that are never called, from unchecked metadata of the graph."""
     noted = graph.meta.get(_LISTS)
     return {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
 
 
 def called_modules(graph: Graph, start: IntArray) -> list[list[str]]:
-    """Per block, of which ``start`` are the first forward ops and the end of the last: the largest
-    modules of which it has whole calls alone, in the order of their first ops."""
+    """Return, per block, the largest modules whose calls are not split by blocks, in execution
+    order.
+
+    ``start`` has the first forward op of each block, and the end of the last.
+    """
     head = logits_module(graph, *start[-2:].tolist())
     uncalled = {*uncalled_lists(graph), *outer_modules(head)}
     blocks_under: dict[str, set[int]] = {}
@@ -79,14 +82,14 @@ def called_modules(graph: Graph, start: IntArray) -> list[list[str]]:
 
 
 def _is_cut_by_calls(graph: Graph, path: str, start: IntArray) -> bool:
-    """True if blocks have whole calls of a module: none begins within one."""
+    """Return True if no block begins within a call of a module."""
     calls = calls_of(graph, path, int(start[-1]))
     edges = start[1:-1].tolist()
     return bool(calls) and not any(first < edge < stop for first, stop in calls for edge in edges)
 
 
 def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
-    """Blocks and the modules of their forward ops, each pair once, in the order of the pass."""
+    """Return pairs of a block and a module of its forward ops, each once, in execution order."""
     block = np.repeat(np.arange(len(start) - 1), np.diff(start))
     pairs = np.stack([block, graph.op_module[: len(block)]], axis=1)
     _, first = np.unique(pairs, axis=0, return_index=True)
@@ -94,8 +97,10 @@ def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
 
 
 def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> ModuleCalls:
-    """The module calls of a step; a backward op is in the call of its forward op. In graphs that
-    were not recorded from a model the modules are unknown, and each block is one call."""
+    """Return the module calls of a step; a backward op is in the call of its forward op.
+
+    Graphs that were not recorded from a model have no known modules, so each block is one call.
+    """
     num_forward = int(start[-1])
     if not graph.is_recorded:
         module_calls = [
@@ -118,7 +123,7 @@ def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> Modu
 
 
 def _calls(graph: Graph, start: IntArray) -> list[ModuleCall]:
-    """Runs of forward ops inside one of the called modules, cut where its calls are known."""
+    """Return consecutive forward ops of each called module, split at known starts of calls."""
     of_blocks = called_modules(graph, start)
     paths = list(dict.fromkeys(path for of_block in of_blocks for path in of_block))
     number = {path: at for at, path in enumerate(paths)}

@@ -1,9 +1,9 @@
 """Storages that the backward pass of each module call needs: saved, fetched or recomputed.
 
-A storage of the forward pass is needed by a module call whose backward ops read it, or whose
-recomputed forward ops do. It stays on the device if any call that needs it saves it there, as ops
-outside of all module calls do. It is offloaded if all calls that need it can fetch it. It is
-dropped if only recomputed calls need it and make it themselves. O(ops + reads).
+A module call needs a storage of the forward pass if its backward ops or its recomputed forward ops
+read it. The storage stays on the device if any call that needs it saves it there, as ops outside of
+all module calls do. It is offloaded if all calls that need it can fetch it. It is dropped if only
+recomputed calls need it and make it themselves. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import numpy as np
 from hocket.graph.graph import Graph
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.plan.sections.memory import SMALLEST_MOVED
-from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.uses import Uses
 
 NUM_LINGERING = 2
-"""Module calls at the end of the forward pass whose storages never leave: what a call offloads is
-freed when the second call after it begins."""
+"""Number of module calls at the end of the forward pass whose storages are not offloaded: an
+offloaded storage is freed only when the second call after its own begins."""
 
 
 class Trip(NamedTuple):
-    """Offload of a storage to the host and its fetch."""
+    """Offload of a storage to the host and the fetch back to the device."""
 
     sent_by: int
     """The first module call that saves it."""
@@ -40,12 +39,13 @@ class Needs:
     """Policy of each storage of the forward pass, by the tensor that owns it."""
 
     taken: tuple[list[int], ...]
-    """Per module call: storages from elsewhere that its recomputation needs."""
+    """Per module call: inputs of its recomputation that other calls make; empty if it saves
+    activations."""
     offloaded: dict[int, Trip]
 
 
 def is_recomputed(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
-    """Per module call: forward ops that its backward pass recomputes under a plan, in order."""
+    """Return, per module call, the forward ops to recompute under a plan, in order."""
     last = len(memory.blocks) - 1
     return tuple(
         () if (module_call.block == last and memory.loss_chunks > 1)
@@ -55,14 +55,12 @@ def is_recomputed(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
 
 
 def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> Needs:
-    """Policies of storages under a plan; those in ``with_parameters`` need none of their own."""
+    """Return the policies of storages under a plan, except those in ``with_parameters``."""
     stays: set[int] = set().union(*uses.outside)
     wanted: dict[int, list[int]] = defaultdict(list)
     taken: list[list[int]] = []
     last = len(memory.blocks) - 1
-    # What is made of one group of experts is recomputed for the backward pass of the group.
-    passing = {s for root in in_groups(uses.experts, memory) for s in uses.experts[root].made}
-    passing.update(with_parameters)
+    passing = set(with_parameters)
     for number, module_call in enumerate(uses.module_calls.calls):
         policy = memory.blocks[module_call.block]
         if module_call.block == last and memory.loss_chunks > 1:
@@ -89,15 +87,17 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
 
 
 def _is_checkpoint(uses: Uses, module_call: int, policy: MemoryBlock) -> bool:
-    """True if a module call saves its input in place of its activations."""
+    """Return True if a module call saves its input instead of its activations."""
     if policy.activations != "recomputed":
         return False
     return bool(uses.recompute[module_call]) or not uses.makes(module_call, uses.saved(module_call))
 
 
 def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[int]:
-    """Storages of a module call that its policy offloads; what cannot be recomputed is treated as
-    the call's input."""
+    """Return the storages of a module call that its policy offloads.
+
+    Storages that cannot be recomputed are treated as inputs of the call.
+    """
     if policy.activations == "recomputed" and policy.checkpoint == "offloaded":
         return set(storages)
     if policy.activations != "offloaded":

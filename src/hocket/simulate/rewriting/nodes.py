@@ -1,14 +1,13 @@
-"""The backward pass as autograd runs it: node by node, and module call by module call.
+"""The backward pass as autograd runs it, node by node and module call by module call.
 
-A node is the backward ops of one forward op. Tensors that its ops read are held until all of them
-have run, except by sums with gradients of other branches, which autograd's engine makes itself. The
-pass enters a module call at the call's first backward op, and has then left all later calls.
-O(ops + reads), numpy.
+A node has the backward ops of one forward op. It holds all tensors that its ops read until the last
+of them has run, except in sums with gradients of other branches, which autograd's engine adds
+itself. The pass enters a module call at the call's first backward op, when it has left all later
+calls. O(ops + reads), numpy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
@@ -22,17 +21,19 @@ _SUM = "aten.add"
 
 
 class BackwardNodes(NamedTuple):
-    """Per op of a step."""
+    """Autograd nodes of a step, and the tensors that they hold."""
 
     end: LongArray
-    """The last own op of its node; itself where it is in none."""
+    """Per op: the last op of its node, without sums of other branches; the op itself if it is in no
+    node."""
     held_ptr: LongArray
     held: LongArray
-    """Tensors that are there until it has run, besides those that it reads."""
+    """Per op, between pointers ``held_ptr``: tensors that are held until it ends, besides its
+    inputs."""
 
 
 class Happening(Enum):
-    """Event between two ops of the backward pass."""
+    """Type of event between two ops of the backward pass."""
 
     ENTERED = "the pass enters a module call"
     ASKED = "it unpacks the first tensor that the call saved"
@@ -40,16 +41,18 @@ class Happening(Enum):
 
 
 class PassTurn(NamedTuple):
-    """An event of a module call before the op at this position."""
+    """An event of a module call, before the op at this position."""
 
     at: int
     module_call: int
     what: Happening
 
 
-def find_nodes(graph: Graph, given: LongArray, apart: Collection[int] = ()) -> BackwardNodes:
-    """The nodes of a step's backward pass; what the ops read that are ``apart`` is not held.
-    ``given`` are ops of the forward pass and tensors that are there until each has run."""
+def find_nodes(graph: Graph, given: LongArray) -> BackwardNodes:
+    """Return the nodes of a step's backward pass.
+
+    ``given`` are pairs of a forward op and a tensor that is held until the op has run.
+    """
     ops = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
     partner = graph.partner[ops]
     first = np.flatnonzero(np.diff(partner, prepend=-2) | (partner < 0))
@@ -60,7 +63,7 @@ def find_nodes(graph: Graph, given: LongArray, apart: Collection[int] = ()) -> B
     end = np.arange(graph.num_ops)
     end[ops[is_own]] = last[node[is_own]]
     reader = graph.reader
-    is_held = (end[reader] != reader) & ~np.isin(reader, list(apart))
+    is_held = end[reader] != reader
     of_nodes = np.stack([end[reader[is_held]], graph.reads[is_held]], axis=1)
     pairs = np.unique(np.concatenate([given, of_nodes]), axis=0)
     counts = np.bincount(pairs[:, 0], minlength=graph.num_ops)
@@ -68,7 +71,7 @@ def find_nodes(graph: Graph, given: LongArray, apart: Collection[int] = ()) -> B
 
 
 def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
-    """Sums that nothing but sums follows in their nodes, but for what a node begins with."""
+    """Per backward op: True for sums after which its node has only other sums."""
     is_sum = np.array([graph.kind_of(op) == _SUM for op in ops.tolist()], dtype=np.bool_)
     is_first = np.diff(node, prepend=-1) > 0
     others = np.where(is_sum & ~is_first, -1, np.arange(len(ops)))
@@ -80,7 +83,10 @@ def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
 def find_turns(
     ops: LongArray, call_of: IntArray, nodes: BackwardNodes, reads_saved: BoolArray, before: int
 ) -> list[PassTurn]:
-    """Events of module calls in a run of backward ops; calls from ``before`` on are over."""
+    """Return events of module calls in a range of backward ops.
+
+    The pass has left the calls from ``before`` on.
+    """
     module_call = call_of[ops].astype(np.int64)
     inside = np.where(module_call == OUTSIDE, before, module_call)
     lowest = np.minimum.accumulate(np.append(before, inside))[:-1]

@@ -1,9 +1,9 @@
 """Forward ops of each call of a module, for modules that a step calls more than once.
 
-A recorded op knows its module, and a step how often it calls each; where calls begin follows. Calls
-that other ops part are as many runs of a module's ops. Calls right behind each other are cut where
-the same ops of the same modules come again; the first may have more views, such as transposed
-weights, which the others share. O(ops).
+The graph records the module of each op, and how often a step calls each module; the starts of calls
+follow from both. If other ops separate the calls, each run of the module's ops is one call.
+Consecutive calls are split where the same ops of the same modules repeat; only the first call may
+have additional views, such as transposed weights, which later calls reuse. O(ops).
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph
 
 CALLS = "calls"
-"""Note of a graph: how often a step calls the modules that it calls more than once, by path."""
+"""Key of a graph's metadata: number of calls per step, by path, of modules called more than
+once."""
 
 Span = tuple[int, int]
-"""The first op of a call and the one after its last."""
+"""The first op of a call, and the op after its last."""
 
 
 def outer_modules(path: str) -> list[str]:
-    """Modules around a module, from the inside."""
+    """Modules that contain a module, innermost first."""
     parts = path.split(".")[:-1]
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def num_calls(graph: Graph, path: str) -> int:
-    """Number of calls of a module in the forward pass of a step."""
+    """Return the number of calls of a module in the forward pass of a step."""
     noted: int = graph.meta.get(CALLS, {}).get(path, 1)
     return noted
 
 
 def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
-    """The calls of a module; empty where their starts cannot be found."""
+    """Return the calls of a module; empty if their starts cannot be determined."""
     inside = np.array([path in (each, *outer_modules(each)) for each in (*graph.modules, "")])
     own: LongArray = np.flatnonzero(inside[graph.op_module[:num_forward]])
     starts: LongArray = np.flatnonzero(np.diff(own, prepend=-2) > 1)
@@ -48,8 +49,10 @@ def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
 
 
 def _repeats(graph: Graph, own: LongArray, count: int) -> LongArray:
-    """Positions among a module's ops from where on they are the same ones again, ``count`` times;
-    none where they are not."""
+    """Return the positions among a module's ops at which equal sequences begin, ``count`` in all.
+
+    Returns an empty array if the ops do not repeat.
+    """
     what = np.stack([graph.op_module[own], graph.op_kind[own]], axis=1)
     making = np.flatnonzero(_makes(graph)[own])
     num_made, left = divmod(len(making), count)
@@ -64,7 +67,7 @@ def _repeats(graph: Graph, own: LongArray, count: int) -> LongArray:
 
 
 def _makes(graph: Graph) -> BoolArray:
-    """Per op: whether it makes a tensor that is no other one's view."""
+    """Per op: True if it makes a tensor that is not a view."""
     is_own = (graph.tensor_producer >= 0) & (graph.root_of == np.arange(graph.num_tensors))
     found = np.zeros(graph.num_ops, dtype=bool)
     found[graph.tensor_producer[is_own]] = True

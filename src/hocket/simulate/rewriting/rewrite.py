@@ -1,14 +1,13 @@
-"""Apply a memory section to the graph: offloads, fetches, recomputation, streaming, host updates
-and chunks become ops.
+"""Apply a memory section to a graph: insert ops for offloads, fetches, recomputation, parameter
+streaming, host updates and loss chunks.
 
-Copies run on the copy streams of the device, host updates on its host stream. The simulator
-therefore times them, its memory curve proves the budget, and the runtime executes exactly this
-graph. Each stream runs its ops in the order of the rewritten graph. Storages are held as the
-runtime holds them: what a module call offloads is freed when the second call after it begins, and
-memory for a fetch is allocated when the call ``prefetch`` calls before its reader begins, however
-long the copies take. Tensors of the control role delay ops that would otherwise begin too early.
-Every stall shows as time of the step. O(ops + reads); Python for module calls and copies, numpy
-for ops.
+Copies run on the copy streams of the device, host updates on its host stream. The simulator times
+these ops, its memory curve proves the budget, and the runtime executes exactly this graph. Each
+stream runs its ops in the order of the rewritten graph. Storages are held as the runtime holds
+them: a storage that a module call offloads is freed when the second call after it begins. Memory
+for a fetch is allocated when the call ``prefetch`` calls before its reader begins, however long the
+copies take. Control tensors delay ops that would otherwise begin too early, so every stall shows in
+the step time. O(ops + reads); Python for module calls and copies, numpy for ops.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.casts import find_casts
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
-from hocket.simulate.rewriting.groups import GroupWriter
 from hocket.simulate.rewriting.host_parameters import (
     NUM_STAGING_BUFFERS,
     HostParameters,
@@ -49,46 +47,49 @@ _NONE: LongArray = np.zeros(0, dtype=np.int64)
 
 
 class UpdateWriter:
-    """Writes updates of blocks as their gradients are whole."""
+    """Writes the updates of blocks as soon as their gradients are complete."""
 
     def __init__(
-        self, uses: Uses, host: HostParameters, groups: GroupWriter, out: Emitter,
+        self, uses: Uses, host: HostParameters, out: Emitter,
         done: dict[tuple[str, int], int],
     ) -> None:  # fmt: skip
-        """``done`` are control tensors of the last ops of the passes of blocks."""
+        """``done`` maps (pass, block) to the control tensor of the last op."""
         self._graph, self._names, self._updates = uses.graph, uses.blocks.names, uses.updates
-        self._host, self._groups, self._out, self._done = host, groups, out, done
-        self._asked: list[list[int]] = [list(ops) for ops in host.updates]
-        """Per block: updates that are still to be made."""
+        self._host, self._out, self._done = host, out, done
+        self._pending: list[list[int]] = [list(ops) for ops in host.updates]
+        """Per block: updates that are not written yet."""
         self.staging: list[int] = []
-        """The staging buffers of swapped-in state, as tensors of the rewritten graph."""
+        """Staging buffers of swapped-in state, as tensors of the rewritten graph."""
         self._sent: tuple[LongArray, list[int]] = _NONE, []
         """Gradients that are being copied to the host, and the control tensors of these copies."""
         self._used: tuple[LongArray, list[int]] = _NONE, []
-        """Likewise gradients that concurrent updates read."""
+        """Gradients that concurrent updates read, and the control tensors of these updates."""
         self._state_swaps: list[tuple[list[int], int]] = []
-        """Pieces of state, and their blocks, that are still to come to the device."""
+        """Chunks of state that are not swapped in yet, with their blocks."""
         self._left: list[int] = []
         """Control tensors of the last write-backs of state to the host."""
         self._changed: list[int] = []
-        """Control tensors: the last piece of a block has been updated."""
+        """Control tensors that signal that the last chunk of a block is updated."""
 
     def finish(self, block: int) -> None:
-        """The backward pass has left a block."""
-        self._asked[block] = self._update(self._asked[block], block)
+        """Write the updates of a block that the backward pass has left."""
+        self._pending[block] = self._update(self._pending[block], block)
 
     def finish_step(self) -> None:
-        """The backward pass is over: update the parameters that belong to no single block, or that
-        waited for gradients of other blocks, and write swapped-in state back."""
-        for block in reversed(range(len(self._asked))):
+        """Write the remaining updates after the backward pass, and write swapped-in state back.
+
+        These are updates of parameters that belong to no single block, or that waited for gradients
+        of other blocks.
+        """
+        for block in reversed(range(len(self._pending))):
             self.finish(block)
         self._update(self._host.last_updates, 0, "shared")
         self.module_call()
-        self._give_up(self._sent)
-        self._give_up(self._used)
+        self._release(self._sent)
+        self._release(self._used)
 
     def _update(self, ops: list[int], block: int, how: str = "") -> list[int]:
-        """Updates whose gradients are there; returns the others."""
+        """Write those updates whose gradients are complete; return the others."""
         if not ops:
             return []
         has_all = self._have_gradients(np.array(ops))
@@ -98,21 +99,21 @@ class UpdateWriter:
         on_host = [op for op in ops if op in ready and op in self._host.host_updates]
         here = [op for op in ops if op in ready.difference(on_host, swapped)]
         gradients = self._gradients(here)
-        self._out.run(here)
+        self._out.write(here)
         self._out.hold(gradients)
         if pieces:
             self._state_swaps += [(piece, block) for piece in pieces]
             gradients = self._gradients(swapped)
-            self._give_up(self._used)
+            self._release(self._used)
             self.module_call(NUM_STAGING_BUFFERS)
             self._used = gradients, self._changed
         if on_host:
             self._update_on_host(on_host, block, how)
         return [op for op in ops if op not in ready]
 
-    def _give_up(self, lent: tuple[LongArray, list[int]]) -> None:
-        """Free tensors that a concurrent op reads once that op is over."""
-        tensors, signal = lent
+    def _release(self, held: tuple[LongArray, list[int]]) -> None:
+        """Hold tensors that concurrent ops read, and let the next compute op wait for these ops."""
+        tensors, signal = held
         self._out.hold(tensors)
         self._out.wait(signal)
 
@@ -122,7 +123,7 @@ class UpdateWriter:
         return self._out.now[np.array(found, dtype=np.int64)]
 
     def _have_gradients(self, ops: LongArray) -> list[bool]:
-        """Per update: True if all that it reads is on the device or host-resident."""
+        """Per update: True if all of its inputs are written already or host-resident."""
         graph = self._graph
         at, reader = spans(graph.read_ptr, ops)
         reads = graph.reads[at]
@@ -133,16 +134,19 @@ class UpdateWriter:
     # ── concurrent with compute ──────────────────────────────────────────────────────────────────
 
     def module_call(self, most: int | None = None) -> None:
-        """Updates of the next pieces of state that come to the device, or of all."""
+        """Swap in the next ``most`` chunks of optimizer state, by default all, and update them."""
         most = len(self._state_swaps) if most is None else most
         for piece, block in self._state_swaps[:most]:
             self._update_swapped(piece, block)
         del self._state_swaps[:most]
 
     def _update_swapped(self, ops: list[int], block: int) -> None:
-        """Copy state and full-precision parameters to the device once a staging buffer is free,
-        update them concurrently with compute, and write them back, with the low-precision copies
-        of rounded parameters. One large parameter goes in parts."""
+        """Update parameters on the device with swapped-in state.
+
+        Copies state and full-precision parameters to the device once a staging buffer is free,
+        updates them concurrently with compute, and writes them back with the low-precision copies
+        of rounded parameters. A single large parameter is copied in parts.
+        """
         swapped = list(dict.fromkeys(t for op in ops for t in self._on_host(op)))
         count = num_parts([self._updates[op] for op in ops])
         for number in range(count):
@@ -161,7 +165,9 @@ class UpdateWriter:
             f"{name}@fetch{part}", swapped, -(-graph.tensor_bytes // count), reads=waits,
             beside=ops[0], phase=Phase.OPTIMIZER, is_held=False,
         )  # fmt: skip
-        changed = self._out.beside(ops, number, count)
+        suffix = f"@{number}" if count > 1 else ""
+        updates = self._out.write(ops, suffix=suffix, parts=count, stream=Stream.COPY_OUT)
+        changed = self._out.signals(updates)
         whole, copied = graph.tensor_bytes[swapped], self._host.copied[swapped]
         size = int((whole + np.where(copied < whole, copied, 0)).sum())
         self._changed = changed[-1:]
@@ -173,7 +179,7 @@ class UpdateWriter:
         self._out.forget(swapped)
 
     def _on_host(self, op: int) -> list[int]:
-        """Host-resident tensors that an update reads."""
+        """Return the host-resident tensors that an update reads."""
         reads = self._graph.reads_of(op)
         found: list[int] = reads[self._host.is_on_host[self._graph.root_of[reads]]].tolist()
         return found
@@ -181,52 +187,50 @@ class UpdateWriter:
     # ── on the host ──────────────────────────────────────────────────────────────────────────────
 
     def _update_on_host(self, ops: list[int], block: int, how: str) -> None:
-        updates, landed = [self._updates[op] for op in ops], self._groups.landed
-        whole = [u for u in updates if not any(root in landed for root in u.roots)]
-        leaving = self._gradients([u.op for u in whole])
-        sent = [signal for u in updates for root in u.roots for signal in landed.get(root, ())]
-        self._give_up(self._sent)
+        updates, sent = [self._updates[op] for op in ops], list[int]()
+        leaving = self._gradients(ops)
+        self._release(self._sent)
         if len(leaving):
             sent.append(self._out.copy(
                 f"{self._names[block]}@gradients" + (f":{how}" if how else ""), Stream.COPY_OUT,
-                sum(u.sent_bytes for u in whole), reads=leaving.tolist(), beside=ops[0],
+                sum(u.sent_bytes for u in updates), reads=leaving.tolist(), beside=ops[0],
             ))  # fmt: skip
         self._sent = leaving, sent
-        self._out.host_resident(ops, sent, np.array([u.host_bytes for u in updates]))
+        self._out.update_on_host(ops, sent, np.array([u.host_bytes for u in updates]))
 
 
 @dataclass(frozen=True, eq=False)
 class Rewritten:
-    """A step that keeps a memory section, and what its ops were."""
+    """A step under a memory section, with the origin of each op."""
 
     graph: Graph
     origin: IntArray
-    """The op of the given graph that each op does, again or in part; -1 for copies."""
+    """Per op: the op of the given graph that it is, recomputes or is a part of; -1 for copies."""
     share: FloatArray
-    """The part of it that each op does: less than 1 in chunks."""
+    """Per op: the fraction of its origin that it computes, less than 1 in chunks."""
     moved_bytes: LongArray
-    """Bytes that copies move."""
+    """Per op: bytes that it copies, if it is a copy."""
     beside: IntArray
-    """An op of the given graph on whose device each op runs."""
+    """Per op: an op of the given graph that runs on the same device."""
     reserved_bytes: int
     """Device memory reserved as buffers for streamed parameters and swapped-in state."""
 
     @property
     def is_offload(self) -> BoolArray:
-        """Per op: whether it sends an activation to the host, as nothing else of the forward pass
-        does."""
+        """Per op: True if it offloads an activation; no other op of the forward pass copies to the
+        host."""
         stream, phase = self.graph.op_stream, self.graph.op_phase
         return np.asarray((stream == Stream.COPY_OUT) & (phase == Phase.FORWARD))
 
 
 def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
-    """The graph under a memory section; ``uses`` saves finding them again."""
+    """Return the graph under a memory section; pass ``uses`` if they are known."""
     uses = uses or find_uses(graph, blocks_of(graph, memory))
     return _Rewriter(uses.graph, memory, uses).rewritten()
 
 
 class _Rewriter:
-    """Emits the ops of the rewritten step in order, and knows where each tensor is by then."""
+    """Emits the ops of the rewritten step in order, and tracks where each tensor is."""
 
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
         self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
@@ -243,32 +247,35 @@ class _Rewriter:
         narrow = tuple(each for each in casts.widening if each.op not in chunked)
         casts = casts._replace(widening=narrow)
         self.needs = find_needs(uses, memory, casts.copies(graph))
-        self.out = Emitter(graph, uses.nodes_beside(self.host.groups), casts)
-        self.groups = GroupWriter(self.out, uses, self.host)
+        self.out = Emitter(graph, uses.nodes, casts)
         self.done: dict[tuple[str, int], int] = {}
-        """Control tensors of the last op of the forward or backward pass of a block."""
-        self.brought: dict[tuple[str, int], list[int]] = {}
-        """Streamed parameters that were fetched for a pass of a block that is not over."""
+        """(pass, block) mapped to the control tensor of its last op."""
+        self.in_use: dict[tuple[str, int], list[int]] = {}
+        """(pass, block) mapped to streamed parameters that were fetched for it, until the pass
+        ends."""
         self.renewals: dict[int, int] = {}
-        """Blocks to the control tensors of what the host has changed and the device keeps."""
+        """Block mapped to the control tensor of the copy that brings resident parameters updated by
+        the host."""
         self.offloads: dict[int, int] = {}
-        """Storages to the control tensors of their offloads."""
+        """Storage mapped to the control tensor of its offload."""
         self.sending, self.leaving, self.coming = self._trips()
         self.module_call = OUTSIDE
-        """The module call that the pass is in, or was in last."""
+        """The module call that the pass is in, or was in most recently."""
         self.unfetched = self.num_blocks - 1
-        """The last block whose parameters were not fetched for the backward pass."""
+        """The last block whose parameters are not fetched for the backward pass yet."""
         self.buffer: dict[str, list[int]] = {}
-        """Reserved buffers: ``staging`` for swapped-in state, ``slots`` for streamed parameters,
-        ``ring`` for groups of experts."""
-        self.updates = UpdateWriter(uses, self.host, self.groups, self.out, self.done)
+        """Reserved buffers: ``staging`` for swapped-in state, ``slots`` for streamed parameters."""
+        self.updates = UpdateWriter(uses, self.host, self.out, self.done)
         if self.region is not None:
             reads = self.host.streamed_reads
             reads["backward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
 
     def _trips(self) -> tuple[dict[int, list[int]], ...]:
-        """Storages by the module call that offloads them, by the call at whose start they are
-        freed, and, the last made first, by the call whose backward pass first needs them."""
+        """Group storages by module call: the call that offloads them, frees them or first needs
+        them back.
+
+        Storages that are needed back are in reverse order of their production.
+        """
         sending, leaving, coming = (defaultdict[int, list[int]](list) for _ in range(3))
         for storage, trip in sorted(self.needs.offloaded.items(), reverse=True):
             sending[trip.sent_by].append(storage)
@@ -289,7 +296,7 @@ class _Rewriter:
             self._backward(block)
         self._leave()
         self.updates.finish_step()
-        columns = self.out.columns.finished(f"{self.graph.name} within its budget")
+        columns = self.out.finished(f"{self.graph.name} within its budget")
         return Rewritten(*columns, self.host.reserved_bytes)
 
     def _add_persistent(self) -> None:
@@ -297,23 +304,9 @@ class _Rewriter:
         there = np.flatnonzero(graph.tensor_producer < 0)
         # What lies in the memory of another tensor is where that one is.
         self.out.persistent(there[~host.is_on_host[graph.root_of[there]]], host.sizes)
-        for name, size in (("staging", host.staging_buffers_bytes), ("slots", host.slots_bytes),
-                           ("ring", host.ring_bytes)):  # fmt: skip
+        for name, size in (("staging", host.staging_buffers_bytes), ("slots", host.slots_bytes)):
             self.buffer[name] = [self.out.lasting(name, size)] if size else []
         self.updates.staging = self.buffer["staging"]
-
-    def _write(self, ops: LongArray, *, suffix: str = "", is_recompute: bool = False) -> None:
-        """Ops one after the other, in groups where they are of experts that are streamed so."""
-        if not self.host.groups:
-            self.out.run(ops, suffix=suffix, is_recompute=is_recompute)
-            return
-        for op in self.groups.others(ops).tolist():
-            if self.groups.has(op):
-                self.groups.write(
-                    op, buffer=self.buffer["ring"], suffix=suffix, is_recompute=is_recompute
-                )
-            else:
-                self.out.run([op], suffix=suffix, is_recompute=is_recompute)
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
 
@@ -327,12 +320,12 @@ class _Rewriter:
         for module_call in self.uses.block_calls[block]:
             if self.module_call in self.sending or module_call in self.leaving:
                 start = min(self.uses.module_calls.calls[module_call].start, stop)
-                self._write(np.arange(at, start))
+                self.out.write(np.arange(at, start))
                 at = start
                 self._send(self.module_call)
-                self._let_go(module_call)
+                self._free_offloaded(module_call)
             self.module_call = module_call
-        self._write(np.arange(at, stop))
+        self.out.write(np.arange(at, stop))
         if block == self.num_blocks - 1 and self.region is not None:
             for chunk in range(self.memory.loss_chunks):
                 self._chunk(self.region.forward, chunk, is_recompute=False)
@@ -340,17 +333,16 @@ class _Rewriter:
         self._end("forward", block)
 
     def _end(self, phase: str, block: int) -> None:
-        """A pass of a block is over."""
+        """End a pass of a block."""
         for signal in self.out.last_signals():
             self.done[phase, block] = signal
-        # What was fetched for it goes with it, but for what a coming pass has fetched anew.
+        # Parameters fetched for the pass are freed, unless a later pass has fetched them anew.
         gone = {root for each in ("forward", "backward")
-                for root in self.brought.pop((each, block), ())}  # fmt: skip
-        self.out.forget(gone.difference(*self.brought.values()))
+                for root in self.in_use.pop((each, block), ())}  # fmt: skip
+        self.out.forget(gone.difference(*self.in_use.values()))
 
     def _send(self, module_call: int) -> None:
-        """Offload the storages of a finished module call: each as soon as it is complete, while the
-        call goes on."""
+        """Offload the storages of a finished module call, each as soon as it is complete."""
         for storage in sorted(self.sending.pop(module_call, ()), key=self.out.latest):
             size = int(self.graph.tensor_bytes[storage])
             self.offloads[storage] = self.out.copy(
@@ -359,8 +351,8 @@ class _Rewriter:
                 phase=Phase.FORWARD,
             )  # fmt: skip
 
-    def _let_go(self, module_call: int) -> None:
-        """Free earlier offloaded storages when a module call begins."""
+    def _free_offloaded(self, module_call: int) -> None:
+        """Free the storages that were offloaded two calls before the module call that begins."""
         for storage in self.leaving.pop(module_call, ()):
             self.out.hold(np.array([self.out.latest(storage)]))
             self.out.wait([self.offloads[storage]])
@@ -375,12 +367,12 @@ class _Rewriter:
         at = 0
         for turn in self._turns(block, ops):
             if self._changes_something(turn):
-                self._write(ops[at : turn.at])
+                self.out.write(ops[at : turn.at])
                 at = turn.at
                 self._take(turn)
             elif turn.what == Happening.ENTERED:
                 self.module_call = turn.module_call
-        self._write(ops[at:])
+        self.out.write(ops[at:])
         self._end("backward", block)
 
     def _turns(self, block: int, ops: LongArray) -> list[PassTurn]:
@@ -395,7 +387,7 @@ class _Rewriter:
         )
 
     def _changes_something(self, turn: PassTurn) -> bool:
-        """True if anything is done at a turn of the backward pass."""
+        """True if ops must be written at an event of the backward pass."""
         if turn.what != Happening.ENTERED:
             return bool(self.recompute[turn.module_call])
         is_first = (
@@ -411,14 +403,14 @@ class _Rewriter:
             # Without the wait, a call whose input never left could be recomputed much too early.
             self.out.wait(self.out.last_signals())
             recompute = np.array(self.recompute[turn.module_call], dtype=np.int64)
-            self._write(recompute, suffix="@again", is_recompute=True)
+            self.out.write(recompute, suffix="@again", is_recompute=True)
         else:
             # Inputs of a module call's recomputation are held until all that it saved was read.
             taken = np.array(self.needs.taken[turn.module_call], dtype=np.int64)
             self.out.hold(self.out.standing(taken))
 
     def _enter(self, module_call: int) -> None:
-        """The backward pass enters a module call, and has left all later ones."""
+        """Enter a module call of the backward pass, which has left all later calls."""
         self._leave()
         self.module_call = module_call
         self._look_back(self.uses.module_calls.calls[module_call].block)
@@ -430,11 +422,11 @@ class _Rewriter:
         while self.unfetched >= max(block - self.ahead, 0):
             self._fetch_parameters("backward", self.unfetched)
             self.unfetched -= 1
-            # Behind what the next pass wants, because they wait for others to leave.
+            # After the fetches of the next pass, because these wait for write-backs.
             self.updates.module_call()
 
     def _leave(self) -> None:
-        """A module call is over; update its block where that was the block's last one."""
+        """End a module call; update its block if it was the last call of the block."""
         if self.module_call in self.uses.last_calls:
             self.updates.finish(self.uses.module_calls.calls[self.module_call].block)
 
@@ -465,7 +457,7 @@ class _Rewriter:
         roots = self.host.streamed_reads[phase][block]
         if not roots:
             return
-        self.brought[phase, block] = roots
+        self.in_use[phase, block] = roots
         self.out.fetch(
             f"{self.blocks.names[block]}@fetch-{phase}", roots, self.host.copied,
             reads=[*self._trigger(phase, block), *self.buffer["slots"]], beside=op, is_held=False,
@@ -473,8 +465,12 @@ class _Rewriter:
         )  # fmt: skip
 
     def _trigger(self, phase: str, block: int) -> list[int]:
-        """Control tensors: the pass ``prefetch`` passes before this one begins, that is, the one
-        before that ends. Forward passes are counted up to the last, backward ones on from there."""
+        """Return control tensors that let a fetch start ``prefetch`` passes before the pass that
+        needs it.
+
+        They signal the end of the pass before that one. Backward passes are numbered on from the
+        last forward pass.
+        """
         last = self.num_blocks - 1
         position = block if phase == "forward" else 2 * last + 1 - block
         before = position - self.ahead - 1
@@ -485,7 +481,7 @@ class _Rewriter:
     # ── the loss in chunks ───────────────────────────────────────────────────────────────────────
 
     def _backward_chunks(self, region: Region) -> None:
-        """Each chunk goes forward once more and backward at once."""
+        """Recompute the forward pass of each chunk and run its backward pass at once."""
         module_call = int(self.uses.module_calls.call_of[region.forward[0]])
         if module_call != OUTSIDE:
             self._enter(module_call)
@@ -497,5 +493,14 @@ class _Rewriter:
             self.out.narrow(op, gradient, int(self.graph.tensor_bytes[narrow]))
 
     def _chunk(self, ops: Sequence[int], chunk: int, *, is_recompute: bool) -> None:
+        """Write one chunk of each op; ops independent of the batch run with the first chunk."""
         assert self.region is not None
-        self.out.chunk(ops, self.region, chunk, self.memory.loss_chunks, is_recompute=is_recompute)
+        given = np.array(ops, dtype=np.int64)
+        is_once = np.isin(given, list(self.region.once))
+        if not chunk and not is_recompute:
+            self.out.write(given[is_once])
+        self.out.write(
+            given[~is_once], suffix=f"@again{chunk}" if is_recompute else f"@{chunk}",
+            is_recompute=is_recompute, parts=self.memory.loss_chunks,
+            whole=() if is_recompute else self.region.whole, grows=chunk > 0, with_addends=True,
+        )  # fmt: skip

@@ -1,7 +1,8 @@
-"""The problem of a rewritten step: the same cluster, with times for what the rewrite added.
+"""A rewritten step as a problem: the same cluster, with times for the ops that the rewrite added.
 
-Ops that run again take their time again, ops in chunks their part of it but never less than a
-launch; copies take the bandwidth of the route to the host; updates on the host that of its memory.
+Recomputed ops take the time of their first run. Ops in chunks take their fraction of the time, but
+at least one launch. Copies take the bandwidth of the route to the host, and host updates that of
+host memory.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from hocket.simulate.rewriting.rewrite import Rewritten, rewrite
 from hocket.simulate.rewriting.uses import Uses
 
 _WORKS_IN = {"optimizer.adamw": 2, "optimizer.adam": 2}
-"""Tensors of a parameter's size that PyTorch's unfused updates allocate temporarily: a root and a
+"""Number of temporary tensors of a parameter's size in PyTorch's unfused updates: root and
 quotient."""
 
 
 @dataclass(frozen=True, eq=False)
 class BudgetedStep:
-    """A rewritten step as a problem, and the plan that runs it in its order."""
+    """A rewritten step as a problem, and the plan that runs it in the order of the rewrite."""
 
     problem: Problem
     plan: Plan
     rewritten: Rewritten
     host_bytes: int
-    """Host-resident parameters and optimizer state."""
+    """Bytes of host-resident parameters and optimizer state."""
 
 
 def budgeted(
@@ -44,7 +45,7 @@ def budgeted(
     *,
     uses: Uses | None = None,
 ) -> BudgetedStep:
-    """The step of a placed problem under a memory section, ready to be simulated."""
+    """Return the step of a placed problem under a memory section, ready to be simulated."""
     done = rewrite(problem.graph, memory, uses)
     assert plan.device_of is not None, "memory is planned for ops that have a place"
     device_of = plan.device_of[done.beside]
@@ -63,7 +64,7 @@ def budgeted(
 
 
 def rewritten_step(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
-    """The rewritten step and its plan where a plan has a memory section; else both as they are."""
+    """Return the rewritten step and its plan; without a memory section, both unchanged."""
     memory = plan.get(Memory)
     if memory is None:
         return problem, plan
@@ -78,7 +79,7 @@ def _persistent_bytes(graph: Graph) -> int:
 
 
 def _with_update_work(problem: Problem, done: Rewritten, device_of: IntArray) -> Rewritten:
-    """The same with the workspace of updates on a CPU: on other devices they are fused kernels."""
+    """Return the step with workspaces of updates on CPUs; fused updates need none."""
     given, graph = problem.graph, done.graph
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
     is_update = (graph.op_phase == Phase.OPTIMIZER) & (done.origin >= 0)
@@ -122,7 +123,7 @@ def _price_copies(op_s: FloatArray, done: Rewritten, link: HostRoute) -> None:
 
 
 def moved_bytes(done: Rewritten) -> tuple[int, int]:
-    """Bytes that go to the host and that come from it in one step."""
+    """Return the bytes copied to the host and from the host in one step."""
     stream: IntArray = done.graph.op_stream.astype(np.int32)
     to_host = int(done.moved_bytes[stream == Stream.COPY_OUT].sum())
     return to_host, int(done.moved_bytes[stream == Stream.COPY_IN].sum())

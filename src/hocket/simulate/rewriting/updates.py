@@ -1,4 +1,4 @@
-"""Tensors that the updates of a step read, and blocks that use them: the same under every plan.
+"""Tensors that the updates of a step read, and blocks that use them: independent of the plan.
 
 O(updates + reads), Python, once per step.
 """
@@ -16,7 +16,7 @@ from hocket.hardware.allocation import aligned
 from hocket.simulate.rewriting.blocks import StepBlocks
 
 _ONE_PASS = ("optimizer.adam", "optimizer.adamw")
-"""Updates that the host does together with the rounding, in one pass over its memory."""
+"""Updates that the host runs together with the rounding, in one pass over its memory."""
 
 
 class Update(NamedTuple):
@@ -25,31 +25,35 @@ class Update(NamedTuple):
     op: int
     block: int
     readers: frozenset[int]
-    """Blocks that compute with its parameters; its own where none does."""
+    """Blocks that compute with its parameters; the update's own block if none does."""
     parameters: tuple[int, ...]
-    """Tensors that it reads of the parameters."""
+    """Parameter tensors that it reads."""
     roots: tuple[int, ...]
-    """Their storages, each once."""
+    """Storages of these parameters, each once."""
     state: tuple[int, ...]
     gradients: tuple[int, ...]
-    """All else that it reads and that an op has made."""
+    """Tensors that it reads and that do not persist between steps."""
     parameter_bytes: int
     aligned_bytes: int
-    """Of its parameters side by side in one buffer."""
+    """Bytes of its parameters, aligned, in one buffer."""
     staging_bytes: int
-    """Of these and of its state."""
+    """Bytes of its parameters and optimizer state, aligned, in one buffer."""
     state_bytes: int
     gradient_bytes: int
     rounded_bytes: int
-    """Of the low-precision copies of parameters that are copied rounded."""
+    """Bytes of the low-precision copies of its parameters."""
     is_rounded: bool
-    """True if any of them is."""
+    """True if any of its parameters is copied in low precision."""
     sent_bytes: int
-    """Gradients that it waits for on the host, rounded as their parameters were."""
+    """Bytes of the gradients that it needs on the host, in the precision of the parameters'
+    copies."""
     host_bytes: int
-    """Host memory traffic: that of the op itself. Where parameters are copied rounded, also, in one
-    pass of AdamW, half of a gradient and the low-precision copy, else the gradient in full, and the
-    parameter once more for its low-precision copy."""
+    """Host memory traffic in bytes: that of the op, plus the traffic of rounding.
+
+    If parameters are copied rounded, a one-pass update (AdamW) reads gradients at half size and
+    also writes the low-precision copies. Other updates first convert the gradients to full
+    precision, and read the parameters once more to round them.
+    """
 
     @property
     def leaving_bytes(self) -> int:
@@ -60,8 +64,11 @@ class Update(NamedTuple):
 def find_updates(
     graph: Graph, blocks: StepBlocks, readers: Mapping[int, frozenset[int]], copied: LongArray
 ) -> dict[int, Update]:
-    """The updates of a step in their order; ``readers`` are blocks by parameter, ``copied`` are the
-    bytes that bring each tensor from the host."""
+    """Return the updates of a step in order.
+
+    ``readers`` are blocks by parameter, ``copied`` the bytes of each tensor's copy from the
+    host.
+    """
     sizes, role, root_of = graph.tensor_bytes, graph.tensor_role.tolist(), graph.root_of
     found: dict[int, Update] = {}
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
@@ -89,7 +96,7 @@ def find_updates(
 
 
 def _rounding_bytes(graph: Graph, op: int, whole: int, sent: int) -> int:
-    """Additional host memory traffic where parameters are copied rounded."""
+    """Return the additional host memory traffic if parameters are copied rounded."""
     if sent == whole:
         return 0
     return 2 * sent - whole if graph.kind_of(op) in _ONE_PASS else 2 * (whole + sent)

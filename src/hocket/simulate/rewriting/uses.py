@@ -1,6 +1,8 @@
-"""Producers and readers of the forward pass's storages by module call and block, under any plan.
+"""Producers and readers of a step's tensors, by module call and block: independent of the plan.
 
-Recomputation of a module call runs from its start to the last saved tensor. O(ops + reads).
+Covers activations that the backward pass reads, ops that recompute them, parameters with the blocks
+that read them, and tensors that callers and autograd nodes hold. Recomputation of a module call
+runs from its start to the last saved tensor. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from hocket.base.arrays import BoolArray, LongArray, pointers, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.casts import CAST
-from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
 from hocket.simulate.rewriting.module_calls import (
     OUTSIDE,
     ModuleCalls,
@@ -34,7 +35,7 @@ from hocket.simulate.rewriting.nodes import (
 from hocket.simulate.rewriting.repeated_calls import Span, calls_of, outer_modules
 from hocket.simulate.rewriting.updates import Update, find_updates
 
-# What calls of modules were given: the code that made them has it until they return.
+# Inputs of module calls: the calling code references them until the call returns.
 #
 # A container such as ``layer1`` of a residual net reads its input in its first block and is called
 # for all of them, and Python's frames hold what they were called with. So the forward pass holds
@@ -44,7 +45,7 @@ from hocket.simulate.rewriting.updates import Update, find_updates
 def held_by_calls(
     graph: Graph, module_calls: ModuleCalls, num_forward: int, is_forward: BoolArray
 ) -> LongArray:
-    """Pairs of a call's last op and a tensor that it was given, of tensors ``is_forward``."""
+    """Return pairs of a call's last op and an input of the call, for tensors in ``is_forward``."""
     found = [np.zeros((0, 2), dtype=np.int64)]
     for start, stop in _calls(graph, module_calls, num_forward):
         at, _ = spans(graph.read_ptr, np.arange(start, stop))
@@ -55,7 +56,7 @@ def held_by_calls(
 
 
 def _calls(graph: Graph, module_calls: ModuleCalls, num_forward: int) -> list[Span]:
-    """Calls of the modules of ``module_calls``, and of called modules around them."""
+    """Return calls of the modules in ``module_calls`` and of modules that contain them."""
     modules = dict.fromkeys(
         module_call.module for module_call in module_calls.calls if module_call.module
     )
@@ -75,11 +76,12 @@ def _calls(graph: Graph, module_calls: ModuleCalls, num_forward: int) -> list[Sp
 # of the model itself these ops read them. O(reads).
 
 HELD = "held"
-"""Note of a graph: names of tensors that an op's autograd node holds, by the op's name."""
+"""Key of a graph's metadata: names of tensors that an op's autograd node holds, by the op's
+name."""
 
 
 def as_held(graph: Graph) -> Graph:
-    """The graph in which ops read what their nodes hold."""
+    """Return the graph in which ops also read the tensors that their autograd nodes hold."""
     noted = graph.meta.get(HELD)
     if not noted:
         return graph
@@ -100,26 +102,26 @@ def as_held(graph: Graph) -> Graph:
 
 
 _RECURRENT = "aten._cudnn_rnn"
-"""Draws what it drops from a state of cuDNN's own."""
+"""Op kind whose dropout draws from cuDNN's own random state, which PyTorch cannot restore."""
 
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """Producers and readers of the forward pass's storages, the same under every plan."""
+    """Producers and readers of the forward pass's storages; independent of the plan."""
 
     graph: Graph
     blocks: StepBlocks
     module_calls: ModuleCalls
     is_forward: BoolArray
-    """Per tensor: whether its storage is made by the forward pass."""
+    """Per tensor: True if the forward pass makes its storage."""
     backward_reads: tuple[tuple[int, ...], ...]
     """Per module call: tensors of forward storages that its backward ops read, in the order in
     which the forward pass saves them."""
     outside: tuple[frozenset[int], ...]
     """Per block: storages that its backward ops outside of module calls read."""
     recompute: tuple[tuple[int, ...], ...]
-    """Per module call: forward ops that recompute what its backward ops read; empty where there is
-    nothing to recompute, or where they change tensors from outside of the call."""
+    """Per module call: forward ops that recompute the tensors its backward ops read; empty if there
+    is nothing to recompute, or if these ops change tensors from outside of the call."""
 
     @cached_property
     def nodes(self) -> BackwardNodes:
@@ -130,20 +132,6 @@ class Uses:
     def _given(self) -> LongArray:
         num_forward = int(self.blocks.start[-1])
         return held_by_calls(self.graph, self.module_calls, num_forward, self.is_forward)
-
-    @cached_property
-    def _nodes_beside(self) -> dict[frozenset[int], BackwardNodes]:
-        return {frozenset(): self.nodes}
-
-    def nodes_beside(self, grouped: Collection[int]) -> BackwardNodes:
-        """The same where parameters of experts go in groups: what these products read is not held
-        by others."""
-        known, key = self._nodes_beside, frozenset(grouped)
-        if key not in known:
-            chosen = [self.experts[root] for root in key]
-            apart = {op for each in chosen for op in (*each.turned, each.maker, *each.aside)}
-            known[key] = find_nodes(self.graph, self._given, apart)
-        return known[key]
 
     @cached_property
     def backward(self) -> list[LongArray]:
@@ -167,7 +155,7 @@ class Uses:
 
     @cached_property
     def last_calls(self) -> frozenset[int]:
-        """Per block, the last of its module calls in the backward pass."""
+        """Module calls that are the last of their blocks in the backward pass."""
         lowest: dict[int, int] = {}
         for turn in (turn for turns in reversed(self.turns) for turn in turns):
             if turn.what == Happening.ENTERED:
@@ -176,23 +164,18 @@ class Uses:
 
     @cached_property
     def reads_saved(self) -> BoolArray:
-        """Per op: whether it reads anything that was there before the backward pass."""
+        """Per op: True if it reads a tensor made before the backward pass."""
         graph = self.graph
         reader = graph.reader
         found = np.zeros(graph.num_ops, dtype=np.bool_)
         found[reader[graph.tensor_producer[graph.reads] < self.blocks.start[-1]]] = True
         return found
 
-    @cached_property
-    def experts(self) -> dict[int, BatchedExperts]:
-        """Parameters that hold the matrices of experts."""
-        return find_experts(self.graph, self.blocks)
-
     # ── parameters ───────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def parameter_reads(self) -> list[tuple[int, int]]:
-        """Ops of both passes and the storages of parameters that they read."""
+        """Pairs of an op of either pass and the storage of a parameter that it reads."""
         graph = self.graph
         reader = graph.reader
         roots = graph.root_of[graph.reads]
@@ -203,7 +186,7 @@ class Uses:
 
     @cached_property
     def readers(self) -> dict[int, frozenset[int]]:
-        """Parameters to the blocks that compute with them: what runs again is of the same block."""
+        """Parameters mapped to the blocks that read them, in either pass or in recomputation."""
         found: dict[int, set[int]] = defaultdict(set)
         for op, root in self.parameter_reads:
             found[root].add(int(self.blocks.block_of[op]))
@@ -211,19 +194,19 @@ class Uses:
 
     @cached_property
     def shared(self) -> frozenset[int]:
-        """Parameters that are no block's own: several blocks read them, or the model's own code."""
+        """Parameters that several blocks read, or code outside of all modules."""
         call_of, num_forward = self.module_calls.call_of.tolist(), int(self.blocks.start[-1])
         outside = {root for op, root in self.parameter_reads
                    if op < num_forward and call_of[op] == OUTSIDE}  # fmt: skip
         return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
 
     def is_shared(self, update: Update) -> bool:
-        """True if an update changes such a parameter."""
+        """Return True if an update changes a parameter in `shared`."""
         return any(root in self.shared for root in update.roots)
 
     @cached_property
     def sharing(self) -> frozenset[int]:
-        """Blocks whose module calls read such parameters."""
+        """Blocks whose module calls read parameters in `shared`."""
         call_of, shared = self.module_calls.call_of.tolist(), self.shared
         return frozenset(int(self.blocks.block_of[op]) for op, root in self.parameter_reads
                          if root in shared and call_of[op] != OUTSIDE)  # fmt: skip
@@ -235,7 +218,7 @@ class Uses:
 
     @cached_property
     def first_block(self) -> LongArray:
-        """Per op its block; of an update, the first block that reads its parameters."""
+        """Per op: its block; for an update, the first block that reads its parameters."""
         block = self.blocks.block_of.astype(np.int64)
         for update in self.updates.values():
             block[update.op] = min(update.readers)
@@ -243,8 +226,8 @@ class Uses:
 
     @cached_property
     def copied_bytes(self) -> LongArray:
-        """Per tensor: the bytes that bring it from the host, fewer where all that a parameter is
-        read for is to be rounded to one and the same smaller type."""
+        """Per tensor: bytes of its copy from the host. These are fewer than its own bytes if all
+        readers of a parameter only round it to the same smaller dtype."""
         graph = self.graph
         copied = graph.tensor_bytes.astype(np.int64)
         sizes: dict[int, set[int]] = {}
@@ -270,7 +253,7 @@ class Uses:
         return tuple(range(a, b) for a, b in pairwise(edges))
 
     def makes(self, module_call: int, storages: Collection[int]) -> list[int]:
-        """Those of some storages that a module call makes."""
+        """Return those of some storages that a module call makes."""
         roots = np.array(list(storages), dtype=np.int64)
         is_own = self.module_calls.call_of[self.graph.tensor_producer[roots]] == module_call
         own: list[int] = roots[is_own].tolist()
@@ -282,8 +265,7 @@ class Uses:
         return [list(dict.fromkeys(root_of[list(reads)].tolist())) for reads in self.backward_reads]
 
     def saved(self, module_call: int) -> list[int]:
-        """Storages that the backward pass of a module call reads, in the order in which the forward
-        pass saves them."""
+        """Return the storages that a module call's backward pass reads, in the order of saving."""
         return self._saved[module_call]
 
     @cached_property
@@ -296,7 +278,7 @@ class Uses:
 
     @cached_property
     def taken(self) -> tuple[list[int], ...]:
-        """Per module call: storages from elsewhere that its recomputation needs."""
+        """Per module call: storages made outside of it that its recomputation reads."""
         graph = self.graph
         found = []
         for module_call, recompute in enumerate(self.recompute):
@@ -310,7 +292,7 @@ class Uses:
 
 
 def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
-    """Readers of the forward pass's storages by module call and block."""
+    """Return the readers of the forward pass's storages, by module call and block."""
     graph = as_held(graph)
     num_forward = int(blocks.start[-1])
     owner = graph.tensor_producer[graph.root_of]
@@ -346,15 +328,18 @@ def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
 
 
 def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> tuple[int, ...]:
-    """Ops of a module call up to the last that makes one of the tensors. Recomputation repeats the
-    call and stops once all of them are made. Empty where the call cannot run twice."""
+    """Return the ops of a module call up to the last one that makes one of the tensors.
+
+    Recomputation repeats the call and stops once all of the tensors are made. Empty if the call
+    cannot run twice.
+    """
     makers = [int(graph.tensor_producer[tensor]) for tensor in tensors]
     last = max((op for op in makers if start <= op < stop), default=start - 1)
     return tuple(range(start, last + 1)) if can_run_twice(graph, start, stop) else ()
 
 
 def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
-    """True if a module call leaves its inputs unchanged, and would give the same results again."""
+    """Return True if a module call leaves its inputs unchanged and repeats with equal results."""
     return not any(
         _changes_foreign(graph, op, start) or _draws_by_itself(graph, op)
         for op in range(start, stop)
@@ -362,12 +347,12 @@ def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
 
 
 def _draws_by_itself(graph: Graph, op: int) -> bool:
-    """True if an op draws numbers that no generator of PyTorch's can be set back to."""
+    """Return True if an op draws random numbers whose state PyTorch cannot restore."""
     return bool(graph.rng_order[op] >= 0) and graph.kind_of(op) == _RECURRENT
 
 
 def _changes_foreign(graph: Graph, op: int, start: int) -> bool:
-    """True if an op writes in place into an activation that was made before ``start``."""
+    """Return True if an op writes in place into an activation that was made before ``start``."""
     if not _is_in_place(graph, op):
         return False
     owners = graph.tensor_producer[graph.root_of[list(graph.made_by(op))]]

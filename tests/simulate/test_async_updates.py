@@ -1,4 +1,4 @@
-"""Steps that follow each other, against an event by event twin in plain Python."""
+"""Steps that overlap by asynchronous updates, against an event by event oracle in Python."""
 
 import heapq
 
@@ -11,9 +11,8 @@ from planners.memory.steps import MIB, chain_step, placed
 from hocket.graph.graph import Phase, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
-from hocket.planners.memory.update_order import HOST_ORDERS
 from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.following import ASYNC, FINISHED, busiest_s, period_s
+from hocket.simulate.rewriting.async_updates import async_step_s
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.rewriting.uses import find_uses
 
@@ -40,7 +39,7 @@ def step_of(policies, **options):
     return budgeted(*placed(GRAPH), Memory(budget_bytes=(0,), blocks=blocks, **options))
 
 
-def event_by_event_s(step, crosses):
+def event_by_event_s(step):
     """The last of several steps: ops by their names, every stream with a queue of its own."""
     graph, seconds = step.rewritten.graph, step.problem.costs.op_s[0]
     names, count = graph.op_names, graph.num_ops
@@ -63,8 +62,6 @@ def event_by_event_s(step, crosses):
             if names[op].endswith(("@fetch-forward", "@renew")):
                 waits[number, op] |= {(number - 1, e) for e in changes.get(block_of[op], ())}
         waits[number, first] |= {(number - 1, each) for each in used}
-        for op in range(count) if not crosses else ():
-            waits[number, op] |= {(number - 1, each) for each in range(count)}
     readers = {}
     for op, others in waits.items():
         for each in others:
@@ -111,23 +108,19 @@ def test_a_step_among_many_is_the_last_of_several(data):
     count = BLOCKS.num_blocks
     policies = data.draw(st.lists(POLICIES, min_size=count, max_size=count))
     step = step_of(policies, loss_chunks=data.draw(st.sampled_from([1, 4])))
-    how = data.draw(st.sampled_from([ASYNC, FINISHED]))
-    found = period_s(step, USES, how)
-    assert found >= busiest_s(step) * (1 - 1e-9)
-    expected = max(event_by_event_s(step, how.crosses), busiest_s(step))
-    assert found == pytest.approx(expected, rel=1e-6)
+    found = async_step_s(step, USES)
+    graph, seconds = step.rewritten.graph, step.problem.costs.op_s[0]
+    busiest_s = max(seconds[graph.op_stream == stream].sum() for stream in Stream)
+    assert found == pytest.approx(max(event_by_event_s(step), busiest_s), rel=1e-6)
 
 
-def test_with_nothing_at_home_it_is_the_step_alone():
+def test_without_host_updates_it_is_the_step_alone():
     for activations in ("kept", "offloaded", "recomputed"):
         step = step_of([{"activations": activations}] * BLOCKS.num_blocks)
         alone = simulate(step.problem, step.plan).makespan_s
-        assert period_s(step, USES) == pytest.approx(alone)
+        assert async_step_s(step, USES) == pytest.approx(alone)
 
 
-def test_a_step_with_finished_updates_is_the_step_alone():
+def test_updates_that_overlap_the_next_step_make_it_shorter():
     step = step_of([{"parameters": "streamed", "update": "host"}] * BLOCKS.num_blocks)
-    alone = simulate(step.problem, step.plan).makespan_s
-    late, finished, crossing = (period_s(step, USES, how) for how in HOST_ORDERS.values())
-    assert finished == pytest.approx(alone)
-    assert crossing < finished < late
+    assert async_step_s(step, USES) < simulate(step.problem, step.plan).makespan_s
