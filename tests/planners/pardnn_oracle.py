@@ -20,7 +20,7 @@ class Cut:
 
 
 class Weights:
-    """The tuple of arrays of `hocket.planners.placement.pardnn.work` as lists."""
+    """The tuple of arrays of `hocket.planners.placement.pardnn.unit_work` as lists."""
 
     def __init__(self, work) -> None:
         self.op_s = work.op_s.tolist()

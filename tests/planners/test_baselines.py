@@ -113,16 +113,3 @@ def test_expert_file_of_another_format_is_refused(tmp_path):
     problem = make_problem(layered_model({"stem": 1}), "2xv100-16g")
     with pytest.raises(InputFileError, match=r"not a hocket\.expert/1 file"):
         expert(path)(problem, Plan())
-
-
-def test_expert_split_by_node_numbers(tmp_path):
-    builder = GraphBuilder("nodes")
-    for number in (7, 9):
-        builder.op(f"node#{number}", flops=1e9)
-    problem = make_problem(builder.build(), "2xv100-16g")
-    path = tmp_path / "split.json"
-    path.write_text(json.dumps({"fpgas": [{"nodes": [9]}, {"nodes": [7]}]}))
-    assert expert(path)(problem, Plan()).device_of.tolist() == [1, 0]
-    path.write_text(json.dumps({"fpgas": [{"nodes": [9, 8]}]}))
-    with pytest.raises(InputFileError, match="lists node 8"):
-        expert(path)(problem, Plan())

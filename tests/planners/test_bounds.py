@@ -23,8 +23,8 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
-from hocket.planners.bounds.bound import CONTENTION, MEMORY, PATH, SERIAL, WORK, windows_s
-from hocket.planners.bounds.units import find_units
+from hocket.planners.bounds.bound_units import find_units
+from hocket.planners.bounds.step_bound import PATH, SERIAL, WORK, windows_s
 from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.m_topo import m_topo
 from hocket.simulate.engine import simulate
@@ -137,15 +137,6 @@ def test_ops_of_a_group_follow_each_other():
     assert bound.seconds == pytest.approx(4)
 
 
-def test_three_equal_ops_on_two_devices_take_two_turns():
-    builder = GraphBuilder("three")
-    for index in range(3):
-        builder.op(f"op{index}")
-    bound = lower_bound(problem_of(builder.build(), joined(2), 1.0))
-    assert bound.why == CONTENTION
-    assert bound.seconds == pytest.approx(2)
-
-
 def test_ops_that_update_a_parameter_join_its_first_reader():
     builder = GraphBuilder("update")
     weight = builder.tensor("w", 8, role=Role.PARAMETER)
@@ -156,26 +147,6 @@ def test_ops_that_update_a_parameter_join_its_first_reader():
     units = find_units(builder.build())
     assert units.of_op.tolist() == [0, 1, 0]
     assert units.held_bytes.tolist() == [8, 0]
-
-
-def test_memory_of_the_fast_device_lengthens_the_step():
-    builder = GraphBuilder("parameters")
-    for index in range(8):
-        weight = builder.tensor(f"w{index}", 2**30, role=Role.PARAMETER)
-        builder.op(f"op{index}", reads=[weight])
-    problem = make_problem(builder.build(), "1xv100-16g+1xt4")
-    op_s = np.where(np.array(problem.costs.kind_names) == "t4", 10.0, 1.0)[:, None] * np.ones(8)
-    problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s))
-    devices = list(problem.cluster.devices)
-    roomy = lower_bound(problem)
-    assert roomy.seconds == pytest.approx(80 / 11, rel=1e-3)
-    reserved = int(problem.costs.reserved_bytes[problem.costs.device_row[0]])
-    kept = reserved + devices[0].kind.headroom_bytes
-    devices[0] = replace(devices[0], memory_bytes=4 * 2**30 + kept)
-    tight = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices)))
-    bound = lower_bound(tight)
-    assert bound.why == MEMORY
-    assert bound.seconds == pytest.approx(40, rel=1e-3)
 
 
 def test_published_examples_are_bounded_closely():

@@ -14,16 +14,13 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
 from hocket.planners.bounds import lower_bound
-from hocket.planners.placement.exhaustive import (
-    Prefixes,
-    bounded_placements,
+from hocket.planners.placement.exact import (
+    all_placements,
     can_be_tried,
     is_tiny,
     optimal,
-    transfer_s,
     try_all,
 )
-from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -81,37 +78,10 @@ def test_only_what_is_better_than_the_known_step_is_an_answer():
 @given(problem=constrained_problems(max_ops=5, max_devices=3), share=st.floats(1.0, 1.6))
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_growing_drops_no_placement_that_may_be_shorter(problem, share):
-    every = bounded_placements(problem, ENOUGH)
+    every = all_placements(problem, ENOUGH)
     known_s = share * float(every.bound_s.min(initial=np.inf))
-    found = bounded_placements(problem, ENOUGH, known_s)
-    hopeful = every.bound_s < known_s
-    left = found.bound_s < known_s
-    assert found.device_of[left].tolist() == every.device_of[hopeful].tolist()
-    assert found.bound_s[left].tolist() == every.bound_s[hopeful].tolist()
-
-
-def test_ops_of_growing_placements_end_when_all_that_they_read_is_there():
-    problem = make_problem(generate("layered", 6, 1), "1xv100-32g+1xt4")
-    tasks, prefixes = task_table(problem), Prefixes(problem, np.arange(6, dtype=np.int32), np.inf)
-    grown = prefixes.none()
-    for op in range(6):
-        every = np.ones(len(grown.rows), dtype=np.bool_)
-        grown = prefixes.joined(
-            [prefixes.extended(grown, every, op, device) for device in (0, 1)], op + 1
-        )
-    assert len(grown.rows) == 2**6
-    for row, ends in zip(grown.rows.tolist(), grown.end_s.tolist(), strict=True):
-        end_s = [0.0] * 6
-        for op, device in enumerate(row):
-            ready_s = 0.0
-            for tensor in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist():
-                maker, home = int(tasks.producer[tensor]), int(problem.graph.owner_op[tensor])
-                made_s = end_s[maker] if maker >= 0 else 0.0
-                ready_s = max(ready_s, made_s + transfer_s(tasks, tensor, row[home], device))
-            end_s[op] = ready_s + tasks.op_s[device, op]
-        assert ends == pytest.approx(end_s, rel=1e-12)
-    loads = [tasks.op_s[row, np.arange(6)].sum() for row in grown.rows]
-    assert grown.load_s.sum(axis=1) == pytest.approx(loads)
+    found = all_placements(problem, ENOUGH, known_s)
+    assert found.rows.tolist() == every.rows[every.bound_s < known_s].tolist()
 
 
 def test_a_known_step_leaves_few_placements_of_many():
@@ -119,8 +89,8 @@ def test_a_known_step_leaves_few_placements_of_many():
     assert can_be_tried(problem)
     assert not is_tiny(problem)
     known_s = _step_s(problem, find_planner("m-sct")(problem, Plan()))
-    assert bounded_placements(problem, 1_000) is None
-    assert len(bounded_placements(problem, 1_000, known_s).bound_s) < 100
+    assert all_placements(problem, 1_000) is None
+    assert len(all_placements(problem, 1_000, known_s).bound_s) < 100
     answer = try_all(problem, Plan(), 20_000, known_s)
     assert answer.is_complete
     assert lower_bound(problem).seconds <= _step_s(problem, answer.plan) < known_s

@@ -15,7 +15,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role, generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
-from hocket.planners.placement.list_schedule.prepare import breadth_first
+from hocket.planners.placement.list_schedule.schedule_tables import breadth_first
 from hocket.planners.placement.m_etf import m_etf
 from hocket.simulate import simulate
 from hocket.simulate.verify import update_violations

@@ -19,7 +19,7 @@ from hocket.graph import GraphBuilder, generate
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.favourite_child import favourite_children
-from hocket.planners.placement.list_schedule.schedule import list_schedule
+from hocket.planners.placement.list_schedule.list_scheduler import list_schedule
 from hocket.planners.placement.m_sct import m_sct
 from hocket.simulate import simulate
 from hocket.simulate.verify import verify
@@ -75,12 +75,8 @@ def _late_favourite() -> Problem:
 
 
 def test_m_sct_waits_only_for_children_that_long_paths_need():
-    problem = HANEN.problem(2)
-    found = favourite_children(problem)
     # Op 8 is the only child of op 4 and has no other parent, but its transfer delays no end.
-    assert found.child[4] == 8
-    assert found.need[4] < 0.5
-    assert m_sct(problem, Plan()).claims.counts["favourites"] < (found.child >= 0).sum()
+    assert favourite_children(HANEN.problem(2)).child[4] == -1
 
 
 @pytest.mark.parametrize(

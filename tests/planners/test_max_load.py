@@ -25,14 +25,19 @@ from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
-from hocket.planners.max_load import dpl, max_load_bound, pipedream, throughput
-from hocket.planners.max_load import planner as max_load_planner
-from hocket.planners.max_load.classes import device_classes
-from hocket.planners.max_load.contiguous import acyclic, contracted, depth_first_order, neck_blocks
-from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
-from hocket.planners.max_load.moves import Heat, annealed
-from hocket.planners.max_load.pieces import Pieces, pieces_of
-from hocket.planners.max_load.split import best_split
+from hocket.planners.max_load import dpl, max_load_planner, pipedream, throughput
+from hocket.planners.max_load.contiguous_split import (
+    acyclic,
+    contracted,
+    depth_first_order,
+    neck_blocks,
+)
+from hocket.planners.max_load.device_classes import device_classes
+from hocket.planners.max_load.ideal_lattice import chain_lattice, ideal_lattice
+from hocket.planners.max_load.load_annealing import Heat, annealed
+from hocket.planners.max_load.load_bound import max_load_bound
+from hocket.planners.max_load.load_pieces import Pieces, pieces_of
+from hocket.planners.max_load.stage_split import best_split
 from hocket.simulate.load import device_load_s, max_load_s
 from hocket.simulate.verify import verify
 

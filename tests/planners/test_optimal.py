@@ -15,14 +15,12 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare
-from hocket.planners.placement.exhaustive import (
+from hocket.planners.placement.exact import (
     MAX_OPS,
     PROVEN_GAP,
-    first_use_order,
     interchangeable,
     optimal,
 )
-from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -199,9 +197,5 @@ def test_optimal_equals_a_constraint_solver(example, num_devices):
 
 def test_unequal_devices_are_not_exchanged():
     problem = make_problem(generate("chain", 4, 0), "1xv100-16g+3xt4")
-    sets = interchangeable(problem, task_table(problem), frozenset())
-    assert sets == [[0], [1, 2, 3]]
-    fixed = interchangeable(problem, task_table(problem), frozenset({1}))
-    assert fixed == [[0], [1], [2, 3]]
-    renamed = first_use_order(np.array([3, 0, 3, 1], dtype=np.int32), sets)
-    assert renamed.tolist() == [1, 0, 1, 2]
+    assert interchangeable(replace(problem, transfers="parallel")) == [[0], [1, 2, 3]]
+    assert interchangeable(replace(problem, transfers="queued")) == [[0], [1], [2], [3]]

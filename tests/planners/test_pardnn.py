@@ -18,19 +18,19 @@ from hocket.plan.plan import Plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.pardnn import pardnn
-from hocket.planners.placement.pardnn.critical import crossing_moves, improve
-from hocket.planners.placement.pardnn.ledger import cost_s
-from hocket.planners.placement.pardnn.mapping import map_paths
-from hocket.planners.placement.pardnn.memory import (
+from hocket.planners.placement.pardnn.critical_path_moves import crossing_moves, improve
+from hocket.planners.placement.pardnn.mapping_ledger import cost_s
+from hocket.planners.placement.pardnn.memory_moves import (
     candidates_at,
     emulate,
     fit_memory,
     spread_variables,
 )
-from hocket.planners.placement.pardnn.refinement import refine, sweep
-from hocket.planners.placement.pardnn.slices import slice_paths
-from hocket.planners.placement.pardnn.trial import Trials
-from hocket.planners.placement.pardnn.work import devices_of, units, work_of
+from hocket.planners.placement.pardnn.path_mapping import map_paths
+from hocket.planners.placement.pardnn.path_refinement import refine, sweep
+from hocket.planners.placement.pardnn.path_slices import slice_paths
+from hocket.planners.placement.pardnn.simulated_trials import Trials
+from hocket.planners.placement.pardnn.unit_work import devices_of, units, work_of
 from hocket.simulate import critical_path
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator

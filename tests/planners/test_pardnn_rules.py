@@ -10,7 +10,7 @@ from simulate.problems import joined, problem_of
 
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.graph import Phase
-from hocket.planners.placement.pardnn.memory import (
+from hocket.planners.placement.pardnn.memory_moves import (
     Candidates,
     _bucket_capacity,
     _BucketCapacity,
@@ -22,7 +22,7 @@ from hocket.planners.placement.pardnn.memory import (
     split_critical_path,
     spread_variables,
 )
-from hocket.planners.placement.pardnn.refinement import _match
+from hocket.planners.placement.pardnn.path_refinement import _match
 
 NUM_BUCKETS = MAX_REFUSED = 256
 
@@ -201,7 +201,7 @@ def test_no_more_variables_move_than_overflow():
     problem = with_memory(problem_of(graph, joined(2), np.ones(graph.num_ops)), 705)
     start = emulate(problem, np.zeros(graph.num_ops, dtype=np.int32), None)
     placements = spread_variables(problem, start.device_of)
-    found = _fewest_moves(problem, start, placements, None)
+    found = _fewest_moves(problem, start, placements)
     assert found.overflow_bytes == 0
     assert np.count_nonzero(found.device_of) == 2
     assert np.count_nonzero(placements[-1]) == 8
@@ -225,7 +225,7 @@ def test_a_dominating_cluster_is_split_where_forward_and_backward_of_a_layer_sta
     graph = training_chain(8, 100)
     problem = with_memory(problem_of(graph, joined(2), np.ones(graph.num_ops)), 610)
     start = emulate(problem, np.zeros(graph.num_ops, dtype=np.int32), None)
-    found = split_critical_path(problem, start, None)
+    found = split_critical_path(problem, start)
     assert start.overflow_bytes > 0 == found.overflow_bytes
     forward, backward = found.device_of[:8], found.device_of[8:][::-1]
     assert (forward == backward).all()

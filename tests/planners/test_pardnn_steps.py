@@ -13,10 +13,10 @@ from simulate.problems import joined, problem_of
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.kernels.containers import table
-from hocket.planners.placement.pardnn.ledger import axis_of
-from hocket.planners.placement.pardnn.mapping import map_paths, spans_of
-from hocket.planners.placement.pardnn.slices import slice_paths
-from hocket.planners.placement.pardnn.work import Devices, devices_of, units, work_of
+from hocket.planners.placement.pardnn.mapping_ledger import axis_of
+from hocket.planners.placement.pardnn.path_mapping import map_paths, spans_of
+from hocket.planners.placement.pardnn.path_slices import slice_paths
+from hocket.planners.placement.pardnn.unit_work import Devices, devices_of, units, work_of
 from hocket.planners.tables import mean_transfer_s
 
 UNIT_S = 2.0**-6

@@ -23,15 +23,15 @@ from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare
 from hocket.planners.order import ORDERS
 from hocket.planners.placement.baselines import layer_of
-from hocket.planners.placement.exhaustive import try_all
-from hocket.planners.placement.forms import hides_parallelism
+from hocket.planners.placement.coarse import hides_parallelism
+from hocket.planners.placement.exact import try_all
 from hocket.planners.placement.m_topo import unit_memory_bytes
 from hocket.planners.registry import PLACERS, REFINERS
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
 SLOW = ("auto", "optimal", "throughput", "memory-split", "local-search", "spread-memory")
-PLACING = tuple(name for name in PLANNERS if name != "divide")
+PLACING = tuple(PLANNERS)
 QUICK = tuple(name for name in PLACING if name not in SLOW)
 
 
@@ -166,7 +166,7 @@ def test_an_op_that_no_device_can_run_is_named(objective):
 
 @pytest.mark.parametrize(
     ("objective", "needle"),
-    [("latency", "what fits is not contiguous"), ("throughput", "it would fit with")],
+    [("latency", "what fits is not contiguous"), ("throughput", "what fits is not contiguous")],
 )
 def test_what_fits_only_where_paths_may_come_back_is_told(objective, needle):
     builder = GraphBuilder("there and back")

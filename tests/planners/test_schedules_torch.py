@@ -1,18 +1,15 @@
 """CSV files against torch's own parser, checks, transfers and schedules; no processes."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planners.torch_csv_reader import from_torch_csv
 from simulate.pipelines import CASES, even_costs, schedules, stage_costs
 
-from hocket.base.errors import CheckError, InputFileError
 from hocket.planners.parallel.schedules import (
-    from_torch_csv,
     make_schedule,
-    synthesise,
     to_torch_csv,
 )
 from hocket.simulate.pipeline import simulate_pipeline
@@ -33,32 +30,9 @@ def test_csv_cells_are_those_of_torch():
     assert to_torch_csv(make_schedule("1f1b", 2, 2)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
-def test_bad_csv_is_refused_with_its_place():
-    with pytest.raises(InputFileError, match=r"line 2: cell '1SEND_F0' is no computation"):
-        from_torch_csv("0F0,0B0\n1SEND_F0\n")
-    with pytest.raises(InputFileError, match="no actions"):
-        from_torch_csv("\n,\n")
-    with pytest.raises(InputFileError, match="stage 0 is on rank 0 and on rank 1"):
-        from_torch_csv("0F0\n0B0\n")
-    with pytest.raises(InputFileError, match="stage 1 has no actions"):
-        from_torch_csv("0F0,0B0\n2F0,2B0\n")
-    with pytest.raises(CheckError, match="0 times"):
-        from_torch_csv("0F0,0B0\n1F0\n")
-    with pytest.raises(CheckError, match="can never start"):
-        from_torch_csv("0B0,0F0\n")
-
-
 @pytest.mark.parametrize(("name", "chunks"), CASES, ids=IDS)
 def test_torch_lowers_and_simulates_our_csv(name, chunks, tmp_path):
     _assert_torch_can_run(make_schedule(name, 4, 8, chunks), tmp_path / "schedule.csv")
-
-
-@pytest.mark.parametrize("is_folded", [False, True])
-def test_torch_lowers_and_simulates_synthesised_schedules(is_folded, tmp_path):
-    costs = replace(even_costs(4, 2), forward_s=(1.0, 0.7, 1.2, 1.0, 0.9, 1.0, 1.1, 2.0))
-    schedule = synthesise(costs, 8, [5] * 4, is_folded=is_folded)
-    assert schedule.name == "synthesised"
-    _assert_torch_can_run(schedule, tmp_path / "schedule.csv")
 
 
 def _assert_torch_can_run(schedule, path):

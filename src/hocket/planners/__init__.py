@@ -1,31 +1,30 @@
 """Planners: pure functions (Problem, Plan) -> Plan, one algorithm per file.
 
-`hocket plan --planner NAME` looks in ``PLANNERS``; names joined by ``+`` run one after another, and
-``expert:FILE`` is a placement written by the user.
+`hocket plan --planner NAME` looks up ``PLANNERS``; names joined by ``+`` run one after another, and
+``expert:FILE`` applies a placement written by the user.
 """
 
 from __future__ import annotations
 
 from hocket.base.errors import unknown_name
 from hocket.planners.auto import AUTO, auto
-from hocket.planners.parallel.divide import divide
 from hocket.planners.placement.baselines import expert
 from hocket.planners.registry import BASE, chain
 from hocket.planners.shared import Planner
 
 __all__ = ["PLANNERS", "Planner", "chain", "find_planner"]
 
-PLANNERS: dict[str, Planner] = {**BASE, AUTO: auto, "divide": divide}
+PLANNERS: dict[str, Planner] = {**BASE, AUTO: auto}
 _EXPERT = "expert:"
 
 
 def find_planner(name: str) -> Planner:
-    """The planner of that name; several joined by ``+`` run one after another."""
+    """Return the planner of that name; names joined by ``+`` run one after another."""
     return chain(*(_one(part.strip()) for part in _parts(name)))
 
 
 def _parts(name: str) -> list[str]:
-    """The joined names; what follows an expert's file and names no planner is part of its path."""
+    """Split joined names; after an expert file, unknown names belong to the file's path."""
     parts: list[str] = []
     for part in name.split("+"):
         if parts and parts[-1].lstrip().startswith(_EXPERT) and part.strip() not in PLANNERS:

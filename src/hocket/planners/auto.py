@@ -1,15 +1,16 @@
-"""auto: run the portfolio, try orders, repair memory, search further from the best, keep the best.
+"""auto: run a portfolio of planners, improve the best plans, and keep the best of all.
 
 No placement algorithm is best on every graph, and the order in which a device runs its ops matters
-as much as the placement. So every planner of the portfolio proposes a placement; all of them, or as
-many as the work allows, the best first, are tried with every order; those that lack memory are
-repaired; a local search looks at the most promising ones and goes on from those that gain most, at
-last from the best, until a plan is proven to be the shortest. Of tiny graphs every plan is tried.
-What is kept is simulated like everything else, and since every proposal is also a candidate for the
-answer, the answer is never worse than any of them.
-Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow. What the
-budget leaves out, `effort_for` says: planners and orders by the size of the graph, and of all local
-searches that a user could ask for, from every planner in every order, all but the most promising.
+as much as the placement. So every planner of the portfolio proposes a placement. All of them, or as
+many of the best as the budget allows, are tried with every order; placements that lack memory are
+repaired; a local search briefly explores the most promising ones, continues from those that gain
+most and finally from the best, until a plan is proven to be the shortest. For tiny graphs every
+plan is tried. All plans are simulated, and every proposal is a candidate for the result, so the
+result is never worse than any of them.
+
+Cost: the sum of the planners, and a number of simulations that decreases with the size of the
+graph. `effort_for` defines the budget: planners and orders by graph size. Of all local searches
+that a user could request, only the most promising are run.
 """
 
 from __future__ import annotations
@@ -27,17 +28,16 @@ from hocket.plan.problem import Problem
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
-from hocket.planners.placement.exhaustive import (
+from hocket.planners.placement.exact import (
     MAX_RUNS,
     can_be_tried,
     is_tiny,
     try_all,
 )
 from hocket.planners.placement.local_search import local_search, num_evaluations
-from hocket.planners.placement.structural import by_structure
+from hocket.planners.placement.longest_path_order import by_longest_path
 from hocket.planners.registry import (
     BASE,
-    BY_POSITION,
     CUTS,
     FINE,
     FURTHER,
@@ -53,42 +53,50 @@ AUTO = "auto"
 
 
 _ORDER_WORK = 4_000_000
-"""Ops that are simulated to try orders, about."""
+"""Approximate number of ops simulated in total to try orders."""
 _RUNS_PER_PLACEMENT = 12
-"""Simulations that it takes to try all orders of a placement, about."""
+"""Approximate number of simulations to try all orders of a placement."""
 _SMALL_OPS = 64
-"""Up to so many ops planners that search propose too, which takes about a second; on larger graphs
-they take longer and their plans twice as long as others. Local searches get further then."""
+"""Number of ops up to which slow search planners (`SLOW`) propose too, for about a second.
+
+On larger graphs they take longer, their plans are twice as long as others, and local searches
+achieve more in the same time.
+"""
 _LARGE_OPS = 5_000
-"""Up to so many ops planners that cut propose too, and searches start from placements that do not
-depend on the order of ops in the file."""
+"""Number of ops up to which `CUTS` planners propose too and several rounds of search run.
+
+Searches then start from placements that do not depend on the order of ops in the file.
+"""
 _SEARCH_WORK = 5_000_000
-"""Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
+"""Approximate number of ops simulated in full local searches: two of them, more on small graphs."""
 _MOST_REPAIRED = 2
-"""Placements that lack memory but would be the fastest, of which a repair is tried."""
+"""Maximum number of placements repaired that lack memory but would be the fastest."""
 _LONGEST_SEARCH = 3.0
-"""Of a whole one: simulations of the smallest graphs take so little that searches go on."""
+"""Maximum length of a search relative to a full one, for the smallest graphs.
+
+Their simulations are so fast that searches can continue.
+"""
 _MOST_SEARCHES = 12
-"""Of whole ones; more planners than this seldom propose different placements."""
+"""Maximum number of full searches; more planners seldom propose different placements."""
 _EXACT = 1e-9
-"""Of a step: what is nearer to the bound than this is the shortest."""
+"""Relative distance from the lower bound up to which a step counts as the shortest."""
 _ALL = 1_000
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Amount of work, by the size of the graph."""
+    """Budget of work, by the size of the graph."""
 
     names: tuple[str, ...]
-    """Planners that propose."""
+    """Planners that propose placements."""
     ordered: int
-    """Placements that are tried with every order."""
+    """Number of placements that are tried with every order."""
     searches: tuple[tuple[int, float], ...] = ()
-    """Rounds of local search: from how many of the best plans, with which share of the work."""
+    """Rounds of local search: number of initial plans, and evaluations relative to the default."""
 
 
 def effort_for(problem: Problem) -> Effort:
-    """Less for larger graphs, where planners and simulations take long."""
+    """Return the budget, smaller for large graphs, where planners and simulations take long."""
     num_ops = problem.graph.num_ops
     if problem.objective == "throughput":
         return Effort(THROUGHPUT_PORTFOLIO, ordered=0)
@@ -115,10 +123,10 @@ def auto(problem: Problem, plan: Plan) -> Plan:
 
 
 def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candidate]:
-    """Candidates of all planners in the portfolio, followed by that of ``auto``.
+    """Candidates of all planners in the portfolio, followed by the candidate of ``auto``.
 
     Candidates in ``known`` are reused instead of running their planners again. Raises
-    `NoFeasiblePlanError` where no planner has a plan at all, fitting or not.
+    `NoFeasiblePlanError` if no planner returns any plan, not even one that lacks memory.
     """
     started = time.perf_counter()
     effort = effort_for(problem)
@@ -138,14 +146,9 @@ def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candida
 
 
 def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:
-    """Further candidates made from the best proposals."""
+    """Make further candidates from the best proposals: orders, repairs, exact and local search."""
     rank = _rank(problem)
-    # Searches start from planners that do not go by the file: none of them is left out because
-    # one that does happens to place alike.
-    found = _of_each(
-        sorted((c for c in proposed if c.plan is not None), key=rank),
-        lambda candidate: (_placement(candidate), _origin(candidate) in BY_POSITION),
-    )
+    found = _of_each(sorted((c for c in proposed if c.plan is not None), key=rank), _placement)
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
     relieved = [_improved(problem, c, BASE[RELIEF], RELIEF) for c in _worth_repair(pool)]
@@ -159,39 +162,27 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     exact, is_proven = _tried_all(problem, fitting) if is_tiny(problem) else ([], False)
     searched = [] if is_proven else _searched(problem, [*fitting, *exact], effort)
     if can_be_tried(problem) and not is_tiny(problem):
-        # Of what a search has found, few placements may still be better.
+        # After a search few placements can still be better, so the exact search is short.
         exact, _ = _tried_all(problem, [*fitting, *searched])
     return [*ordered, *repaired, *exact, *searched]
 
 
 def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
-    """Plans from rounds of local search, each from the best plans that are there by then."""
+    """Candidates from rounds of local search, each started from the best candidates so far."""
     searched: list[Candidate] = []
     shortest_s = lower_bound(problem).seconds * (1 + _EXACT)
-    possible = _starts(problem, fitting, effort)
     for num_starts, share in effort.searches:
         if min((c.step_s for c in (*fitting, *searched) if c.step_s), default=np.inf) <= shortest_s:
             break
-        ranked = sorted([*possible, *searched], key=_rank(problem))
+        ranked = sorted([*fitting, *searched], key=_rank(problem))
         starts = _of_each(_of_each(ranked, _origin), _placement)[:num_starts]
-        search = by_structure(partial(local_search, share=share))
+        search = by_longest_path(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
 
 
-def _starts(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
-    """Plans that searches may start from; independent of the order of ops in the file."""
-    if problem.graph.num_ops > _LARGE_OPS:
-        return fitting
-    names = [name for name in BY_POSITION if name in effort.names and name not in SLOW]
-    structural = [propose(problem, name, by_structure(BASE[name])) for name in names]
-    structural = [candidate for candidate in structural if candidate.feasible]
-    known = [candidate for candidate in fitting if _origin(candidate) not in BY_POSITION]
-    return [*known, *structural, *(_ordered(problem, candidate) for candidate in structural)]
-
-
 def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:
-    """The best of all plans of a tiny graph if it is better than those known; whether of all."""
+    """Run the exact search; returns a better candidate if found, and whether it was complete."""
     known_s = min((c.step_s for c in known if c.step_s is not None), default=np.inf)
     answer = try_all(problem, empty_plan(problem, AUTO), MAX_RUNS, known_s)
     found = [] if answer.plan is None else [judge(problem, "all plans", answer.plan, 0.0)]
@@ -200,7 +191,7 @@ def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate
 
 def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
     assert candidate.plan is not None
-    plan = by_structure(best_order)(problem, candidate.plan)
+    plan = by_longest_path(best_order)(problem, candidate.plan)
     return judge(problem, f"{candidate.planner} + {plan.claims.order}", plan, 0.0)
 
 
@@ -211,11 +202,14 @@ def _improved(problem: Problem, start: Candidate, planner: Planner, name: str) -
 
 
 def _worth_repair(ranked: list[Candidate]) -> list[Candidate]:
-    """Candidates that lack memory but would be faster than all that do not."""
+    """Candidates that lack memory but would be faster than all that fit.
+
+    If nothing fits, the candidate that lacks the fewest bytes.
+    """
     best_s = min((c.step_s for c in ranked if c.step_s is not None), default=np.inf)
     lacking = [c for c in ranked if not c.feasible and c.timeline is not None]
     if np.isinf(best_s):
-        return lacking[:1]  # nothing fits: only what lacks least is worth the effort
+        return lacking[:1]  # nothing fits: repair only the plan that lacks least
     faster = [c for c in lacking if c.timeline is not None and c.timeline.makespan_s < best_s]
     return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[
         :_MOST_REPAIRED
@@ -225,7 +219,7 @@ def _worth_repair(ranked: list[Candidate]) -> list[Candidate]:
 def _of_each(
     candidates: Iterable[Candidate], key: Callable[[Candidate], object]
 ) -> list[Candidate]:
-    """The first candidate of each key."""
+    """Return the first candidate for each value of ``key``."""
     first: dict[object, Candidate] = {}
     for candidate in candidates:
         first.setdefault(key(candidate), candidate)
@@ -239,12 +233,12 @@ def _placement(candidate: Candidate) -> bytes:
 
 
 def _origin(candidate: Candidate) -> str:
-    """The planner that a candidate started from: searches from one start end in similar plans."""
+    """Name of a candidate's first planner: searches that start from it end in similar plans."""
     return candidate.planner.split(" + ")[0]
 
 
 def _rank(problem: Problem) -> Callable[[Candidate], tuple[float, float]]:
-    """The key by which candidates are ranked: what does not fit last, by what it lacks."""
+    """Sort key of candidates: by value; plans that do not fit come last, by missing bytes."""
 
     def key(candidate: Candidate) -> tuple[float, float]:
         value_s = candidate.value_s

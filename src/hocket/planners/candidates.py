@@ -1,4 +1,4 @@
-"""Candidates: plans with simulated results, comparisons of several, and why one won."""
+"""Candidates: plans with simulated results, their comparison, and why one won."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
 
 LIMITS = ("memory", "contiguous")
-"""Rules whose violation means that a plan cannot be used here; others mean that it is broken."""
+"""Rules whose violation makes a plan infeasible here; violations of others are errors."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,27 +26,27 @@ class Candidate:
 
     planner: str
     plan: Plan | None
-    """None where the planner found nothing."""
+    """None if the planner found no plan."""
     timeline: Timeline | None
-    """None where there is no plan, and for pipelines, of which hundreds are simulated."""
+    """None if there is no plan, and for pipelines, of which hundreds are simulated."""
     feasible: bool
     reason: str
-    """Why it lost or cannot be used; for the winner, why it won."""
+    """Why it lost or is infeasible; for the winner, why it won."""
     plan_seconds: float
-    """Time that the planner took."""
+    """Run time of the planner."""
     max_load_s: float | None = None
-    """Load of the busiest device; only where throughput is the objective."""
+    """Load of the busiest device; None unless throughput is the objective."""
     saved_s: float = 0.0
     """Seconds that overlap with the next step: gradient sync during its forward pass.
 
     `step_s` is then the time per step in steady state.
     """
     waits_s: float = 0.0
-    """Waits of two streams for each other, which the timeline does not include."""
+    """Seconds that two streams wait for each other, which the timeline does not include."""
 
     @property
     def step_s(self) -> float | None:
-        """Predicted step time; None where infeasible."""
+        """Predicted step time; None if infeasible."""
         if not self.feasible or self.plan is None:
             return None
         if self.timeline is None:
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def value_s(self) -> float | None:
-        """Seconds that the objective minimises; None where infeasible."""
+        """Seconds that the objective minimises; None if infeasible."""
         return self.step_s if self.max_load_s is None or not self.feasible else self.max_load_s
 
 
@@ -69,18 +69,18 @@ class SimulatedCandidate(Candidate):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
-    """Candidates in the order in which they were tried, and the one that was chosen."""
+    """Candidates in the order in which they were tried, and the chosen one."""
 
     problem: Problem
     candidates: tuple[Candidate, ...]
     chosen: int | None
-    """Index of the winner; None where no candidate is feasible."""
+    """Index of the winner; None if no candidate is feasible."""
     why: str
-    """One sentence: why it won and what limits it; or what is missing where none fits."""
+    """One sentence: reason and bottleneck of the winner, or the missing memory if nothing fits."""
     bound: LowerBound | None = None
-    """Lower bound that no plan can beat, where known."""
+    """Lower bound that no plan can beat, if known."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of configs that were tried, that fit, and that were simulated."""
+    """Number of configs that were tried, that fit, and that were simulated."""
 
     def __repr__(self) -> str:
         chosen = None if self.winner is None else self.winner.planner
@@ -88,13 +88,13 @@ class Comparison:
 
     @property
     def winner(self) -> Candidate | None:
-        """The chosen candidate."""
+        """The chosen candidate; None if no candidate is feasible."""
         return None if self.chosen is None else self.candidates[self.chosen]
 
     def required_winner(self, *, is_limited: bool = False) -> Candidate:
-        """Return the winner; raises `NoFeasiblePlanError` where nothing fits.
+        """Return the winner; raises `NoFeasiblePlanError` if nothing fits.
 
-        The error names limits as a remedy where there are some.
+        With ``is_limited`` the error suggests relaxing the limits.
         """
         winner = self.winner
         if winner is not None and winner.plan is not None and winner.timeline is not None:
@@ -111,12 +111,12 @@ class Comparison:
 
     @property
     def least_step_s(self) -> float | None:
-        """The shortest step of all candidates that fit; all steps are shown in its unit."""
+        """Shortest step of all candidates that fit; all steps are shown in its unit."""
         return min((c.step_s for c in self.candidates if c.step_s is not None), default=None)
 
     @property
     def gap(self) -> float | None:
-        """Gap between the winner and the bound, as a share of the winner."""
+        """Relative gap between the winner and the lower bound, as a fraction of the winner."""
         value_s = self.winner.value_s if self.winner is not None else None
         if self.bound is None or value_s is None or value_s <= 0:
             return None
@@ -124,14 +124,14 @@ class Comparison:
 
 
 def empty_plan(problem: Problem, name: str) -> Plan:
-    """A plan without decisions for a problem, as planners are given it."""
+    """Return a plan without decisions, the input of planners."""
     return Plan(
         planner=name, work_hash=problem.work_hash, cluster_hash=problem.cluster.content_hash
     )
 
 
 def propose(problem: Problem, name: str, planner: Callable[[Problem, Plan], Plan]) -> Candidate:
-    """Run one planner and judge its plan."""
+    """Run one planner and simulate its plan."""
     started = time.perf_counter()
     try:
         plan = planner(problem, empty_plan(problem, name))
@@ -144,7 +144,7 @@ def propose(problem: Problem, name: str, planner: Callable[[Problem, Plan], Plan
 
 
 def judge(problem: Problem, name: str, plan: Plan, plan_seconds: float) -> Candidate:
-    """Simulate a plan; raises `CheckError` where it is not a legal one."""
+    """Simulate a plan and check whether it is feasible; raises `CheckError` if it is not legal."""
     timeline = simulate(problem, plan)
     found = violations(plan, problem, timeline)
     raise_violations([v for v in found if v.rule not in LIMITS], name)

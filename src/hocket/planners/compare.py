@@ -24,7 +24,8 @@ from hocket.planners.goal import (
 )
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.baselines import ONE_DEVICE
-from hocket.planners.placement.memory import explain_shortage, spread_memory
+from hocket.planners.placement.memory_fit import spread_memory
+from hocket.planners.placement.memory_shortage import explain_shortage
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, RELIEF
 from hocket.simulate.analysis import bottleneck
 
@@ -32,9 +33,9 @@ from hocket.simulate.analysis import bottleneck
 def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") -> Comparison:
     """Run the named planners (``auto`` by default) and choose the best feasible plan for the goal.
 
-    ``auto`` stands for all planners of its portfolio, each a candidate, and itself. Ties go to
-    fewer devices, less money and less memory, then to the planner that is listed first. On a single
-    device there is nothing to compare, unless it has too little memory for the plain order.
+    ``auto`` stands for itself and all planners of its portfolio, each of them a candidate. Ties go
+    to fewer devices, less money and less memory, then to the planner that is listed first. A single
+    device has only one candidate, unless the step does not fit in its memory.
     """
     if problem.graph.op_stream.any():
         raise UsageError(
@@ -65,7 +66,7 @@ def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") ->
 
 
 def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
-    """The largest lower bound known: some planners prove their own."""
+    """Return the largest known lower bound: some planners prove their own."""
     bound = lower_bound(problem)
     # Contiguous splits are proven best among those in an order, which a legal one need not have.
     best_s = min((c.value_s for c in tried if c.value_s is not None), default=np.inf)
@@ -81,7 +82,7 @@ def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
 
 
 def _single(problem: Problem, name: str) -> list[Candidate]:
-    """Candidate of one planner and, where it lacks memory, repaired versions of it."""
+    """Return the candidate of one planner and, if it lacks memory, repaired versions of it."""
     candidate = propose(problem, name, find_planner(name))
     if candidate.feasible or name not in MENDED:
         return [candidate]
@@ -94,7 +95,7 @@ def _single(problem: Problem, name: str) -> list[Candidate]:
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:
-    """Explain what is missing where nothing fits, and what would help."""
+    """Describe the missing memory if nothing fits, and remedies."""
     found = explain_shortage(problem, [c.plan for c in tried if c.plan is not None])
     if found.lacking_bytes == 0:
         # Something fits, only not from the requested planners, or not contiguously.
@@ -107,7 +108,7 @@ def _shortage(problem: Problem, tried: list[Candidate]) -> str:
 
 
 def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate, ...]:
-    """The candidates, each feasible one with the reason why it won or lost."""
+    """Return the candidates, with the reason why each feasible one won or lost."""
     best = tried[ranked[0]]
     message = list(tried)
     message[ranked[0]] = replace(
@@ -153,6 +154,6 @@ def _advantage(best: Candidate, others: list[Candidate], tried: list[Candidate])
 
 
 def _ratio(other: Candidate, best: Candidate) -> float:
-    """Ratio of another candidate's value to the best; 1 where both take no time."""
+    """Ratio of another candidate's value to the best; 1 if the best takes no time."""
     other_s, best_s = other.value_s or 0.0, best.value_s or 0.0
     return other_s / best_s if best_s > 0 else 1.0

@@ -1,7 +1,7 @@
 """Rank feasible plans by a goal: the shortest step, the lowest cost, the least memory.
 
-Steps that differ by less than the error range of their ratio are tied where the caller passes that
-range; ties go to the simplest candidate (one device, data parallel, sharded, pipeline, tensor,
+If the caller passes the error range of the ratio of two steps, steps that differ by less are tied.
+Ties go to the simplest candidate (one device, data parallel, sharded, pipeline, tensor,
 combinations, op placement), then to fewer devices, less money, less memory. O(candidates).
 """
 
@@ -27,11 +27,11 @@ GOALS: dict[str, Goal] = {
 The shortest step also has the most samples per second.
 """
 TIED = 0.005
-"""Steps whose lengths differ by less than this part are tied."""
+"""Relative difference below which two steps are tied."""
 _SAMPLES_PRICED = 1_000_000
 _SECONDS_PER_HOUR = 3600
 WORTHWHILE = 1.5
-"""Ratio of device counts from which on a cheaper plan is mentioned next to a faster one."""
+"""Ratio of device counts from which a cheaper plan is mentioned next to a faster one."""
 
 
 def ranked(
@@ -39,8 +39,9 @@ def ranked(
 ) -> list[int]:
     """Positions of the candidates that fit, the preferred one first.
 
-    Candidates within ``tied_part`` of the best are tied, and the simplest of them is preferred;
-    memory is counted rather than timed, so its ties stay narrow.
+    Candidates within ``tied_part`` of the best are tied, and the simplest of them is preferred.
+    Memory is counted exactly rather than predicted, so for that goal only differences below `TIED`
+    are ties.
     """
     tied_part = TIED if goal == "memory" else tied_part
     fitting = [i for i, candidate in enumerate(tried) if _fits(candidate)]
@@ -56,9 +57,9 @@ def ranked(
 
 
 def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
-    """The candidate with the least device time per step, if the chosen one takes much more.
+    """Index of the candidate with the least device time per step; None if the chosen one is close.
 
-    Of several that give as much, the first, which is the plainest.
+    Of several that are tied, the first, which is the simplest.
     """
     fitting = {i: _device_s(candidate) for i, candidate in enumerate(tried) if _fits(candidate)}
     least_s = min(fitting.values())
@@ -70,7 +71,7 @@ def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
 
 
 def cost_efficiency_text(tried: Sequence[Candidate], chosen: int) -> str:
-    """Describe the more cost-efficient candidate next to the chosen one; empty if none."""
+    """Describe a more cost-efficient candidate than the chosen one; empty if there is none."""
     cheapest = efficient(tried, chosen)
     if cheapest is None:
         return ""
@@ -92,7 +93,7 @@ def objective_text(
     goal: Goal,
     tied_part: float = TIED,
 ) -> str:
-    """Advantage of the chosen candidate over the next one, by what the goal minimises."""
+    """Describe the advantage of the chosen candidate over the next one, in terms of the goal."""
     assert best.value_s is not None
     assert others[0].value_s is not None
     mine, next_one, *rest = goal_values([(problem, c) for c in (best, *others)], goal)
@@ -126,7 +127,7 @@ def devices_text(count: int) -> str:
 
 
 def num_devices(candidate: Candidate) -> int:
-    """Devices that compute."""
+    """Number of devices that compute."""
     return 0 if candidate.timeline is None else len(used_devices(candidate.timeline))
 
 
@@ -137,7 +138,7 @@ def samples_per_s(problem: Problem, step_s: float) -> float:
 
 
 def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
-    """Dollars per million samples; None where a price is unknown."""
+    """Dollars per million samples; None if a device price is unknown."""
     if candidate.timeline is None or not candidate.step_s:
         return None
     hourly = price_per_hour(problem, candidate.timeline)
@@ -147,9 +148,9 @@ def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
 
 
 def goal_values(tried: Sequence[tuple[Problem, Candidate]], goal: Goal) -> list[float]:
-    """Values that the goal minimises: step or load, its cost, or the fullest device's share.
+    """Values that the goal minimises: step or load, its cost, or the fullest device's memory use.
 
-    All candidates fit; each is one of its own problem, so that clusters are compared alike.
+    All candidates must fit. Each comes with its own problem, so that clusters can be compared.
     """
     if goal == "cost" and is_priced(tried):
         return [_price(problem, c.timeline) * (c.value_s or 0.0) for problem, c in tried]
@@ -161,7 +162,7 @@ def goal_values(tried: Sequence[tuple[Problem, Candidate]], goal: Goal) -> list[
 
 
 def is_priced(tried: Sequence[tuple[Problem, Candidate]]) -> bool:
-    """True if money can be compared: else device time is."""
+    """True if all prices are known, so that cost is in money; otherwise it is in device time."""
     return all(
         price_per_hour(problem, candidate.timeline) is not None
         for problem, candidate in tried
@@ -170,7 +171,7 @@ def is_priced(tried: Sequence[tuple[Problem, Candidate]]) -> bool:
 
 
 def _fullest(problem: Problem, candidate: Candidate) -> float:
-    """The share of its memory that the fullest device holds."""
+    """Fraction of its memory that the fullest device uses."""
     assert candidate.timeline is not None
     return float((candidate.timeline.peak_bytes / problem.memory_bytes).max())
 
@@ -180,7 +181,7 @@ def _fits(candidate: Candidate) -> bool:
 
 
 def _preference(problem: Problem, candidate: Candidate) -> tuple[int, int, int, float, int]:
-    """Key of a tie: family and number of extras, then devices, money per hour, bytes."""
+    """Tie-break key: family and number of extra features, then devices, dollars per hour, bytes."""
     timeline = candidate.timeline
     assert timeline is not None
     family, num_extras = _complexity(candidate)
@@ -189,7 +190,7 @@ def _preference(problem: Problem, candidate: Candidate) -> tuple[int, int, int, 
 
 
 def _complexity(candidate: Candidate) -> tuple[int, int]:
-    """Position of the family among all, simplest first, and features that are used besides.
+    """Position of the plan's family, simplest first, and the number of extra features it uses.
 
     Families: one device, data parallel, sharded, pipeline, tensor parallel, two or three of these
     combined, op placement.

@@ -1,4 +1,4 @@
-"""Registry of planners that do not call others, and chaining of planners."""
+"""Registry of planners that do not call others by name, and chaining of planners."""
 
 from __future__ import annotations
 
@@ -14,58 +14,57 @@ from hocket.planners.placement.baselines import (
     layer_blocks,
     one_device,
 )
-from hocket.planners.placement.coarse import coarsely, forward_coarsely
-from hocket.planners.placement.exhaustive import optimal
-from hocket.planners.placement.forms import better_form
+from hocket.planners.placement.coarse import better_form, coarsely, forward_coarsely
+from hocket.planners.placement.exact import optimal
 from hocket.planners.placement.local_search import local_search
+from hocket.planners.placement.longest_path_order import by_longest_path
 from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
-from hocket.planners.placement.memory import memory_split, spread_memory
+from hocket.planners.placement.memory_fit import memory_split, spread_memory
 from hocket.planners.placement.pardnn import pardnn
-from hocket.planners.placement.structural import by_structure
 from hocket.planners.shared import Planner
 
 PLACERS: dict[str, Planner] = {
-    # splits that people get without a planner
+    # common splits without a planner
     ONE_DEVICE: one_device,
     "layer-blocks": layer_blocks,
     "device-map-auto": device_map_auto,
     # which op on which device
-    "m-topo": by_structure(coarsely(m_topo)),
-    "m-etf": by_structure(better_form(m_etf)),
-    "m-sct": by_structure(better_form(m_sct)),
-    "pardnn": by_structure(coarsely(pardnn)),
+    "m-topo": by_longest_path(coarsely(m_topo)),
+    "m-etf": by_longest_path(better_form(m_etf)),
+    "m-sct": by_longest_path(better_form(m_sct)),
+    "pardnn": by_longest_path(coarsely(pardnn)),
     # the same on the whole step, the forward pass or single ops alone
-    "m-etf-step": by_structure(coarsely(m_etf)),
-    "m-sct-step": by_structure(coarsely(m_sct)),
-    "m-etf-fine": by_structure(m_etf),
-    "m-sct-fine": by_structure(m_sct),
-    "pardnn-forward": by_structure(forward_coarsely(pardnn)),
-    "pardnn-fine": by_structure(pardnn),
-    "memory-split": by_structure(memory_split),
+    "m-etf-step": by_longest_path(coarsely(m_etf)),
+    "m-sct-step": by_longest_path(coarsely(m_sct)),
+    "m-etf-fine": by_longest_path(m_etf),
+    "m-sct-fine": by_longest_path(m_sct),
+    "pardnn-forward": by_longest_path(forward_coarsely(pardnn)),
+    "pardnn-fine": by_longest_path(pardnn),
+    "memory-split": by_longest_path(memory_split),
     "optimal": optimal,
     # the load of the busiest device
     "throughput": throughput,
     "dpl": dpl,
     "pipedream": pipedream,
 }
-"""Planners that start from nothing."""
+"""Planners that make a placement from an empty plan."""
 
 REFINERS: dict[str, Planner] = {
-    "spread-memory": by_structure(spread_memory),
+    "spread-memory": by_longest_path(spread_memory),
     "memory-order": order_for_memory,
-    "local-search": by_structure(local_search),
+    "local-search": by_longest_path(local_search),
     **{f"order-{name}": order for name, order in ORDERS.items()},
 }
-"""Planners that go on from a placement."""
+"""Planners that improve a given placement or its order."""
 
 BASE: dict[str, Planner] = {**PLACERS, **REFINERS}
 
 LATENCY_PORTFOLIO = (
     "one-device", "layer-blocks", "device-map-auto", "m-topo", "m-etf", "m-sct", "pardnn",
 )  # fmt: skip
-"""Planners that ``auto`` always tries for a short step."""
+"""Planners that ``auto`` always tries if the objective is a short step."""
 
 FINE = ("m-etf-fine", "m-sct-fine")
 """Planners that ``auto`` also tries on graphs of any size."""
@@ -82,27 +81,24 @@ SLOW = ("throughput",)
 ``optimal`` is not included, because ``auto`` itself tries all plans of tiny graphs.
 """
 
-BY_POSITION = (
-    "one-device", "layer-blocks", "device-map-auto", "dpl", "pipedream", "throughput",
-)  # fmt: skip
-"""Planners whose placement or order depends on the order of ops in the file."""
-
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
-"""Planners whose placements are mended where they lack memory; what baselines and experts lack is
-shown as it is."""
+"""Planners whose placements are repaired if they lack memory.
+
+Baselines and expert files are not repaired.
+"""
 
 RELIEF = "memory-order"
-"""First repair where a placement lacks memory: the same devices, ops in another order."""
+"""First repair of a placement that lacks memory: the same devices, ops in another order."""
 
 LAST_RESORT = "memory-split"
-"""Planner for problems where almost nothing else fits."""
+"""Planner for problems on which almost nothing else fits."""
 
 THROUGHPUT_PORTFOLIO = ("layer-blocks", "pipedream", "dpl", "throughput")
-"""Planners that ``auto`` tries for a small load of the busiest device."""
+"""Planners that ``auto`` tries if the objective is a small load of the busiest device."""
 
 
 def chain(*planners: Planner) -> Planner:
-    """One planner that runs the given ones in order and verifies each result."""
+    """Return a planner that runs the given ones in order and verifies each result."""
 
     def chained(problem: Problem, plan: Plan) -> Plan:
         for planner in planners:

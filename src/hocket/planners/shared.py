@@ -31,7 +31,7 @@ _Made = TypeVar("_Made")
 
 
 def once_per_problem(make: Callable[[Problem], _Made]) -> Callable[[Problem], _Made]:
-    """Cache a result as long as its problem is alive, because a portfolio needs it often."""
+    """Cache a function's result as long as its problem exists, since portfolios reuse it."""
     known: WeakKeyDictionary[Problem, _Made] = WeakKeyDictionary()
 
     @wraps(make)
@@ -47,16 +47,16 @@ def once_per_problem(make: Callable[[Problem], _Made]) -> Callable[[Problem], _M
 
 
 class OpGroups(NamedTuple):
-    """Group g has the ops ``ops[ptr[g]:ptr[g + 1]]``, ascending."""
+    """Ops by group: those of group g are ``ops[ptr[g]:ptr[g + 1]]``, ascending."""
 
     of: LongArray
-    """The group of each op."""
+    """Per op: its group."""
     ptr: LongArray
     ops: LongArray
 
 
 def groups_of(group_of_op: IntArray) -> OpGroups:
-    """Groups from the group of each op, numbered from 0."""
+    """Build groups from the group of each op, numbered from 0."""
     count = int(group_of_op.max(initial=-1)) + 1
     sizes = np.bincount(group_of_op, minlength=count)
     return OpGroups(
@@ -88,7 +88,7 @@ def longest_to_end(
 def longest_from_start(
     ptr: LongArray, after: LongArray, edge_s: FloatArray, op_s: FloatArray, from_start_s: FloatArray
 ) -> None:
-    """Fill ``from_start_s``, which comes in as zeros: per op, the longest path to its start."""
+    """Fill ``from_start_s``, initially zeros: per op, the longest path to its start."""
     for op in range(len(op_s)):
         end_s = from_start_s[op] + op_s[op]
         for edge in range(ptr[op], ptr[op + 1]):
@@ -96,4 +96,4 @@ def longest_from_start(
 
 
 Planner = Callable[[Problem, Plan], Plan]
-"""Pure: the same problem and plan give the same plan, byte for byte."""
+"""A pure function: the same problem and plan give the same plan, byte for byte."""

@@ -1,4 +1,4 @@
-"""The problem as compiled planners read it: one tuple of arrays."""
+"""A problem as compiled planners read it: one tuple of arrays."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from hocket.plan.problem import Problem
 
 
 class TaskTable(NamedTuple):
-    """Ops, tensors and routes. Moving tensor t from a to b alone takes
-    ``latency_s[a, b] + work[t] * unit_s[a, b]`` seconds."""
+    """Ops, tensors and routes of a problem.
+
+    An uncontended transfer of tensor t from a to b takes ``latency_s[a, b] + work[t] * unit_s[a,
+    b]`` seconds.
+    """
 
     op_s: FloatArray
-    """[device, op]: infinite where the op cannot run."""
+    """[device, op]: seconds; infinite if the op cannot run there."""
     group: LongArray
-    """Ops with the same number share a device, numbered densely; -1 for free."""
+    """Per op: group whose ops must share a device, numbered densely; -1 if none."""
     workspace_bytes: LongArray
     read_ptr: LongArray
     reads: LongArray
     made_ptr: LongArray
     producer: LongArray
-    """Per tensor; -1 for those that exist before the step."""
+    """Per tensor: the op that makes it; -1 if it exists before the step."""
     user_ptr: LongArray
     users: LongArray
     """Ops that read tensor t: ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
     held_bytes: LongArray
-    """Per tensor: bytes of storage that come with it; 0 for aliases."""
+    """Per tensor: bytes of storage allocated for it; 0 for aliases."""
     copy_bytes: LongArray
-    """Per tensor: bytes that a copy on another device holds there."""
+    """Per tensor: bytes of a copy on another device."""
     is_held: BoolArray
-    """Per tensor: whether it stays until the end of the step."""
+    """Per tensor: True if it is held until the end of the step."""
     is_everywhere: BoolArray
-    """Per tensor: whether it is, free of charge, wherever it is read (the batch)."""
+    """Per tensor: True for the batch, which is on every device at no cost."""
     work: FloatArray
-    """Per tensor: bytes to move, or stated seconds per link."""
+    """Per tensor: bytes to transfer, or stated seconds per link."""
     latency_s: FloatArray
-    """[src, dst]: 0 on the diagonal."""
+    """[src, dst]: seconds; 0 on the diagonal."""
     unit_s: FloatArray
     """[src, dst]: seconds per unit of work; 0 on the diagonal."""
     send_queue: LongArray
@@ -50,7 +53,7 @@ class TaskTable(NamedTuple):
 
 
 def task_table(problem: Problem) -> TaskTable:
-    """The table of a problem."""
+    """Build the table of a problem."""
     graph, costs = problem.graph, problem.costs
     routes = costs.routes
     stated = costs.tensor_s is not None

@@ -3,13 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from planners.memory.steps import MIB, chain_step, experts_step, placed
+from planners.memory.steps import MIB, chain_step, placed
 
 from hocket.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.following import written_back
+from hocket.simulate.rewriting.async_updates import sent_gradients
 from hocket.simulate.rewriting.host_parameters import NUM_STAGING_BUFFERS, PIECE_BYTES
 from hocket.simulate.rewriting.step import budgeted, moved_bytes
 
@@ -116,16 +116,14 @@ def test_state_of_a_large_parameter_visits_in_parts_that_overlap():
 def test_what_updates_on_the_host_wait_for_is_found_by_what_they_read(parameters):
     """Every byte of a gradient goes down, and every byte of a parameter comes up for the next
     forward pass, whatever the copies are called."""
-    for graph, groups in ((chain_step(NUM_LAYERS), 1), (experts_step(experts=4, expert=MIB), 2)):
-        if groups > 1 and parameters == "resident":
-            continue
-        policy = {"parameters": parameters, "update": "host", "activations": "offloaded"}
-        step = step_of(graph, **policy, expert_groups=groups)
-        new, moved = step.rewritten.graph, step.rewritten.moved_bytes
-        comes = (new.op_stream == Stream.COPY_IN) & (new.op_phase == Phase.FORWARD)
-        weights = int(graph.tensor_bytes[graph.tensor_role == Role.PARAMETER].max())
-        total = weights * int((graph.op_phase == Phase.OPTIMIZER).sum())
-        assert moved[written_back(new)].sum() == total
-        assert moved[comes].sum() == total
-        renewed = [name for name in new.op_names if name.endswith("@renew")]
-        assert len(renewed) == (NUM_LAYERS if parameters == "resident" else 0)
+    graph = chain_step(NUM_LAYERS)
+    policy = {"parameters": parameters, "update": "host", "activations": "offloaded"}
+    step = step_of(graph, **policy)
+    new, moved = step.rewritten.graph, step.rewritten.moved_bytes
+    comes = (new.op_stream == Stream.COPY_IN) & (new.op_phase == Phase.FORWARD)
+    weights = int(graph.tensor_bytes[graph.tensor_role == Role.PARAMETER].max())
+    total = weights * int((graph.op_phase == Phase.OPTIMIZER).sum())
+    assert moved[sent_gradients(new)].sum() == total
+    assert moved[comes].sum() == total
+    renewed = [name for name in new.op_names if name.endswith("@renew")]
+    assert len(renewed) == (NUM_LAYERS if parameters == "resident" else 0)

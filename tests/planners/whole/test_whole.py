@@ -23,7 +23,13 @@ from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.parallel.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_parallel
 from hocket.planners.parallel.constraints import parse_constraints
-from hocket.planners.parallel.device_groups import best_cut, even_sizes, group_of, shared_out
+from hocket.planners.parallel.device_groups import (
+    StageLink,
+    best_cut,
+    even_sizes,
+    group_of,
+    shared_out,
+)
 from hocket.planners.parallel.search import search_parallel, structures
 from hocket.planners.parallel.simulated import Budget, simulated
 from hocket.planners.placement.devices import workers
@@ -73,7 +79,9 @@ def test_shares_are_the_best_of_all_shares(unequal):
 
 def test_cuts_are_the_best_of_all_cuts(unequal):
     tables = tables_of(unequal)
-    found = best_cut(tables, (0, 2), 2)
+    routes = unequal.costs.routes
+    link = StageLink(float(routes.bandwidth_bps[0, 2]), float(routes.latency_s[0, 2]))
+    found = best_cut(tables, (0, 2), (link,), 2)
     before = [tables.stage_s(device, 2) for device in (0, 2)]
     slowest = [
         max(before[0][cut], before[1][-1] - before[1][cut]) for cut in tables.cuts[1:-1].tolist()

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from planners.whole.whole_nets import problem_on
 
-from hocket.api.collectives import predict_shared_propagation
 from hocket.graph.graph import Phase
 from hocket.plan.sections import Parallel, Priority, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
-from hocket.planners.communication.priority import with_priority
+from hocket.planners.communication.priority import choose_for_replicas, with_priority
 from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.planners.parallel.compare import compare_parallel
 from hocket.planners.parallel.constraints import parse_constraints
@@ -31,7 +30,7 @@ def test_what_priorities_would_bring_is_told_where_gradients_take_long(graph, tm
         names = [problem.cluster.device_names[place] for place in places]
         made = [Replica(devices=(n,), microbatches=p) for n, p in zip(names, parts, strict=True)]
         plan = empty_plan(problem, "test").having(Parallel(replicas=tuple(made)))
-        travel = predict_shared_propagation(problem, plan)
+        travel = choose_for_replicas(problem, plan)
         section = with_priority(problem, plan).get(Priority)
         assert (section is not None) == (travel is not None and travel.chosen.how.crosses)
         if section is not None:

@@ -11,7 +11,7 @@ from hocket.hardware.changed import changed_cluster
 from hocket.planners.goal import goal_values, num_devices
 from hocket.planners.parallel.compare import compare_parallel
 from hocket.planners.parallel.constraints import Constraints, parse_constraints
-from hocket.view.shared import whole_table
+from hocket.view.comparison import comparison_table
 from hocket.view.table import plain
 from hocket.view.variants import variants_table
 
@@ -49,7 +49,7 @@ def test_answers_keep_their_limits(unequal, comparison):
     never = compare_parallel(unequal, must=Constraints(step_s=comparison.bound.seconds / 2))
     assert never.chosen is None
     assert any("longer than" in candidate.reason for candidate in never.candidates)
-    assert "DDP (baseline): longer than" in plain(whole_table(never))
+    assert "DDP (baseline): longer than" in plain(comparison_table(never))
     told_s = parse_seconds(never.why.rpartition(" is ")[2])
     assert comparison.bound.seconds <= told_s <= comparison.winner.step_s * 1.5
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-NEVER = float("inf")
+from hocket.planners.communication.paths import NEVER
 
 
 def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]:
-    """The parent of each node (-1 for the root); ``cost[a][b]`` is that of the arc from a to b."""
+    """Return the parent of each node (-1 for the root); ``cost[a][b]`` is the cost of arc a→b."""
     count = len(cost)
     parent = [-1] * count
     for node in range(count):
@@ -55,7 +55,7 @@ def _change(cost: Sequence[Sequence[Any]], parent: list[int], a: int, b: int) ->
 
 
 def _cycle(parent: list[int], root: int) -> list[int]:
-    """Nodes of a cycle of parents; none where all lead to the root."""
+    """Return the nodes of a cycle of parents; empty if all nodes lead to the root."""
     state = [0] * len(parent)
     state[root] = 2
     for start in range(len(parent)):

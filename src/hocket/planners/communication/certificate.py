@@ -1,7 +1,8 @@
-"""Why no schedule can be faster: a cut, a partition, or prices of the channels.
+"""Certificates of bounds: a cut through the links, or dual prices of the channels.
 
-Each states the bound in the fabric's units (of algorithm bandwidth: bytes of the whole message per
-second) together with what proves it; `hocket.planners.communication.check` proves it again.
+Each states the bound as algorithm bandwidth (bytes of the full message per second, in units of the
+fabric) together with its proof. The tests verify every certificate independently, from the links
+alone (`tests/planners/certificate_checker.py`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LinkCut:
-    """A cut: all data that leaves ``side`` (enters it, for reductions) crosses its links."""
+    """A cut: all data that leaves ``side`` (enters it, for reductions) crosses the cut's links."""
 
     bound: Fraction
     side: tuple[str, ...]
     crossing: int
-    """Units that leave the side."""
+    """Capacity from the side to the other places, in units of the fabric."""
 
     def to_data(self) -> dict[str, Any]:
-        """The certificate as a plan file and ``--json`` show it."""
+        """Return the certificate in the form of plan files and ``--json``."""
         return {
             "kind": "cut",
             "bound": str(self.bound),
@@ -31,37 +32,19 @@ class LinkCut:
 
 
 @dataclass(frozen=True)
-class Partition:
-    """Every tree crosses between p parts at least p - 1 times, and ``crossing`` units are there."""
-
-    bound: Fraction
-    parts: tuple[tuple[str, ...], ...]
-    crossing: int
-    """Units between different parts, one direction."""
-
-    def to_data(self) -> dict[str, Any]:
-        """The certificate as a plan file and ``--json`` show it."""
-        return {
-            "kind": "partition",
-            "bound": str(self.bound),
-            "parts": [list(part) for part in self.parts],
-            "crossing": self.crossing,
-        }
-
-
-@dataclass(frozen=True)
 class Prices:
-    """Prices under which one unit of the collective costs 1 or more however it is done."""
+    """Dual prices of channels under which any schedule costs at least 1 per unit of the collective.
+
+    The total capacity costs ``bound``, so no schedule moves more units.
+    """
 
     bound: Fraction
-    """Total price of all channels."""
+    """Sum over channels of price times capacity."""
     price: tuple[Fraction, ...]
-    """Per channel of the fabric."""
-    demand: tuple[tuple[str, str, Fraction], ...] = ()
-    """For all-to-all only: price of a unit from one rank to another."""
+    """Price of each channel of the fabric."""
 
     def to_data(self) -> dict[str, Any]:
-        """The certificate as a plan file and ``--json`` show it."""
+        """Return the certificate in the form of plan files and ``--json``."""
         return {
             "kind": "prices",
             "bound": str(self.bound),
@@ -69,4 +52,4 @@ class Prices:
         }
 
 
-Certificate = LinkCut | Partition | Prices
+Certificate = LinkCut | Prices

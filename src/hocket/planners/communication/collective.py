@@ -1,16 +1,16 @@
-"""A collective planned: the bound, the best schedule, the plain ones, and which to use for a size.
+"""A planned collective: its bound, the best schedule, the baselines, and the choice among them.
 
-Packing is done once per class of topologies: on the canonical form of the fabric, whose trees are
-then given the names of the actual devices and links. Of all offers the one with the least simulated
-time is chosen, or, where no size is given, the one with the largest rate; equals go to the one with
-fewer trees, so the plan is never slower than a baseline that was considered.
+The offer with the least simulated time is chosen or, if no size is given, the one with the largest
+rate; ties go to the one with fewer trees. So the plan is never slower than a baseline that was
+considered. `blink` packs trees as Blink does, for comparison.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import log
@@ -19,22 +19,15 @@ import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
-from hocket.plan.sections.communication import Collective, Communication, Send, Tree
-from hocket.planners.communication import chains
+from hocket.plan.sections.communication import Collective, Communication
 from hocket.planners.communication.arborescence import cheapest_arborescence
-from hocket.planners.communication.certificate import Certificate, LinkCut, Partition
-from hocket.planners.communication.classes import canonical_form, renamed
+from hocket.planners.communication.baselines import baselines, ring_in_order
+from hocket.planners.communication.certificate import Certificate
 from hocket.planners.communication.cuts import best_root
-from hocket.planners.communication.exchange import shortest_exchange
 from hocket.planners.communication.fabric import MAX_RANKS, Fabric, LinkChoice, fabric_of
-from hocket.planners.communication.paths import CheapestPaths, Path
-from hocket.planners.communication.schedule import Scheduled, best_schedule
-from hocket.planners.communication.sends import (
-    RoutedTree,
-    both_directions,
-    one_direction,
-    section_of,
-)
+from hocket.planners.communication.paths import CheapestPaths
+from hocket.planners.communication.schedule import best_schedule
+from hocket.planners.communication.trees import Edge, section_of, undirected_tree
 from hocket.simulate.collective import CollectiveTimes
 
 # Trees as Blink packs them, for comparison: multiplicative weights, then few whole trees.
@@ -45,27 +38,29 @@ from hocket.simulate.collective import CollectiveTimes
 # Then an integer program over those trees takes whole units of them. O(links log links / epsilon²)
 # trees.
 
-Edges = tuple[tuple[int, int, Path], ...]
+Edges = tuple[Edge, ...]
 
 
 def many_trees(fabric: Fabric, root: int, *, epsilon: float = 0.1) -> dict[Edges, float]:
-    """Weights of the trees that a broadcast from the root is spread over, in units."""
+    """Return the weights, in units, of the trees over which a broadcast from the root is spread."""
     count = len(fabric.capacity)
     start = (1 + epsilon) * ((1 + epsilon) * count) ** (-1 / epsilon)
     length = [start / units for units in fabric.capacity]
     weights: dict[Edges, float] = defaultdict(float)
     while sum(y * c for y, c in zip(length, fabric.capacity, strict=True)) < 1:
         edges = _shortest_tree(fabric, root, length)
-        usage: dict[int, int] = defaultdict(int)
-        for _, _, path in edges:
-            for arc in path:
-                usage[fabric.arcs[arc].channel] += 1
+        usage = _usage(fabric, edges)
         flow = min(fabric.capacity[channel] / times for channel, times in usage.items())
         for channel, times in usage.items():
             length[channel] *= 1 + epsilon * flow * times / fabric.capacity[channel]
         weights[edges] += flow
     scale = log((1 + epsilon) / start) / log(1 + epsilon)
     return {edges: weight / scale for edges, weight in weights.items()}
+
+
+def _usage(fabric: Fabric, edges: Edges) -> Counter[int]:
+    """Count how often a tree crosses each channel."""
+    return Counter(fabric.arcs[arc].channel for _, _, path in edges for arc in path)
 
 
 def _shortest_tree(fabric: Fabric, root: int, length: list[float]) -> Edges:
@@ -78,50 +73,40 @@ def _shortest_tree(fabric: Fabric, root: int, length: list[float]) -> Edges:
 def blink(
     fabric: Fabric, collective: Collective, root: int, *, epsilon: float = 0.1
 ) -> Communication | None:
-    """Whole units of the trees that multiplicative weights find; None where Blink has no trees.
+    """Round the trees of multiplicative weights to whole units; None if Blink has no trees.
 
-    An all-reduce sends over each tree towards the root and away from it.
+    An all-reduce reduces towards the root of each tree and broadcasts from it.
     """
     if collective not in ("broadcast", "reduce", "allreduce") or not fabric.is_symmetric:
         return None
-    is_reduce = collective == "reduce"
-    shown = fabric.turned_around() if is_reduce else fabric
-    chosen = _whole_trees(shown, list(many_trees(shown, root, epsilon=epsilon)))
-    routed = [RoutedTree(Fraction(weight), root, edges) for edges, weight in chosen]
-    if collective == "allreduce":
-        trees = [both_directions(fabric, tree) for tree in routed]
-    else:
-        trees = [one_direction(fabric, tree, is_reduce=is_reduce) for tree in routed]
+    chosen = _whole_trees(fabric, list(many_trees(fabric, root, epsilon=epsilon)))
+    trees = [undirected_tree(fabric, collective, weight, root, edges) for edges, weight in chosen]
     return section_of(fabric, collective, root, "blink", trees)
 
 
-def _whole_trees(fabric: Fabric, trees: list[Edges]) -> list[tuple[Edges, int]]:
-    """Whole units of each tree, the most in all (integer program, HiGHS); one where none fits."""
+def _whole_trees(fabric: Fabric, trees: list[Edges]) -> list[tuple[Edges, Fraction]]:
+    """Return whole units per tree, of largest total (integer program, HiGHS); one tree if none
+    fits."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     load = np.zeros((len(fabric.capacity), len(trees)))
     for column, edges in enumerate(trees):
-        for _, _, path in edges:
-            for arc in path:
-                load[fabric.arcs[arc].channel, column] += 1
-    capacity = np.array(fabric.capacity, dtype=float)
+        for channel, times in _usage(fabric, edges).items():
+            load[channel, column] = times
     ones = np.ones(len(trees))
-    options = {"time_limit": 10.0}
     most = milp(
         -ones, integrality=ones, bounds=Bounds(0, np.inf),
-        constraints=LinearConstraint(load, ub=capacity), options=options,
+        constraints=LinearConstraint(load, ub=np.array(fabric.capacity, dtype=float)),
+        options={"time_limit": 10.0},
     )  # fmt: skip
     if most.x is None or -most.fun < 1:
-        return [(trees[0], 1)]
-    return [
-        (edges, round(units)) for edges, units in zip(trees, most.x, strict=True) if units > 0.5
-    ]
+        return [(trees[0], Fraction(1))]
+    units = zip(trees, np.rint(most.x).astype(int).tolist(), strict=True)
+    return [(edges, Fraction(count)) for edges, count in units if count]
 
 
-_MAX_KEPT = 256
-_planned: dict[tuple[object, ...], Scheduled] = {}
 _LARGE_BYTES = 2**30
-"""Size for which offers are compared where their rates are equal and none was given."""
+"""Message size at which offers of equal rate are compared if no size was given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +119,12 @@ class Offer:
 
     @property
     def name(self) -> str:
-        """The algorithm."""
+        """The name of the algorithm."""
         return self.section.algorithm
 
     @property
     def latency_s(self) -> float:
-        """Time of an empty message."""
+        """Seconds for an empty message."""
         return self.times.longest_s
 
 
@@ -155,14 +140,14 @@ class CollectivePlan:
     bound_bps: Fraction
     certificate: Certificate
     offers: tuple[Offer, ...]
-    """The packed trees first, then the plain ones."""
+    """Packed trees first, then the baselines."""
     chosen: Offer
     plan_s: float
-    """CPU time of bound and packing."""
+    """CPU seconds of computing the bound and packing trees."""
 
     @property
     def gap(self) -> float:
-        """Relative distance of the chosen rate from the bound."""
+        """Relative gap between the chosen rate and the bound."""
         return float(1 - self.chosen.rate_bps / self.bound_bps)
 
 
@@ -178,9 +163,9 @@ def plan_collective(
     max_trees: int | None = None,
     with_blink: bool = False,
 ) -> CollectivePlan:
-    """Bound, offers and choice; without a root the one from which the collective is fastest.
+    """Plan a collective; without a root, choose the one from which the collective is fastest.
 
-    ``with_blink`` the trees of multiplicative weights are offered too, which takes seconds.
+    If ``with_blink``, trees of multiplicative weights are offered, too, which takes seconds.
     """
     if len(ranks) > MAX_RANKS:
         raise NoFeasiblePlanError(
@@ -191,135 +176,32 @@ def plan_collective(
     fabric = fabric_of(cluster, ranks, relay=relay, links=links)
     start_s = time.process_time()
     at = _root(fabric, collective, root)
-    planned = planned_once(fabric, collective, at, max_trees)
+    planned = best_schedule(fabric, collective, at, max_trees=max_trees)
     plan_s = time.process_time() - start_s
-    found = [planned.section, *_plain(cluster, fabric, collective, at, relay)]
+    found = [planned.section, *baselines(fabric, collective, at)]
+    if fabric.is_peer_only:
+        # Rings over PCIe are what NCCL falls back to where NVLink closes none.
+        with suppress(NoFeasiblePlanError):
+            host = fabric_of(cluster, ranks, relay=relay, links="host")
+            found.append(ring_in_order(host, collective, at, algorithm="ring over PCIe"))
     known = blink(fabric, collective, at) if with_blink else None
-    found += [known] if known is not None else []
-    offers = tuple(_offer(section, cluster) for section in found)
+    offers = tuple(_offer(section, cluster) for section in (*found, known) if section is not None)
     chosen = _choose(offers, size_bytes)
     size = size_bytes if size_bytes is not None else _LARGE_BYTES
     section = replace(chosen.section, num_chunks=chosen.times.num_chunks(size))
     return CollectivePlan(
-        cluster=cluster,
-        fabric=fabric,
-        collective=collective,
-        root=at,
-        size_bytes=size_bytes,
-        bound_bps=planned.certificate.bound * fabric.unit_bps,
-        certificate=planned.certificate,
-        offers=offers,
-        chosen=replace(chosen, section=section),
-        plan_s=plan_s,
-    )
-
-
-def planned_once(
-    fabric: Fabric, collective: Collective, root: int, max_trees: int | None = None
-) -> Scheduled:
-    """`best_schedule`, found once for all fabrics of a class."""
-    has_root = collective in ("broadcast", "reduce")
-    form = canonical_form(fabric, root if has_root else None)
-    plain, places, links = renamed(fabric, form)
-    # The root is the first place of the form, where there is one.
-    key = (form.key, collective, max_trees)
-    if key not in _planned:
-        if len(_planned) >= _MAX_KEPT:
-            _planned.clear()
-        _planned[key] = best_schedule(plain, collective, 0, max_trees=max_trees)
-    named = _named(_planned[key], plain, fabric, places, links)
-    return replace(named, section=replace(named.section, root=fabric.places[root]))
-
-
-def _named(
-    scheduled: Scheduled,
-    plain: Fabric,
-    fabric: Fabric,
-    places: dict[str, str],
-    links: dict[str, str],
-) -> Scheduled:
-    """A schedule of the canonical fabric in the names of this one."""
-    known: dict[Send, Send] = {}
-
-    def named(send: Send) -> Send:
-        if send not in known:
-            hops = tuple((links[link], places[a], places[b]) for link, a, b in send.hops)
-            known[send] = Send(places[send.src], places[send.dst], hops)
-        return known[send]
-
-    section = scheduled.section
-    trees = tuple(
-        Tree(
-            places[tree.root],
-            tree.share,
-            tuple(map(named, tree.reduce)),
-            tuple(map(named, tree.broadcast)),
-        )
-        for tree in section.trees
-    )
-    certificate = scheduled.certificate
-    if isinstance(certificate, LinkCut):
-        certificate = replace(certificate, side=tuple(places[p] for p in certificate.side))
-    elif isinstance(certificate, Partition):
-        parts = tuple(tuple(places[p] for p in part) for part in certificate.parts)
-        certificate = replace(certificate, parts=parts)
-    else:
-        # Channels of the canonical fabric come in another order than those of this one.
-        order = _channel_order(plain, fabric, places, links)
-        certificate = replace(certificate, price=tuple(certificate.price[c] for c in order))
-    ranks = fabric.places[: fabric.num_ranks]
-    return Scheduled(replace(section, ranks=ranks, trees=trees), certificate)
-
-
-def _channel_order(
-    plain: Fabric, fabric: Fabric, places: dict[str, str], links: dict[str, str]
-) -> list[int]:
-    """For each channel of the fabric its number in the canonical one."""
-    number = {
-        (
-            links[arc.link],
-            places[plain.places[arc.tail]],
-            places[plain.places[arc.head]],
-        ): arc.channel
-        for arc in plain.arcs
-    }
-    order = [0] * len(fabric.capacity)
-    for arc in fabric.arcs:
-        order[arc.channel] = number[arc.link, fabric.places[arc.tail], fabric.places[arc.head]]
-    return order
+        cluster=cluster, fabric=fabric, collective=collective, root=at, size_bytes=size_bytes,
+        bound_bps=planned.certificate.bound * fabric.unit_bps, certificate=planned.certificate,
+        offers=offers, chosen=replace(chosen, section=section), plan_s=plan_s,
+    )  # fmt: skip
 
 
 def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
-    ranks = fabric.places[: fabric.num_ranks]
     if root is not None:
-        return ranks.index(root)
+        return fabric.places.index(root)
     if collective in ("broadcast", "reduce") and not fabric.has_shared_channels:
-        return best_root(fabric, is_reduce=collective == "reduce")
+        return best_root(fabric.turned_around() if collective == "reduce" else fabric)
     return 0
-
-
-def _plain(
-    cluster: Cluster, fabric: Fabric, collective: Collective, root: int, relay: bool
-) -> Iterator[Communication]:
-    """Baseline schedules (rings, chains, trees) that exist on this fabric."""
-    if collective == "alltoall":
-        yield shortest_exchange(fabric)
-        return
-    found = (
-        chains.ring(fabric, collective, root),
-        chains.chain(fabric, collective, root),
-        chains.double_binary_tree(fabric, collective, root),
-        chains.one_hop(fabric, collective, root),
-        chains.shallow_tree(fabric, collective, root),
-    )
-    yield from (section for section in found if section is not None)
-    if fabric.is_peer_only:
-        ranks = fabric.places[: fabric.num_ranks]
-        try:
-            host = fabric_of(cluster, ranks, relay=relay, links="host")
-        except NoFeasiblePlanError:
-            return
-        yield chains.ring_in_order(host, collective, root, algorithm="ring over PCIe")
 
 
 def _offer(section: Communication, cluster: Cluster) -> Offer:

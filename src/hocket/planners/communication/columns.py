@@ -1,11 +1,11 @@
-"""The best mix of many patterns under few capacities, by column generation, ending in fractions.
+"""The best mix of many patterns under few capacities, by column generation, solved exactly.
 
-Gilmore and Gomory (1961): the largest sum of weights such that the patterns in use stay within the
-capacity of every row. Prices of the rows say what a pattern costs; the caller finds the cheapest of
-all patterns, and while it costs less than 1 it enters the basis (revised simplex method, capacities
-perturbed by a hair so that ties cannot stall it). The last basis is solved again in exact
-fractions, and the end is accepted only when weights, slack and prices hold exactly.
-O(rows²) per step plus the caller's search; steps are few times the rows.
+Gilmore and Gomory (1961): maximise the sum of weights such that the patterns in use stay within the
+capacity of every row. Dual prices of the rows determine the cost of a pattern; the caller finds the
+cheapest of all patterns, and while it costs less than 1 it enters the basis (revised simplex
+method, capacities perturbed slightly so that ties cannot stall it). The last basis is solved again
+in exact fractions, and accepted as optimal only if weights, slack and prices hold exactly. O(rows²)
+per step plus the caller's search; the number of steps is a few times that of rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 Payload = TypeVar("Payload")
 _TOLERANCE = 1e-9
 CHEAP = 0.999
-"""A pattern of this cost makes the mix better: whoever finds one need not look on."""
+"""A pattern below this cost improves the mix, so a search may stop when it finds one."""
 _HAIR = 1e-7
 
 
 @dataclass(frozen=True)
 class Pattern(Generic[Payload]):
-    """Something that can be done, and what one unit of it takes of the rows."""
+    """A candidate of the mix, and how much of each row's capacity one unit of it uses."""
 
     usage: Mapping[int, int]
     payload: Payload
@@ -35,7 +35,7 @@ class Pattern(Generic[Payload]):
 
 @dataclass(frozen=True)
 class Mix(Generic[Payload]):
-    """The optimum: weights of patterns, and prices that prove it."""
+    """The optimum: weights of patterns, and the dual prices that prove it."""
 
     value: Fraction
     weighted: tuple[tuple[Fraction, Pattern[Payload]], ...]
@@ -43,11 +43,12 @@ class Mix(Generic[Payload]):
 
 
 Cheapest = Callable[[Sequence[float] | Sequence[Fraction]], Pattern[Payload]]
-"""The pattern of least cost under prices of the rows, or any that costs less than `CHEAP`."""
+"""Returns the pattern of least cost under prices of the rows, or any that costs less than
+`CHEAP`."""
 
 
 def best_mix(capacity: Sequence[int], cheapest: Cheapest[Payload]) -> Mix[Payload]:
-    """The largest total weight of patterns, each row within its capacity."""
+    """Return the mix of patterns with the largest total weight within the capacity of each row."""
     basis = _Basis[Payload](capacity)
     while True:
         price = basis.prices()
@@ -70,7 +71,7 @@ def best_mix(capacity: Sequence[int], cheapest: Cheapest[Payload]) -> Mix[Payloa
 
 
 class _Basis(Generic[Payload]):
-    """One pattern or the slack of a row for each row, and the inverse of their matrix."""
+    """For each row one pattern or a slack variable, and the inverse of their matrix."""
 
     def __init__(self, capacity: Sequence[int]) -> None:
         count = len(capacity)
@@ -110,7 +111,7 @@ class _Basis(Generic[Payload]):
         self.worth[leaving] = 0.0 if isinstance(member, int) else 1.0
 
     def exact(self) -> Mix[Payload] | None:
-        """Weights and prices of this basis in fractions; None where one is negative."""
+        """Return weights and prices of this basis as fractions; None if one is negative."""
         slack = {member for member in self.members if isinstance(member, int)}
         patterns = [member for member in self.members if not isinstance(member, int)]
         rows = [row for row in range(len(self.capacity)) if row not in slack]
@@ -134,7 +135,8 @@ class _Basis(Generic[Payload]):
 
 
 def solve_exactly(matrix: list[list[int]], right: Sequence[int]) -> list[Fraction] | None:
-    """The solution of a square system in fractions (Bareiss, 1968); None where there is none."""
+    """Return the solution of a square system in fractions (Bareiss, 1968); None if there is
+    none."""
     size = len(matrix)
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     last = 1

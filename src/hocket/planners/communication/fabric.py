@@ -25,7 +25,7 @@ from hocket.hardware.cluster import Cluster, Link
 LinkChoice = Literal["auto", "peer", "host", "all"]
 LINK_CHOICES: tuple[LinkChoice, ...] = ("auto", "peer", "host", "all")
 MAX_RANKS = 128
-"""Ranks that a whole schedule is planned for; bounds go further."""
+"""Most ranks for which a full schedule is planned; bounds are computed for more."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class Fabric:
     """Links that the ranks can send over; capacities in units of ``unit_bps``."""
 
     places: tuple[str, ...]
-    """Names; the first ``num_ranks`` are the devices of the job."""
+    """Names of places; the first ``num_ranks`` are the devices of the job."""
     num_ranks: int
     arcs: tuple[Arc, ...]
     capacity: tuple[int, ...]
-    """Units of each channel."""
+    """Capacity of each channel, in units."""
     unit_bps: int
     is_peer_only: bool
     """True if links of the hosts were left out."""
 
     @property
     def num_places(self) -> int:
-        """Ranks and places that forward."""
+        """Number of ranks and of places that only forward."""
         return len(self.places)
 
     @cached_property
     def matrix(self) -> LongArray:
-        """[tail, head]: units from one place to another, links in parallel added up."""
+        """Capacity in units by [tail, head], parallel links added up."""
         units = np.zeros((self.num_places, self.num_places), dtype=np.int64)
         for arc in self.arcs:
             units[arc.tail, arc.head] += self.capacity[arc.channel]
@@ -81,7 +81,7 @@ class Fabric:
 
     @cached_property
     def opposite(self) -> tuple[int, ...]:
-        """For each arc the one that leads back over the same link; -1 where there is none."""
+        """For each arc the reverse arc of the same link; -1 if there is none."""
         number = {(arc.link, arc.tail, arc.head): index for index, arc in enumerate(self.arcs)}
         return tuple(number.get((arc.link, arc.head, arc.tail), -1) for arc in self.arcs)
 
@@ -107,7 +107,7 @@ class Fabric:
 def fabric_of(
     cluster: Cluster, ranks: Sequence[str], *, relay: bool = False, links: LinkChoice = "auto"
 ) -> Fabric:
-    """The fabric among devices of a cluster; other devices forward only where ``relay`` says so."""
+    """Return the fabric among devices of a cluster; other devices forward only with ``relay``."""
     used = _usable(cluster, ranks, relay)
     peer = _peer_links(cluster, used)
     chosen, is_peer_only = used, False
@@ -125,7 +125,8 @@ def fabric_of(
 
 
 def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
-    """Device names of ``0,1,2,4``, ``0-3``, ``gpu0,gpu5`` or ``host0.gpu1``; all where None."""
+    """Return the devices of ``0,1,2,4``, ``0-3``, ``gpu0,gpu5`` or ``host0.gpu1``; None means
+    all."""
     if text is None:
         if cluster.num_devices < 2:
             raise UsageError("a collective needs two devices or more", where=cluster.name)
@@ -141,7 +142,7 @@ def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
 
 
 def chosen_device(cluster: Cluster, text: str) -> str:
-    """The one device that a number or a name refers to."""
+    """Return the only device that a number or a name refers to."""
     names = list(_device_names(cluster, text.strip()))
     if len(names) != 1:
         raise UsageError(f"{text!r} names several devices", hint="name one")
@@ -166,7 +167,7 @@ def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
 
 
 def _usable(cluster: Cluster, ranks: Sequence[str], relay: bool) -> list[Link]:
-    """Links without the devices that may not be used; a bus keeps its other ends."""
+    """Return links without the devices that may not be used; a bus keeps its other ends."""
     gone = set() if relay else set(cluster.device_names).difference(ranks)
     kept = []
     for link in cluster.links:
@@ -185,7 +186,7 @@ def _with_ends(link: Link, ends: tuple[str, ...]) -> Link:
 
 
 def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
-    """Links between devices, and those of switches from which no host can be reached."""
+    """Return links between devices, and those of switches from which no host can be reached."""
     devices = set(cluster.device_names)
     near: dict[str, set[str]] = defaultdict(set)
     for link in links:
@@ -201,7 +202,7 @@ def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
 
 
 def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool = False) -> bool:
-    """True if the first rank reaches all others, or is reached by them."""
+    """True if the first rank reaches all others; with ``backwards``, if all others reach it."""
     near: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for link in links:
         for end in link.ends:
@@ -217,7 +218,7 @@ def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool =
 
 
 def _needed(links: list[Link], ranks: Sequence[str]) -> list[Link]:
-    """Links without dead ends: places that are no rank and have one link only, repeatedly."""
+    """Remove dead ends repeatedly: places with only one link that are not ranks."""
     while True:
         count: dict[str, int] = defaultdict(int)
         for link in links:

@@ -9,10 +9,8 @@ with a fixed seed that keeps the fewest. Fabrics without switches only. One pack
 
 from __future__ import annotations
 
-from collections import defaultdict
 from fractions import Fraction
 from math import lcm
-from typing import TypeVar
 
 import numpy as np
 
@@ -20,25 +18,25 @@ from hocket.base.arrays import LongArray
 from hocket.planners.communication.columns import Mix
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.packing import PackedTree, pack_trees
-from hocket.planners.communication.spanning import UndirectedTree
+from hocket.planners.communication.spanning import UndirectedEdges
+from hocket.planners.communication.trees import hung_up
 
-T = TypeVar("T")
 Edges = tuple[tuple[int, int], ...]
 ENOUGH = 2
-"""So few trees are not worth a search."""
+"""Mixes of at most this number of trees are not searched further."""
 FEW = 6
-"""With so many trees or fewer the search gives up early."""
+"""With at most this number of trees the search stops after `_IDLE_STEPS` without a gain."""
 _STEPS, _IDLE_STEPS = 256, 6
 """Packings of a search, divided by the ranks; those without a gain after which few are enough."""
 _LARGEST = 2**40
-"""Units up to which sums of capacities stay exact in 64 bits."""
+"""Largest number of units for which sums of capacities are exact in 64 bits."""
 
 
-def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction, Edges]]:
-    """Undirected trees with the weights and the total of the mix, or fewer of the same total."""
+def fewer_trees(fabric: Fabric, mix: Mix[UndirectedEdges]) -> list[tuple[Fraction, Edges]]:
+    """Return the mix's undirected trees, or fewer trees of the same total weight."""
     scale = lcm(*(weight.denominator for weight, _ in mix.weighted))
     now = [
-        (int(weight * scale), tuple((a, b) for a, b, _ in pattern.payload.edges))
+        (int(weight * scale), tuple((a, b) for a, b, _ in pattern.payload))
         for weight, pattern in mix.weighted
     ]
     if fabric.has_switches or mix.value * scale * fabric.num_ranks**2 > _LARGEST:
@@ -60,7 +58,8 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction
 def _packed_anew(
     capacity: LongArray, trees: list[tuple[int, Edges]], random: np.random.Generator
 ) -> list[tuple[int, Edges]]:
-    """Trees of the same total from a random root, unused capacity in random directions."""
+    """Pack trees of the same total from a random root, with unused capacity in random
+    directions."""
     count = len(capacity)
     root, order = int(random.integers(count)), random.permutation(count)
     taken = np.zeros_like(capacity)
@@ -80,25 +79,3 @@ def _packed_anew(
 
 def _edges(tree: PackedTree, order: list[int]) -> Edges:
     return tuple((order[a], order[b]) for b, a in enumerate(tree.parent) if a >= 0)
-
-
-def hung_up(edges: Edges, root: int) -> list[tuple[int, int]]:
-    """The edges of an undirected tree, away from a root, those near it first."""
-    near: dict[int, list[int]] = defaultdict(list)
-    for a, b in edges:
-        near[a].append(b)
-        near[b].append(a)
-    found: list[tuple[int, int]] = []
-    line, seen = [root], {root}
-    for tail in line:
-        for head in near[tail]:
-            if head not in seen:
-                seen.add(head)
-                line.append(head)
-                found.append((tail, head))
-    return found
-
-
-def heaviest(trees: list[tuple[Fraction, T]], limit: int) -> list[tuple[Fraction, T]]:
-    """At most ``limit`` trees, the heaviest; what is lost is the weight of the others."""
-    return sorted(trees, key=lambda tree: -tree[0])[:limit]

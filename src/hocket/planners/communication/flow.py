@@ -19,7 +19,7 @@ UNLIMITED = 2**62
 
 
 class FlowGraph(NamedTuple):
-    """Arcs by tail (CSR) with scratch arrays of the searches; capacities are kept separately."""
+    """Arcs by tail (CSR) with scratch arrays for searches; capacities are kept separately."""
 
     arc_ptr: LongArray
     arc_head: LongArray
@@ -27,11 +27,6 @@ class FlowGraph(NamedTuple):
     level: LongArray
     next_arc: LongArray
     path: LongArray
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self.level)
 
 
 def flow_graph(num_nodes: int, pairs: LongArray) -> tuple[FlowGraph, LongArray]:
@@ -60,9 +55,33 @@ def flow_graph(num_nodes: int, pairs: LongArray) -> tuple[FlowGraph, LongArray]:
     return graph, place[:num_pairs]
 
 
+class FedGraph(NamedTuple):
+    """The graph of a capacity matrix with an extra last node that feeds the first ranks."""
+
+    graph: FlowGraph
+    capacity: LongArray
+    """Capacities of all arcs; those of feeding arcs are 0 at first."""
+    feed: LongArray
+    """Index of the feeding arc of each rank."""
+
+
+def fed_graph(matrix: LongArray, num_ranks: int) -> FedGraph:
+    """Return the flow graph of ``matrix[tail, head]`` with a node that feeds the ranks."""
+    count = len(matrix)
+    tails, heads = np.nonzero(np.triu(matrix + matrix.T))
+    feeds = np.stack((np.full(num_ranks, count), np.arange(num_ranks)), axis=1)
+    pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds)).astype(np.int64)
+    graph, place = flow_graph(count + 1, pairs)
+    capacity = np.zeros(len(graph.arc_head), dtype=np.int64)
+    inner = place[: len(tails)]
+    capacity[inner] = matrix[tails, heads]
+    capacity[graph.arc_reverse[inner]] = matrix[heads, tails]
+    return FedGraph(graph, capacity, np.ascontiguousarray(place[len(tails) :]))
+
+
 @kernel
 def _find_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int) -> bool:
-    """Distances from the source over arcs with capacity; whether the sink was reached."""
+    """Set distances from the source over arcs with capacity; True if the sink was reached."""
     level, queue = graph.level, graph.path
     for node in range(len(level)):
         level[node] = -1
@@ -125,9 +144,9 @@ def _fill_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int, 
 
 @kernel
 def max_flow(graph: FlowGraph, capacity: LongArray, source: int, sink: int, limit: int) -> int:
-    """Flow from source to sink, at most ``limit``; ``capacity`` becomes what is left of it.
+    """Return the flow from source to sink, at most ``limit``; ``capacity`` becomes the residual.
 
-    When less than the limit flows, ``level >= 0`` afterwards marks a minimum cut's source side.
+    If the flow is below the limit, ``level >= 0`` marks the source side of a minimum cut.
     """
     total = 0
     while total < limit and _find_levels(graph, capacity, source, sink):

@@ -18,26 +18,26 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.paths import CheapestPaths
-from hocket.planners.communication.plain import are_neighbours
+from hocket.planners.communication.paths import NEVER, CheapestPaths
 
 MAX_ORDERS = 4000
 MAX_SWITCHED = 200
 MAX_STEPS = 120_000
-"""Steps of the depth-first search: all chains of eight ranks that are all neighbours."""
+"""Most steps of the depth-first search: enough for all chains of eight fully connected ranks."""
 MAX_REPEATS = 5000
-"""Orders over switches that take what an earlier one took, before no other is expected."""
+"""Stop after this number of consecutive orders over switches that use links as an earlier one
+does."""
 _BATCH = 1024
 _ROUNDING = 1e-6
-"""Slack of the linear program's optimum before it is rounded down to whole orders."""
+"""Tolerance when the LP optimum is rounded down to whole orders."""
 Order = tuple[int, ...]
-"""Ranks one after the other; in a ring the first comes after the last."""
+"""Ranks in sequence; in a ring the first follows the last."""
 
 
 def most_orders(
     fabric: Fabric, paths: CheapestPaths, *, is_ring: bool
 ) -> list[tuple[Fraction, Order]]:
-    """Orders with whole multiplicities that fit at once; none where there is no such order."""
+    """Return orders with whole multiplicities that fit at once; empty if there is no such order."""
     orders, usage = _distinct_orders(fabric, paths, is_ring)
     if not orders:
         return []
@@ -58,8 +58,13 @@ def most_orders(
     return [(rates[best], orders[best])]
 
 
+def are_neighbours(paths: CheapestPaths, a: int, b: int) -> bool:
+    """True if two ranks reach each other without a third rank."""
+    return bool(paths.cost[a][b] < NEVER and paths.cost[b][a] < NEVER)
+
+
 def pairs_of(order: Order, *, is_ring: bool) -> list[tuple[int, int]]:
-    """Neighbours in an order."""
+    """Return the pairs of neighbours in an order."""
     pairs = list(itertools.pairwise(order))
     return [*pairs, (order[-1], order[0])] if is_ring else pairs
 
@@ -112,7 +117,7 @@ def _distinct_orders(
 
 
 def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
-    """Weight of each order such that the total that fits at once is largest."""
+    """Return the weight of each order that maximises the total that fits at once."""
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
     from scipy.sparse import csr_array
 
@@ -133,7 +138,7 @@ def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
 
 
 def _greedy(usage: LongArray, capacity: LongArray) -> LongArray:
-    """Take repeatedly the order that needs the least of the remaining capacity."""
+    """Repeatedly choose the order that needs the least of the remaining capacity."""
     left = capacity.copy()
     counts = np.zeros(len(usage), dtype=np.int64)
     fitting = np.flatnonzero((usage <= left).all(axis=1))

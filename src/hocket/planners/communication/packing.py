@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
-from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
+from hocket.planners.communication.flow import UNLIMITED, FlowGraph, fed_graph, max_flow
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,13 @@ class PackedTree:
 
 
 def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
-    """Trees with ``demand[r]`` units from each root r that use each arc within ``matrix``.
+    """Pack trees of ``demand[r]`` units from each root r within the arc capacities ``matrix``.
 
-    Such trees exist exactly when every rank is reached by a flow of all demands; the caller has
-    made sure of that.
+    Such trees exist exactly if a flow of all demands reaches every rank, which the caller
+    ensures.
     """
     count = len(matrix)
-    tails, heads = np.nonzero(np.triu(matrix + matrix.T))
-    feeds = np.stack((np.full(count, count), np.arange(count)), axis=1)
-    pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds)).astype(np.int64)
-    graph, place = flow_graph(count + 1, pairs)
-    capacity = np.zeros(len(graph.arc_head), dtype=np.int64)
-    inner, feed = place[: len(tails)], np.ascontiguousarray(place[len(tails) :])
-    capacity[inner] = matrix[tails, heads]
-    capacity[graph.arc_reverse[inner]] = matrix[heads, tails]
+    graph, capacity, feed = fed_graph(matrix, count)
     capacity[feed] = demand
     trees: list[PackedTree] = []
     parent = np.zeros(count, dtype=np.int64)
@@ -66,7 +59,7 @@ def _most(
     graph: FlowGraph, capacity: LongArray, residual: LongArray, feed_a: int, source: int, b: int,
     others: int, wanted: int,
 ) -> int:  # fmt: skip
-    """The weight, up to ``wanted``, that an arc from a to b can take."""
+    """Return the largest weight, at most ``wanted``, that an arc from a to b can carry."""
     for arc in range(len(capacity)):
         residual[arc] = capacity[arc]
     residual[feed_a] = UNLIMITED
@@ -78,7 +71,7 @@ def grow_tree(
     graph: FlowGraph, capacity: LongArray, residual: LongArray, feed: LongArray, root: int,
     left: int, parent: LongArray, order: LongArray, arc_of: LongArray,
 ) -> int:  # fmt: skip
-    """Take one tree out of ``capacity``; its weight, or 0 where none can be grown."""
+    """Take one tree out of ``capacity``; returns its weight, or 0 if none can be grown."""
     count = len(feed)
     weight: int = capacity[feed[root]]
     capacity[feed[root]] = 0

@@ -1,7 +1,7 @@
 """Cheapest paths between ranks over places that forward (Floyd, 1962; Warshall, 1962).
 
-Ranks do not forward here: that two ranks reach each other over a third is two edges of a tree.
-Costs may be floats or exact fractions. O(switches · places²).
+Ranks do not forward here: a connection over a third rank is two edges of a tree. Costs may be
+floats or exact fractions. O(switches · places²).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from hocket.planners.communication.fabric import Fabric
 
 Path = tuple[int, ...]
-"""Arcs of a fabric, one after the other."""
+"""Consecutive arcs of a fabric."""
 NEVER = float("inf")
 
 
@@ -46,7 +46,7 @@ class CheapestPaths:
                     row[head], over[head] = first + rest, switch
 
     def path(self, tail: int, head: int) -> Path:
-        """The arcs from one place to another."""
+        """Return the arcs from one place to another."""
         over = self._over[tail][head]
         if over < 0:
             return (self._arc[tail][head],)

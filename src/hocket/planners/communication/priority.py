@@ -22,7 +22,6 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.priority import Priority, takes_priority
-from hocket.planners.communication.collective import plan_collective
 from hocket.simulate.gradients import (
     GradientChannel,
     GradientOrder,
@@ -63,7 +62,7 @@ class PropagationChoice:
         return self.offer("wait-free").step_s / self.chosen.step_s
 
     def offer(self, name: str) -> PropagationOffer:
-        """The offer with this name."""
+        """Return the offer with this name."""
         return next(offer for offer in self.offers if offer.how.name == name)
 
 
@@ -134,7 +133,7 @@ def choose_propagation(layers: Sequence[LayerWork], channel: GradientChannel) ->
 
 
 def with_priority(problem: Problem, plan: Plan) -> Plan:
-    """The plan with gradients that travel by priority, where that is worth it."""
+    """Return the plan with gradients sent by priority, if that is worth it."""
     choice = choose_for_replicas(problem, plan)
     if choice is None or not choice.chosen.how.crosses:
         return plan
@@ -144,7 +143,7 @@ def with_priority(problem: Problem, plan: Plan) -> Plan:
 
 
 def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | None:
-    """Best order of gradients for replicas of one device and one microbatch each.
+    """Return the best order of gradients for replicas of one device and one microbatch each.
 
     None for any other plan: there is nothing to order.
     """
@@ -170,6 +169,8 @@ def _choose_for_shares(problem: Problem, shares: Parallel) -> PropagationChoice:
     )
     layers = layers_of(problem.graph, op_s)
     size = sum(layer.gradient_bytes for layer in layers)
+    from hocket.planners.communication.collective import plan_collective
+
     chosen = plan_collective(problem.cluster, "allreduce", shares.devices, size_bytes=size).chosen
     channel = GradientChannel(float(chosen.rate_bps), latency_s=chosen.latency_s)
     return choose_propagation(layers, channel)

@@ -1,15 +1,17 @@
 """The best schedule of a collective on a fabric, with the certificate that no other is faster.
 
-Full-duplex links: cuts give the bound of broadcast and gather, switches are split off, trees are
-packed in whole numbers; reductions are the same turned around; all-reduce packs undirected trees.
-Anything else (buses, half duplex, one-way links) goes through column generation.
+Full-duplex links: cuts give the bound of broadcast and gather (`cuts`), switches are split off, and
+trees are packed in whole numbers (`packing`); reductions are the same on the fabric turned around.
+All-reduce packs undirected spanning trees (`spanning`). Fabrics with buses, half-duplex or one-way
+links go through column generation (`columns`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,26 +19,25 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
-from hocket.plan.sections.communication import Collective, Communication
+from hocket.plan.sections.communication import Collective, Communication, Tree
 from hocket.planners.communication.arborescence import cheapest_arborescence
-from hocket.planners.communication.certificate import Certificate, Partition, Prices
+from hocket.planners.communication.certificate import Certificate, Prices
 from hocket.planners.communication.columns import CHEAP, Mix, Pattern, best_mix
 from hocket.planners.communication.cuts import broadcast_bound, gather_bound
-from hocket.planners.communication.exchange import exchange_bound, exchange_section
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.few_trees import Edges, fewer_trees, heaviest
+from hocket.planners.communication.few_trees import fewer_trees
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
-from hocket.planners.communication.packing import PackedTree, pack_trees
+from hocket.planners.communication.packing import pack_trees
 from hocket.planners.communication.paths import CheapestPaths, Path
-from hocket.planners.communication.sends import (
-    Edge,
-    RoutedTree,
-    both_directions,
-    one_direction,
-    rooted_at_centre,
-    section_of,
-)
 from hocket.planners.communication.spanning import best_spanning_trees
+from hocket.planners.communication.trees import (
+    Edge,
+    Pairs,
+    centre,
+    directed_tree,
+    section_of,
+    undirected_tree,
+)
 
 # Switches replaced by direct arcs between ranks, at no loss (Frank, 1988; Jackson, 1988).
 #
@@ -49,24 +50,26 @@ from hocket.planners.communication.spanning import best_spanning_trees
 
 
 class CannotSplitError(Exception):
-    """A switch that cannot send what it receives, and has no splitting without loss."""
+    """A switch cannot be split off without loss of rate."""
 
 
 @dataclass(frozen=True)
 class Logical:
-    """Direct capacities between ranks, and the arcs that they lead over."""
+    """Direct capacities between ranks, and the routes over the fabric that provide them."""
 
     matrix: LongArray
-    """[rank, rank] in units of 1 / ``scale`` of the fabric's."""
+    """Capacity by [rank, rank], in units of 1 / ``scale`` of the fabric's unit."""
     scale: int
     routes: dict[tuple[int, int], list[tuple[int, Path]]]
     """For each pair with capacity: (units, arcs from the first rank to the second)."""
 
 
 def remove_switches(fabric: Fabric, scale: int, demand: LongArray) -> Logical:
-    """Direct arcs among the ranks that still deliver ``demand[r]`` from each rank r to all others.
+    """Return direct arcs among ranks that still deliver ``demand[r]`` from each rank r to all
+    others.
 
-    The demand counts in units of 1 / ``scale`` of the fabric's; that of the result may be finer.
+    The demand is in units of 1 / ``scale`` of the fabric's unit; the result's scale may be
+    finer.
     """
     routes: dict[tuple[int, int], list[tuple[int, Path]]] = {}
     for index, arc in enumerate(fabric.arcs):
@@ -82,7 +85,7 @@ def remove_switches(fabric: Fabric, scale: int, demand: LongArray) -> Logical:
 
 
 class _State:
-    """Capacities between all places, and the routes that each of them consists of."""
+    """Capacity between every two places, and the routes over the fabric that provide it."""
 
     def __init__(
         self, matrix: LongArray, num_ranks: int, demand: LongArray, scale: int,
@@ -105,7 +108,8 @@ class _State:
         self.residual = np.zeros_like(self.capacity)
 
     def replace_by_clique(self, switch: int) -> bool:
-        """Equal arcs between all neighbours of a switch, if that is no loss."""
+        """Replace a switch by equal arcs between all neighbours; False if that is impossible or a
+        loss."""
         into = self.capacity[self.arc[: self.count, switch]].copy()
         out = self.capacity[self.arc[switch, : self.count]].copy()
         into[switch] = out[switch] = 0
@@ -137,7 +141,7 @@ class _State:
         return True
 
     def split(self, switch: int) -> None:
-        """Pairs of arcs of a switch replaced until it has none."""
+        """Replace pairs of arcs of a switch by direct ones until it has none left."""
         max_splits = 4 * self.count * self.count
         made = np.zeros((max_splits, 3), dtype=np.int64)
         number = split_switch(
@@ -198,7 +202,7 @@ def _slack(
     graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
     num_ranks: int, u: int, w: int, t: int, needed: int, most: int,
 ) -> int:  # fmt: skip
-    """Units of u→w→t, at most ``most``, that can become u→t."""
+    """Return the units of u→w→t, at most ``most``, that can be replaced by u→t."""
     source, sink = count, count + 1
     for rank in range(num_ranks):
         if rank not in (u, t):
@@ -228,7 +232,8 @@ def split_switch(
     graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
     num_ranks: int, w: int, needed: int, made: LongArray,
 ) -> int:  # fmt: skip
-    """Split off all arcs of place ``w``; the number of (u, t, units) made, or -1."""
+    """Split off all arcs of place ``w``; returns the number of (u, t, units) made, or -1 on
+    failure."""
     number = 0
     for loops in range(2):
         for t in range(count):
@@ -261,158 +266,65 @@ def split_switch(
 # A pattern is what one unit of the collective needs: a tree away from the root (broadcast), towards
 # it (reduce), one per rank (all-gather, reduce-scatter), or one towards and one away from the same
 # root (all-reduce). Its cheapest form under prices of the channels is made of cheapest
-# arborescences over the cheapest paths. Slower than packing and splitting, which need full-duplex
-# links, but it needs nothing; the prices are the certificate.
+# arborescences over the cheapest paths. It needs no full-duplex links, but is slower than packing;
+# the prices are the certificate.
+
+DirectedEdges = tuple[int, bool, tuple[Edge, ...]]
+"""Root of a tree, True if its edges lead towards the root, and the edges in sending direction."""
 
 
-@dataclass(frozen=True)
-class TreeBundle:
-    """Trees that deliver one unit of a collective together."""
+def best_bundles(
+    fabric: Fabric, collective: Collective, root: int
+) -> Mix[tuple[DirectedEdges, ...]]:
+    """Return the mix of patterns with the largest total; in a gather a unit is one shard per
+    rank."""
+    ranks = range(fabric.num_ranks)
+    choices: list[list[tuple[int, bool]]] = {
+        "broadcast": [[(root, False)]],
+        "reduce": [[(root, True)]],
+        "allgather": [[(rank, False) for rank in ranks]],
+        "reducescatter": [[(rank, True) for rank in ranks]],
+        "allreduce": [[(rank, True), (rank, False)] for rank in ranks],
+    }[collective]
 
-    trees: tuple[tuple[int, tuple[tuple[int, int, Path], ...], bool], ...]
-    """(root, sends (from, to, arcs), True if they lead towards the root)."""
-
-
-def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeBundle]:
-    """The mix of bundles with the largest total; a gather moves one share of each rank per unit."""
-
-    good_roots = list(range(fabric.num_ranks))
-
-    def cheapest(price: Sequence[Any]) -> Pattern[TreeBundle]:
+    def cheapest(price: Sequence[Any]) -> Pattern[tuple[DirectedEdges, ...]]:
         paths = CheapestPaths(fabric, [price[arc.channel] for arc in fabric.arcs])
-        bundle = TreeBundle(tuple(_trees(paths, fabric.num_ranks, collective, root, good_roots)))
-        usage: dict[int, int] = {}
-        for _, sends, _ in bundle.trees:
-            for _, _, path in sends:
-                for arc in path:
-                    channel = fabric.arcs[arc].channel
-                    usage[channel] = usage.get(channel, 0) + 1
-        return Pattern(usage, bundle)
+        best: tuple[Any, tuple[DirectedEdges, ...]] | None = None
+        for choice in choices:
+            trees = [_cheapest_tree(paths, fabric.num_ranks, *each) for each in choice]
+            cost = sum(cost for cost, _ in trees)
+            if best is None or cost < best[0]:
+                best = cost, tuple(tree for _, tree in trees)
+            if cost < CHEAP:
+                break
+        assert best is not None
+        paths_used = (path for _, _, edges in best[1] for _, _, path in edges)
+        usage = Counter(fabric.arcs[arc].channel for path in paths_used for arc in path)
+        return Pattern(usage, best[1])
 
     return best_mix(fabric.capacity, cheapest)
 
 
-def _trees(
-    paths: CheapestPaths, count: int, collective: Collective, root: int, good_roots: list[int]
-) -> list[Any]:
-    """Trees of the cheapest bundle; of an all-reduce those of the first good root that is cheap."""
-    away = [row[:count] for row in paths.cost[:count]]
-    towards = [list(column) for column in zip(*away, strict=True)]
-    if collective in ("broadcast", "reduce"):
-        is_reduce = collective == "reduce"
-        return [_tree(paths, towards if is_reduce else away, root, is_reduce)[1]]
-    if collective in ("allgather", "reducescatter"):
-        is_reduce = collective == "reducescatter"
-        costs = towards if is_reduce else away
-        return [_tree(paths, costs, rank, is_reduce)[1] for rank in range(count)]
-    best: tuple[Any, list[Any]] | None = None
-    for rank in tuple(good_roots):
-        (first, into), (second, out) = (
-            _tree(paths, towards, rank, True), _tree(paths, away, rank, False),
-        )  # fmt: skip
-        if best is None or first + second < best[0]:
-            best = first + second, [into, out]
-        if best[0] < CHEAP:
-            break
-        # It was not worth it: the others are tried before it next time.
-        good_roots.remove(rank)
-        good_roots.append(rank)
-    assert best is not None
-    return best[1]
-
-
-def _tree(
-    paths: CheapestPaths, cost: list[list[Any]], root: int, is_reduce: bool
-) -> tuple[Any, Any]:
-    """Cost of the cheapest tree and the tree; towards the root the arcs are turned around."""
-    parent = cheapest_arborescence(cost, root)
-    edges = [(parent[rank], rank) for rank in range(len(cost)) if rank != root]
-    total = sum(cost[a][b] for a, b in edges)
-    pairs = [(b, a) if is_reduce else (a, b) for a, b in edges]
-    sends = tuple((a, b, paths.path(a, b)) for a, b in pairs)
-    return total, (root, sends, is_reduce)
-
-
-# Strength of an undirected graph: the least (links between parts) / (parts - 1) over partitions.
-#
-# Nash-Williams and Tutte (1961): as many spanning trees can be packed, in fractions. Newton's
-# method on the ratio: for a rate, the partition with the least (crossing - rate · parts) comes from
-# one minimum cut per node (Cunningham, 1985; Barahona, 1992): give each node in turn the largest
-# value that keeps the sum over every set of earlier nodes within crossing(set) - 2 · rate, and join
-# the sets that are tight. Exact fractions; O(nodes) flows per step, few steps.
-
-
-def strength_bound(fabric: Fabric) -> Partition:
-    """The strength of a symmetric fabric without switches, and the partition that shows it."""
-    matrix = fabric.matrix
-    parts = [[node] for node in range(len(matrix))]
-    rate = _ratio(matrix, parts)
-    while True:
-        finer = _weakest(matrix, rate)
-        better = _ratio(matrix, finer) if len(finer) > 1 else rate
-        if better >= rate:
-            break
-        parts, rate = finer, better
-    names = tuple(tuple(fabric.places[node] for node in part) for part in parts)
-    return Partition(rate, names, _between(matrix, parts))
-
-
-def _between(matrix: LongArray, parts: list[list[int]]) -> int:
-    inside = sum(int(matrix[np.ix_(part, part)].sum()) for part in parts)
-    return (int(matrix.sum()) - inside) // 2
-
-
-def _ratio(matrix: LongArray, parts: list[list[int]]) -> Fraction:
-    return Fraction(_between(matrix, parts), len(parts) - 1)
-
-
-def _weakest(matrix: LongArray, rate: Fraction) -> list[list[int]]:
-    """The partition with the least crossing - rate · parts."""
-    count = len(matrix)
-    source, sink = count, count + 1
-    tails, heads = np.nonzero(np.triu(matrix))
-    nodes = np.arange(count)
-    feeds = np.stack((np.full(count, source), nodes), axis=1)
-    drains = np.stack((nodes, np.full(count, sink)), axis=1)
-    pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds, drains)).astype(np.int64)
-    graph, place = flow_graph(count + 2, pairs)
-    inner, feed, drain = np.split(place, [len(tails), len(tails) + count])
-    units = matrix[tails, heads] * rate.denominator
-    value = [0] * count
-    parts: list[set[int]] = []
-    for node in range(count):
-        # The set S of nodes up to this one that contains it, with least crossing(S) - value(S):
-        # a positive value draws a node into S (the source side), a negative one keeps it out.
-        capacity = np.zeros(len(graph.arc_head), dtype=np.int64)
-        capacity[inner] = units
-        capacity[graph.arc_reverse[inner]] = units
-        drawn = 0
-        for other in range(count):
-            if other == node:
-                capacity[feed[other]] = UNLIMITED // 4
-            elif other > node:
-                capacity[drain[other]] = UNLIMITED // 4
-            elif value[other] > 0:
-                capacity[feed[other]] = value[other]
-                drawn += value[other]
-            else:
-                capacity[drain[other]] = -value[other]
-        flow = int(max_flow(graph, capacity, source, sink, UNLIMITED // 2))
-        value[node] = flow - drawn - 2 * rate.numerator
-        tight = {int(n) for n in np.flatnonzero(graph.level[:count] >= 0)}
-        joined = [part for part in parts if part & tight]
-        parts = [part for part in parts if not part & tight]
-        parts.append(tight.union(*joined))
-    return [sorted(part) for part in parts]
+def _cheapest_tree(
+    paths: CheapestPaths, count: int, root: int, is_reduce: bool
+) -> tuple[Any, DirectedEdges]:
+    """Return the cost of the cheapest tree away from a root, or towards it, and the tree."""
+    cost = [row[:count] for row in paths.cost[:count]]
+    if is_reduce:
+        cost = [list(column) for column in zip(*cost, strict=True)]
+    parents = enumerate(cheapest_arborescence(cost, root))
+    pairs = [(rank, parent) if is_reduce else (parent, rank)
+             for rank, parent in parents if rank != root]  # fmt: skip
+    total = sum(paths.cost[a][b] for a, b in pairs)
+    return total, (root, is_reduce, tuple((a, b, paths.path(a, b)) for a, b in pairs))
 
 
 PACKED = "packed trees"
-Weighted = tuple[Fraction, tuple[Edge, ...]]
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule, and the bound that it is measured against."""
+    """A schedule, and the certificate of the bound on any schedule's rate."""
 
     section: Communication
     certificate: Certificate
@@ -421,10 +333,7 @@ class Scheduled:
 def best_schedule(
     fabric: Fabric, collective: Collective, root: int, *, max_trees: int | None = None
 ) -> Scheduled:
-    """The schedule with the largest rate; of an all-reduce at most ``max_trees``, the heaviest."""
-    if collective == "alltoall":
-        exchange = exchange_bound(fabric)
-        return Scheduled(exchange_section(fabric, exchange), exchange.certificate)
+    """Return the fastest schedule; of an all-reduce at most the ``max_trees`` heaviest trees."""
     if collective == "allreduce" and fabric.is_symmetric:
         return _all_reduce(fabric, root, max_trees)
     if collective != "allreduce" and not fabric.has_shared_channels:
@@ -435,18 +344,20 @@ def best_schedule(
 
 
 def bound_of(fabric: Fabric, collective: Collective, root: int) -> Certificate:
-    """The bound alone, for fabrics too large to pack."""
-    if collective == "alltoall":
-        return exchange_bound(fabric).certificate
+    """Return only the bound, for fabrics that are too large for packing."""
+    shown = fabric.turned_around() if collective in _REDUCTIONS else fabric
     if fabric.is_symmetric and collective in ("broadcast", "reduce"):
-        return broadcast_bound(fabric, root, is_reduce=collective == "reduce")
+        return broadcast_bound(shown, root)
     if fabric.is_symmetric and collective in ("allgather", "reducescatter"):
-        return gather_bound(fabric, is_reduce=collective == "reducescatter")
+        return gather_bound(shown)
     return best_schedule(fabric, collective, root).certificate
 
 
+_REDUCTIONS = ("reduce", "reducescatter")
+
+
 def _by_packing(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
-    is_reduce = collective in ("reduce", "reducescatter")
+    is_reduce = collective in _REDUCTIONS
     shown = fabric.turned_around() if is_reduce else fabric
     demand = np.zeros(fabric.num_ranks, dtype=np.int64)
     if collective in ("broadcast", "reduce"):
@@ -457,13 +368,18 @@ def _by_packing(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
         each = certificate.bound / fabric.num_ranks
         demand[:], scale = each.numerator, each.denominator
     logical = remove_switches(shown, scale, demand)
-    packed = pack_trees(logical.matrix, demand * (logical.scale // scale))
-    trees = [one_direction(fabric, tree, is_reduce=is_reduce) for tree in _routed(logical, packed)]
+    trees = []
+    for weight, tree_root, edges in _routed(logical, demand * (logical.scale // scale)):
+        if is_reduce:
+            towards = [(b, a, path[::-1]) for a, b, path in edges]
+            trees.append(directed_tree(fabric, weight, tree_root, towards=towards))
+        else:
+            trees.append(directed_tree(fabric, weight, tree_root, away=edges))
     return Scheduled(section_of(fabric, collective, root, PACKED, trees), certificate)
 
 
 class _Routes:
-    """Capacity left on the paths between pairs of ranks."""
+    """Remaining capacity on the paths between pairs of ranks."""
 
     def __init__(self, routes: Iterable[tuple[tuple[int, int], int, Path]]) -> None:
         self._left: dict[tuple[int, int], dict[Path, Fraction]] = {}
@@ -471,10 +387,8 @@ class _Routes:
             paths = self._left.setdefault(pair, {})
             paths[path] = paths.get(path, Fraction(0)) + units
 
-    def take(
-        self, weight: Fraction, pairs: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[Fraction, tuple[Edge, ...]]]:
-        """Choose a path per edge of a tree, and split the tree where a path is too narrow."""
+    def take(self, weight: Fraction, pairs: Pairs) -> Iterator[tuple[Fraction, tuple[Edge, ...]]]:
+        """Choose a path per edge of a tree, and split the tree if a path is too narrow."""
         while weight > 0:
             edges = tuple(
                 (*pair, max(self._left[pair], key=self._left[pair].__getitem__)) for pair in pairs
@@ -486,19 +400,23 @@ class _Routes:
             yield piece, edges
 
 
-def _routed(logical: Logical, packed: Sequence[PackedTree]) -> Iterator[RoutedTree]:
-    """Packed trees over the routes that are left once switches are split off."""
+def _routed(
+    logical: Logical, demand: LongArray
+) -> Iterator[tuple[Fraction, int, tuple[Edge, ...]]]:
+    """Yield packed trees (weight, root, edges) over the routes that replace the switches."""
     routes = _Routes(
         (pair, units, path) for pair, of_pair in logical.routes.items() for units, path in of_pair
     )
-    for tree in packed:
+    for tree in pack_trees(logical.matrix, demand):
         pairs = [(a, b) for b, a in enumerate(tree.parent) if a >= 0]
         for piece, edges in routes.take(Fraction(tree.weight), pairs):
-            yield RoutedTree(piece, tree.root, edges)
+            yield piece, tree.root, edges
 
 
-def _over_links(fabric: Fabric, trees: Sequence[tuple[Fraction, Edges]]) -> Iterator[Weighted]:
-    """Undirected trees of a fabric without switches, over its links in parallel."""
+def _over_links(
+    fabric: Fabric, trees: Iterable[tuple[Fraction, Pairs]]
+) -> Iterator[tuple[Fraction, tuple[Edge, ...]]]:
+    """Yield undirected trees of a fabric without switches, routed over its parallel links."""
     routes = _Routes(
         ((arc.tail, arc.head), fabric.capacity[arc.channel], (index,))
         for index, arc in enumerate(fabric.arcs)
@@ -510,36 +428,31 @@ def _over_links(fabric: Fabric, trees: Sequence[tuple[Fraction, Edges]]) -> Iter
 
 def _all_reduce(fabric: Fabric, root: int, max_trees: int | None) -> Scheduled:
     mix, price = best_spanning_trees(fabric)
-    certificate: Certificate
     if fabric.has_switches:
-        certificate = Prices(mix.value, price)
-        routed = [(weight, pattern.payload.edges) for weight, pattern in mix.weighted]
+        routed = [(weight, pattern.payload) for weight, pattern in mix.weighted]
     else:
-        certificate = strength_bound(fabric)
         routed = list(_over_links(fabric, fewer_trees(fabric, mix)))
     if max_trees is not None:
-        routed = heaviest(routed, max_trees)
-    trees = [both_directions(fabric, rooted_at_centre(weight, edges)) for weight, edges in routed]
-    return Scheduled(section_of(fabric, "allreduce", root, PACKED, trees), certificate)
+        routed = sorted(routed, key=lambda tree: -tree[0])[:max_trees]
+    trees = [
+        undirected_tree(fabric, "allreduce", weight, centre([(a, b) for a, b, _ in edges]), edges)
+        for weight, edges in routed
+    ]
+    section = section_of(fabric, "allreduce", root, PACKED, trees)
+    return Scheduled(section, Prices(mix.value, price))
 
 
 def _by_columns(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
     mix = best_bundles(fabric, collective, root)
-    is_gather = collective in ("allgather", "reducescatter")
-    times = fabric.num_ranks if is_gather else 1
+    times = fabric.num_ranks if collective in ("allgather", "reducescatter") else 1
     certificate = Prices(mix.value * times, tuple(price / times for price in mix.price))
-    trees = []
+    trees: list[Tree] = []
     for weight, pattern in mix.weighted:
         if collective == "allreduce":
-            into, out = (
-                RoutedTree(weight, tree_root, sends)
-                for tree_root, sends, _ in pattern.payload.trees
-            )
-            first = one_direction(fabric, into, is_reduce=True, is_turned=True)
-            second = one_direction(fabric, out, is_reduce=False)
-            trees.append(replace(first, broadcast=second.broadcast))
+            (tree_root, _, into), (_, _, out) = pattern.payload
+            trees.append(directed_tree(fabric, weight, tree_root, towards=into, away=out))
             continue
-        for tree_root, sends, is_reduce in pattern.payload.trees:
-            tree = RoutedTree(weight, tree_root, sends)
-            trees.append(one_direction(fabric, tree, is_reduce=is_reduce, is_turned=is_reduce))
+        for tree_root, is_reduce, edges in pattern.payload:
+            direction = {"towards" if is_reduce else "away": edges}
+            trees.append(directed_tree(fabric, weight, tree_root, **direction))
     return Scheduled(section_of(fabric, collective, root, PACKED, trees), certificate)

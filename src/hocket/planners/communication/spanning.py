@@ -3,32 +3,28 @@
 On full-duplex links each tree reduces towards its root in one direction and broadcasts in the
 other, so an undirected link is taken once per unit. An edge of a tree is a link, or a path over
 switches; the cheapest tree under prices of the links is a minimum spanning tree over the cheapest
-paths. Without switches the optimum is the strength of the graph (Nash-Williams, Tutte), with them
-the prices prove it. `docs/design/020-collectives-as-packed-trees.md` has the derivation.
+paths. The prices at the optimum prove the bound; without switches it is the strength of the graph
+(Nash-Williams and Tutte, 1961). Derivation: `docs/design/020-collectives-as-packed-trees.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from hocket.planners.communication.columns import Mix, Pattern, best_mix
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.paths import CheapestPaths, Path
+from hocket.planners.communication.paths import CheapestPaths
+from hocket.planners.communication.trees import Edge
+
+UndirectedEdges = tuple[Edge, ...]
+"""Edges of a spanning tree of the ranks; each has the arcs in one of its directions."""
 
 
-@dataclass(frozen=True)
-class UndirectedTree:
-    """Edges of a spanning tree of the ranks; each is the links that it crosses."""
-
-    edges: tuple[tuple[int, int, Path], ...]
-    """(rank, rank, arcs of the fabric from the first to the second)."""
-
-
-def best_spanning_trees(fabric: Fabric) -> tuple[Mix[UndirectedTree], tuple[Fraction, ...]]:
-    """The mix of spanning trees with the largest rate, and the price of every channel."""
+def best_spanning_trees(fabric: Fabric) -> tuple[Mix[UndirectedEdges], tuple[Fraction, ...]]:
+    """Return the mix of spanning trees with the largest rate, and the dual price of every
+    channel."""
     links = _UndirectedLinks(fabric)
     mix = best_mix(links.capacity, links.cheapest_tree)
     # Both directions of a link share its price, since a tree uses both.
@@ -37,7 +33,7 @@ def best_spanning_trees(fabric: Fabric) -> tuple[Mix[UndirectedTree], tuple[Frac
 
 
 class _UndirectedLinks:
-    """The undirected links of a symmetric fabric as rows."""
+    """The undirected links of a symmetric fabric, as rows of the linear program."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -53,14 +49,14 @@ class _UndirectedLinks:
             self.row_of_arc.append(row[key])
             self.row_of_channel[arc.channel] = row[key]
 
-    def cheapest_tree(self, price: Sequence[Any]) -> Pattern[UndirectedTree]:
-        """The minimum spanning tree of the ranks (Prim, 1957)."""
+    def cheapest_tree(self, price: Sequence[Any]) -> Pattern[UndirectedEdges]:
+        """Return the minimum spanning tree of the ranks (Prim, 1957)."""
         paths = CheapestPaths(self.fabric, [price[row] for row in self.row_of_arc])
         count = self.fabric.num_ranks
         near: list[Any] = list(paths.cost[0][:count])
         joined = [0] * count
         waiting = set(range(1, count))
-        edges: list[tuple[int, int, Path]] = []
+        edges: list[Edge] = []
         usage: dict[int, int] = {}
         while waiting:
             rank = min(waiting, key=lambda other: (near[other], other))
@@ -73,4 +69,4 @@ class _UndirectedLinks:
             for other in waiting:
                 if row[other] < near[other]:
                     near[other], joined[other] = row[other], rank
-        return Pattern(usage, UndirectedTree(tuple(edges)))
+        return Pattern(usage, tuple(edges))

@@ -1,12 +1,36 @@
-"""Max-load: split a graph so that the busiest device has as little to do as possible.
+"""Max-load: split a graph so that the load of the busiest device is as small as possible.
 
 Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
-From a problem to a plan: `pieces` (ops that move together) - `classes` (of devices) - `lattice` and
-`split` (exact contiguous splits) - `contiguous` - `moves` (any placement) - `bound` (lower bounds)
-- `planner` (the planners).
+Files in the order from a problem to a plan: `load_pieces` (ops that move together),
+`device_classes`, `ideal_lattice` and `stage_split` (exact contiguous splits), `contiguous_split`,
+`load_annealing` (any placement), `load_bound` (lower bounds), `max_load_planner` (the planners).
+They are imported when a planner is called.
 """
 
-from hocket.planners.max_load.bound import max_load_bound
-from hocket.planners.max_load.planner import dpl, pipedream, throughput
+from __future__ import annotations
 
-__all__ = ["dpl", "max_load_bound", "pipedream", "throughput"]
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+
+__all__ = ["dpl", "pipedream", "throughput"]
+
+
+def throughput(problem: Problem, plan: Plan) -> Plan:
+    """Place every op so that the busiest device has as little to do as possible."""
+    from hocket.planners.max_load.max_load_planner import throughput
+
+    return throughput(problem, plan)
+
+
+def dpl(problem: Problem, plan: Plan) -> Plan:
+    """Cut a topological order into stages, as well as that order allows."""
+    from hocket.planners.max_load.max_load_planner import dpl
+
+    return dpl(problem, plan)
+
+
+def pipedream(problem: Problem, plan: Plan) -> Plan:
+    """Cut the model into stages where a single piece connects the parts before and after it."""
+    from hocket.planners.max_load.max_load_planner import pipedream
+
+    return pipedream(problem, plan)

@@ -1,4 +1,4 @@
-"""Memory of one device: orders of its ops with a low peak, and plans within a budget (`budget`)."""
+"""Memory of one device: op orders with a low peak, and plans that keep a budget (`budget`)."""
 
 from hocket.planners.memory.order import OrderBound, bounded_order, memory_order, order_bound
 from hocket.planners.memory.release import release_gradients

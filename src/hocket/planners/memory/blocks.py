@@ -1,15 +1,14 @@
-"""Cut a training step into blocks: the pieces of its forward pass that a memory plan decides about.
+"""Cut a training step into blocks: the consecutive ops for which a memory plan chooses policies.
 
-Repeated layers are the usual blocks: consecutive ops whose module paths share a
-numbered part (``transformer.h.3``), small neighbours joined. How deep that part lies is chosen by
-bytes: a block that makes more than a limit is cut by the lists of modules inside it
-(``stages.2.blocks.17``), others stay whole, and of all limits the one is taken for which inputs of
-blocks and the largest block together take least, which is what full recompute holds. Where a model
-has no such parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem,
-CMU-CS-19-135): the cuts with the least sum of crossing bytes such that no block makes more than its
-share, by a dynamic program over positions with a sliding minimum; logits and their loss stay
-together. Where one block has more parameters than fit, it is cut again by a list of
-modules inside it, such as experts. O(limits · (ops + reads)).
+Blocks are usually repeated layers: consecutive ops whose module paths share a numbered part
+(``transformer.h.3``), with small neighbours joined. Nested lists of modules are cut by bytes: a
+block that makes more bytes than a limit is cut by the lists inside it (``stages.2.blocks.17``). Of
+all limits, the one is taken for which full recompute holds the fewest bytes (the inputs of all
+blocks and everything that the largest block makes). A model without numbered parts is cut where few
+bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): a dynamic program with a sliding minimum finds the
+cuts with the smallest sum of crossing bytes such that no block makes too many bytes. Logits and
+their loss stay in one block. `cut_finer` cuts blocks with more parameters than fit again, by lists
+of modules such as experts. O(limits · (ops + reads)).
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from hocket.simulate.rewriting.host_parameters import runs_within
 from hocket.simulate.rewriting.repeated_calls import CALLS, Span, calls_of, outer_modules
 
 FEWEST = 3
-"""With fewer numbered parts than this, narrow places are looked for."""
+"""Smallest number of numbered parts by which a model is cut; with fewer, narrow places are used."""
 NUM_NARROW_BLOCKS = 16
-"""Of the bytes that the forward pass makes, a block between narrow places makes about this part."""
+"""Approximate number of blocks between narrow places, each making an equal part of all bytes."""
 SMALL_OPS = 4
-"""Neighbouring parts of one list are joined until they have this many ops."""
+"""Neighbouring parts of one list are joined if both have fewer ops than this."""
 NUM_LIMITS, SMALLEST_LIMIT = 20, 1 / 64
-"""Limits of a block's bytes that are tried, down to this part of the largest block."""
+"""Number of limits of a block's bytes that are tried; the smallest as a fraction of all bytes."""
 WORTH = 0.9
-"""Smaller blocks are taken where they hold less than this part of what larger ones hold."""
+"""Smaller blocks are taken if full recompute then holds less than this fraction of its bytes."""
 Cut = list[tuple[int, str]]
-"""First op and name of each block."""
+"""Blocks as pairs of first op and name."""
 
 
 def cut_step(graph: Graph) -> StepBlocks:
-    """The blocks of a step; raises `UsageError` for what is no step."""
+    """Cut a step into blocks; raises `UsageError` if the graph is no training step."""
     num_forward = num_forward_ops(graph)
     forward, tail = _Forward(graph, num_forward), _tail(graph, num_forward)
     best, least = Cut(), float("inf")
@@ -66,14 +65,14 @@ def cut_step(graph: Graph) -> StepBlocks:
 
 @lru_cache(maxsize=2**16)
 def layer_label(module: str, depth: int = 1) -> str:
-    """The path up to its numbered part of a depth, 1 the outermost; empty where it has none."""
+    """The module path up to its ``depth``-th numbered part from the left; empty if it has fewer."""
     parts = module.split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbered[depth - 1] + 1]) if len(numbered) >= depth else ""
 
 
 def _child(path: str, module: str) -> str:
-    """The module directly inside ``path`` that a module is or is in; empty for ``path`` itself."""
+    """The direct submodule of ``path`` that contains ``module``; empty for ``path`` itself."""
     if module == path or (path and not module.startswith(path + ".")):
         return ""
     return module[: (module + ".").index(".", len(path) + 1 if path else 0)]
@@ -81,7 +80,7 @@ def _child(path: str, module: str) -> str:
 
 @dataclass(eq=False)
 class _Forward:
-    """The ops of a forward pass, and how lists of modules cut them."""
+    """Ops of a forward pass, and the ways to cut it by lists of modules."""
 
     graph: Graph
     num_ops: int
@@ -89,21 +88,21 @@ class _Forward:
 
     @cached_property
     def modules(self) -> list[str]:
-        """Module path by op."""
+        """[op]: module path."""
         return [self.graph.module_of(op) for op in range(self.num_ops)]
 
     @cached_property
     def made(self) -> LongArray:
-        """Bytes made before each op, and by all."""
+        """[op]: bytes made before the op; the last entry is the bytes made by all ops."""
         return _made_and_crossing(self.graph, self.num_ops)[0]
 
     @cached_property
     def has_layers(self) -> bool:
-        """True if there are a few outermost numbered modules."""
+        """True if there are at least `FEWEST` outermost numbered modules."""
         return len({layer_label(module) for module in self.modules} - {""}) >= FEWEST
 
     def nested_cuts(self) -> Iterator[Cut]:
-        """Blocks of the outermost lists, then with those above a limit cut by modules inside."""
+        """Cuts for descending byte limits: outermost lists, then lists inside large blocks."""
         labels = [layer_label(module) for module in self.modules]
         outermost = list(pairwise([*_joined(labels), self.num_ops]))
         before = Cut()
@@ -117,14 +116,14 @@ class _Forward:
             before = cut
 
     def _cut(self, run: Span, path: str, limit_bytes: float) -> Cut:
-        """A run of ops of a module, whole or cut by what is inside that module."""
+        """Blocks of a run of ops: one, or several if it makes more bytes than the limit."""
         start, stop = run
         if self.made[stop] - self.made[start] > limit_bytes and (inner := self._inside(run, path)):
             return [piece for part, name in inner for piece in self._cut(part, name, limit_bytes)]
         return [(start, path or self.modules[start] or WITHOUT_MODULE)]
 
     def _inside(self, run: Span, path: str) -> list[tuple[Span, str]]:
-        """Runs of modules directly inside a module; none if there is one, or if they alternate."""
+        """Runs of direct submodules within a run; empty if only one or if they alternate."""
         start, stop = run
         if (start, stop, path) not in self._found:
             labels = [_child(path, module) for module in self.modules[start:stop]]
@@ -140,7 +139,7 @@ class _Forward:
 
     @cached_property
     def _passed_on(self) -> tuple[LongArray, LongArray, LongArray]:
-        """Of each storage that forward ops make and read: its producer, last reader and bytes."""
+        """Producer, last reader and bytes of each storage that forward ops make and later read."""
         graph = self.graph
         last = np.full(graph.num_tensors, -1)
         is_forward = graph.reader < self.num_ops
@@ -150,8 +149,11 @@ class _Forward:
         return producer[found].astype(np.int64), last[found], graph.held_bytes[found]
 
     def held_bytes(self, cut: Cut) -> float:
-        """Bytes that full recompute holds: inputs of all blocks, results outside of all blocks'
-        modules, and all results of the largest block."""
+        """Bytes that full recompute holds with these blocks.
+
+        They are the inputs of all blocks, results of ops outside of all blocks' modules, and all
+        results of the largest block.
+        """
         if not cut:
             return float("inf")
         edges = np.array([*(start for start, _ in cut), self.num_ops])
@@ -165,8 +167,10 @@ class _Forward:
 
 
 def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: float) -> StepBlocks:
-    """The blocks of a step, those with lists of modules inside cut into groups of neighbouring
-    members whose ops read no more than ``most`` of ``own_bytes``, by parameter."""
+    """The blocks of a step, finer: a list of modules in a block is cut into groups of neighbours.
+
+    A group's ops read at most ``most`` bytes of parameters (``own_bytes``).
+    """
     starts, names = list[int](), list[str]()
     for number, name in enumerate(blocks.names):
         first, last = blocks.start[number : number + 2].tolist()
@@ -181,8 +185,10 @@ def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: floa
 def _inner_cuts(
     graph: Graph, block: Span, depth: int, own_bytes: LongArray, most: float
 ) -> list[int]:
-    """Where groups of members of a list begin within a block, and what comes after the last one;
-    nothing if there are few members, or if they alternate."""
+    """First ops of the groups of a list's modules within a block, and the first op after the list.
+
+    Empty if the list has few modules or if they alternate.
+    """
     first, last = block
     labels = [layer_label(graph.module_of(op), depth) for op in range(first, last)]
     runs = [at for at, label in enumerate(labels) if label and label != _before(labels, at)]
@@ -199,12 +205,12 @@ def _inner_cuts(
 
 
 def _before(labels: list[str], at: int) -> str:
-    """The last label that is none of a block itself."""
+    """The last non-empty label before position ``at``; empty if there is none."""
     return next((label for label in reversed(labels[:at]) if label), "")
 
 
 def _joined(labels: list[str]) -> list[int]:
-    """Starts of the runs of equal labels, small neighbours of one list made one."""
+    """Starts of the runs of equal labels, with small neighbours of the same list joined."""
     starts = [at for at in range(len(labels)) if not at or labels[at] != labels[at - 1]]
     stops = [*starts[1:], len(labels)]
     kept: list[int] = []
@@ -219,8 +225,10 @@ def _joined(labels: list[str]) -> list[int]:
 
 
 def _tail(graph: Graph, num_forward: int) -> int:
-    """The first op of the layer that makes logits, which stay in one piece with their loss so that
-    both can go in chunks; the end of the forward pass where there is none."""
+    """First op of the layer that makes logits; the end of the forward pass if there is none.
+
+    This layer and the loss stay in one block, so that both can be computed in chunks.
+    """
     first = find_logits(graph, 0, num_forward)
     if first is None:
         return num_forward
@@ -231,8 +239,11 @@ def _tail(graph: Graph, num_forward: int) -> int:
 
 
 def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
-    """Where blocks of the forward pass begin so that few bytes cross their edges; not within calls
-    of modules that are called repeatedly, which could not be executed block by block then."""
+    """First ops of blocks such that few bytes cross the edges between blocks.
+
+    No block starts inside a call of a module that is called repeatedly, since such a call can only
+    be executed in one piece.
+    """
     made, crossing = _made_and_crossing(graph, num_forward)
     most = max(int(made[-1]) // NUM_NARROW_BLOCKS * 2, int(np.diff(made).max(initial=1)), 1)
     is_inside = np.zeros(num_forward + 1, dtype=bool)
@@ -260,8 +271,11 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
 
 
 def _whole_calls(graph: Graph, num_forward: int, made: LongArray, most: int) -> list[Span]:
-    """Calls of the outermost modules that are called repeatedly; of those that are called a few
-    times only where no call makes more bytes than a block."""
+    """Calls that must not be cut: those of the outermost modules that are called repeatedly.
+
+    Modules that are called only a few times are left out if a call makes more bytes than a block
+    may.
+    """
     found: dict[str, list[Span]] = {}
     for path, count in sorted(graph.meta.get(CALLS, {}).items(), key=lambda each: len(each[0])):
         if found.keys().isdisjoint(outer_modules(path)):
@@ -273,8 +287,11 @@ def _whole_calls(graph: Graph, num_forward: int, made: LongArray, most: int) -> 
 
 
 def _made_and_crossing(graph: Graph, num_forward: int) -> tuple[LongArray, LongArray]:
-    """Before each forward op and after the last: bytes made so far, and bytes still to be read by
-    forward ops."""
+    """Two arrays over the positions before each forward op and after the last: bytes and live
+    bytes.
+
+    The first counts the bytes made so far, the second those that later forward ops still read.
+    """
     producer, size, root = graph.tensor_producer, graph.held_bytes, graph.root_of
     made_here = (producer >= 0) & (producer < num_forward) & (size > 0)
     made = np.zeros(num_forward + 1, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Keep a memory budget: the fastest of a step's plans that fits, with lower bounds.
+"""Keep a memory budget: the fastest plan of a step that fits, with lower bounds.
 
-The peak is simulated on the very ops that the plan executes. It is reported with lower bounds on
-the bytes that any plan needs and on the step time of any plan with these policies.
+Peak and step time are simulated on exactly the ops that the plan executes. They are reported with a
+lower bound on the bytes of any plan, and one on the step time of any plan with these policies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import CHUNKS
 from hocket.planners.memory.numbers import ACTIVATION_POLICIES, PARAMETER_POLICIES, BlockNumbers
-from hocket.planners.memory.update_order import UpdateOrders
 from hocket.simulate.rewriting.chunks import find_region
-from hocket.simulate.rewriting.experts import all_in_groups, parts_of
 from hocket.simulate.rewriting.uses import Uses
 
 # Seconds that no memory plan of a step goes below, whatever the schedule of its copies.
@@ -33,12 +31,12 @@ from hocket.simulate.rewriting.uses import Uses
 
 
 def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
-    """Lower bound on the step time of plans with these policies, however copies are timed; None
-    where none keeps the budget.
+    """Lower bound on the step time of all plans with these policies; None if none keeps the budget.
 
-    Sums instead of a schedule, for a step among many: saved activations and resident parameters
-    must fit when the forward pass ends, all ops must run, copies in each direction take their bytes
-    over its rate, and updates on the host take their traffic over its rate.
+    A linear program that replaces the schedule of copies by sums over a step among many: saved
+    activations and resident parameters must fit at the end of the forward pass, all ops must run,
+    copies in each direction take their bytes over the link's rate, and updates on the host take
+    their memory traffic over the host's rate.
     """
     num_activations, num_parameters = numbers.stay.size, numbers.on_device.size
     # Activations of the last block are used at once, whatever the plan.
@@ -86,12 +84,11 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
 #
 # Whatever is offloaded, fetched or recomputed, the storages of an op are on the device while it
 # runs, and the batch and buffers are there at all times. Ops of the last block may go in chunks, of
-# which only the part that exists for one chunk at a time is divided, and products of experts one
-# expert at a time. O(ops + reads).
+# which only the part that exists for one chunk at a time is divided. O(ops + reads).
 
 
 def least_bytes(uses: Uses, max_chunks: int) -> int:
-    """Bytes that no memory section of this step goes below."""
+    """Lower bound on the peak of every memory section of this step."""
     graph, blocks = uses.graph, uses.blocks
     region = find_region(graph, blocks)
     is_base = np.isin(graph.tensor_role, (Role.INPUT, Role.BUFFER)) & (graph.tensor_producer < 0)
@@ -104,8 +101,6 @@ def least_bytes(uses: Uses, max_chunks: int) -> int:
     parted[list(region.whole)] = False
     size[parted] /= max_chunks
     size[is_base] = 0
-    most_groups = max((each.count for each in uses.experts.values()), default=1)
-    size /= parts_of(graph, uses.experts, all_in_groups(uses.experts, most_groups))
     most = 0.0
     for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
         tensors = [*graph.reads_of(op).tolist(), *graph.made_by(op)]
@@ -117,7 +112,7 @@ def least_bytes(uses: Uses, max_chunks: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BudgetFit:
-    """The best plan within a budget, and how far from the best possible it is."""
+    """The best plan within a memory budget, with its distance from the lower bounds."""
 
     frontier: Frontier
     budget_bytes: int
@@ -128,53 +123,48 @@ class BudgetFit:
 
     @cached_property
     def chosen(self) -> Fitted | None:
-        """The fastest plan within the budget; None where none keeps it."""
+        """The fastest plan within the budget; None if none keeps it."""
         return self.frontier.best(self.budget_bytes)
 
     @cached_property
     def lower_bound_bytes(self) -> int:
-        """No plan needs less."""
+        """Lower bound on the peak of any plan."""
         return least_bytes(self.frontier.uses, CHUNKS[-1])
 
     @cached_property
     def bound_s(self) -> float | None:
-        """Lower bound on the step within the budget; None where no plan keeps it."""
+        """Lower bound on the step time within the budget; None if no plan keeps it."""
         of_blocks = (self.frontier.numbers, *self.frontier.finer)
         found = [bound_s(numbers, self.budget_bytes) for numbers in of_blocks]
         return min((seconds for seconds in found if seconds is not None), default=None)
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of the chosen plan's step from the lower bound."""
+        """Relative distance of the chosen plan's step time from its lower bound."""
         if self.chosen is None or self.bound_s is None:
             return None
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)
 
-    @cached_property
-    def update_orders(self) -> UpdateOrders | None:
-        """Step times by the order of updates on the host in the chosen plan; None without any."""
-        return (self.chosen or self.frontier.smallest).update_orders
-
     @property
     def smallest_bytes(self) -> int:
-        """The smallest budget that would do."""
+        """The smallest budget that some plan keeps."""
         return self.frontier.smallest.peak_bytes
 
     @property
     def enough_on_host_bytes(self) -> int | None:
-        """Host memory that would be enough, if its limit is why nothing fits; else None."""
+        """Host memory that would be enough if its limit is why nothing fits; else None."""
         return None if self.chosen else self.frontier.enough_on_host(self.budget_bytes)
 
     @property
     def limits(self) -> str:
-        """The budget, and what may wait on the host where that has a part in it."""
+        """Text on the budget, and on the limit of host memory if that matters."""
         budget = format_bytes(self.budget_bytes)
         if self.enough_on_host_bytes is None:
             return budget
         return f"{budget} with {format_bytes(int(self.frontier.host_bytes))} on the host"
 
     def plan(self) -> Plan:
-        """The plan with its memory section; raises `NoFeasiblePlanError` where nothing fits."""
+        """The plan with its memory section; raises `NoFeasiblePlanError` if nothing fits."""
         chosen = self.chosen
         if chosen is None:
             on_host = self.enough_on_host_bytes
@@ -207,6 +197,6 @@ def keep_budget(
     host_bytes: float = float("inf"),
     async_update: bool = False,
 ) -> BudgetFit:
-    """Plan the memory of a step that is placed on one device."""
+    """Plan the memory of a step on one device, within ``budget_bytes``."""
     frontier = find_frontier(problem, plan, host_bytes=host_bytes, async_update=async_update)
     return BudgetFit(frontier, budget_bytes)

@@ -1,12 +1,11 @@
-"""Plans for one step from its plain form down to the fewest bytes, each proven by the simulator.
+"""Plans of one step from the plain step down to the fewest bytes, each simulated.
 
-The set of plans does not depend on the requested budget: the plain step, full recompute, offloading
-everything, the minimum-memory plan, and what the linear program gives for budgets in between; and
-for every number of blocks the plan that keeps so many and recomputes the others, simulated when a
-budget needs it. Each is rewritten into the graph and simulated. For a budget the fastest plan whose
-simulated peak fits is taken; so a larger budget never makes a step longer, and no plan is slower
-than full recompute or full offload where these fit.
-O(levels · (blocks³ + ops)).
+The set of plans does not depend on the requested budget. It has the plain step, full recompute,
+offloading everything, the minimum-memory plan, and plans of the linear program for budgets in
+between. For every number k of blocks there is also a plan that keeps k blocks and recomputes the
+others, which is simulated only if a budget needs it. For a budget the fastest plan whose simulated
+peak fits is taken. So a larger budget never makes a step longer, and no plan is slower than full
+recompute or full offload if these fit. O(levels · (blocks³ + ops)).
 """
 
 from __future__ import annotations
@@ -36,42 +35,42 @@ from hocket.planners.memory.numbers import FROM_HOST, KEPT, RECOMPUTED, BlockNum
 from hocket.simulate.rewriting.uses import Uses
 
 NUM_LEVELS = 32
-"""Budgets that the linear program is solved for, by turns of `TURNS`."""
+"""Number of budgets for which the linear program is solved, with `TURNS` in rotation."""
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
-"""Steps of more ops get fewer levels, because each is written down op by op."""
+"""Steps with more ops get fewer levels, because every plan rewrites the step op by op."""
 NUM_FEW_LEVELS_OPS, NUM_KEEPING_OF_MANY = 40_000, 4
-"""Steps of more ops get half as many levels still, and fewer plans that keep a number of blocks are
-looked at: of a thousand layers each takes seconds."""
+"""Steps with more ops than the first get half of the fewest levels, and only the second number of
+plans per family of `KeepingPlans`, because each plan of a thousand layers takes seconds."""
 NOT_OFFLOADED = (KEPT, RECOMPUTED, FROM_HOST)
-"""Without offloading what is saved: copies do not always hide as well as the program has them do,
-and where the link is busy a plan without them may be faster."""
+"""Activation policies without offloading of saved activations. Copies do not always overlap as well
+as the linear program assumes, so a plan without them can be faster if the link is busy."""
 TURNS = (
     Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0),
     Turn(ON_HOST, 1.0), Turn(ON_DEVICE, 1.0), Turn(ON_HOST, 0.0),
 )  # fmt: skip
-"""The overlap of copies is not known before the simulation, so both extremes are tried. Where not
-all parameters fit on the device, policies that stream them take their turn."""
+"""Assumptions and policies that the levels use in rotation. The overlap of copies is unknown before
+the simulation, so both extremes are tried, with policies that stream parameters and without."""
 BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, NOT_OFFLOADED))
 """Turns for budgets between those of other plans."""
 NEAR = 1.03
-"""Budgets within this ratio of each other are not worth a plan each."""
+"""No plan is sought for a budget within this ratio of one that was tried."""
 LARGE_SLOTS = 0.25
-"""Where streamed parameters take more than this part of the peak of the minimum-memory plan, blocks
-are cut by the lists inside them, and batched experts are streamed in groups."""
+"""Blocks are cut by their inner lists if streamed parameters take more than this fraction of the
+minimum-memory plan's peak."""
 SMALL_SLOTS = 0.1
-"""Where they take less than this part of a budget, smaller blocks gain nothing."""
+"""Smaller blocks gain nothing if streamed parameters take less than this fraction of a budget."""
 FEWEST_GROUPS = 4
 GROUP_BYTES = 2**27
-"""Parameters of a group: copies of this size reach the full rate of the link, and more groups take
-longer to plan."""
+"""Bytes of parameters per group. Copies of this size reach the link's full rate; more groups would
+take longer to plan."""
 NUM_KEEPING = 8
-"""Number of plans of `KeepingPlans`, about, that are simulated for every step."""
+"""Approximate number of plans per family of `KeepingPlans` that are simulated for every step."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Frontier:
-    """Every plan of a step that was tried."""
+    """All plans of a step that were tried."""
 
     problem: Problem
     plan: Plan
@@ -79,41 +78,46 @@ class Frontier:
     uses: Uses
     numbers: BlockNumbers
     finer: tuple[BlockNumbers, ...]
-    """Costs of the step with smaller blocks, or with experts in groups, where that was tried."""
+    """Costs of the step with smaller blocks, one entry per way to cut them."""
     keeping: tuple[KeepingPlans, ...]
-    """Plans that move nothing."""
+    """Families of plans that move nothing, by chunks of the loss."""
     host_bytes: float
     """Host memory that plans may use."""
     over_host_limit: tuple[Fitted, ...]
-    """Plans that need more host memory than that."""
+    """Plans that need more host memory than ``host_bytes``."""
     plan_seconds: float
 
     def __repr__(self) -> str:
         return f"Frontier({self.problem.graph.name!r}, {len(self.plans)} plans)"
 
     def best(self, budget_bytes: float) -> Fitted | None:
-        """The fastest plan within a budget, the smallest of these; None where none keeps it."""
+        """The fastest plan within a budget, of equals the smallest; None if none keeps it."""
         kept = (plans.best(budget_bytes) for plans in self.keeping)
         return _fastest([*self.plans, *(plan for plan in kept if plan is not None)], budget_bytes)
 
     def find(self, name: str) -> Fitted | None:
-        """The plan with this name; None where it does not fit on the host."""
+        """The plan with this name; None if there is none within the host memory."""
         return next((plan for plan in self.plans if plan.name == name), None)
 
     def best_of(self) -> list[Fitted]:
-        """Plans that are the best for some budget, from the largest to the smallest; of those that
-        keep so many blocks a few."""
+        """Plans that are the best for some budget, from the largest peak to the smallest.
+
+        Of the families in ``keeping``, only plans that were simulated for every step are among
+        them.
+        """
         return _best_of(self.plans)[::-1]
 
     def enough_on_host(self, budget_bytes: float) -> int | None:
-        """Host memory that a plan within a budget would need, if the host's limit is why none was
-        found; None where no plan keeps the budget with any host memory."""
+        """Host memory that a plan within the budget needs; None if no plan keeps the budget at all.
+
+        Only plans that exceed the limit of host memory are considered.
+        """
         fits = (plan.host_bytes for plan in self.over_host_limit if plan.peak_bytes <= budget_bytes)
         return min(fits, default=None)
 
     @property
     def smallest(self) -> Fitted:
-        """The plan with the fewest bytes."""
+        """The plan with the lowest peak."""
         return min(self.plans, key=lambda plan: (plan.peak_bytes, plan.step_s))
 
 
@@ -132,10 +136,10 @@ def find_frontier(
     replayed: Problem | None = None,
     async_update: bool = False,
 ) -> Frontier:
-    """Plans of a step that is placed on one device, from the fastest to the smallest.
+    """Find plans of a step on one device, from the fastest to the smallest.
 
-    ``in_chunks`` is True if its loss may be computed in chunks, where it can. ``replayed`` is the
-    problem with the times of ops in a CUDA graph, where steps that move nothing are one.
+    ``in_chunks`` is True if the loss may be computed in chunks. ``replayed`` is the problem with
+    the times of ops in a CUDA graph, which apply to steps that can be captured.
     """
     started = time.perf_counter()
     num_ops, num_keeping = problem.graph.num_ops, NUM_KEEPING
@@ -152,7 +156,7 @@ def find_frontier(
         for step in range(1, num_keeping):
             found.add(family[step * (len(family) - 1) // num_keeping])
     _levels(found, maker, num_levels)
-    finer = _in_groups(maker, found.least_bytes)
+    finer = _finer(maker, found.least_bytes)
     _finer_levels(found, finer, 2 * maker.largest_bytes / SMALL_SLOTS, num_levels)
     _between(found, maker, finer[:1], num_levels // 4)
     for fitted in _best_of(found.plans.values()):
@@ -169,7 +173,7 @@ def find_frontier(
 
 
 class _FoundPlans:
-    """Plans by their names; a section that was seen is not simulated again."""
+    """Plans by name, and the memory sections that need not be simulated again."""
 
     def __init__(self, usual: Iterable[Fitted]) -> None:
         self.plans = {fitted.name: fitted for fitted in usual}
@@ -178,12 +182,12 @@ class _FoundPlans:
         self.least_bytes = min(fitted.peak_bytes for fitted in self.plans.values())
 
     def best_s(self, budget_bytes: float) -> float:
-        """The shortest step within a budget."""
+        """Shortest step time within a budget; infinite if no plan keeps it."""
         best = _fastest(self.plans.values(), budget_bytes)
         return float("inf") if best is None else best.step_s
 
     def add(self, fitted: Fitted | None) -> None:
-        """Keep a plan, where one was found."""
+        """Add a plan unless it is None."""
         if fitted is not None:
             self.seen.add(fitted.memory)
             self.plans[fitted.name] = fitted
@@ -203,8 +207,11 @@ def _solve_turns(
     found: _FoundPlans, maker: PlanMaker, name: str, budget_bytes: float, turns: Iterable[Turn],
     tail: float = LARGEST_TAIL,
 ) -> None:  # fmt: skip
-    """Add the plans of the linear program for each turn; with hidden copies only where these are
-    predicted to beat the others, because such predictions are often too low."""
+    """Add the plan of the linear program for each turn.
+
+    Turns with hidden copies are used only if the program predicts a shorter step than the best so
+    far, because these predictions are often too optimistic.
+    """
     for number, turn in enumerate(turns, 1):
         of_turn = f"{name}, {number}"
         below_s = found.best_s(budget_bytes) if turn.is_hidden else float("inf")
@@ -214,7 +221,7 @@ def _solve_turns(
 def _finer_levels(
     found: _FoundPlans, finer: Sequence[PlanMaker], highest_bytes: float, num_levels: int
 ) -> None:
-    """Add plans with smaller blocks, for budgets that can gain from these."""
+    """Add plans with smaller blocks for the budgets at which these can help."""
     highest = min(highest_bytes, float(found.most_bytes))
     for each in finer:
         lean = list(each.minimum_memory())
@@ -233,7 +240,7 @@ def _finer_levels(
 def _between(
     found: _FoundPlans, maker: PlanMaker, finer: Sequence[PlanMaker], num_rounds: int
 ) -> None:
-    """More budgets where the best plans so far are the farthest from each other."""
+    """Add plans for budgets between the best plans that are farthest apart."""
     tried: list[float] = []
     for number in range(num_rounds):
         gap = _steepest(found.plans.values(), tried)
@@ -247,18 +254,22 @@ def _between(
             found.add(each.solved(name, gap, found.seen, BETWEEN[0], SMALL_TAIL))
 
 
-def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
-    """Makers of plans with smaller blocks and experts in groups: in pieces that the link copies
-    well, then in as many as there are; none where streamed parameters are not what is large."""
+def _finer(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
+    """Plan makers with smaller blocks; empty if streamed parameters take a small part of the
+    memory.
+
+    The first cuts blocks into pieces that the link copies at its full rate, the second into as many
+    pieces as possible.
+    """
     if 2 * maker.largest_bytes < LARGE_SLOTS * least_bytes:
         return []
-    most = maker.most_groups
+    most = maker.most_cuts
     well = min(most, max(FEWEST_GROUPS, maker.largest_bytes // GROUP_BYTES))
-    return [maker.in_groups(count) for count in sorted({well, most}) if count > 1]
+    return [maker.finer(count) for count in sorted({well, most}) if count > 1]
 
 
 def _best_of(plans: Iterable[Fitted]) -> list[Fitted]:
-    """Plans that are the best for some budget, from the smallest to the largest."""
+    """Plans that are the best for some budget, from the smallest peak to the largest."""
     found: list[Fitted] = []
     for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.rank)):
         if not found or plan.rank < found[-1].rank:
@@ -267,8 +278,11 @@ def _best_of(plans: Iterable[Fitted]) -> list[Fitted]:
 
 
 def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
-    """A budget between two neighbours of the best plans that was not tried yet, where fewer bytes
-    cost the most time, else the most bytes to move; None where all are near each other."""
+    """The budget between two neighbouring best plans at which a plan is most likely to help.
+
+    It lies where fewer bytes cost the most time, or of equals the most moved bytes, and was not
+    tried before. None if all neighbours are near each other.
+    """
     gaps = []
     for lean, fast in itertools.pairwise(_best_of(plans)):
         ratio = fast.peak_bytes / lean.peak_bytes
@@ -280,12 +294,12 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
 
 
 def minimum_memory_bytes(problem: Problem, plan: Plan, host_bytes: float = float("inf")) -> int:
-    """The fewest bytes that a plan of this step is known to need, without looking at its time."""
+    """The lowest peak of any known plan of this step, whatever its step time."""
     if np.isfinite(host_bytes):
         # The minimum-memory plan has everything on the host; where the host is limited, any other
         # plan may be the smallest.
         return find_frontier(problem, plan, host_bytes=host_bytes).smallest.peak_bytes
     maker = PlanMaker(problem, plan, float("inf"))
     least = min(fitted.peak_bytes for fitted in maker.minimum_memory())
-    finer = (fitted for each in _in_groups(maker, least) for fitted in each.minimum_memory())
+    finer = (fitted for each in _finer(maker, least) for fitted in each.minimum_memory())
     return min([least, *(fitted.peak_bytes for fitted in finer)])

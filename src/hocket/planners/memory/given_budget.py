@@ -1,4 +1,4 @@
-"""Budgets as users write them, and what a device can give of them."""
+"""Parse memory budgets that users write, and check them against the device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hocket.plan.problem import Problem
 
 
 class BudgetWarning(UserWarning):
-    """A budget is more than tensors may fill of the device."""
+    """Warning that a budget exceeds what tensors may fill of the device."""
 
 
 def budget_of(memory: int | str) -> int:
-    """Parse a budget as users write it, in bytes; raises `UsageError` where it is none."""
+    """Parse a budget such as ``10GB`` into bytes; raises `UsageError` if it is none."""
     if not isinstance(memory, str):
         is_number = isinstance(memory, Real) and not isinstance(memory, bool)
         if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):
@@ -32,7 +32,7 @@ def budget_of(memory: int | str) -> int:
 
 
 def require_memory(device: Device, budget_bytes: int) -> None:
-    """Refuse a budget of more bytes than the device has."""
+    """Raise `UsageError` if the budget exceeds the memory of the device."""
     if budget_bytes > device.memory_bytes:
         raise UsageError(
             f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
@@ -43,7 +43,7 @@ def require_memory(device: Device, budget_bytes: int) -> None:
 
 
 def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
-    """Message about a budget that leaves less than the headroom; empty where it leaves enough."""
+    """Message if the budget leaves less than the headroom on the device; else empty."""
     usable = int(problem.memory_bytes[device])
     if budget_bytes <= usable:
         return ""
@@ -56,7 +56,7 @@ def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
 
 
 def require_one_device(cluster: Cluster) -> None:
-    """Refuse a cluster of several devices."""
+    """Raise `UsageError` if the cluster has several devices."""
     if cluster.num_devices != 1:
         raise UsageError(
             f"{cluster.name} has {cluster.num_devices} devices; a memory plan is for one",

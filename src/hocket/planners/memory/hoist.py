@@ -1,12 +1,12 @@
-"""Hoist what gives memory back: a walk along an order that runs ahead wherever that pays.
+"""Hoist ops that free memory: walk along an order and run later ops early if that pays.
 
 Hill and valley (Liu, 1987, "An application of generalized tree pebbling to sparse matrix
-factorization", extended to graphs that are not trees): when an op becomes ready, or becomes
-the last to hold a storage, up to ``reach`` ops that follow from it are tried, best first; if they
-end with no more bytes than before and stay under a target in between, they are run at once. So an
-update with its passing results follows its gradient directly, which a rule that looks at single
-ops cannot see. The same walk from the end to the beginning delays what takes memory. O(ops · reach
-· pins of an op).
+factorization", extended to graphs that are not trees). If an op becomes ready, or becomes the last
+one that holds a storage, a look-ahead tries up to `REACH` ops that follow from it, best first. If
+these end with no more bytes than before and never exceed a target, they run at once. So an update
+runs directly after its gradient together with its temporary results, which a rule for single ops
+would miss. The same walk from the end to the beginning delays ops that take memory. O(ops · reach ·
+storages of an op).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Walk(NamedTuple):
     """State of a walk through the ops."""
 
     waits: LongArray
-    """Per op: how many of those before it have not run; -1 when it has run itself."""
+    """[op]: number of its predecessors that have not run; -1 once it has run itself."""
     opener: LongArray
-    """Per storage: the op that opened it, or -1; see `Direction.first_opener`."""
+    """[storage]: op that opened it, or -1; see `Direction.first_opener`."""
     num_left: LongArray
-    """Per storage: closers that have not run."""
+    """[storage]: number of closers that have not run."""
     held: LongArray
-    """Two numbers: bytes held now, and the most so far."""
+    """Two numbers: bytes held now, and the peak so far."""
 
 
 def new_walk(direction: Direction) -> Walk:
-    """The walk before its first op."""
+    """State of a walk before its first op."""
     held = zeros(2)
     held[:] = direction.num_bytes[direction.first_opener >= 0].sum()
     return Walk(
@@ -54,7 +54,7 @@ def new_walk(direction: Direction) -> Walk:
 
 @kernel
 def taken_bytes(direction: Direction, walk: Walk, op: int) -> int:
-    """Bytes that an op takes when it starts."""
+    """Bytes that an op allocates when it starts."""
     total: int = direction.passing_bytes[op]
     for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
         storage = direction.opens[at]
@@ -65,7 +65,7 @@ def taken_bytes(direction: Direction, walk: Walk, op: int) -> int:
 
 @kernel
 def released_bytes(direction: Direction, walk: Walk, op: int) -> int:
-    """Bytes that an op releases when it ends, if it ran now."""
+    """Bytes that an op would release at its end if it ran now."""
     total: int = direction.passing_bytes[op]
     for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
         storage = direction.closes[at]
@@ -76,7 +76,7 @@ def released_bytes(direction: Direction, walk: Walk, op: int) -> int:
 
 @kernel
 def run_op(direction: Direction, walk: Walk, op: int) -> int:
-    """Run an op that is ready; returns the bytes held while it ran."""
+    """Run a ready op; returns the bytes held while it ran."""
     most: int = walk.held[0] + taken_bytes(direction, walk, op)
     walk.held[0] = most - released_bytes(direction, walk, op)
     walk.held[1] = max(walk.held[1], most)
@@ -94,7 +94,7 @@ def run_op(direction: Direction, walk: Walk, op: int) -> int:
 
 @kernel
 def take_back(direction: Direction, walk: Walk, op: int) -> None:
-    """Undo the op that ran last; the most so far stays."""
+    """Undo the op that ran last; the peak so far stays."""
     for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
         walk.waits[direction.after[at]] += 1
     for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
@@ -117,47 +117,47 @@ def _fill_curve(direction: Direction, walk: Walk, order: LongArray, curve: LongA
 
 
 def memory_curve(storages: Storages, order: IntArray | LongArray) -> LongArray:
-    """Bytes held while each op runs, by position; without what exists before the step."""
+    """[position]: bytes held while the op there runs, without what exists before the step."""
     curve = zeros(len(order))
     _fill_curve(storages.forwards, new_walk(storages.forwards), order.astype(np.int64), curve)
     return curve
 
 
 def peak_bytes(storages: Storages, order: IntArray | LongArray) -> int:
-    """The most bytes that an order holds at once, without what exists before the step."""
+    """Peak of an order, without what exists before the step."""
     return int(memory_curve(storages, order).max(initial=0))
 
 
-SHORT_REACH, LONG_REACH = 12, 40
-"""Ops that one look ahead tries: enough for a fused update, or for one in single ops."""
+REACH = 12
+"""Largest number of ops in a look-ahead: enough for an update with its temporary results."""
 _WIDTH = 48
-"""Ops among which it chooses."""
+"""Largest number of ops among which a look-ahead chooses the next one."""
 _MOST = 2**62
 _ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
+"""A typed 0: with a plain 0 as argument numba would compile another version of a function."""
 
 
 class _WalkScratch(NamedTuple):
-    """Arrays that one walk works in."""
+    """Arrays that a walk reuses."""
 
     queue: LongArray
-    """Ops to look ahead from; a ring."""
+    """Ring buffer of ops from which to look ahead."""
     queued: BoolArray
     num_queued: LongArray
-    """Two numbers: where the ring begins, and how many ops it holds."""
+    """Two numbers: start of the ring buffer, and number of ops in it."""
     tried: LongArray
-    """Ops of the present look ahead, in the order in which they run."""
+    """Ops of the current look-ahead, in the order in which they run."""
     choice: LongArray
-    """Ops that it can go on with."""
+    """Ops that the current look-ahead may run next."""
     num_choices: LongArray
     stack: LongArray
     place: LongArray
-    """Position of the search for missing ops at each op of the stack."""
+    """Next predecessor to visit of each op on ``stack``."""
     seen: LongArray
-    """Per op: the number of the search that met it last."""
+    """[op]: number of the last search that visited it."""
     num_searches: LongArray
     waiting: Heaps
-    """Ops that need more bytes than the target leaves, by those bytes."""
+    """Heap of ops that need more bytes than the target leaves, keyed by these bytes."""
 
 
 @kernel
@@ -189,8 +189,11 @@ def _note(scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
 def _follow(
     direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool
 ) -> None:
-    """Take ops that follow an op or end the same storages: offer them to the present look ahead,
-    or queue those that may be worth running now that the op has run."""
+    """Collect ops that follow ``op`` or that close the same storages.
+
+    With ``looks_ahead`` they become choices of the current look-ahead. Otherwise they are queued if
+    they are ready or close a storage of which they are the last to run.
+    """
     for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
         if looks_ahead or walk.waits[direction.after[at]] == 0:
             _note(scratch, direction.after[at], looks_ahead)
@@ -205,9 +208,10 @@ def _follow(
 
 @kernel
 def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
-    """The offered op that leaves the least bytes and fits the target, of those that are ready.
+    """Remove and return the next op of a look-ahead; -1 if there is none.
 
-    Without one, the op that waits for the fewest others. It is taken out; -1 for none.
+    Of the ready choices that fit the target, this is the one after which the fewest bytes are held.
+    If there is none, it is the choice with the fewest predecessors left.
     """
     best, best_net, is_ready = -1, _MOST, False
     at = 0
@@ -235,12 +239,10 @@ def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int
 
 
 @kernel
-def _missing(
-    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int, limit: int
-) -> int:
-    """List what has to run for ``op``, itself last, in ``tried`` from ``first`` on.
+def _missing(direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int) -> int:
+    """Write the ops that must run for ``op``, then ``op`` itself, to ``tried`` from ``first`` on.
 
-    Depth first; returns where the list ends, or -1 where it would be longer than ``limit``.
+    A depth-first search. Returns the end of the list, or -1 if it would be longer than `REACH`.
     """
     scratch.num_searches[0] += 1
     search, depth, end = scratch.num_searches[0], 0, first
@@ -265,7 +267,7 @@ def _missing(
             scratch.stack[depth] = other
             scratch.place[depth] = direction.before_ptr[other]
             continue
-        if end == limit:
+        if end == REACH:
             return -1
         scratch.tried[end] = top
         end += 1
@@ -275,14 +277,17 @@ def _missing(
 
 @kernel
 def _look_ahead(
-    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int, reach: int
+    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int
 ) -> int:
-    """Run ops from ``op`` on until no more bytes are held than before; how many, or 0."""
+    """Run ops from ``op`` on until no more bytes are held than before; returns their number.
+
+    If that fails, all of them are undone and 0 is returned.
+    """
     start_bytes, most = walk.held[0], walk.held[1]
     scratch.num_choices[0] = 0
     count = 0
-    while op >= 0 and count < reach:
-        end = _missing(direction, walk, scratch, op, count, reach)
+    while op >= 0 and count < REACH:
+        end = _missing(direction, walk, scratch, op, count)
         while count < end:
             next_op = scratch.tried[count]
             if walk.held[0] + taken_bytes(direction, walk, next_op) > target:
@@ -309,9 +314,8 @@ def _hoist_from(
     order: LongArray,
     num_done: int,
     target: int,
-    reach: int,
 ) -> int:
-    """Run all that pays, beginning with what is queued; how many ops have run then."""
+    """Run queued ops whose look-ahead pays; returns the number of ops that have run then."""
     while True:
         if scratch.num_queued[1] == 0:
             headroom = target - walk.held[0]
@@ -329,7 +333,7 @@ def _hoist_from(
             if taken <= target and scratch.waiting.size[0] < len(scratch.waiting.key) - 1:
                 push(scratch.waiting, _ZERO, float(taken), op)
             continue
-        count = _look_ahead(direction, walk, scratch, op, target, reach)
+        count = _look_ahead(direction, walk, scratch, op, target)
         for at in range(count):
             order[num_done + at] = scratch.tried[at]
         for at in range(count):
@@ -345,7 +349,6 @@ def _hoist(
     base: LongArray,
     order: LongArray,
     target: int,
-    reach: int,
 ) -> int:
     num_done = 0
     for position in range(len(base)):
@@ -356,18 +359,18 @@ def _hoist(
         order[num_done] = op
         num_done += 1
         _follow(direction, walk, scratch, op, False)
-        num_done = _hoist_from(direction, walk, scratch, order, num_done, target, reach)
+        num_done = _hoist_from(direction, walk, scratch, order, num_done, target)
     most: int = walk.held[1]
     return most
 
 
 def hoisted(
-    storages: Storages, base: LongArray, target: int, *, backwards: bool, reach: int
-) -> tuple[LongArray, int]:  # fmt: skip
-    """An order that follows ``base`` and runs ahead where it pays, and its peak.
+    storages: Storages, base: LongArray, target: int, *, backwards: bool
+) -> tuple[LongArray, int]:
+    """An order that follows ``base`` but runs ops early if that pays, and its peak.
 
-    ``target`` is what running ahead may not exceed. With ``backwards`` the walk starts at the end,
-    so that ops are delayed instead.
+    Ops that run early never exceed ``target``. With ``backwards`` the walk starts at the end, so
+    ops are delayed instead.
     """
     direction = storages.backwards if backwards else storages.forwards
     num_ops = storages.num_ops
@@ -375,16 +378,16 @@ def hoisted(
         queue=zeros(num_ops + 1),
         queued=np.zeros(num_ops, dtype=np.bool_),
         num_queued=zeros(2),
-        tried=zeros(reach),
+        tried=zeros(REACH),
         choice=zeros(_WIDTH),
         num_choices=zeros(1),
-        stack=zeros(reach + 1),
-        place=zeros(reach + 1),
+        stack=zeros(REACH + 1),
+        place=zeros(REACH + 1),
         seen=zeros(num_ops),
         num_searches=zeros(1),
         waiting=new_heaps(np.array([0, 4 * num_ops + 1])),
     )
     order = zeros(num_ops)
     along = np.ascontiguousarray(base[::-1] if backwards else base)
-    most = _hoist(direction, new_walk(direction), scratch, along, order, target, reach)
+    most = _hoist(direction, new_walk(direction), scratch, along, order, target)
     return (np.ascontiguousarray(order[::-1]) if backwards else order), int(most)

@@ -1,11 +1,10 @@
-"""Plans that move nothing: some blocks are kept, the others are recomputed from their inputs.
+"""Plans that move nothing: some blocks keep their activations, the others are recomputed.
 
-Blocks are kept in the order of the seconds that this saves per byte, of equals the last first,
-because their backward pass is done before others are recomputed. The k-th plan keeps the first k of
-them, so its step is shorter and its peak no smaller than those of the plans before it. For a
-budget, the last plan that fits is found by bisection. As with a knapsack by ratio, less than one
-block is lost to the best of all such plans. Only requested plans are simulated: O(log blocks) per
-budget.
+Blocks are kept in descending order of the seconds that this saves per byte; of equals the last
+block comes first, because its backward pass ends before the others are recomputed. The k-th plan
+keeps the first k blocks, so it is faster and has no lower peak than the plans before it. For a
+budget, bisection finds the last plan that fits. As in a greedy knapsack, less than one block is
+lost to the best of all such plans. Only requested plans are simulated: O(log blocks) per budget.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.numbers import KEPT, RECOMPUTED, BlockNumbers
 
 Judge = Callable[[str, BoolArray], Fitted]
-"""A plan by its name and by which blocks are kept, simulated."""
+"""Simulates the plan with this name that keeps the marked blocks."""
 
 
 class KeepingPlans:
-    """The plans by how many blocks they keep."""
+    """Plans of a step that keep blocks and move nothing; ``plans[k]`` keeps k blocks."""
 
     def __init__(self, numbers: BlockNumbers, judge: Judge) -> None:
         self._numbers, self._judge = numbers, judge
@@ -55,7 +54,7 @@ class KeepingPlans:
         return self._judged[num_kept]
 
     def best(self, budget_bytes: float) -> Fitted | None:
-        """The fastest that keeps a budget; None where none does."""
+        """The fastest plan within a budget; None if none keeps it."""
         # The smallest plan alone shows most budgets that nothing fits.
         if self[0].peak_bytes > budget_bytes:
             return None

@@ -1,9 +1,10 @@
-"""The largest batch, sequence or depth that fits: few tries, because each is a capture.
+"""Find the largest batch, sequence or depth that fits, with few tries, since each is a capture.
 
-Bytes grow with the size nearly along a line or a parabola. Small tries say which; the
-next size tried is where the curve through the nearest tries meets the budget, kept between what
-fits and what does not. Then the neighbour is tried, which proves that no larger one fits. Where a
-curve misleads, halving what is left takes over: about 2 log(size) tries at most, mostly five.
+Memory grows nearly linearly or quadratically with the size. After a few small tries, the next size
+is where the curve through the nearest tries meets the budget, between the largest size that fits
+and the smallest that does not. At the end the next larger size is tried, which proves that it does
+not fit. If the curve misleads, bisection takes over: at most about 2 log(size) tries, mostly
+five.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import numpy as np
 
 MAX_TRIES = 40
 FARTHEST = 8
-"""So many times the largest size that is known to fit may be tried next: captures of deep models
-are slow, and a curve through small ones may be wrong."""
+"""Largest ratio of the next size tried and the largest that is known to fit. Captures of deep
+models are slow, and a curve through small sizes may be wrong."""
 
 
 def largest(least_bytes: Callable[[int], int], budget_bytes: int, start: int, most: int) -> int:
-    """The largest size from 1 to ``most`` whose fewest bytes fit; 0 where not even 1 does."""
+    """The largest size from 1 to ``most`` whose fewest bytes fit; 0 if not even 1 fits."""
     tried: dict[int, int] = {}
     size, lengths = min(start, most), list[int]()
     for _ in range(MAX_TRIES):
@@ -39,8 +40,7 @@ def largest(least_bytes: Callable[[int], int], budget_bytes: int, start: int, mo
 
 
 def _next_size(tried: Mapping[int, int], budget_bytes: int, fits: int, above: int) -> int:
-    """Where the curve through the nearest tries meets the budget, between ``fits`` and
-    ``above``."""
+    """Size between ``fits`` and ``above`` at which a curve through the tries meets the budget."""
     if len(tried) == 1:
         size = 2 * fits if fits else above // 2
         return min(max(size, fits + 1), above - 1)

@@ -1,12 +1,12 @@
-"""The linear program over the blocks of a step: what to keep, offload and recompute.
+"""Linear program over the blocks of a step: which activations and parameters to keep or move.
 
-Each block takes shares of the policies of its activations and of its parameters. Times are
-variables too: the ends of passes and of copies in each direction, each no earlier than what it
-waits for, so that transfers hide behind compute exactly as far as they can. Updates on the host end
-with the step, or if they are asynchronous when the next forward pass needs them. Each pass has a
-row for the bytes that the device holds then. The end of the step is minimized (joint offload,
-recompute and streaming as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 20 columns
-a block, HiGHS.
+Each block has fractions of the policies of its activations and of its parameters. Times are
+variables too: the ends of passes and of copies in each direction, none earlier than what it waits
+for, so transfers overlap with compute exactly as far as possible. Updates on the host end with the
+step, or, if they are asynchronous, when the next forward pass needs them. One constraint per pass
+limits the bytes on the device. The end of the step is minimized (joint offload, recompute and
+streaming as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 20 columns per block,
+solved by HiGHS.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from hocket.planners.memory.numbers import (
 )
 
 Term = tuple[LongArray, FloatArray]
-"""Columns, and their coefficients."""
+"""Indices of columns, and their coefficients."""
 ALL = slice(None)
 MANY_BLOCKS = 100
-"""From here on interior points are faster than the simplex method."""
+"""Number of blocks from which interior points are faster than the simplex method."""
 _TINY = 1e-9
-"""Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
+"""Cost in seconds per moved byte in the objective, so that nothing moves without a benefit."""
 _UNEVEN = 1e-4
-"""Penalty, as a part of the step's compute, if all state of one block is swapped in and none of its
-neighbour's. It breaks ties: of equally good plans one that alternates between blocks is taken."""
+"""Penalty, as a fraction of the step's compute, for swapping in all state of one block and none of
+its neighbour's. It breaks ties in favour of plans that spread swapped state evenly over the
+blocks."""
 
 
 class Turn(NamedTuple):
-    """Policies and assumptions that one run of the program may use."""
+    """Policies and assumptions of one run of the linear program."""
 
     parameters: tuple[int, ...]
     """Allowed policies of parameters."""
     in_flight: float
-    """Part of the copies for neighbouring passes that counts in the memory of a pass: 1 if copies
-    come early or leave late, 0 if each byte comes exactly when another leaves."""
+    """Fraction of the copies for neighbouring passes that counts in the memory of a pass: 1 if
+    copies arrive early or leave late, 0 if each byte arrives exactly when another leaves."""
     activations: tuple[int, ...] = tuple(range(len(ACTIVATION_POLICIES)))
     """Allowed policies of activations."""
     is_hidden: bool = False
-    """True if copies hide behind the passes of their own block, too: each tensor leaves as it is
-    made and comes back as it is read. So they do where a block has many of one size."""
+    """True if copies also overlap with the passes of their own block: each tensor leaves when it is
+    made and arrives when it is read. This holds for blocks with many tensors of one size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +60,13 @@ class Allowed:
     """Policies that each block may choose among."""
 
     activations: BoolArray
-    """[block, policy]"""
+    """[block, policy]: True if allowed."""
     parameters: BoolArray
-    """[block, policy]"""
+    """[block, policy]: True if allowed."""
 
 
 def allowing(num_blocks: int, activations: Sequence[int], parameters: Sequence[int]) -> Allowed:
-    """The same policies for all blocks."""
+    """Allow the same policies for all blocks."""
     each = (
         np.isin(np.arange(len(all_)), some)
         for all_, some in ((ACTIVATION_POLICIES, activations), (PARAMETER_POLICIES, parameters))
@@ -75,14 +76,14 @@ def allowing(num_blocks: int, activations: Sequence[int], parameters: Sequence[i
 
 @dataclass(frozen=True, eq=False)
 class ProgramShares:
-    """Shares of the policies that the program chose."""
+    """Fractions of the policies that the linear program chose for each block."""
 
     activations: FloatArray
-    """[block, policy], each row adds up to 1."""
+    """[block, policy]: fractions; each row adds up to 1."""
     parameters: FloatArray
-    """[block, policy], each row adds up to 1."""
+    """[block, policy]: fractions; each row adds up to 1."""
     step_s: float
-    """Step time if blocks could be split by these shares."""
+    """Step time if blocks could be split by these fractions."""
 
 
 def solve(
@@ -97,11 +98,12 @@ def solve(
     turn: Turn,
     async_update: bool = False,
 ) -> ProgramShares | None:
-    """The best shares within a budget; None where no shares keep it.
+    """The best fractions within a budget; None if no fractions keep it.
 
-    ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
-    kept whole: they depend on the chunks of the loss. Staging buffers for optimizer state count
-    where swapping it in is ``allowed``, which may be more than what the ``turn`` has.
+    ``tail_work`` and ``tail_s`` are the bytes and seconds of both passes of the last block, whose
+    activations are always kept; they depend on the chunks of the loss. Staging buffers for
+    optimizer state are counted if ``allowed`` contains swapping it in, even if ``turn`` does
+    not.
     """
     program = _Program(numbers, prefetch, is_hidden=turn.is_hidden, async_update=async_update)
     program.add_passes(tail_s)
@@ -113,8 +115,10 @@ def solve(
 
 
 class _Program:
-    """Columns: shares, then times and sums. Rows are collected as ``sum of coefficients <= limit``,
-    one for each of some blocks at a time."""
+    """The linear program under construction; its columns are fractions, then times and sums.
+
+    Rows ``sum of coefficients <= limit`` are added for several blocks at a time.
+    """
 
     def __init__(
         self, numbers: BlockNumbers, prefetch: int, *, is_hidden: bool, async_update: bool
@@ -122,7 +126,7 @@ class _Program:
         self.numbers, self.ahead, self.is_hidden = numbers, prefetch, is_hidden
         self.async_update = async_update
         self.offloaded_s = numbers.moved[:, OFFLOADED] / numbers.link.in_bps
-        """Seconds to fetch back what a block offloads."""
+        """[block]: seconds to fetch back all activations that the block can offload."""
         count = numbers.num_blocks
         self.count = count
         self._columns = 0
@@ -131,7 +135,7 @@ class _Program:
         names = ("forward", "backward", "out", "parameters", "fetch", "gradients")
         self.end = {name: self._new((count,)) for name in names}
         self.left, self.host_busy = self._new((count,)), self._new((count,))
-        """Bytes that the blocks before each one saved; seconds of host updates up to each one."""
+        """[block]: bytes saved by the blocks before it, and seconds of host updates up to it."""
         self.uneven = self._new((count,))
         self.resident, self.step = self._new((2,))
         self._rows: list[LongArray] = []
@@ -147,7 +151,7 @@ class _Program:
         return columns
 
     def _add(self, limits: FloatArray, *terms: Term) -> None:
-        """Add rows ``sum of terms <= limit``; of each term the first axis is that of the rows."""
+        """Add rows ``sum of terms <= limit``; the first axis of each term is the row."""
         if not len(limits):
             return
         rows = self._num_rows + np.arange(len(limits))
@@ -173,17 +177,17 @@ class _Program:
         self._add(np.zeros(len(later)) if fixed_s is None else -fixed_s, *terms)
 
     def _activation_term(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
-        """Cost of blocks by a table of activation policies, weighted by their shares."""
+        """Cost of blocks by a table [block, activation policy], weighted by fractions."""
         return self.activations[blocks], table[blocks] * scale
 
     def _parameter_term(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
-        """The same for a table of parameter policies."""
+        """Cost of blocks by a table [block, parameter policy], weighted by the chosen fractions."""
         return self.parameters[blocks], table[blocks] * scale
 
     # ── times ────────────────────────────────────────────────────────────────────────────────────
 
     def add_passes(self, tail_s: float) -> None:
-        """Forward and backward passes, copies and updates, each after what it waits for."""
+        """Add rows that order forward and backward passes, copies and updates."""
         end, numbers, ahead = self.end, self.numbers, self.ahead
         backward_s = np.append(numbers.backward_s[:-1], tail_s)
         self._add_forward()
@@ -213,7 +217,7 @@ class _Program:
         self._add_deadlines()
 
     def _meanwhile(self, seconds: FloatArray, blocks: LongArray) -> Term:
-        """Seconds that a pass need not wait for offloaded bytes: they arrive as they are read."""
+        """Seconds that a pass saves because offloaded bytes arrive while they are read."""
         return self.activations[blocks, OFFLOADED], -seconds[blocks] * self.is_hidden
 
     def _add_forward(self) -> None:
@@ -243,7 +247,7 @@ class _Program:
             self._after(parameters[blocks], forward[others], fetch)
 
     def _add_fetch(self) -> None:
-        """Fetches for a backward pass: after earlier fetches, and not too early."""
+        """Add rows for fetches of a backward pass: after earlier fetches, and not too far ahead."""
         numbers, end, late = self.numbers, self.end, 1 + self.ahead
         rate, fetch = 1 / numbers.link.in_bps, end["fetch"]
         takes = [
@@ -281,9 +285,12 @@ class _Program:
                     self._meanwhile(self.offloaded_s, turn))  # fmt: skip
 
     def _add_deadlines(self) -> None:
-        """Add deadlines of host updates. When the gradients of a block have arrived, updates of it
-        and of the blocks before it are still to be done: until the step ends or, if asynchronous,
-        until the next forward pass reaches that block."""
+        """Add deadlines of updates on the host.
+
+        When the gradients of a block have arrived, its updates and those of all blocks before it
+        are still to be done. They end with the step or, if asynchronous, before the next forward
+        pass reaches their block.
+        """
         numbers, one = self.numbers, np.array(1.0)
         traffic = self._parameter_term(numbers.host_traffic, ALL, 1 / numbers.host_update_bps)
         self._add(np.zeros(self.count), traffic, (self.host_busy, -one))
@@ -312,8 +319,11 @@ class _Program:
     def add_memory(
         self, available: float, tail_work: float, host_bytes: float, in_flight: float
     ) -> None:
-        """Add two rows per block, and one for the host; sizes in units that keep HiGHS exact. Saved
-        bytes are summed in columns of their own: else each row would list all blocks before it."""
+        """Add two memory rows per block and one for the host.
+
+        Sizes are in units that keep HiGHS exact. Saved bytes are summed in columns of their own, so
+        that rows need not list all blocks before them.
+        """
         numbers, unit, ahead = self.numbers, max(available, 1.0), self.ahead
         one = np.array(1.0)
         self._add(np.zeros(1), (self.parameters[None], numbers.on_device[None] / unit),
@@ -326,13 +336,13 @@ class _Program:
         backward = (available - np.append(numbers.backward_work[:-1], tail_work)) / unit
         self._add(
             forward, *there,
-            *self._window(numbers.fetched_at_once, self.parameters, 0, ahead, scale),
+            *self._window(numbers.fetched, self.parameters, 0, ahead, scale),
             *self._window(numbers.moved, self.activations, -1 - ahead, -1, scale),
         )  # fmt: skip
         self._add(
             backward, *there,
             *self._window(numbers.moved, self.activations, -ahead, -1, scale),
-            *self._window(numbers.fetched_at_once, self.parameters, -ahead, 0, scale),
+            *self._window(numbers.fetched, self.parameters, -ahead, 0, scale),
             *self._window(numbers.leaving, self.parameters, 1, 1 + ahead, scale),
         )  # fmt: skip
         if np.isfinite(host_bytes):
@@ -345,7 +355,7 @@ class _Program:
     def _window(
         self, table: FloatArray, columns: LongArray, first: int, last: int, scale: float
     ) -> Iterator[Term]:
-        """Per block: terms of a table for the neighbours ``first`` to ``last`` blocks after it."""
+        """Terms of a table for the neighbours ``first`` to ``last`` blocks after each block."""
         for distance in range(first, last + 1):
             of = np.arange(self.count) + distance
             is_there = (of >= 0) & (of < self.count)

@@ -1,8 +1,8 @@
-"""Memory sections of one step: made, rewritten into its graph, and simulated.
+"""Make memory sections of one step, rewrite them into its graph, and simulate them.
 
-Candidates are the sections that users would write by hand, the minimum-memory one, and what the
-linear program gives for a budget. What they share is computed once: the cut of the step into
-blocks, the readers of each storage, and the costs of the blocks. O(ops) per section.
+Candidates are the sections that users would write by hand, the minimum-memory one, and those of the
+linear program for a budget. The blocks of the step, the readers of each storage and the costs of
+the blocks are computed once for all candidates. O(ops) per section.
 """
 
 from __future__ import annotations
@@ -56,26 +56,25 @@ from hocket.simulate.rewriting.uses import Uses, find_uses
 # that it spread over blocks that are now recomputed would delay others. O(blocks).
 
 SMALLEST_SHARE = 0.02
-"""Less than this part of a block is not worth offloading."""
+"""Smallest fraction of a block's activations that is worth offloading."""
 
 
 class BlockChoices(NamedTuple):
-    """One policy of activations and one of parameters per block; a kept block may be offloaded in
-    part."""
+    """One policy of activations and of parameters per block; kept blocks may offload a part."""
 
     activations: IntArray
     parameters: IntArray
 
     @property
     def allowed(self) -> Allowed:
-        """Choices that are left: the share of each kept block that is offloaded."""
+        """Policies for a second solve: only the offloaded fraction of kept blocks is free."""
         activations = np.arange(len(ACTIVATION_POLICIES)) == self.activations[:, None]
         activations[self.activations == KEPT, OFFLOADED] = True
         return Allowed(activations, np.arange(len(PARAMETER_POLICIES)) == self.parameters[:, None])
 
 
 def chosen(shares: ProgramShares, numbers: BlockNumbers) -> BlockChoices:
-    """The choice nearest to the shares."""
+    """Round the fractions of the linear program to one policy per block."""
     activations = shares.activations.copy()
     activations[:, KEPT] += activations[:, OFFLOADED]
     activations[:, OFFLOADED] = 0.0
@@ -84,7 +83,7 @@ def chosen(shares: ProgramShares, numbers: BlockNumbers) -> BlockChoices:
 
 
 def offloaded_share(shares: ProgramShares) -> FloatArray:
-    """Per block: the part of what is there that is offloaded."""
+    """[block]: fraction of the activations that are not recomputed which is offloaded."""
     offloaded = shares.activations[:, OFFLOADED]
     there = shares.activations[:, KEPT] + offloaded
     return np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
@@ -98,10 +97,8 @@ def section_of(
     budget_bytes: tuple[int, ...],
     loss_chunks: int,
     prefetch: int,
-    expert_groups: int = 1,
 ) -> Memory:
-    """The section of a choice, with the offloaded share of each block."""
-    of_experts = {each.block for each in uses.experts.values()}
+    """The memory section with these policies and with the offloaded fraction of each block."""
     policy = choice.parameters
     blocks = tuple(
         MemoryBlock(
@@ -110,9 +107,6 @@ def section_of(
             stop=int(uses.blocks.start[number + 1]),
             parameters="streamed" if policy[number] in (STREAMED, STREAMED_STATE) else "resident",
             update="device" if policy[number] in (RESIDENT, STREAMED_STATE) else "host",
-            expert_groups=expert_groups
-            if policy[number] == STREAMED and number in of_experts
-            else 1,
             **_activations(int(choice.activations[number]), float(share[number])),
         )
         for number, name in enumerate(uses.blocks.names)
@@ -133,8 +127,11 @@ def _activations(policy: int, share: float) -> dict[str, Any]:
 
 
 def _late(numbers: BlockNumbers) -> FloatArray:
-    """Initial deficit of each policy of parameters. The next forward pass first waits for updates
-    of the first blocks on the host, so fewer of these are updated there, and more of the others."""
+    """Initial deficit of each parameter policy for the rounding.
+
+    The next forward pass waits first for the first blocks' updates on the host, so the deficit
+    shifts host updates to later blocks.
+    """
     deficit = np.zeros(len(PARAMETER_POLICIES))
     typical = float(np.median(numbers.on_device[:, RESIDENT]))
     deficit[[HOST_UPDATE, STREAMED]] = -typical / 4
@@ -145,13 +142,16 @@ def _late(numbers: BlockNumbers) -> FloatArray:
 def _diffused(
     shares: FloatArray, weight: FloatArray, deficit: FloatArray | None = None
 ) -> IntArray:
-    """One choice per row such that running sums of weighted choices follow those of the shares,
-    beginning with a ``deficit``."""
+    """One choice per row such that running sums of the weighted choices follow those of the
+    fractions.
+
+    The rounding starts with ``deficit`` (error diffusion).
+    """
     chosen = np.zeros(len(shares), dtype=np.int32)
     deficit = np.zeros(shares.shape[1]) if deficit is None else deficit.copy()
     for row, given in enumerate(shares):
         deficit += given * weight[row]
-        # A choice that was not given to any row of this kind is never taken.
+        # A policy without a fraction in this row is never chosen.
         allowed = np.where(given > 1e-9, deficit, -np.inf)
         chosen[row] = int(np.argmax(allowed)) if weight[row] else int(np.argmax(given))
         deficit[chosen[row]] -= weight[row]
@@ -166,7 +166,7 @@ def _diffused(
 
 
 class LaunchTime:
-    """The host's time for steps of one problem on one of its devices."""
+    """Host time to launch steps of one problem on one of its devices."""
 
     def __init__(self, problem: Problem, uses: Uses, device: int) -> None:
         self._uses = uses
@@ -174,7 +174,7 @@ class LaunchTime:
         self._work = work_on(problem.graph, kind, problem.costs.settings)
 
     def seconds(self, memory: Memory, done: Rewritten) -> float:
-        """Host time of a step whose section was rewritten into the graph."""
+        """Host time to launch a step that was rewritten for a memory section."""
         if not self._work.mean_host_s:
             return 0.0
         stream = done.graph.op_stream
@@ -199,14 +199,14 @@ class LaunchTime:
 ON_DEVICE: tuple[int, ...] = (RESIDENT,)
 ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
 ANYWHERE: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED, STREAMED_STATE)
-"""Policies that parameters may have."""
+"""All parameter policies."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of chunks that the loss may be cut into."""
+"""Numbers of chunks in which the loss may be computed."""
 FEW_CHUNKS = 8
-"""Up to so many chunks cost no more time; each adds to the gradient of the last layer's weights."""
+"""Largest number of chunks that costs no time; each adds to the last layer's weight gradient."""
 LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
-"""The loss is cut into chunks until the last block works in no more than this part of a budget; the
-second where plans are sought between others."""
+"""Largest fraction of a budget that the last block may work in; the loss is split into chunks until
+it does. The second applies to budgets between those of other plans."""
 PREFETCH = 1
 PLAIN, IN_BACKWARD = "plain", "update in backward"
 FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
@@ -214,56 +214,53 @@ OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST = "offload activations", "recompute 
 
 
 class PlanMaker:
-    """Makes plans and has them simulated; what they share is found once."""
+    """Makes memory plans of one step and simulates them, with common data computed once."""
 
     def __init__(
         self, problem: Problem, plan: Plan, host_bytes: float, *, in_chunks: bool = True,
-        replayed: Problem | None = None, blocks: StepBlocks | None = None, expert_groups: int = 1,
-        async_update: bool = False,
+        replayed: Problem | None = None, blocks: StepBlocks | None = None,
+        async_update: bool = False, how: str = "",
     ) -> None:  # fmt: skip
-        """``in_chunks`` is True if the loss may be computed in chunks, where it can; ``replayed``
-        is the problem with the times of ops in a CUDA graph, where steps that can be one are;
-        ``blocks`` are the usual ones unless others are given; ``expert_groups`` is in how many
-        groups batched experts are streamed; ``async_update`` is that of all its sections."""
+        """Prepare the data that all plans need.
+
+        ``in_chunks`` is True if the loss may be computed in chunks. ``replayed`` is the problem
+        with the times of ops in a CUDA graph, which apply to steps that can be captured. ``blocks``
+        defaults to those of `cut_step`. ``async_update`` applies to all sections, and ``how`` is
+        the suffix of the plans' names.
+        """
         self.async_update = async_update
         self.problem, self.plan, self.replayed = problem, plan, replayed
-        self.host_bytes, self.expert_groups = host_bytes, expert_groups
+        self.host_bytes, self.how = host_bytes, how
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
         self.in_chunks = in_chunks and has_large_logits(problem.graph, self.uses.blocks)
         self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
         device = int(placement_of(plan)[0])
-        self.numbers: BlockNumbers = measure(
-            problem, self.uses, device, expert_groups=expert_groups
-        )
+        self.numbers: BlockNumbers = measure(problem, self.uses, device)
         self.budgets = (0,) * problem.cluster.num_devices
         self.plain_s = simulate(problem, plan).makespan_s
         self.launch_time = LaunchTime(problem, self.uses, device)
-        self.how = f" in {expert_groups} groups" if expert_groups > 1 else ""
-        """Suffix of the names of its plans."""
 
-    # ── in groups ────────────────────────────────────────────────────────────────────────────
+    # ── smaller blocks ───────────────────────────────────────────────────────────────────────
 
     @cached_property
     def largest_bytes(self) -> int:
-        """Largest group of parameters that is fetched at once if all are streamed."""
-        return int(self.numbers.fetched_at_once[:, STREAMED].max(initial=0.0))
+        """Bytes of the largest group of parameters that is fetched at once if all are streamed."""
+        return int(self.numbers.fetched[:, STREAMED].max(initial=0.0))
 
     @cached_property
-    def most_groups(self) -> int:
-        """Largest number of groups that the experts of a block can be split into."""
+    def most_cuts(self) -> int:
+        """Largest number of pieces into which the lists of modules in a block can cut it."""
         finest, start = self._cut(0), self.uses.blocks.start
         members = np.diff(np.searchsorted(finest.start, start))
-        counts = (each.count for each in self.uses.experts.values())
         # Ops before and after the members of a list are blocks of their own, hence the 2.
-        return max(int(members.max(initial=1)) - 2, *counts, 1)
+        return max(int(members.max(initial=1)) - 2, 1)
 
-    def in_groups(self, count: int) -> PlanMaker:
-        """A maker for smaller blocks, cut by the lists of modules inside them, and for batched
-        experts in groups: the largest block is cut into about ``count``."""
+    def finer(self, count: int) -> PlanMaker:
+        """Return a maker whose largest block is cut by inner lists into about ``count`` pieces."""
         return PlanMaker(
             self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
             replayed=self.replayed, blocks=self._cut(self.largest_bytes / count),
-            expert_groups=count, async_update=self.async_update,
+            async_update=self.async_update, how=f" in {count} parts",
         )  # fmt: skip
 
     def _cut(self, most: float) -> StepBlocks:
@@ -276,7 +273,7 @@ class PlanMaker:
     # ── plans ────────────────────────────────────────────────────────────────────────────────
 
     def usual(self) -> Iterator[Fitted]:
-        """Plans that users write by hand, and the minimum-memory plan."""
+        """Plans that users would write by hand, and the minimum-memory plans."""
         nothing = self._all(loss_chunks=1)
         in_backward = self._judged(IN_BACKWARD, nothing)
         problem = self._problem_of(nothing)
@@ -293,14 +290,14 @@ class PlanMaker:
         yield from self.minimum_memory()
 
     def minimum_memory(self) -> Iterator[Fitted]:
-        """Plans that keep on the host or recompute all that they can."""
+        """Plans that move to the host or recompute as much as possible."""
         for chunks in dict.fromkeys((1, self.chunks[-1])):
             yield self._judged(f"minimum memory, {_in_chunks(chunks)}{self.how}", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
 
     def keeping(self) -> list[KeepingPlans]:
-        """Plans that move nothing, with few and with many chunks of the loss."""
+        """Families of plans that move nothing, by three numbers of chunks of the loss."""
         counts = dict.fromkeys((1, self.chunks[len(self.chunks) // 2], self.chunks[-1]))
         return [KeepingPlans(self.numbers, partial(self._kept, count)) for count in counts]
 
@@ -314,16 +311,13 @@ class PlanMaker:
         return self._judged(name + in_chunks, replace(recomputed, blocks=blocks))
 
     def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
-        """One policy for every block, but for the last ones, whose activations are kept."""
+        """One policy for every block; the last ``num_kept`` blocks keep their activations."""
         starts = self.uses.blocks.start.tolist()
         last = self.uses.blocks.num_blocks - num_kept
         parameters = {k: v for k, v in policy.items() if k in ("parameters", "update")}
-        is_away = parameters == {"parameters": "streamed", "update": "host"}
-        of_experts = {each.block for each in self.uses.experts.values()} if is_away else ()
         blocks = tuple(
             MemoryBlock(
                 name=name, start=starts[number], stop=starts[number + 1],
-                expert_groups=self.expert_groups if number in of_experts else 1,
                 # The backward pass of the last block follows at once.
                 **(policy if number < last else parameters),  # type: ignore[arg-type]
             )
@@ -335,7 +329,7 @@ class PlanMaker:
         )  # fmt: skip
 
     def _problem_of(self, memory: Memory) -> Problem:
-        """The problem with the times that ops have under a section."""
+        """The problem with the op times that apply to a section: replayed if it can be captured."""
         if self.replayed is None or memory.replay_hindrance(self.problem.graph):
             return self.problem
         return self.replayed
@@ -355,9 +349,11 @@ class PlanMaker:
         self, name: str, budget_bytes: float, seen: set[Memory | None], turn: Turn,
         tail: float = LARGEST_TAIL, below_s: float = float("inf"),
     ) -> Fitted | None:  # fmt: skip
-        """Plan that the linear program gives for a budget. None if it was ``seen``, if nothing fits
-        the budget, or if its step is not predicted to be below ``below_s``. All policies of
-        parameters are allowed where those of the ``turn`` do not fit."""
+        """Plan of the linear program for a budget.
+
+        None if it was ``seen``, if nothing fits the budget, or if its predicted step is not below
+        ``below_s``. All parameter policies are allowed if those of the ``turn`` do not fit.
+        """
         chunks = self._chunks(max(tail * budget_bytes, self.enough_bytes))
         work, seconds = self._tail(chunks)
 
@@ -368,12 +364,8 @@ class PlanMaker:
                 async_update=self.async_update,
             )  # fmt: skip
 
-        # Optimizer state of experts in groups is not swapped in.
-        is_grouped = self.expert_groups > 1 and bool(self.uses.experts)
-        anywhere = ON_HOST if is_grouped else ANYWHERE
         count, shares = self.numbers.num_blocks, None
-        usual = tuple(policy for policy in turn.parameters if policy in anywhere)
-        for parameters in dict.fromkeys((usual, anywhere)):
+        for parameters in dict.fromkeys((turn.parameters, ANYWHERE)):
             shares = shares or shares_of(allowing(count, turn.activations, parameters))
         if shares is None or shares.step_s >= below_s:
             return None
@@ -382,14 +374,17 @@ class PlanMaker:
             shares = shares_of(choice.allowed) or shares
         memory = section_of(
             choice, offloaded_share(shares), self.uses, budget_bytes=self.budgets,
-            loss_chunks=chunks, prefetch=PREFETCH, expert_groups=self.expert_groups,
+            loss_chunks=chunks, prefetch=PREFETCH,
         )  # fmt: skip
         memory = replace(memory, async_update=self.async_update)
         return None if memory in seen else self._judged(name, memory)
 
     def eased(self, fitted: Fitted, seen: set[Memory | None]) -> Iterator[Fitted]:
-        """Variants of a plan without what it may not need: with inputs of recomputed blocks kept on
-        the device, with the loss in one piece, and with it in fewer chunks."""
+        """Variants of a plan without savings that it may not need.
+
+        These are: inputs of recomputed blocks kept on the device, the loss in one piece, and the
+        loss in fewer chunks.
+        """
         if fitted.memory is None:
             return
         blocks, peak_bytes = fitted.memory.blocks, fitted.peak_bytes
@@ -419,7 +414,7 @@ class PlanMaker:
         return next(fits, self.chunks[-1])
 
     def _tail(self, chunks: int) -> tuple[float, float]:
-        """Bytes and seconds of the last block in chunks."""
+        """Bytes and seconds of the last block if its loss is computed in ``chunks``."""
         numbers = self.numbers
         saved = numbers.tail_inner * (1 - 1 / chunks)
         op_s, recompute_s = numbers.tail_s, 0.0

@@ -1,15 +1,15 @@
 """Costs of each block of a step: seconds, bytes saved for backward, bytes of working memory.
 
-Computed from the costs of the problem and a walk over the step's storages. The activations that a
+They come from the costs of the problem and a walk over the step's storages. The activations that a
 block saves have four policies (`ACTIVATION_POLICIES`), its parameters have four
-(`PARAMETER_POLICIES`). Each has the bytes that stay on the device, the bytes that cross the link to
-the host, and the seconds that it adds. The linear program chooses among them. O(ops + reads).
+(`PARAMETER_POLICIES`). Each policy has bytes that stay on the device, bytes that are copied between
+device and host, and seconds that it adds. The linear program chooses among them. O(ops + reads).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -20,7 +20,6 @@ from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import SMALLEST_MOVED
 from hocket.simulate.rewriting.chunks import find_region
-from hocket.simulate.rewriting.experts import all_in_groups, parts_of
 from hocket.simulate.rewriting.host_parameters import num_parts, state_chunks
 from hocket.simulate.rewriting.needs import NUM_LINGERING
 from hocket.simulate.rewriting.updates import Update
@@ -35,51 +34,43 @@ from hocket.simulate.rewriting.uses import Uses
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Most bytes per pass, and the bytes at each op before the updates."""
+    """Peak bytes of each block's passes, and the bytes held at each op before the updates."""
 
     forward: FloatArray
     backward: FloatArray
     held: FloatArray
     inner: FloatArray
-    """Of these, bytes that exist for one chunk at a time if the last block runs in chunks."""
+    """[op]: part of ``held`` that exists for one chunk at a time if the loss is in chunks."""
     tail: IntArray
     """Ops of the last block."""
     chunked: tuple[int, ...]
     """Forward ops that run twice if the loss is computed in chunks."""
 
 
-def needed_last(uses: Uses, groups: Mapping[int, int]) -> dict[int, int]:
-    """Per saved storage: the last block whose backward pass reads it, which runs backward first.
-    Tensors made from one group of experts are not saved."""
+def needed_last(uses: Uses) -> dict[int, int]:
+    """Per saved storage: the last block whose backward pass reads it, the first to run backward."""
     last: dict[int, int] = {}
     for block in range(uses.blocks.num_blocks):
         for storage in uses.needed[block]:
             last[storage] = block
-    for root in groups:
-        for storage in uses.experts[root].made:
-            last.pop(storage, None)
     return last
 
 
-def find_work(uses: Uses, groups: Mapping[int, int]) -> Work:
-    """The bytes of each pass, where so many parameters of experts go in so many groups."""
+def find_work(uses: Uses) -> Work:
+    """Working memory of each block's forward and backward pass."""
     graph, blocks = uses.graph, uses.blocks
     num_forward = int(blocks.start[-1])
     num_step = int((graph.op_phase != Phase.OPTIMIZER).sum())
     region, last_block = find_region(graph, blocks), blocks.num_blocks - 1
-    saved = needed_last(uses, groups)
-    passing = {storage for root in groups for storage in uses.experts[root].made}
+    saved = needed_last(uses)
     stops = _last_reads(uses, num_step)
     block_of = blocks.block_of[:num_step]
     held, inner = np.zeros(num_step + 1), np.zeros(num_step + 1)
     backward_ends = _backward_ends(uses, num_step)
-    producer, sizes = (
-        graph.tensor_producer,
-        graph.held_bytes / parts_of(graph, uses.experts, groups),
-    )
+    producer, sizes = graph.tensor_producer, graph.held_bytes
     for storage in np.flatnonzero((producer >= 0) & (producer < num_step) & (sizes > 0)).tolist():
         start, size = int(producer[storage]), float(sizes[storage])
-        spans = [(start, start + 1 if storage in passing else int(stops[storage]) + 1)]
+        spans = [(start, int(stops[storage]) + 1)]
         if storage in saved:
             until = max(saved[storage], int(block_of[start]))
             spans = [(start, int(blocks.start[until + 1])), *backward_ends[storage]]
@@ -101,8 +92,10 @@ def find_work(uses: Uses, groups: Mapping[int, int]) -> Work:
 
 
 def _last_reads(uses: Uses, num_step: int) -> LongArray:
-    """Per storage: the op of the step after which it is free; a gradient goes with its update,
-    which follows the backward pass of the block."""
+    """[storage]: the op after which the storage is free.
+
+    A gradient is freed with its update, which follows the backward pass of the gradient's block.
+    """
     graph, block_of = uses.graph, uses.blocks.block_of
     reader = graph.reader
     ends = np.zeros(uses.blocks.num_blocks, dtype=np.int64)
@@ -116,8 +109,11 @@ def _last_reads(uses: Uses, num_step: int) -> LongArray:
 
 
 def _backward_ends(uses: Uses, num_step: int) -> dict[int, list[tuple[int, int]]]:
-    """Per saved storage and block that needs it: from the begin of the block's backward pass to the
-    storage's last reader there."""
+    """Per saved storage: spans of backward ops during which it is on the device.
+
+    There is one span per block that needs it, from the start of the block's backward pass to the
+    storage's last reader there.
+    """
     graph, blocks = uses.graph, uses.blocks
     ops = np.arange(int(blocks.start[-1]), num_step)
     begins = np.full(blocks.num_blocks, num_step)
@@ -135,64 +131,63 @@ def _backward_ends(uses: Uses, num_step: int) -> dict[int, list[tuple[int, int]]
 
 
 ACTIVATION_POLICIES = ("kept", "offloaded", "recomputed", "recomputed from the host")
-"""Policies of activations: "kept" are saved on the device."""
+"""Policies for saved activations; "kept" leaves them on the device."""
 KEPT, OFFLOADED, RECOMPUTED, FROM_HOST = range(len(ACTIVATION_POLICIES))
 PARAMETER_POLICIES = ("resident", "updated on the host", "streamed", "streamed with its state")
-"""Policies of parameters. The last are updated on the device: optimizer state is swapped in."""
+"""Policies for parameters. Under the last, optimizer state is swapped in and updated on the
+device."""
 RESIDENT, HOST_UPDATE, STREAMED, STREAMED_STATE = range(len(PARAMETER_POLICIES))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ActivationNumbers:
-    """Costs of the policies of activations, [block, policy]; sizes in bytes."""
+    """Costs of the activation policies, [block, policy]; sizes in bytes."""
 
     stay: FloatArray
-    """Saved on the device until the backward pass."""
+    """Bytes saved on the device until the backward pass."""
     moved: FloatArray
-    """Offloaded to the host and fetched back."""
+    """Bytes offloaded to the host and fetched back."""
     recompute_s: FloatArray
     """Seconds of recomputed ops."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ParameterNumbers:
-    """Costs of the policies of parameters, [block, policy]; sizes in bytes."""
+    """Costs of the parameter policies, [block, policy]; sizes in bytes."""
 
     on_device: FloatArray
-    """Parameters and optimizer state on the device at all times."""
+    """Bytes of parameters and optimizer state that are always on the device."""
     fetched: FloatArray
-    """Parameters fetched for the backward pass."""
-    fetched_at_once: FloatArray
-    """Of these, bytes on the device at a time: one group of experts where they are in groups."""
+    """Bytes of parameters fetched for the backward pass."""
     swapped_in: FloatArray
-    """Optimizer state and full-precision parameters fetched for the update."""
+    """Bytes of optimizer state and full-precision parameters fetched for the update."""
     gradients: FloatArray
-    """Gradients, or updated parameters and state, sent to the host."""
+    """Bytes sent to the host: gradients, or updated parameters and state."""
     last_piece: FloatArray
-    """Of these, the last chunk where optimizer state is swapped in chunks."""
+    """Part of ``gradients`` in the last chunk if optimizer state is swapped in chunks."""
     leaving: FloatArray
-    """Gradients on the device until they are sent or used."""
+    """Bytes of gradients on the device until they are sent or used."""
     brought: FloatArray
-    """Parameters copied for the forward pass: streamed ones, and resident ones that the host has
-    updated."""
+    """Bytes of parameters copied in for the forward pass: streamed ones, and resident ones that the
+    host has updated."""
     update_s: FloatArray
     """Seconds of updates on the device."""
     host_traffic: FloatArray
-    """Host memory traffic of updates on the host."""
+    """Bytes of host memory read and written by updates on the host."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BlockNumbers(ActivationNumbers, ParameterNumbers):
-    """Per block, in the order of the forward pass; sizes in bytes, times in seconds."""
+    """Costs per block, in the order of the forward pass; sizes in bytes, times in seconds."""
 
     forward_s: FloatArray
     backward_s: FloatArray
     forward_work: FloatArray
-    """Peak of its forward pass, without the activations that other blocks saved."""
+    """Peak of each forward pass, without the activations that other blocks saved."""
     backward_work: FloatArray
-    """The same for its backward pass, with all its own saved activations on the device."""
+    """Peak of each backward pass, with all saved activations of this block only."""
     staging_buffers_bytes: float
-    """Staging buffers on the device, needed if the state of any block is swapped in."""
+    """Bytes of staging buffers on the device, needed if the state of any block is swapped in."""
     base_bytes: float
     """Bytes on the device under every plan: batch, buffers, parameters that no block reads."""
     tail_s: FloatArray
@@ -200,13 +195,13 @@ class BlockNumbers(ActivationNumbers, ParameterNumbers):
     tail_recompute_s: float
     """Seconds of ops that run twice if the loss is computed in chunks."""
     tail_held: FloatArray
-    """Bytes held while each op of the last block runs, as in its work."""
+    """Bytes held while each op of the last block runs, without chunks."""
     tail_inner: FloatArray
-    """Of these, bytes that exist for one chunk at a time if the loss is computed in chunks."""
+    """Part of ``tail_held`` that exists for one chunk at a time if the loss is in chunks."""
     launch_s: float
     link: HostRoute
     host_update_bps: float
-    """Bytes that updates on the host read and write per second."""
+    """Bytes per second that updates on the host read and write."""
 
     @property
     def num_blocks(self) -> int:
@@ -214,17 +209,14 @@ class BlockNumbers(ActivationNumbers, ParameterNumbers):
         return len(self.forward_s)
 
 
-def measure(
-    problem: Problem, uses: Uses, device: int = 0, *, expert_groups: int = 1
-) -> BlockNumbers:
-    """The numbers of a step that runs on one device, streamed experts in about so many groups."""
+def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
+    """Compute the costs of the blocks of a step that runs on one device."""
     graph = uses.graph
     op_s = problem.costs.op_s[problem.costs.device_row[device]]
-    groups = all_in_groups(uses.experts, expert_groups)
-    parameters, staging_buffers_bytes = _parameter_numbers(uses, op_s, groups)
-    work = find_work(uses, groups)
+    parameters, staging_buffers_bytes = _parameter_numbers(uses, op_s)
+    work = find_work(uses)
     return BlockNumbers(
-        **vars(_activation_numbers(uses, op_s, groups)),
+        **vars(_activation_numbers(uses, op_s)),
         **vars(parameters),
         forward_s=_by_block(uses, graph.op_phase == Phase.FORWARD, op_s),
         backward_s=_by_block(uses, graph.op_phase == Phase.BACKWARD, op_s),
@@ -251,12 +243,10 @@ def _by_block(uses: Uses, chosen: BoolArray, values: FloatArray) -> FloatArray:
 # ── saved activations ────────────────────────────────────────────────────────────────────────────
 
 
-def _activation_numbers(
-    uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
-) -> ActivationNumbers:
+def _activation_numbers(uses: Uses, op_s: FloatArray) -> ActivationNumbers:
     graph, count = uses.graph, uses.blocks.num_blocks
     stay, moved, recompute_s = (np.zeros((count, len(ACTIVATION_POLICIES))) for _ in range(3))
-    last = needed_last(uses, groups)
+    last = needed_last(uses)
     for block in range(count):
         own = {s for s in uses.needed[block] if last.get(s) == block}
         stay[block] = _bytes(graph, own)
@@ -288,7 +278,7 @@ def _movable(uses: Uses, block: int) -> set[int]:
 
 
 def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
-    """Storages that recomputing a block needs: inputs of its calls, and others that are kept."""
+    """Storages that recomputing a block reads: inputs of its calls, and other kept ones."""
     taken: set[int] = set()
     kept = set(uses.outside[block])
     for call in uses.block_calls[block]:
@@ -300,19 +290,19 @@ def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _parameter_numbers(
-    uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
-) -> tuple[ParameterNumbers, float]:
-    """Costs of the parameters of each block, and bytes of the staging buffers for swapped state.
-    Parameters that several blocks read stay on the device."""
+def _parameter_numbers(uses: Uses, op_s: FloatArray) -> tuple[ParameterNumbers, float]:
+    """Costs of each block's parameters, and bytes of the staging buffers for swapped state.
+
+    Parameters that several blocks read stay on the device.
+    """
     shape = (uses.blocks.num_blocks, len(PARAMETER_POLICIES))
     parameters = ParameterNumbers(
         **{each.name: np.zeros(shape) for each in fields(ParameterNumbers)}
     )
-    _add_parameters(parameters, uses, groups)
+    _add_parameters(parameters, uses)
     swapped_in: dict[int, list[Update]] = defaultdict(list)
     for update in uses.updates.values():
-        _add_update(parameters, update, uses, op_s, groups)
+        _add_update(parameters, update, uses, op_s)
         if not uses.is_shared(update):
             swapped_in[update.block].append(update)
     pieces, staging_buffers_bytes = state_chunks(swapped_in)
@@ -324,7 +314,7 @@ def _parameter_numbers(
     return parameters, float(staging_buffers_bytes)
 
 
-def _add_parameters(parameters: ParameterNumbers, uses: Uses, groups: Mapping[int, int]) -> None:
+def _add_parameters(parameters: ParameterNumbers, uses: Uses) -> None:
     for root, of in uses.readers.items():
         block, size = min(of), float(uses.graph.tensor_bytes[root])
         parameters.on_device[block] += size
@@ -333,27 +323,16 @@ def _add_parameters(parameters: ParameterNumbers, uses: Uses, groups: Mapping[in
             parameters.on_device[block, away] -= size
             parameters.fetched[block, away] += copied
             parameters.brought[block, away] += copied
-            parameters.fetched_at_once[block, away] += copied / groups.get(root, 1)
 
 
-def _add_update(
-    parameters: ParameterNumbers,
-    update: Update,
-    uses: Uses,
-    op_s: FloatArray,
-    groups: Mapping[int, int],
-) -> None:
+def _add_update(parameters: ParameterNumbers, update: Update, uses: Uses, op_s: FloatArray) -> None:
     block, is_shared = update.block, uses.is_shared(update)
     parameters.on_device[block, RESIDENT] += update.state_bytes
     parameters.update_s[block, RESIDENT] += op_s[update.op]
     # Parameters that several blocks read stay on the device, and the host updates them.
     on_host = (HOST_UPDATE, STREAMED, STREAMED_STATE) if is_shared else (HOST_UPDATE, STREAMED)
-    is_grouped = any(root in groups for root in update.roots)
-    parameters.gradients[block, on_host] += (
-        update.gradient_bytes if is_grouped else update.sent_bytes
-    )
-    at_once = max((groups.get(root, 1) for root in update.roots), default=1)
-    parameters.leaving[block, on_host] += update.gradient_bytes / at_once
+    parameters.gradients[block, on_host] += update.sent_bytes
+    parameters.leaving[block, on_host] += update.gradient_bytes
     parameters.host_traffic[block, on_host] += update.host_bytes
     back = on_host if is_shared else (HOST_UPDATE,)
     parameters.brought[block, back] += uses.copied_bytes[list(update.parameters)].sum()

@@ -1,10 +1,10 @@
-"""The memory order of a placement: each device runs its ops so that it holds few bytes at once.
+"""Order the ops of each device of a placement so that it holds few bytes at once.
 
-Devices that lack memory come first, the worst of them first; where none does, all are ordered. For
-one device at a time the whole step is searched, counting only its own bytes: what arrives from
-another device is held from the moment when it is made. What was decided for a device is a
-precedence for the next, so the orders never wait for each other, and devices with free memory
-keep the order in which they would run by themselves. Cost: one search (`order`) per device.
+Devices that exceed their memory come first, the worst first; if none does, all are ordered. For
+each device the whole step is searched, counting only the device's own bytes; a tensor from another
+device counts from the moment when it is made. The order of one device becomes a precedence for the
+next, so devices never deadlock, and devices with free memory keep their order. One search (`order`)
+per device.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hocket.simulate.evaluate import Evaluator
 
 
 def order_for_memory(problem: Problem, plan: Plan) -> Plan:
-    """The plan with a strict order per device, or as it is where that would need more memory.
+    """The plan with a strict op order per device; unchanged if that would need more memory.
 
-    Where all ops are on one device, it claims how few bytes are possible there.
+    If all ops are on one device, the plan also claims the lower bound on the bytes there.
     """
     device_of = placement_of(plan)
     tables = instructions_of(problem, plan)
@@ -55,6 +55,6 @@ def order_for_memory(problem: Problem, plan: Plan) -> Plan:
 
 
 def _need(evaluator: Evaluator, plan: Plan) -> tuple[float, int]:
-    """Bytes that do not fit, and the bytes of the fullest device."""
+    """Bytes that do not fit into memory, and the peak of the fullest device."""
     score = evaluator.plan(plan)
     return score.overflow_bytes, int(evaluator.peak_bytes.max(initial=0))

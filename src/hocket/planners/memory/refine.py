@@ -1,10 +1,10 @@
 """Refine an order at its peak: run the peak's op at its cheapest moment, then the next peak's.
 
-The minimum cut of the op with the most bytes says which ops should have run by then. They are put
-before it and the rest behind it, for good, and both parts are hoisted again; this goes on with the
-next peak until the target is reached, or until a peak's cheapest moment under what was fixed before
-is above it. Then the ops in conflict are known, and the next round gives the last one precedence.
-O(walks · (cut + hoist)).
+The minimum cut of the op with the most bytes shows which ops should have run by then. They are put
+before it and all others behind it, for good, and both parts are hoisted again. This is repeated for
+the next peak until the target is reached, or until the cheapest moment of a peak under the fixed
+precedences exceeds the target. Then the ops in conflict are known, and the next round gives the
+last one precedence. O(walks · (cut + hoist)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, max_flow
-from hocket.planners.memory.hoist import SHORT_REACH, hoisted, memory_curve, peak_bytes
+from hocket.planners.memory.hoist import hoisted, memory_curve, peak_bytes
 from hocket.planners.memory.storages import Direction, Storages, passing_through
 
 # The least bytes that any order holds when a given op runs, as a minimum cut.
@@ -32,22 +32,22 @@ from hocket.planners.memory.storages import Direction, Storages, passing_through
 # algorithm, see `hocket.planners.communication.flow`.
 
 BETWEEN, BEFORE, AFTER = 0, 1, 2
-"""Sides of an op: what may run before or after it, what runs before it, itself and what follows."""
+"""Sides of an op: ops on either side of it, ops before it, and itself with ops after it."""
 
 
 class OpCut(NamedTuple):
-    """The cheapest moment for an op."""
+    """The cheapest moment to run an op."""
 
     op: int
     num_bytes: int
-    """Bytes held while it runs: no order holds fewer then."""
+    """Bytes held while the op runs: a lower bound over all orders."""
     has_run: BoolArray
-    """Per op: True if it has run at that moment."""
+    """[op]: True if it has run at that moment."""
 
 
 @kernel
 def _reach(ptr: LongArray, nodes: LongArray, mark: int, side: LongArray, stack: LongArray) -> None:
-    """Mark all that can be reached from ``stack[0]``, but not that itself."""
+    """Mark all nodes that can be reached from ``stack[0]``, but not this node itself."""
     size = 1
     while size > 0:
         size -= 1
@@ -60,7 +60,7 @@ def _reach(ptr: LongArray, nodes: LongArray, mark: int, side: LongArray, stack: 
 
 
 def sides_of(direction: Direction, op: int) -> LongArray:
-    """Return on which side of ``op`` each op is."""
+    """[op]: side of ``op`` on which each op is."""
     side, stack = zeros(len(direction.num_waits)), zeros(len(direction.num_waits) + 1)
     stack[0] = op
     _reach(direction.before_ptr, direction.before, BEFORE, side, stack)
@@ -71,21 +71,21 @@ def sides_of(direction: Direction, op: int) -> LongArray:
 
 
 def taken_by(storages: Storages, op: int) -> int:
-    """Bytes that an op takes when it starts."""
+    """Bytes that an op allocates when it starts."""
     first, stop = np.searchsorted(storages.producer, [op, op + 1])
     return int(storages.num_bytes[first:stop].sum() + storages.passing_bytes[op])
 
 
 class _Network(NamedTuple):
-    """Pairs of nodes with what may flow from the first to the second, before they are linked."""
+    """Arcs between pairs of nodes, with capacities, before they are sorted by node."""
 
     number: LongArray
-    """Node of each op in between, -1 for others."""
+    """[op]: node of each op that may run on either side; -1 for others."""
     tail: LongArray
     head: LongArray
     limit: LongArray
     size: LongArray
-    """Two numbers: pairs and nodes."""
+    """Two numbers: of pairs and of nodes."""
 
 
 _SOURCE, _SINK = 0, 1
@@ -180,7 +180,7 @@ def _link(network: _Network, graph: FlowGraph, place: LongArray) -> None:
 
 
 def minimum_cut(storages: Storages, op: int) -> OpCut:
-    """Return the cheapest moment for ``op``."""
+    """Find the cheapest moment for ``op`` by a minimum cut."""
     side = sides_of(storages.forwards, op)
     before, after = storages.before, storages.after
     most = len(storages.producer) + len(storages.readers) + len(before)
@@ -214,12 +214,12 @@ def minimum_cut(storages: Storages, op: int) -> OpCut:
 
 _MAX_ROUNDS = 8
 _TURNS = 6
-_REACH_PER_CUT = 3
-"""A walk takes as long as about so many cuts as this goes into its reach."""
+_WALK_CUTS = 4
+"""Number of cuts that take about as long as one walk."""
 
 
 class Found(NamedTuple):
-    """An order and the most bytes that it holds."""
+    """An order and its peak."""
 
     peak_bytes: int
     order: LongArray
@@ -227,36 +227,32 @@ class Found(NamedTuple):
 
 @dataclass
 class WorkLeft:
-    """Work that a search may still do: counted, so that results never depend on the clock."""
+    """Work that a search may still do, in cuts, so that results never depend on the clock."""
 
     left: int
-    """In cuts; a walk over the graph counts as several."""
+    """Number of cuts that are left."""
 
-    def walk(self, reach: int) -> bool:
-        """Count one more walk; True if it may be made."""
-        self.left -= max(reach // _REACH_PER_CUT, 1)
-        return self.left >= 0
-
-    def cut(self) -> bool:
-        """Count one more cut; True if it may be made."""
-        self.left -= 1
+    def take(self, cuts: int) -> bool:
+        """Subtract work; returns True if there was enough left."""
+        self.left -= cuts
         return self.left >= 0
 
 
 def hoisted_both_directions(
-    storages: Storages, base: LongArray, target: int, effort: WorkLeft, reach: int = SHORT_REACH
+    storages: Storages, base: LongArray, target: int, effort: WorkLeft
 ) -> Found:
-    """The best of a few walks from both ends, each along the order of the one before.
+    """The best order of a few walks from both ends, each along the order of the walk before.
 
-    They end where one stays within ``target``, which running ahead may not exceed.
+    The walks end as soon as one stays within ``target``, which ops that run early may not
+    exceed.
     """
     best, order = Found(peak_bytes(storages, base), base), base
     for turn in range(_TURNS):
         is_backwards = turn % 2 == 1
         before = best.peak_bytes
-        if before <= target or not effort.walk(reach):
+        if before <= target or not effort.take(_WALK_CUTS):
             break
-        order, peak = hoisted(storages, order, target, backwards=is_backwards, reach=reach)
+        order, peak = hoisted(storages, order, target, backwards=is_backwards)
         if peak < before:
             best = Found(peak, order)
         elif is_backwards:
@@ -265,7 +261,7 @@ def hoisted_both_directions(
 
 
 def refined(storages: Storages, found: Found, target: int, effort: WorkLeft) -> Found:
-    """A better order, as far as one is found with peaks above ``target``."""
+    """The best order found while the peaks above ``target`` are refined."""
     best = found
     first: list[int] = []
     for _ in range(_MAX_ROUNDS):
@@ -284,10 +280,13 @@ def refined(storages: Storages, found: Found, target: int, effort: WorkLeft) -> 
 def _fixed_in_turn(
     storages: Storages, found: Found, first: list[int], target: int, effort: WorkLeft
 ) -> tuple[Found, int]:
-    """Fix the moments of ops, those of ``first`` before others; the op that had none, or -1."""
+    """Fix the moments of the ops at the peaks, those of ``first`` before others.
+
+    Returns the best order, and the op for which no moment within the target was left, or -1.
+    """
     best, order = found, found.order
     waiting = list(first)
-    while effort.cut():
+    while effort.take(1):
         curve = memory_curve(storages, order)
         if curve.max(initial=0) <= target:
             break

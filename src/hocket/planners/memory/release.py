@@ -1,9 +1,9 @@
-"""Gradients that are released when their update has run.
+"""Release gradients as soon as their update has run.
 
-A plain training step holds every gradient to its end, so the order of its updates cannot lower its
-peak. Where nobody looks at gradients after the update, their storages are ordinary results: the
-last op that reads them gives them back. This changes roles of tensors and nothing else, so that
-planner, simulator and executor need no change. O(reads).
+A plain training step holds every gradient to its end, so the order of its updates cannot lower the
+peak. If no code reads gradients after the update, their storages become ordinary results that are
+freed after their last reader. Only roles of tensors change, so planner, simulator and executor need
+no special case. O(reads).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hocket.graph.graph import Graph, Phase, Role
 
 
 def release_gradients(graph: Graph) -> Graph:
-    """The same step, holding each gradient that an update reads until its last reader only."""
+    """The same step, holding each gradient that an update reads only until its last reader."""
     reader = graph.reader
     is_updating = graph.op_phase[reader] == Phase.OPTIMIZER
     is_used = np.zeros(graph.num_tensors, dtype=np.bool_)

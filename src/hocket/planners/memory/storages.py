@@ -1,12 +1,12 @@
 """Storages: which bytes an order of a graph's ops holds, and when.
 
-The unit is the storage, not the tensor: views and writes in place live in the bytes of what they
-alias (`Graph.root_of`), and each result of an op is a storage of its own. A storage is held from
-the op that makes it until the last op that reads any tensor in it, or to the end of the step if
-its role says so. A reordering must keep producers before readers (writes in place come as
+The unit is the storage, not the tensor: views and in-place writes use the bytes of the tensor that
+they alias (`Graph.root_of`), and each other result of an op is a storage of its own. A storage is
+held from the op that makes it until the last op that reads any tensor in it, or to the end of the
+step if its role says so. A reordering must keep producers before readers (in-place writes appear as
 versions and control tensors, so this covers read after write, write after read and write after
-write) and the sequence of random draws as the graph lists them. Bytes that exist before the step
-are a constant. O(ops + reads).
+write) and the graph's sequence of random draws. Bytes that exist before the step are a constant.
+O(ops + reads).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hocket.simulate.instructions import Instructions
 # Kahn's algorithm with a heap of positions. O((ops + precedences) log ops).
 
 _ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
+"""A typed 0: with a plain 0 as argument numba would compile another version of a function."""
 
 
 @kernel
@@ -50,7 +50,7 @@ def _sort(
 
 
 def legal(storages: Storages, order: LongArray) -> LongArray:
-    """The order with as few changes as the precedences of ``storages`` need."""
+    """The order, changed as little as the precedences of ``storages`` require."""
     direction, num_ops = storages.forwards, storages.num_ops
     found, heap = zeros(num_ops), new_heaps(np.array([0, num_ops + 1]))
     _sort(direction, direction.num_waits.copy(), positions(order), heap, found)
@@ -58,11 +58,11 @@ def legal(storages: Storages, order: LongArray) -> LongArray:
 
 
 class Direction(NamedTuple):
-    """The ops to walk through from one end, as compiled code needs them.
+    """Ops and storages as compiled code reads them to walk through the ops from one end.
 
-    Forwards, an op opens what it makes and closes what it reads; backwards it is the
-    reverse. A storage is held from the first of its openers to the last of its closers, so that one
-    walk serves both directions.
+    Forwards, an op opens the storages that it makes and closes those that it reads; backwards it is
+    the reverse. A storage is held from its first opener to its last closer, so one walk serves both
+    directions.
     """
 
     open_ptr: LongArray
@@ -74,36 +74,36 @@ class Direction(NamedTuple):
     closers: LongArray
     """Storage x is closed by ops ``closers[closer_ptr[x]:closer_ptr[x + 1]]``."""
     num_closers: LongArray
-    """One more than there are where the storage is never closed."""
+    """[storage]: number of closers, plus one if the storage is never closed."""
     num_bytes: LongArray
     passing_bytes: LongArray
-    """Per op: bytes that are held only while it runs."""
+    """[op]: bytes that are held only while it runs."""
     num_waits: LongArray
     after_ptr: LongArray
     after: LongArray
-    """Op v comes before ops ``after[after_ptr[v]:after_ptr[v + 1]]``."""
+    """Op v must precede ops ``after[after_ptr[v]:after_ptr[v + 1]]``."""
     before_ptr: LongArray
     before: LongArray
-    """Op v comes after ops ``before[before_ptr[v]:before_ptr[v + 1]]``."""
+    """Op v must follow ops ``before[before_ptr[v]:before_ptr[v + 1]]``."""
     first_opener: LongArray
-    """Per storage: -1, or the number of ops for those that are open from the start."""
+    """[storage]: initial opener: -1 if closed, or the number of ops if open from the start."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Storages:
-    """The storages that ops of a graph make, with bytes and with readers, and what orders ops."""
+    """Storages that the ops of a graph make, with bytes and readers, and ops' precedences."""
 
     num_ops: int
     num_bytes: LongArray
     producer: LongArray
     """The op that makes each storage, ascending."""
     is_kept: BoolArray
-    """True if it is held to the end of the step."""
+    """[storage]: True if it is held to the end of the step."""
     reader_ptr: LongArray
     readers: LongArray
-    """Ops that read each storage, each once, ascending."""
+    """Ops that read each storage, without duplicates, ascending."""
     passing_bytes: LongArray
-    """Per op: workspace, and what it makes for nobody."""
+    """[op]: bytes of its workspace, and of results that no op reads."""
     before: LongArray
     after: LongArray
     """Pairs of ops: ``before[i]`` runs before ``after[i]``."""
@@ -112,7 +112,7 @@ class Storages:
 
     @cached_property
     def forwards(self) -> Direction:
-        """From the first op to the last."""
+        """Walk from the first op to the last."""
         made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
         made = np.arange(len(self.producer))
         closers = np.diff(self.reader_ptr) + self.is_kept
@@ -124,7 +124,7 @@ class Storages:
 
     @cached_property
     def backwards(self) -> Direction:
-        """From the last op to the first."""
+        """Walk from the last op to the first."""
         made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
         made = np.arange(len(self.producer))
         start = np.where(self.is_kept, self.num_ops, -1)
@@ -136,7 +136,7 @@ class Storages:
 
     @cached_property
     def _reads(self) -> tuple[LongArray, LongArray]:
-        """Storages by reader."""
+        """Storages that each op reads, as offsets and indices."""
         storage = np.repeat(np.arange(len(self.producer)), np.diff(self.reader_ptr))
         by_reader = np.argsort(self.readers, kind="stable")
         ptr = pointers(np.bincount(self.readers, minlength=self.num_ops))
@@ -183,8 +183,8 @@ def storages_of(graph: Graph) -> Storages:
 def device_storages(graph: Graph, tables: Instructions, device: int) -> Storages:
     """The storages of one device of a placed step, among the ops of all devices.
 
-    What comes from another device is there when its op has run. What is sent is taken to leave at
-    once, and what comes before the step's first op is counted as there from the start.
+    A tensor from another device is on this one as soon as its op has run. A tensor that is sent
+    leaves at once. A tensor that arrives before the step's first op is held from the start.
     """
     places = tables.places
     here = places.device == device
@@ -200,7 +200,7 @@ def device_storages(graph: Graph, tables: Instructions, device: int) -> Storages
 
 
 def _precedence(graph: Graph) -> tuple[LongArray, LongArray]:
-    """Precedences: from producers to readers, and between ops that draw random numbers."""
+    """Pairs of ops (before, after): from producers to readers, and between random draws."""
     src, dst = graph.edges
     drawing = np.flatnonzero(graph.rng_order >= 0)
     return (
@@ -219,9 +219,9 @@ def gathered(
     workspace_bytes: LongArray,
     precedence: tuple[LongArray, LongArray],
 ) -> Storages:
-    """Storages from columns by owner; ``read`` are pairs of owner and reading op.
+    """Build storages from columns by owner; ``read`` holds pairs of owner and reading op.
 
-    Owners with producer -1 exist before the step; those without bytes hold nothing.
+    Owners with producer -1 exist before the step; owners without bytes hold nothing.
     """
     num_owners = len(bytes_of)
     is_read = np.zeros(num_owners, dtype=np.bool_)
@@ -253,9 +253,9 @@ def gathered(
 
 
 def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages:
-    """The storages for orders that run exactly the ops of ``has_run`` before ``op``.
+    """The storages with precedences that run exactly the ops of ``has_run`` before ``op``.
 
-    The set must hold with each op all that comes before it; then the rest comes after ``op``.
+    The set must contain all predecessors of its ops; all other ops run after ``op``.
     """
     inside, outside = has_run, ~has_run
     outside[op] = False
@@ -273,7 +273,7 @@ def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages
 
 
 def preceded(storages: Storages, before: LongArray, after: LongArray) -> Storages:
-    """The storages with more precedences: ``before[i]`` runs before ``after[i]``."""
+    """The storages with additional precedences: ``before[i]`` runs before ``after[i]``."""
     num_ops = max(storages.num_ops, 1)
     edge = distinct(
         np.concatenate((storages.before, before)) * num_ops

@@ -1,8 +1,9 @@
-"""Order in which each device runs its ops, once they are placed.
+"""Orders in which each device runs its ops, for a given placement.
 
 The same placement can take twice as long in another order, and no rule for the order is the best
-everywhere, so plans are tried with several. Ops that draw random numbers are seeded one by one when
-they run, so any order gives the same numbers.
+everywhere, so several are tried on each plan: topological, by bottom level, by earliest start, and
+refined on the critical path. Ops that draw random numbers are seeded one by one when they run, so
+any order gives the same numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def earliest_start(problem: Problem, plan: Plan) -> Plan:
     return plan.ordered(priority=positions(sequence).astype(np.float64))
 
 
-# Critical-path refinement: simulate, let what the step waited for go first, simulate again.
+# Critical-path refinement: simulate, prioritise the ops that delayed the step, repeat.
 #
 # Every round turns what the simulation showed into priorities: first the latest starts that go with
 # the transfer times as they were, waiting for links included; then, from the best order so far, the
@@ -69,7 +70,7 @@ _ROUNDS = 4
 _FEW_ROUNDS = 2
 """Rounds for large graphs, whose simulation takes long."""
 _NO_SLACK = 1e-9
-"""Share of the step below which slack is rounding."""
+"""Fraction of the step below which slack counts as rounding."""
 
 
 def critical_refined(problem: Problem, plan: Plan) -> Plan:
@@ -78,7 +79,7 @@ def critical_refined(problem: Problem, plan: Plan) -> Plan:
 
 
 def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
-    """Do as `critical_refined`, for a caller who has an evaluator of the problem."""
+    """Refine priorities on the critical paths, with an existing evaluator of the problem."""
     device_of, is_short = placement_of(plan), is_large(problem.graph.num_ops)
     priority = -levels(problem, device_of).to_end_s
     best = evaluator(device_of, priority), priority
@@ -100,9 +101,9 @@ def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
 
 
 def _raised(evaluator: Evaluator, priority: FloatArray) -> FloatArray:
-    """The priorities with critical ops earlier by the longest wait of any of them.
+    """Raise all critical ops by the longest wait of any of them; returns the new priorities.
 
-    Priorities are in seconds, as bottom levels and latest starts are.
+    Priorities are in seconds, like bottom levels and latest starts; smaller runs first.
     """
     start_s = evaluator.op_start_s
     slack_s = latest_starts(evaluator, keeps_order=True) - start_s
@@ -121,14 +122,14 @@ ORDERS: dict[str, Callable[[Problem, Plan], Plan]] = {
 }
 
 GIVEN = "given"
-"""Name of the order that a plan comes with."""
+"""Name for the order that a plan already has."""
 
 
 def best_order(problem: Problem, plan: Plan, names: Sequence[str] = tuple(ORDERS)) -> Plan:
-    """The plan in the best of its own order and those named, which ``claims.order`` then names.
+    """Return the plan in the best of its own order and the named ones; ``claims.order`` names it.
 
-    The least memory beyond what devices have counts first, then the shortest step, then the least
-    bytes at the fullest device, then the place in the list.
+    Orders are compared by bytes beyond the devices' memory, then by step time, then by bytes on the
+    fullest device, then by position in the list.
     """
     for name in names:
         if name not in ORDERS:

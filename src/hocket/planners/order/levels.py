@@ -1,7 +1,8 @@
-"""Levels: how far each op is from the start and from the end, in seconds, where ops are placed.
+"""Levels: longest paths from the start of the step to each op, and from there to the end.
 
-The length of a path is the time of its ops on their devices and of the transfers that the placement
-causes, each alone on its links. O(ops + reads).
+The length of a path is the time of its ops on their devices plus the transfers that the placement
+causes, each without contention. The file also computes latest starts in a simulated step. O(ops +
+reads).
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph
 from hocket.kernels import kernel
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.evaluate import Evaluator
 from hocket.simulate.instructions import Given, PlaceTable, RunTable, TransferTable
+from hocket.simulate.state import Spans
 
 # Longest paths through a placed graph, compiled: to the end, and from the start.
 
 
 class Placed(NamedTuple):
-    """Ops where they are, and what it takes to send their tensors."""
+    """Placed ops and the cost of transferring their tensors."""
 
     device: LongArray
     duration_s: FloatArray
@@ -32,7 +35,7 @@ class Placed(NamedTuple):
     users: LongArray
     work: FloatArray
     latency_s: FloatArray
-    """[src, dst]"""
+    """[src, dst]: seconds."""
     unit_s: FloatArray
     """[src, dst]: seconds per unit of work."""
 
@@ -47,9 +50,9 @@ def _transfer_s(placed: Placed, tensor: int, src: int, dst: int) -> float:
 
 @kernel
 def fill_levels(placed: Placed, to_end_s: FloatArray, from_start_s: FloatArray) -> None:
-    """Per op, the longest path from its start to the end, and from the beginning to its start.
+    """Fill, per op, the longest path from its start to the end and from the beginning to its start.
 
-    ``from_start_s`` comes in as zeros.
+    ``from_start_s`` must be zeros initially.
     """
     for op in range(len(placed.device) - 1, -1, -1):
         src, longest_s = placed.device[op], 0.0
@@ -85,10 +88,10 @@ def fill_latest(
     latest_s: FloatArray,
     keeps_order: bool,
 ) -> None:
-    """Latest start of every op, from the last to the first.
+    """Fill the latest start of every op, from the last to the first.
 
-    ``by_start`` lists ops so that readers follow producers; ``free_s`` comes in with the end of
-    the step for each queue, and moves forward if the ops of a queue are to keep their order.
+    ``by_start`` lists ops so that readers follow producers. ``free_s`` initially holds the end of
+    the step for each queue; it decreases if the ops of a queue are to keep their order.
     """
     for transfer in range(runs.send_ptr[len(runs.device)]):
         arrival_s[transfers.place[transfer]] = transfer_end_s[transfer]
@@ -107,16 +110,16 @@ def fill_latest(
 
 
 class Levels(NamedTuple):
-    """Longest paths per op."""
+    """Longest paths of each op."""
 
     to_end_s: FloatArray
-    """Longest path from its start to the end of the step."""
+    """Per op: longest path from its start to the end of the step."""
     from_start_s: FloatArray
-    """Longest path from the beginning of the step to its start."""
+    """Per op: longest path from the beginning of the step to its start."""
 
 
 def levels(problem: Problem, device_of: IntArray) -> Levels:
-    """The levels of every op."""
+    """Compute the levels of every op."""
 
     graph, costs = problem.graph, problem.costs
     stated, routes = costs.tensor_s is not None, costs.routes
@@ -137,8 +140,26 @@ def levels(problem: Problem, device_of: IntArray) -> Levels:
     return found
 
 
+def longest_paths(graph: Graph, op_s: FloatArray) -> FloatArray:
+    """Per op: the longest path to the end, without transfers."""
+    nowhere = table(np.zeros((1, 1)), np.float64)
+    placed = Placed(
+        device=table(np.zeros(graph.num_ops), np.int64),
+        duration_s=table(op_s, np.float64),
+        made_ptr=table(graph.made_ptr, np.int64),
+        user_ptr=table(graph.user_ptr, np.int64),
+        users=table(graph.users, np.int64),
+        work=table(np.zeros(graph.num_tensors), np.float64),
+        latency_s=nowhere,
+        unit_s=nowhere,
+    )
+    to_end_s = np.zeros(graph.num_ops)
+    fill_levels(placed, to_end_s, np.zeros(graph.num_ops))
+    return to_end_s
+
+
 def placement_of(plan: Plan) -> IntArray:
-    """The placement of a plan; raises `UsageError` where it has none."""
+    """Return the placement of a plan; raises `UsageError` if it has none."""
     if plan.device_of is None:
         raise UsageError(
             "the plan does not say where ops run",
@@ -154,17 +175,29 @@ def placement_of(plan: Plan) -> IntArray:
 # slack are those on its critical paths. O(ops log ops + reads).
 
 
-def latest_starts(evaluator: Evaluator, *, keeps_order: bool) -> FloatArray:
-    """Latest start of each op in the step that was evaluated last.
+def _tie_order(runs: RunTable, spans: Spans) -> LongArray:
+    """Per op: its rank among ops of equal start and end, in the order of its queue."""
+    num_ops = len(runs.queue)
+    position = np.zeros(num_ops, dtype=np.int64)
+    position[runs.lineup] = np.arange(num_ops)
+    span = (spans.op_end_s, spans.op_start_s, runs.queue)
+    rank = np.empty(num_ops, dtype=np.int64)
+    rank[np.lexsort((position, *span))] = np.lexsort(span)
+    return rank
 
-    With ``keeps_order`` the ops of each device stay in their order and do not overlap; without, a
-    device may do any number of ops at once, which says how urgent an op is whatever the order.
+
+def latest_starts(evaluator: Evaluator, *, keeps_order: bool) -> FloatArray:
+    """Per op: latest start that does not lengthen the step that was evaluated last.
+
+    With ``keeps_order`` the ops of each device stay in their order and do not overlap. Without it a
+    device may run any number of ops at once, so the result shows how urgent an op is in any
+    order.
     """
 
     given, spans = evaluator.buffers.given, evaluator.state.spans
     runs, places, transfers, _ = evaluator.buffers.tables
-    # Of things of no length at one instant the graph's own order says which came first.
-    by_start = np.lexsort((spans.op_end_s, spans.op_start_s))
+    # Ops of length 0 at one instant: on one queue its order decides, else the order of the graph.
+    by_start = np.lexsort((_tie_order(runs, spans), spans.op_end_s, spans.op_start_s))
     latest_s = np.zeros(len(by_start))
     free_s = np.full(len(runs.lineup_ptr) - 1, evaluator.score.step_s)
     arrival_s = np.zeros(len(places.device))

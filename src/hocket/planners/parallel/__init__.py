@@ -1,1 +1,1 @@
-"""Joint search over data, tensor and pipeline parallelism, for graphs and transformer shapes."""
+"""Joint search over data, tensor and pipeline parallelism, for op graphs and transformer shapes."""

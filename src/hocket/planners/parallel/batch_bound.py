@@ -1,9 +1,9 @@
-"""Lower bound on the step of any batch split over these devices, by prices of device time.
+"""Lower bound on the step time over all splits of a batch across devices, from dual prices.
 
-For any prices of the devices' seconds that add up to one, a step is at least as long as all its ops
-cost where each is cheapest (duality of the assignment of work to unequal devices). Passes count
-with the least time per sample over all sizes, updates once; waiting and transfers count nothing.
-The prices are improved by subgradient steps. O(steps x kinds x ops).
+For any prices of the devices' seconds that add up to one, a step is at least as long as the sum of
+all ops' costs, each on its cheapest device (duality of the assignment of work to unequal devices).
+Passes count with their shortest time per sample over all sizes, updates once; waits and transfers
+are ignored. Subgradient steps improve the prices. O(steps x device types x ops).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEPS = 60
 
 
 def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
-    """A number of seconds that no shares, pipelines or placements of the batch beat."""
+    """Lower bound on the step time over all batch splits, pipelines and placements."""
     cheapest = _cheapest_s(tables)
     rows = sorted({tables.row(device) for device in devices})
     counts = np.array([sum(tables.row(d) == row for d in devices) for row in rows])
@@ -34,7 +34,7 @@ def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
         choice = cost.argmin(axis=0)
         value = float(cost.min(axis=0).sum())
         best = max(best, value)
-        # Seconds that each kind would work per device: dearer where it is more than the rest.
+        # Seconds of work per device of each type; the price rises where they exceed the others'.
         load = np.array([seconds[row, choice == row].sum() for row in range(len(rows))]) / counts
         mean = max(float(load @ (counts * price)), 1e-30)
         price = np.maximum(price * (1 + (load / mean - 1) * 0.3 / (1 + step / 8)), 1e-12)
@@ -43,7 +43,7 @@ def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
 
 
 def _cheapest_s(tables: Tables) -> FloatArray:
-    """[kind, op]: seconds that all samples take at least, at the best of all sizes."""
+    """[device type, op]: shortest time for all samples, over all microbatch sizes."""
     problem = tables.problem
     is_update = problem.graph.op_phase == Phase.OPTIMIZER
     least = np.full(problem.costs.op_s.shape, np.inf)

@@ -1,8 +1,8 @@
 """Joint search: the best candidate of each parallelism family, common baselines, and the reason.
 
-Families are those that users name: one device, data parallel, a pipeline, both, op placement of
-the unsplit batch. The comparison lists the best of each. The winner reports the contribution of
-its parts, and the bound reports its scope.
+Families have names that users know: one device, data parallel, pipeline, both, and op placement of
+the unsplit batch. The comparison lists the best candidate of each family. For the winner it reports
+what each of its features contributes, and for the lower bound what it covers.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ UNSPLIT = {
     "one-device": "1 GPU, full batch (baseline)",
     "device-map-auto": 'device_map="auto" (baseline)',
 }
-"""Planners of the full batch among the baselines."""
+"""Baseline planners that keep the full batch, with their titles."""
 _SHARDED_BASELINES: dict[str, Update] = {FSDP: "device", DEEPSPEED: "host"}
 _GPIPE_MICROBATCHES = 4
-"""Microbatches per stage: what GPipe's authors found enough to hide the bubble."""
+"""Microbatches per stage, which GPipe's authors found enough to hide the bubble."""
 
 
 def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
-    """Placements of the unsplit batch that take no planning."""
+    """Yield the baselines that keep the full batch: one device, and Hugging Face's device map."""
     for name, title in UNSPLIT.items():
         yield title, propose(problem, name, BASE[name])
 
 
 def ddp(tables: Tables, devices: list[int]) -> Parallel | None:
-    """Equal shares of the batch on all devices, in as few microbatches as the smallest allows."""
+    """DDP: equal local batches on all devices, in as few microbatches as memory allows."""
     ranks = devices[: tables.num_samples]
     if len(ranks) < 2:
         return None
@@ -96,7 +96,7 @@ def ddp(tables: Tables, devices: list[int]) -> Parallel | None:
 
 
 def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
-    """Stages of equally many layers on all devices in their order, all forward passes first."""
+    """GPipe: equally many layers per stage on all devices, all forwards before all backwards."""
     graph, count = tables.problem.graph, len(devices)
     layer = layer_of(graph)
     num_layers = int(layer.max(initial=0)) + 1
@@ -125,12 +125,12 @@ def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
 
 STREAMED = "1 GPU, parameter offload"
 _LEVELS = 8
-"""Memory budgets to plan for, between the plain step and the minimum-memory step."""
+"""Number of memory budgets to plan for, between the minimum-memory step and the plain step."""
 _MOST_OPS = 20_000
 
 
 def streamed(problem: Problem) -> Candidate | None:
-    """The best plan of the full batch on the device with the most memory; None if it cannot fit."""
+    """The best memory plan of the full batch on the device with the most memory, or None."""
     if problem.graph.num_ops > _MOST_OPS:
         return None
     started = time.perf_counter()
@@ -154,21 +154,21 @@ def streamed(problem: Problem) -> Candidate | None:
 
 PLACEMENT = "op placement"
 HOW = "how"
-"""The note of a plan that says in words what it does."""
+"""Key of the plan's note that describes the strategy."""
 _MOST_PLACED_OPS = 20_000
-"""Above this many ops placements are not searched, which would take longer than all the rest."""
+"""Placements of larger graphs are not searched: it would take longer than everything else."""
 _FEW_OPS = 2_000
-"""Up to this many ops placements are searched wherever a bound allows them to win."""
+"""Placements of graphs up to this size are searched if a lower bound allows them to win."""
 _HOPELESS = 1.5
-"""No search is begun where quick placements take this many times as long as the best candidate."""
+"""Ratio to the best candidate's step above which quick placements are not improved by a search."""
 _FEW_DEVICES = 16
-"""Beyond so many devices ParDNN is not run for a placement of the full batch."""
+"""Largest number of devices for which ParDNN is run on the full batch."""
 _QUICK = ("m-etf", "m-sct", "pardnn")
 """Fast placement planners, run before a search or instead of it: 1 to 2 s for 200,000 ops."""
 
 
 def can_split_batch(problem: Problem) -> bool:
-    """True if the samples of the problem's batch can be shared out at all."""
+    """True if the batch can be split across ranks or microbatches."""
     other = problem.graph.other_batch
     is_requested = problem.objective == "latency" and not problem.contiguous
     return (
@@ -182,7 +182,7 @@ def can_split_batch(problem: Problem) -> bool:
 def compare_parallel(
     problem: Problem, goal: Goal = "time", must: Constraints = NO_CONSTRAINTS, num_degrees: int = 0
 ) -> Comparison:
-    """Best candidate of each parallelism family, compared with common baselines.
+    """Find the best candidate of each parallelism family and compare it with common baselines.
 
     Up to ``num_degrees`` further rows name the best candidate of each combination of degrees; they
     do not change which candidate is chosen.
@@ -214,7 +214,7 @@ def compare_parallel(
 def _split_baselines(
     tables: Tables, devices: list[int], budget: Budget
 ) -> Iterator[tuple[str, Candidate]]:
-    """Baselines that split the batch."""
+    """Yield the baselines that split the batch."""
     plain, staged = ddp(tables, devices), gpipe(tables, devices)
     if plain is not None:
         yield DDP, checkpointed(tables, budget.simulated(plain), budget)
@@ -228,7 +228,7 @@ def _split_baselines(
 
 
 def _unsplit(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
-    """Op placement of the full batch; parameters from the host where nothing else fits."""
+    """Op placement of the full batch; also parameter offload if nothing else fits."""
     best_s = min((c.step_s for c in candidates if c.step_s is not None), default=math.inf)
     found = [_placed(problem, best_s)]
     if best_s == math.inf and found[0].step_s is None:
@@ -246,7 +246,7 @@ def _ranked(
     must: Constraints,
     num_degrees: int,
 ) -> Comparison:
-    """The comparison of candidates with the best by the goal chosen, and why."""
+    """Rank the candidates by the goal and explain the choice."""
     problem = tables.problem
     fitting = [c for c in (*candidates, *budget.seen.values()) if c.step_s is not None]
     candidates = [_limited(problem, candidate, must) for candidate in candidates]
@@ -270,7 +270,7 @@ def _ranked(
 
 
 def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
-    """One device that holds the whole batch: there is nothing to share and nothing to compare."""
+    """Comparison for a single device that holds the full batch, with this as the only candidate."""
     limit = _placed_limit(problem, only.timeline)
     why = f"there is one device, and it holds the whole batch; {limit}"
     return Comparison(
@@ -280,7 +280,7 @@ def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Compar
 
 
 def family_of(shares: Parallel) -> str:
-    """Common name of a parallel strategy: ``DDP x pipeline``."""
+    """Usual name of a parallel strategy, such as ``DDP x pipeline``."""
     if shares.sharded:
         return "FSDP"
     degrees = (
@@ -295,7 +295,7 @@ def family_of(shares: Parallel) -> str:
 
 
 def degrees_name(shares: Parallel) -> str:
-    """Degrees of parallelism as text: ``data 2 x pipeline 1``."""
+    """Degrees of parallelism as text, such as ``data 2 x pipeline 1``."""
     stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
     deep = " and ".join(map(str, stages))
     name = f"data {len(shares.replicas)} x pipeline {deep}"
@@ -304,7 +304,7 @@ def degrees_name(shares: Parallel) -> str:
 
 
 def _by_degrees(found: list[SimulatedCandidate], most: int) -> list[Candidate]:
-    """The best candidate of each combination of degrees, the shortest step first."""
+    """The best candidate of each combination of degrees, shortest step first, at most ``most``."""
     best: dict[str, Candidate] = {}
     for candidate in found:
         best.setdefault(degrees_name(candidate.plan[Parallel]), candidate)
@@ -314,7 +314,7 @@ def _by_degrees(found: list[SimulatedCandidate], most: int) -> list[Candidate]:
 def _families(
     problem: Problem, found: list[SimulatedCandidate], goal: Goal
 ) -> Iterator[tuple[str, Candidate]]:
-    """The best candidate of each family by the goal, in the order of their quickest."""
+    """Yield the best candidate of each parallelism family, fastest family first."""
     by_family: dict[str, list[SimulatedCandidate]] = {}
     for candidate in found:
         by_family.setdefault(family_of(candidate.plan[Parallel]), []).append(candidate)
@@ -326,14 +326,15 @@ def _families(
 
 
 def _simplicity(candidate: SimulatedCandidate) -> tuple[int, int, float]:
-    """Of steps that differ by less than a thousandth, the fewest microbatches come first."""
+    """Sort key: step time within 0.1 %, then the number of microbatches, then the exact step
+    time."""
     step_s = candidate.step_s or math.inf
     num_passes = sum(len(replica.microbatches) for replica in candidate.plan[Parallel].replicas)
     return round(math.log(step_s) * 1000), num_passes, step_s
 
 
 def titled(name: str, candidate: Candidate) -> Candidate:
-    """The candidate under a family's name, with its own words in its plan."""
+    """Rename a candidate, and add a description of its strategy to the plan's notes."""
     plan = candidate.plan
     if plan is not None and plan.get(Parallel) is not None:
         planned = ", all-reduce over planned trees" if plan.get(Communication) is not None else ""
@@ -343,7 +344,7 @@ def titled(name: str, candidate: Candidate) -> Candidate:
 
 
 def _placed(problem: Problem, best_s: float) -> Candidate:
-    """The best placement of the unsplit batch, searched only where it could win."""
+    """The best placement of the unsplit batch, searched only if a lower bound allows it to win."""
     bound = lower_bound(problem)
     if bound.seconds >= best_s:
         message = (
@@ -366,7 +367,7 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
 
 
 def _length_s(candidate: Candidate) -> float:
-    """Step time of a candidate, also where it does not fit."""
+    """Simulated step time of a candidate, even if it does not fit."""
     return math.inf if candidate.timeline is None else candidate.timeline.makespan_s
 
 
@@ -379,7 +380,7 @@ def _limited(problem: Problem, candidate: Candidate, must: Constraints) -> Candi
 
 
 def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
-    """A loser with by how much it is longer than the best."""
+    """Set a candidate's reason to the difference of its step time from the best one's."""
     if candidate.step_s is None or not best.step_s:
         return candidate
     longer = candidate.step_s / best.step_s - 1
@@ -396,7 +397,7 @@ def explained(
     found: list[SimulatedCandidate],
     goal: Goal,
 ) -> str:
-    """Explanation of the winner: the reason, the contribution of its parts and its limit."""
+    """Text on the winner: why it was chosen, what its features contribute, and what limits it."""
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
     tied_part = ratio_range(problem.costs.settings)
     parts = []
@@ -417,7 +418,7 @@ def _placed_limit(problem: Problem, timeline: Timeline) -> str:
 
 
 def _limit(problem: Problem, timeline: Timeline) -> str:
-    """The device that computes longest, and for how much of the step."""
+    """Text on the device with the most compute, and its utilization."""
     works = timeline.stream[: timeline.num_works] == Stream.COMPUTE
     seconds = (timeline.op_end_s - timeline.op_start_s)[works]
     busy_s = np.bincount(timeline.op_device[works], seconds, timeline.num_devices)
@@ -427,7 +428,7 @@ def _limit(problem: Problem, timeline: Timeline) -> str:
 
 
 def contributions(best: Plan, step_s: float, found: list[SimulatedCandidate]) -> list[str]:
-    """The step with one feature of the best plan switched off, for each feature."""
+    """Ablation as text: the best step time without each feature of the winning plan."""
     steps = []
     for name, has in FEATURES.items():
         if not has(best):
@@ -460,13 +461,13 @@ FEATURES: dict[str, Callable[[Plan], bool]] = {
     "planned all-reduce trees": lambda plan: plan.get(Communication) is not None,
     "gradient priority": lambda plan: plan.get(Priority) is not None,
 }
-"""Features that can be switched off, and whether a plan has them."""
+"""Features that a plan may have, with the test for each."""
 EASING = ("sharding", "microbatches", "activation checkpointing", "optimizer on the host")
-"""Those that save memory."""
+"""Features that save memory."""
 
 
 def _shortage(problem: Problem, candidates: list[Candidate]) -> str:
-    """Message on the missing memory where nothing fits."""
+    """Message on the missing memory if nothing fits."""
     lacking = [c for c in candidates if isinstance(c, SimulatedCandidate)]
     if not lacking:
         return "not even one sample fits on any device"

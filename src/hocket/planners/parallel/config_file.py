@@ -1,7 +1,8 @@
-"""One config from a TOML file, to be predicted as it is.
+"""Read one parallel config from a TOML file, to be predicted exactly as it is written.
 
 The file names the model (``model = "gpt3-175b"`` or a ``[model]`` table), the cluster (``on``), the
-batch and the degrees (``[parallel]``); what is left out is 1 or off, and replicas fill the cluster.
+batch and the degrees (``[parallel]``). Degrees that are left out are 1 and options are off, except
+the data degree, which fills the cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MIXED_DTYPES = ("float16", "bfloat16", "float8")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Contents of the file; files that it names are looked for in its folder first."""
+    """Content of a configuration file; its paths are relative to its folder."""
 
     model: Transformer
     on: str
@@ -37,15 +38,15 @@ class Configuration:
     dtype: str | None
     software: str | None
     options: tuple[str, ...]
-    """Settings of the training program, as `hocket.cost.parallel.options` names them."""
+    """Settings of the training program, in the syntax of `hocket.cost.parallel.options`."""
     coefficients: Path | None
     config: ParallelConfig
     fills_cluster: bool
-    """True if the file leaves the data degree to the cluster's size."""
+    """True if the file leaves out the data degree, so that replicas fill the cluster."""
 
 
 def read_configuration(path: str | Path) -> Configuration:
-    """The configuration of a file; raises `InputFileError` that names key and remedy."""
+    """Read a configuration file; raises `InputFileError` that names the key and a remedy."""
     path = Path(path)
     with fields.located(str(path)):
         data = read_bounded(path, MAX_FILE_BYTES, lambda head: True, "TOML")
@@ -53,9 +54,10 @@ def read_configuration(path: str | Path) -> Configuration:
 
 
 def filled(configuration: Configuration, groups: Sequence[int]) -> ParallelConfig:
-    """The config, with as many replicas as tensor-parallel groups allow where none are stated.
+    """The config of a file, with a data degree that fills the cluster if the file has none.
 
-    ``groups`` counts them per kind of device; the replicas of a stage are of one kind.
+    ``groups`` counts the tensor-parallel groups per device type. All replicas of a stage are on one
+    device type.
     """
     config = configuration.config
     if not configuration.fills_cluster:
@@ -67,7 +69,7 @@ def filled(configuration: Configuration, groups: Sequence[int]) -> ParallelConfi
 
 
 def check_configuration(model: Transformer, config: ParallelConfig, where: str) -> None:
-    """Raise `InputFileError` where the config is impossible for the model."""
+    """Raise `InputFileError` if the config is impossible for the model."""
     broken = list(broken_rules(model, config))
     if broken:
         raise InputFileError("; ".join(broken[:3]), hint="change [parallel] or batch", where=where)
@@ -97,7 +99,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
 
 
 def _options(value: object) -> tuple[str, ...]:
-    """Options, checked as they are read, so that an error message has the file's name."""
+    """Validate options while the file is read, so that errors name the file."""
     texts = tuple(fields.text(entry, "options") for entry in fields.items(value, "options"))
     try:
         with_options(find_software(DEFAULT_SOFTWARE), texts)
@@ -107,5 +109,5 @@ def _options(value: object) -> tuple[str, ...]:
 
 
 def _beside(folder: Path, text: str) -> str:
-    """The path of a file in the configuration's folder, or the text as it is."""
+    """Path of a file in the configuration's folder if it exists there, else the text itself."""
     return str(folder / text) if is_file(folder / text) else text

@@ -1,9 +1,9 @@
-"""Limits that an answer must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
+"""Limits that a plan must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
 
-``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
-most, ``cost`` what a million samples may cost; ``data 2``, ``pipeline 4`` and ``tensor 2`` say how
-many replicas there are, how many stages each has and into how many parts matrices are divided. A
-candidate that breaks a limit is rejected with the reason.
+``fit`` limits the memory of each device, ``devices`` the number of devices that compute, ``step``
+the step time, and ``cost`` the dollars per million samples. ``data 2``, ``pipeline 4`` and ``tensor
+2`` fix the number of replicas, of stages per replica and of parts into which matrices are sharded.
+A candidate that breaks a limit is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.simulate.parallel.tensor_parallel import degrees_of
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """Limits that a plan must keep; infinite where none is given."""
+    """Limits that a plan must keep; infinite or None if not set."""
 
     device_bytes: float = float("inf")
     num_devices: float = float("inf")
@@ -36,7 +36,7 @@ class Constraints:
     num_parts: int | None = None
 
     def allows(self, shares: Parallel) -> bool:
-        """True if replicas, stages and tensor-parallel parts are as many as requested."""
+        """True if the config has the requested numbers of replicas, stages and parts."""
         if self.num_replicas not in (None, len(shares.replicas)):
             return False
         if self.num_parts not in (None, shares.tensor):
@@ -45,7 +45,7 @@ class Constraints:
         return self.num_stages is None or stages == {self.num_stages}
 
     def on(self, problem: Problem) -> Problem:
-        """The problem on devices that have no more memory than may be used."""
+        """The problem with every device's memory capped at the memory limit."""
         if self.device_bytes == float("inf"):
             return problem
         most = int(self.device_bytes)
@@ -56,7 +56,7 @@ class Constraints:
         return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
     def broken_by(self, problem: Problem, candidate: Candidate) -> str:
-        """Message on the limit that a candidate breaks although it fits; empty for none."""
+        """Message on the first limit that a fitting candidate violates; empty if it keeps all."""
         step_s = candidate.step_s
         if step_s is None:
             return ""
@@ -77,7 +77,7 @@ class Constraints:
         return "" if cost <= self.dollars_per_million else "it costs more than it may"
 
     def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
-        """Message if no candidate that fits keeps all limits, with the nearest values."""
+        """Message if no fitting candidate keeps all limits, with the nearest values."""
         quickest = min(fitting, key=lambda c: c.step_s or 0.0)
         message = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
         costs = [dollars_per_million(problem, candidate) for candidate in fitting]
@@ -88,7 +88,7 @@ class Constraints:
         return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
 
     def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
-        """Message if nothing has the requested replicas, stages and parts; empty if some do."""
+        """Message if no candidate has the requested replicas, stages and parts; else empty."""
         requested = {
             "data": self.num_replicas,
             "pipeline": self.num_stages,
@@ -106,7 +106,7 @@ class Constraints:
         return f"no plan has {named}: {cause or 'of those that were tried none fits'}"
 
     def _too_much(self, problem: Problem) -> str:
-        """Devices or samples that are not there."""
+        """Message if the requested degrees need more devices or samples than exist; else empty."""
         num_replicas = self.num_replicas or 1
         wanted = num_replicas * (self.num_stages or 1) * (self.num_parts or 1)
         usable = min(len(workers(problem)), self.num_devices)
@@ -118,7 +118,7 @@ class Constraints:
         return ""
 
     def _indivisible(self, problem: Problem) -> str:
-        """Message if matrices cannot be divided into so many parts; empty where they can."""
+        """Message if matrices cannot be sharded into the requested number of parts; else empty."""
         num_parts = self.num_parts or 1
         degrees = degrees_of(problem.graph)
         if num_parts == 1:
@@ -159,7 +159,7 @@ def parse_constraints(texts: str | Sequence[str]) -> Constraints:
 
 
 def parse_dollars(text: str) -> float:
-    """``$5``, ``5.50`` or ``$5/h`` in dollars; raises `ValueError`."""
+    """Parse ``$5``, ``5.50`` or ``$5/h`` into dollars; raises `ValueError`."""
     plain = text.strip().removesuffix("/h").removesuffix("/hour").removeprefix("$")
     amount = float(plain)
     if not 0 < amount < float("inf"):
@@ -183,4 +183,4 @@ _WORDS: dict[str, tuple[str, Callable[[str], float]]] = {
     "pipeline": ("num_stages", _count),
     "tensor": ("num_parts", _count),
 }
-"""Of each limit: what of `Constraints` it says, and how its value is read."""
+"""By limit: the field of `Constraints` that it sets, and the parser of its value."""

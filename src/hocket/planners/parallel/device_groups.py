@@ -1,17 +1,18 @@
-"""A group of devices that hold the model once: what any number of samples takes there.
+"""Time of one model replica, on one device or on a pipeline, for any number of samples.
 
-One device runs its samples in as few microbatches as its memory allows. Several are stages of a
-pipeline, for which every size of microbatch is cut and the best taken for each number of samples:
-time = through + (microbatches - 1) x slowest (the form of Alpa and of 1F1B with unequal stages).
-Samples are shared out between groups so that the slowest group is as quick as possible: the least
-time at which the numbers that each group can take by then add up to the batch.
+A single device runs its samples in as few microbatches as its memory allows. For a pipeline, the
+model is cut for every microbatch size, and the best size is taken for each number of samples: time
+= through + (microbatches - 1) x slowest (the form of Alpa and of 1F1B with unequal stages). Samples
+are distributed so that the slowest group is as fast as possible, by a search for the shortest time
+in which the groups together can process the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,24 +40,34 @@ from hocket.planners.parallel.closed_form import (
 
 @dataclass(frozen=True)
 class StageCut:
-    """Stages for one size of microbatch."""
+    """Stages of a pipeline for one microbatch size."""
 
     size: int
     places: tuple[int, ...]
-    """The op with which each stage but the first begins."""
+    """First op of each stage but the first."""
     slowest_s: float
     """Seconds per microbatch of the slowest stage or link."""
     through_s: float
-    """Seconds of one microbatch through all stages and back."""
+    """Seconds of one microbatch through all stages forward and backward."""
 
 
-def best_cut(tables: Tables, devices: tuple[int, ...], size: int) -> StageCut | None:
-    """Stages on devices in their order; None where memory does not suffice for any."""
+class StageLink(NamedTuple):
+    """The link from one stage's device to the next."""
+
+    bandwidth_bps: float
+    latency_s: float
+
+
+def best_cut(
+    tables: Tables, devices: tuple[int, ...], links: tuple[StageLink, ...], size: int
+) -> StageCut | None:
+    """Cut the model into stages on devices in the given order; None if no cut fits into memory."""
     places = tables.cuts
     best = np.full(len(places), np.inf)
     best[0] = 0.0
     choices = []
-    link_s = _links_s(tables, devices, size)
+    crossing = at_size(tables, tables.crossing_bytes, size)[places]
+    link_s = [crossing / link.bandwidth_bps + link.latency_s for link in links]
     for stage, device in enumerate(devices):
         cost = _stage_s(tables, device, size, in_flight=len(devices) - stage)
         if stage:
@@ -72,11 +83,11 @@ def best_cut(tables: Tables, devices: tuple[int, ...], size: int) -> StageCut | 
         at = int(choice[at])
         found.append(int(places[at]))
     cut = tuple(reversed(found[:-1]))
-    return StageCut(size, cut, float(best[-1]), _through_s(tables, devices, size, cut))
+    return StageCut(size, cut, float(best[-1]), _through_s(tables, devices, links, size, cut))
 
 
 def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArray:
-    """[first place, place after the last]: seconds per microbatch; infinite where not possible."""
+    """[first place, end place]: seconds per microbatch of a stage; infinite if it is impossible."""
     places = tables.cuts
     before_s = tables.stage_s(device, size)[places]
     seconds: FloatArray = before_s[None, :] - before_s[:, None]
@@ -95,7 +106,7 @@ def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArr
 
 
 def _eased_bytes(tables: Tables, size: int, in_flight: int) -> FloatArray:
-    """[first place, place after the last]: what a stage holds at least."""
+    """[first place, end place]: fewest bytes of a stage, with recomputation and host updates."""
     places, edges = tables.cuts, np.array(block_edges(tables.problem.graph))
     state = (tables.state_bytes - tables.optimizer_bytes)[places].astype(np.float64)
     inputs = at_size(tables, tables.crossing_bytes, size)[edges]
@@ -108,57 +119,51 @@ def _eased_bytes(tables: Tables, size: int, in_flight: int) -> FloatArray:
 
 
 def _transient_bytes(tables: Tables, device: int, size: int) -> float:
-    """Memory of a pass besides state and saved activations, as one device alone has it."""
+    """Peak bytes beyond state and saved activations, from a simulation of one device."""
     alone = peak_bytes(tables.problem, tables.twin(device), size, True)
     saved = float(at_size(tables, tables.saved_bytes, size)[-1])
     return alone - float(tables.state_bytes[-1]) - saved
 
 
-def _links_s(tables: Tables, devices: tuple[int, ...], size: int) -> list[FloatArray]:
-    """Per boundary and place, the seconds to send a microbatch over the link in one direction."""
-    routes = tables.problem.costs.routes
-    crossing = at_size(tables, tables.crossing_bytes, size)[tables.cuts]
-    return [
-        crossing / float(routes.bandwidth_bps[src, dst]) + float(routes.latency_s[src, dst])
-        for src, dst in pairwise(devices)
-    ]
-
-
-def _through_s(tables: Tables, devices: tuple[int, ...], size: int, cut: tuple[int, ...]) -> float:
+def _through_s(
+    tables: Tables,
+    devices: tuple[int, ...],
+    links: tuple[StageLink, ...],
+    size: int,
+    cut: tuple[int, ...],
+) -> float:
+    """Seconds of one microbatch through all stages forward and backward, with its transfers."""
     bounds = (0, *cut, tables.problem.graph.num_ops)
-    routes, total = tables.problem.costs.routes, 0.0
-    crossing = at_size(tables, tables.crossing_bytes, size)
+    crossing, total = at_size(tables, tables.crossing_bytes, size), 0.0
     for stage, device in enumerate(devices):
         before_s = tables.stage_s(device, size)
         total += float(before_s[bounds[stage + 1]] - before_s[bounds[stage]])
-        if stage:
-            src = devices[stage - 1]
-            bandwidth = float(routes.bandwidth_bps[src, device])
-            total += 2 * float(crossing[bounds[stage]]) / bandwidth
+    for link, place in zip(links, cut, strict=True):
+        total += 2 * float(crossing[place]) / link.bandwidth_bps
     return total
 
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Microbatches that pipelines are tried with."""
+"""Microbatch sizes that are tried for pipelines."""
 _MOST_MICROBATCHES = 64
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceGroup:
-    """Devices in the order of their stages, and the closed form of their time."""
+    """Devices in the order of their stages, with the closed form of their time."""
 
     devices: tuple[int, ...]
     time_s: FloatArray
-    """[samples]: seconds with updates; infinite where not possible."""
+    """[samples]: seconds including updates; infinite if that many samples are impossible."""
     size: LongArray
-    """[samples]: of a microbatch, at most."""
+    """[samples]: largest microbatch."""
     cuts: dict[int, StageCut]
-    """By size of microbatch; empty for one device."""
+    """Stages by microbatch size; empty for one device."""
     is_hosted: BoolArray | None = None
-    """[samples]: whether the optimizer is on the host; nowhere by default."""
+    """[samples]: True if the optimizer runs on the host; None if it never does."""
 
     def replica(self, tables: Tables, num_samples: int) -> Replica:
-        """The group with its samples."""
+        """The group as a replica that processes ``num_samples`` samples."""
         names = tables.problem.cluster.device_names
         size = int(self.size[num_samples])
         cut = self.cuts.get(size)
@@ -172,18 +177,28 @@ class DeviceGroup:
 
 
 def even_sizes(num_samples: int, largest: int) -> tuple[int, ...]:
-    """As few microbatches of at most a size as it takes, alike but for one sample."""
+    """Sizes of the fewest microbatches of at most ``largest`` samples, as equal as possible."""
     return even_parts(num_samples, -(-num_samples // largest))
 
 
-@lru_cache(maxsize=4096)
 def group_of(tables: Tables, devices: tuple[int, ...], exchanges: bool) -> DeviceGroup:
-    """The closed form of a group; ``exchanges``: whether others hold the model besides."""
+    """Closed form of a group; ``exchanges`` is True if other groups hold the model too.
+
+    Groups of equal devices on equal links use one cached closed form, so thousands of groups cost
+    as much as one.
+    """
+    alike = tuple(tables.alike[device] for device in devices)
     if len(devices) == 1:
-        return _alone(tables, devices[0], exchanges)
-    return _pipeline(tables, devices)
+        return replace(_alone(tables, alike[0], exchanges), devices=devices)
+    routes = tables.problem.costs.routes
+    links = tuple(
+        StageLink(float(routes.bandwidth_bps[pair]), float(routes.latency_s[pair]))
+        for pair in pairwise(devices)
+    )
+    return replace(_pipeline(tables, alike, links), devices=devices)
 
 
+@lru_cache(maxsize=1024)
 def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
     plain = _on_one(tables, device, exchanges, "none")
     if np.isfinite(plain.time_s).all() and int(plain.size[-1]) == tables.num_samples:
@@ -198,7 +213,7 @@ def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
 
 
 def _on_one(tables: Tables, device: int, exchanges: bool, relief: Relief) -> DeviceGroup:
-    """One device that keeps everything, or all but the optimizer's state, or recomputes besides."""
+    """Time of one device with one way to save memory: none, host updates, or recomputation too."""
     spare = tables.largest_bucket_bytes if exchanges else 0
     largest = partial(largest_size, tables, device, spare_bytes=spare, relief=relief)
     once = largest(is_repeated=False)
@@ -222,7 +237,10 @@ def _on_one(tables: Tables, device: int, exchanges: bool, relief: Relief) -> Dev
     return DeviceGroup((device,), np.maximum.accumulate(seconds), np.maximum(sizes, 1), {})
 
 
-def _pipeline(tables: Tables, devices: tuple[int, ...]) -> DeviceGroup:
+@lru_cache(maxsize=1024)
+def _pipeline(
+    tables: Tables, devices: tuple[int, ...], links: tuple[StageLink, ...]
+) -> DeviceGroup:
     numbers = np.arange(tables.num_samples + 1)
     best = np.full(len(numbers), np.inf)
     size = np.ones(len(numbers), dtype=np.int64)
@@ -230,7 +248,7 @@ def _pipeline(tables: Tables, devices: tuple[int, ...]) -> DeviceGroup:
     for tried in _SIZES:
         if tried > tables.num_samples:
             break
-        cut = best_cut(tables, devices, tried)
+        cut = best_cut(tables, devices, links, tried)
         if cut is None:
             continue
         cuts[tried] = cut
@@ -245,8 +263,10 @@ def _pipeline(tables: Tables, devices: tuple[int, ...]) -> DeviceGroup:
 
 
 def shared_out(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, ...] | None:
-    """Samples of each group, so that the slowest is as quick as can be; None where none can."""
-    times = np.unique(np.concatenate([group.time_s for group in groups]))
+    """Samples per group that minimize the slowest group's time; None if not all samples fit."""
+    # Equal groups share one array.
+    distinct = {id(group.time_s): group.time_s for group in groups}.values()
+    times = np.unique(np.concatenate(list(distinct)))
     times = times[np.isfinite(times)]
     low, high = 0, len(times) - 1
     if _taken(groups, float(times[high])).sum() < num_samples:
@@ -266,5 +286,9 @@ def shared_out(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, 
 
 def _taken(groups: tuple[DeviceGroup, ...], seconds: float) -> LongArray:
     """Number of samples that each group can process in ``seconds``."""
-    found = [int(np.searchsorted(g.time_s, seconds, side="right")) - 1 for g in groups]
-    return np.array(found, dtype=np.int64)
+    known: dict[int, int] = {}
+    for group in groups:
+        if id(group.time_s) not in known:
+            number = np.searchsorted(group.time_s, seconds, side="right")
+            known[id(group.time_s)] = int(number) - 1
+    return np.array([known[id(group.time_s)] for group in groups], dtype=np.int64)

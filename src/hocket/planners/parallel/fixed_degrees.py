@@ -1,4 +1,4 @@
-"""Limits from values that the user fixes: ``tensor=8,recompute=full``."""
+"""Parse values that the user fixes in a search, such as ``tensor=8,recompute=full``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = (*COUNTS, "zero", "sequence_parallel", "schedule", "recompute")
 
 
 def fixed_limits(limits: Limits, text: str) -> Limits:
-    """The limits with fields fixed by pairs such as ``tensor=8``, separated by commas."""
+    """Fix fields of the limits by pairs such as ``tensor=8``, separated by commas."""
     for part in text.split(","):
         if not part.strip():
             continue

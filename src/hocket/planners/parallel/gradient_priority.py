@@ -1,10 +1,10 @@
-"""Prioritised gradient exchange as a candidate: a step in steady state, compared with all others.
+"""Prioritized gradient exchange as a candidate, with the step time of a steady state.
 
-A step that is simulated begins and ends alone. Where gradients travel in the order in which the
-next forward pass needs them (P3, Jayarajan et al. 2019), part of their exchange overlaps with that
-pass. The saving per step is the difference between wait-free and prioritised steps of the simulator
-of gradients (`hocket.simulate.gradients`). It can win on CPUs, where the runtime supports it; for
-GPUs it is only reported. O(one simulation of gradients).
+A simulated step begins and ends by itself. If gradients are exchanged in the order in which the
+next forward pass needs them (P3, Jayarajan et al. 2019), a part of the exchange overlaps with that
+pass. The saving per step is the difference between wait-free and prioritized steps in the gradient
+simulator (`hocket.simulate.gradients`). The candidate can win on CPUs, where the runtime supports
+it; for GPUs it is only reported. O(one simulation of gradients).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hocket.planners.communication.priority import choose_for_replicas, with_pri
 
 BY_PRIORITY = "DDP, gradient priority"
 _WITHIN_REACH = 1.5
-"""Candidates slower than the best by more than this factor cannot win by an order of gradients."""
+"""Candidates slower than the best by more than this factor cannot win by gradient priority."""
 
 
 def by_priority(problem: Problem, options: Iterable[Candidate]) -> list[Candidate]:
-    """The quickest eligible candidate with prioritised gradients; empty if that saves nothing."""
+    """The fastest eligible candidate with prioritized gradients; empty if that saves nothing."""
     fitting = sorted(
         (candidate for candidate in options if candidate.step_s is not None),
         key=lambda candidate: candidate.step_s or 0.0,
@@ -68,9 +68,9 @@ def _is_supported(problem: Problem, shares: Parallel) -> bool:
 
 
 def _saved_s(problem: Problem, plan: Plan, alone_s: float) -> float:
-    """Time that a step in steady state saves over a step alone.
+    """Seconds that a step in steady state saves compared with a single step.
 
-    Where the two simulators disagree on the step, the saving is scaled down to the shorter step.
+    If the two simulators disagree on the step time, the saving is scaled to the shorter one.
     """
     choice = choose_for_replicas(problem, plan)
     assert choice is not None, "the plan has an order of gradients"

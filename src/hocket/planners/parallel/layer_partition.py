@@ -1,19 +1,21 @@
-"""Exact partition of layers over pipeline stages: uneven stages, unequal devices, memory limits.
+"""Exact partition of layers into pipeline stages: uneven stages, unequal devices, memory limits.
 
-Two dynamic programmes over (stages so far, layers so far) work together. The first minimises the
+Two dynamic programs over (stages so far, layers so far) work together. The first minimizes the
 simple objective sum t_i + (m - 1) max t_i for m microbatches and stage times t_i (Zheng et al.,
-"Alpa", OSDI 2022, section 5), by limits on max t_i. The second takes that step as its bound and
-finds the shortest step of a pipeline with few microbatches in flight, as 1F1B runs it:
+"Alpa", OSDI 2022, section 5), by limits on max t_i. The second uses that step time as its bound and
+finds the shortest step of a pipeline with few microbatches in flight, as 1F1B executes it:
 
-A stage that keeps c microbatches in flight (1F1B: one more than stages follow) starts after one
-microbatch has passed the stages before it, works on all m microbatches, and waits. R, the time of
-one microbatch through all following stages and back, is waited for once at the start behind c - 1
-forwards, once at the end behind c - 1 backwards, and in each round between if c microbatches of
-work are shorter than R. The longest such sum over all stages is the step; simulated 1F1B pipelines
-agree within a few tenths of a percent. Partial cuts are extended from the last stage on, and those
-remain that no other beats in both R and the step so far.
+A stage with c microbatches in flight (under 1F1B: one more than the stages after it) starts after
+one microbatch has passed the stages before it, computes all m microbatches, and waits. Let R be the
+time of one microbatch through all following stages and back. The stage waits for R once at the
+start after c - 1 forwards, once at the end after c - 1 backwards, and in each round between if c
+microbatches of work are shorter than R. The longest sum of this form over all stages is the step
+time; simulated 1F1B pipelines agree within a few tenths of a percent. Partial cuts are extended
+from the last stage backwards, and only those stay that no other beats in both R and the step so
+far.
 
-O(stages x layers x layers of a stage) per limit, times the number of points in the second.
+O(stages x layers x layers of a stage) per limit, times the number of points in the second
+program.
 """
 
 from __future__ import annotations
@@ -35,58 +37,58 @@ from hocket.plan.sections.schedule import Schedule, StageWork
 
 _T = TypeVar("_T", np.float64, np.int64)
 _MAX_STEPS = 20_000
-"""Transitions of a stage order above which not all orders are searched."""
+"""Largest number of transitions for which all stage orders are searched."""
 _MAX_POINTS = 1_000_000
-"""Partial cuts of the second programme for which memory is reserved."""
+"""Number of partial cuts of the second program for which memory is allocated."""
 _PRECISION = 4e-10
-"""Relative loss that is accepted by leaving intervals, and once more by evening stages."""
+"""Relative loss accepted when intervals are dropped, and once more when stages are evened."""
 _LESS = 1.0 - 1e-9
-"""A step must be shorter than another by more than rounding to count."""
+"""Factor by which a step must be shorter than another one, so that rounding errors do not count."""
 _MAX_MOVES = 256
-"""Layers that are moved at most between ranks with several stages."""
+"""Largest number of layer moves between ranks with several stages."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerCosts:
     """Costs of a model's layers per microbatch, in order.
 
-    Embedding and output layer are layers too, with ``counts`` false: they take time and memory, but
-    every stage needs a layer that counts.
+    Embedding and output layer are layers too, with ``counts`` False: they take time and memory, but
+    every stage needs at least one layer that counts.
     """
 
     forward_s: FloatArray
-    """[layer, device type]."""
+    """[layer, device type]: forward seconds."""
     backward_s: FloatArray
-    """[layer, device type], recomputation included."""
+    """[layer, device type]: backward seconds, including recomputation."""
     activation_bytes: LongArray
-    """[layer]: saved for one microbatch from its forward to its backward."""
+    """[layer]: bytes saved per microbatch from its forward to its backward pass."""
     state_bytes: LongArray
-    """[layer]: weights, gradients, optimizer state."""
+    """[layer]: bytes of weights, gradients and optimizer state."""
     send_s: FloatArray
-    """[layer]: one transfer, in either direction, where a stage ends after this layer."""
+    """[layer]: seconds of one transfer, in either direction, if a stage ends after this layer."""
     counts: BoolArray
-    """[layer]: True if it is one of the "layers per stage"."""
+    """[layer]: True if it is included in the number of layers per stage."""
 
     @property
     def num_layers(self) -> int:
-        """Layers, with those that do not count."""
+        """Number of layers, including those that do not count."""
         return len(self.state_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPartition:
-    """Layers of each virtual stage, and the pipeline that follows from them."""
+    """Layers of each virtual stage, and the resulting pipeline."""
 
     starts: tuple[int, ...]
-    """First layer of each virtual stage, and the number of layers at the end."""
+    """First layer of each virtual stage; the last entry is the number of layers."""
     layers: tuple[int, ...]
-    """Layers that count, per virtual stage."""
+    """Number of layers that count, per virtual stage."""
     device_types: tuple[int, ...]
     """Device type of each pipeline rank."""
     stage_s: tuple[float, ...]
-    """Forward and backward of one microbatch, per virtual stage."""
+    """Forward and backward seconds of one microbatch, per virtual stage."""
     peak_bytes: tuple[int, ...]
-    """Per pipeline rank."""
+    """Peak memory of each pipeline rank."""
     step_s: float
     """Time of the pipeline for one step."""
     is_optimal: bool
@@ -96,80 +98,80 @@ class LayerPartition:
 class StageOrder(NamedTuple):
     """Orders of the ranks as a graph: nodes are sets of filled stages, each edge adds a stage.
 
-    With a fixed order there is one node per number of stages. Where ranks of unequal types may take
-    any order, a node is the number of used ranks of each type: that covers all orders at once,
-    because the microbatches in flight on a stage depend on its position alone.
+    With a fixed order there is one node per number of stages. If ranks of unequal types may take
+    any order, a node is the number of used ranks of each type. This covers all orders at once,
+    because the microbatches in flight on a stage depend only on its position.
     """
 
     src: LongArray
     dst: LongArray
     row: LongArray
-    """[edge]: the stage that it adds."""
+    """[edge]: row of the stage that it adds."""
     device_type: LongArray
-    """[row]."""
+    """[row]: device type of the stage."""
     in_flight: LongArray
-    """[row]: microbatches in flight."""
+    """[row]: microbatches in flight on the stage."""
     limit_bytes: LongArray
-    """[row]: memory."""
+    """[row]: memory of one device of the stage."""
 
     @property
     def num_nodes(self) -> int:
-        """Sets of filled stages; the first is empty, the last is full."""
+        """Number of sets of filled stages; the first is empty, the last is full."""
         return int(self.dst[-1]) + 1
 
 
 class StageTables(NamedTuple):
-    """Times of stages from ``start`` up to ``stop``, and where stages may end."""
+    """Times of stages from ``start`` up to ``stop``, and the places where stages may end."""
 
     stage_s: FloatArray
-    """[row, start, stop]: infinite where it does not fit."""
+    """[row, start, stop]: seconds of a stage; infinite if it does not fit."""
     sent_s: FloatArray
-    """[stop]: both transfers of a microbatch over the boundary; 0 at the end."""
+    """[stop]: seconds of both transfers of a microbatch over the boundary; 0 at the end."""
     first_stop: LongArray
     """[start]: end of the shortest stage with a layer that counts."""
 
 
 class CutState(NamedTuple):
-    """Least sums of the first programme: stages of a node filled with the first layers."""
+    """Smallest sums of the first program over the ways to fill a node with the first layers."""
 
     sum_s: FloatArray
-    """[node, layers]."""
+    """[node, layers]: smallest sum of stage times and transfers."""
     came_from: LongArray
-    """[node, layers]: where the last stage starts."""
+    """[node, layers]: first layer of the last stage."""
     came_step: LongArray
-    """[node, layers]: the edge that added it."""
+    """[node, layers]: edge that added the last stage."""
 
 
 class PathTable(NamedTuple):
-    """Inputs of the second programme besides the times of stages."""
+    """Inputs of the second program besides the times of stages."""
 
     forward_sums: FloatArray
-    """[device type, layer]: forward of all layers before."""
+    """[device type, layer]: forward seconds of all layers before."""
     before_s: FloatArray
-    """[layer]: least time of all layers before, on the best type each."""
+    """[layer]: shortest time of all layers before, each on its fastest device type."""
     step_ptr: LongArray
-    """Edges that leave a node are from ``step_ptr[node]`` on."""
+    """[node]: first of the edges that leave it."""
     num_microbatches: int
 
 
 class PathState(NamedTuple):
-    """Partial cuts of the second programme, by node still to fill and first layer."""
+    """Partial cuts of the second program, in cells by node still to fill and first layer."""
 
     ptr: LongArray
-    """[cell]: where the points of a cell begin; cell = node * (layers + 1) + start."""
+    """[cell]: first of its points; cell = node * (layers + 1) + start."""
     stop: LongArray
-    """[cell]: where they end."""
+    """[cell]: end of its points."""
     point_s: FloatArray
-    """[point, 2]: time through all its stages and back, and the step so far."""
+    """[point, 2]: time through all its stages and back, and the step time so far."""
     came: LongArray
-    """[point, 3]: the edge, where the stage stops, and the point behind it."""
+    """[point, 3]: edge, end of its first stage, and point of the stages behind it."""
     is_full: LongArray
-    """1 where points were lost for want of memory."""
+    """1 if points were dropped because the allocated memory was full."""
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where stages start, on which rows of the order they are, and their sum and maximum."""
+    """First layers and rows of the stages, and the sum and maximum of the stage times."""
 
     starts: tuple[int, ...]
     rows: tuple[int, ...]
@@ -177,20 +179,20 @@ class Cuts:
     max_s: float
 
     def total_s(self, weight: float) -> float:
-        """Sum plus weighted maximum."""
+        """Sum of the stage times plus the weighted maximum."""
         return self.sum_s + weight * self.max_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRanks:
-    """Ranks of a pipeline, their memory and the stages on them."""
+    """Ranks of a pipeline, with their memory and their stages."""
 
     device_types: Sequence[int]
-    """Of each pipeline rank."""
+    """Device type of each pipeline rank."""
     memory_bytes: Sequence[int]
-    """Of one device of each type."""
+    """Memory of one device of each type."""
     in_flight: Sequence[int]
-    """Most microbatches of which each virtual stage keeps activations."""
+    """Largest number of microbatches whose activations each virtual stage holds."""
     num_microbatches: int
     rank_of_stage: tuple[int, ...]
     """Rank of each virtual stage."""
@@ -199,11 +201,11 @@ class PipelineRanks:
 def partition_layers(
     costs: LayerCosts, ranks: PipelineRanks, *, reorder: bool = False
 ) -> LayerPartition:
-    """The partition with the shortest step that fits.
+    """Find the partition with the shortest step that fits into memory.
 
-    With ``reorder`` ranks of unequal types, with one stage each, may take any order. With one stage
-    per rank the step is least within one part in 10^9; with several stages per rank it is a good
-    start, improved layer by layer. Raises `NoFeasiblePlanError` where nothing fits.
+    With ``reorder``, ranks of unequal types with one stage each may take any order. With one stage
+    per rank the step is optimal within one part in 10^9. With several stages per rank it is a good
+    start, improved layer by layer. Raises `NoFeasiblePlanError` if nothing fits.
     """
     types_of = [ranks.device_types[rank] for rank in ranks.rank_of_stage]
     make = any_order if reorder else fixed_order
@@ -214,9 +216,10 @@ def partition_layers(
 
 
 def in_flight_counts(schedule: Schedule) -> LongArray:
-    """The most microbatches of which each virtual stage keeps activations at once.
+    """Largest number of microbatches whose activations each virtual stage holds at once.
 
-    Those of a microbatch are kept until its last backward action on the stage.
+    A stage holds the activations of a microbatch until the microbatch's last backward action on
+    it.
     """
     order = np.argsort(schedule.stage, kind="stable")
     work = schedule.work[order]
@@ -246,7 +249,7 @@ def has_few_orders(types: Sequence[int]) -> bool:
 
 
 def any_order(types: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> StageOrder:
-    """As many stages of each device type as given, in all orders."""
+    """Stages in all orders, with the given number of stages of each device type."""
     present, num_of = np.unique(np.asarray(types), return_counts=True)
     grid = sorted(product(*(range(num + 1) for num in num_of)), key=lambda used: (sum(used), used))
     number = {used: index for index, used in enumerate(grid)}
@@ -282,7 +285,7 @@ def _order(
 
 
 def _spans(values: NDArray[_T]) -> NDArray[_T]:
-    """Sums over layers from start up to stop, of values per layer on the last axis."""
+    """[start, stop]: sums of values per layer, which are on the last axis."""
     zero = np.zeros((*values.shape[:-1], 1), dtype=values.dtype)
     sums = np.concatenate((zero, np.cumsum(values, axis=-1)), axis=-1)
     spanned: NDArray[_T] = sums[..., None, :] - sums[..., :, None]
@@ -290,7 +293,7 @@ def _spans(values: NDArray[_T]) -> NDArray[_T]:
 
 
 def _needs_bytes(costs: LayerCosts, order: StageOrder) -> LongArray:
-    """[row, start, stop]: memory that stages need."""
+    """[row, start, stop]: bytes that a stage needs."""
     kept = _spans(np.asarray(costs.activation_bytes, dtype=np.int64))
     state = _spans(np.asarray(costs.state_bytes, dtype=np.int64))
     needs: LongArray = kept[None] * order.in_flight[:, None, None] + state[None]
@@ -298,7 +301,7 @@ def _needs_bytes(costs: LayerCosts, order: StageOrder) -> LongArray:
 
 
 def stage_tables(costs: LayerCosts, order: StageOrder) -> StageTables:
-    """Times of all stages on all rows of an order."""
+    """Times of all possible stages on all rows of an order."""
     stage_s = _spans(np.ascontiguousarray((costs.forward_s + costs.backward_s).T))
     stage_s = stage_s[order.device_type]
     stage_s[_needs_bytes(costs, order) > order.limit_bytes[:, None, None]] = np.inf
@@ -320,11 +323,11 @@ def _tables(costs: LayerCosts, stage_s: FloatArray) -> StageTables:
 
 
 def best_cuts(tables: StageTables, order: StageOrder, weight: float) -> Cuts | None:
-    """The cuts with least sum plus ``weight`` times the maximum; None where nothing fits.
+    """The cuts with the smallest sum plus ``weight`` times the maximum; None if nothing fits.
 
-    The least sum S(L) under a limit L only falls as L rises, so between two limits a < b nothing is
-    better than S(b) + weight * a. Intervals for which that beats nothing known are dropped, the
-    others are halved.
+    The smallest sum S(L) under a limit L on the maximum only falls as L rises, so between two
+    limits a < b no cuts are better than S(b) + weight * a. Intervals whose bound is no better than
+    the best known cuts are dropped, the others are halved.
     """
     shape = (order.num_nodes, len(tables.sent_s))
     state = CutState(np.zeros(shape), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
@@ -349,7 +352,7 @@ def best_cuts(tables: StageTables, order: StageOrder, weight: float) -> Cuts | N
 
 
 def _evened(tables: StageTables, order: StageOrder, state: CutState, best: Cuts) -> Cuts:
-    """Of cuts that are as good, those with the most even stages."""
+    """Of equally good cuts, those with the most even stages."""
     if best.max_s <= 0.0:
         return best
     uneven = 1.0 + _PRECISION / best.max_s * tables.stage_s
@@ -399,7 +402,7 @@ def _exact(costs: LayerCosts, order: StageOrder, ranks: PipelineRanks) -> LayerP
 def _shortest_cuts(
     costs: LayerCosts, tables: StageTables, order: StageOrder, num_microbatches: int, known: Cuts
 ) -> tuple[Cuts, bool]:
-    """The cuts with the shortest step, ``known`` if none is shorter; True if that is proven."""
+    """The cuts with the shortest step, or ``known`` if none is shorter; True if that is proven."""
     from hocket.planners.parallel.layer_partition_kernels import extend_paths
 
     num_cells = order.num_nodes * (costs.num_layers + 1)
@@ -435,7 +438,7 @@ def _forward_sums(costs: LayerCosts) -> FloatArray:
 def _path_time(
     costs: LayerCosts, tables: StageTables, order: StageOrder, num_microbatches: int, cuts: Cuts
 ) -> float:
-    """The step of given cuts."""
+    """Step time of given cuts."""
     forward = _forward_sums(costs)
     behind_s, step_s = 0.0, 0.0
     for stage in range(len(cuts.rows) - 1, -1, -1):
@@ -454,7 +457,7 @@ def _path_time(
 def stage_time(
     forward_s: float, stage_s: float, behind_s: float, in_flight: int, num_microbatches: int
 ) -> float:
-    """From a stage's first forward to its last backward: its work and its waits."""
+    """Seconds from a stage's first forward to its last backward, including its waits."""
     backward_s, count = stage_s - forward_s, min(in_flight, num_microbatches)
     if count == num_microbatches:
         # All forwards, then all backwards: one wait.
@@ -487,16 +490,16 @@ def _path_table(costs: LayerCosts, order: StageOrder, num_microbatches: int) -> 
 
 
 class _Chunked(NamedTuple):
-    """Inputs of the descent."""
+    """Inputs of the descent for several stages per rank."""
 
     costs: LayerCosts
     ranks: PipelineRanks
     stage_s: FloatArray
-    """[stage, start, stop]."""
+    """[stage, start, stop]: seconds of a stage."""
     needs_bytes: LongArray
-    """[stage, start, stop]."""
+    """[stage, start, stop]: bytes that a stage needs."""
     limit_bytes: LongArray
-    """[rank]."""
+    """[rank]: memory of one device."""
     first_stop: LongArray
 
 
@@ -524,7 +527,7 @@ def _with_chunks(costs: LayerCosts, order: StageOrder, ranks: PipelineRanks) -> 
 
 
 def _descend(chunked: _Chunked, starts: list[int]) -> list[int]:
-    """Move layers while that helps."""
+    """Move single layers between stages as long as that improves `_value`."""
     best = _value(chunked, starts)
     for _ in range(_MAX_MOVES):
         moved = [trial for trial in _moves(chunked, starts) if _is_legal(chunked, trial)]
@@ -537,7 +540,7 @@ def _descend(chunked: _Chunked, starts: list[int]) -> list[int]:
 
 
 def _moves(chunked: _Chunked, starts: list[int]) -> Iterator[list[int]]:
-    """A layer from a stage of the worst rank to any other stage."""
+    """Yield partitions with one layer moved from a stage of the worst rank to another stage."""
     held_bytes, rank_s = _rank_sums(chunked, starts)
     lack_bytes = held_bytes - chunked.limit_bytes
     worst = int(np.argmax(lack_bytes)) if lack_bytes.max() > 0 else int(np.argmax(rank_s))
@@ -558,11 +561,11 @@ def _is_legal(chunked: _Chunked, starts: list[int]) -> bool:
 
 
 def _value(chunked: _Chunked, starts: list[int]) -> tuple[int, float, float]:
-    """Bytes that ranks lack, the time of a step, unevenness of ranks: less is better.
+    """Objective, lower is better: bytes that ranks lack, the step time, unevenness of the ranks.
 
-    With v stages per rank the last microbatches wait for 1/v of the stages only: the sum counts 1/v
-    and the slowest rank m - 1/v times, which for equal stages is the known bubble of interleaved
-    schedules.
+    With v stages per rank the last microbatches wait for only 1/v of the stages. So the sum has
+    weight 1/v and the slowest rank m - 1/v, which for equal stages is the known bubble of
+    interleaved schedules.
     """
     held_bytes, rank_s = _rank_sums(chunked, starts)
     lack_bytes = int(np.maximum(held_bytes - chunked.limit_bytes, 0).sum())
@@ -574,7 +577,7 @@ def _value(chunked: _Chunked, starts: list[int]) -> tuple[int, float, float]:
 
 
 def _rank_sums(chunked: _Chunked, starts: list[int]) -> tuple[LongArray, FloatArray]:
-    """Memory that each rank needs, and its work per microbatch."""
+    """Bytes that each rank needs, and its seconds per microbatch."""
     ranks, stages = list(chunked.ranks.rank_of_stage), np.arange(len(starts) - 1)
     held_bytes, rank_s = np.zeros_like(chunked.limit_bytes), np.zeros(len(chunked.limit_bytes))
     np.add.at(held_bytes, ranks, chunked.needs_bytes[stages, starts[:-1], starts[1:]])
@@ -589,7 +592,7 @@ def _described(
     costs: LayerCosts, order: StageOrder, starts: tuple[int, ...], rows: tuple[int, ...],
     ranks: PipelineRanks,
 ) -> LayerPartition:  # fmt: skip
-    """The partition with given cuts, without its step."""
+    """The partition with the given cuts; its step time is still to be set."""
     begins, ends = starts[:-1], starts[1:]
     layer_s = _spans(np.ascontiguousarray((costs.forward_s + costs.backward_s).T))
     needs = _needs_bytes(costs, order)[list(rows), begins, ends]
@@ -608,7 +611,7 @@ def _described(
 
 
 def _lacking(costs: LayerCosts, order: StageOrder) -> NoFeasiblePlanError:
-    """The error that names the stage which lacks most in the partition that lacks least."""
+    """Error on the stage that lacks the most memory, in the partition that lacks the least."""
     lack = np.maximum(_needs_bytes(costs, order) - order.limit_bytes[:, None, None], 0)
     cuts = best_cuts(_tables(costs, lack.astype(np.float64)), order, 1e9)
     if cuts is None:

@@ -1,4 +1,4 @@
-"""Both dynamic programmes of `layer_partition`, in compiled code."""
+"""Both dynamic programs of `layer_partition`, in compiled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.planners.parallel.layer_partition import (
 )
 
 _SAME = 1.0 + 1e-13
-"""Sums in another order differ by rounding; they count as equal."""
+"""Ratio within which sums that were added in another order count as equal."""
 _MAX_PER_CELL = 512
 
 _stage_time = kernel(stage_time)
@@ -46,7 +46,7 @@ def _step(
 
 @kernel
 def least_sum(order: StageOrder, tables: StageTables, state: CutState, limit_s: float) -> float:
-    """The least sum of stage times and transfers with no stage above the limit; or infinite."""
+    """Smallest sum of stage times and transfers with no stage above the limit, or infinity."""
     num_nodes, width = state.sum_s.shape
     for node in range(num_nodes):
         for stop in range(width):
@@ -59,7 +59,10 @@ def least_sum(order: StageOrder, tables: StageTables, state: CutState, limit_s: 
 
 @kernel
 def _insert(state: PathState, start: int, fill: int, behind_s: float, step_s: float) -> int:
-    """Where a point of a cell belongs: -1 if another beats it; those that it beats are removed."""
+    """Position of a new point within its cell, or -1 if another point beats it.
+
+    Points that the new one beats are removed.
+    """
     for at in range(start, fill):
         is_beaten = state.point_s[at, 0] <= behind_s * _SAME
         if is_beaten and state.point_s[at, 1] <= step_s * _SAME:
@@ -82,7 +85,7 @@ def _fill_cell(
     order: StageOrder, tables: StageTables, paths: PathTable, state: PathState, node: int,
     start: int, first: int, limit_s: float,
 ) -> int:  # fmt: skip
-    """All partial cuts that begin with a stage from one layer; where their points end."""
+    """Compute all partial cuts whose first stage starts at one layer; returns their end."""
     num_layers, fill = len(tables.sent_s) - 1, first
     for step in range(paths.step_ptr[node], paths.step_ptr[node + 1]):
         row, dst = order.row[step], order.dst[step]
@@ -117,7 +120,7 @@ def _fill_cell(
 def extend_paths(
     order: StageOrder, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
 ) -> None:
-    """Fill all cells with the partial cuts that can lead below the limit."""
+    """Fill all cells with the partial cuts that can lead to a step below the limit."""
     num_layers = len(tables.sent_s) - 1
     last = len(state.ptr) - 1
     state.point_s[0, 0], state.point_s[0, 1], state.came[0, 0] = 0.0, 0.0, -1

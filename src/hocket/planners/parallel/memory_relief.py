@@ -1,10 +1,10 @@
-"""Make parallel configs fit: recompute the fewest blocks, else move updates to the host.
+"""Make parallel configs fit: recompute the fewest blocks, then move updates to the host.
 
-What a block gives back when it is recomputed is what it keeps for the backward pass less its input,
-once for every microbatch in flight. Blocks go from the first on, since the first ones hold longest,
-until what the simulator saw too much is given back; where all blocks do not suffice, the
-optimizer's state goes to the host as well. The simulator has the last word: what still does not fit
-is eased once more. O(blocks) per device that overflows.
+Recomputing a block frees the activations that it saves less its input, once for every microbatch in
+flight. Blocks are recomputed from the first on, since the first ones hold their activations
+longest, until the excess that the simulator found is freed. If all blocks are not enough, optimizer
+state moves to the host as well. The result is simulated, and eased again if it still does not fit.
+O(blocks) per device that overflows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.transformer.parallel_config import SPLIT
 
 _TRIES = 4
 _MARGIN = 1.02
-"""More than what is missing is given back: what a block keeps is known, what passes is not."""
+"""Factor on the bytes to free: saved activations are known exactly, temporary tensors are not."""
 
 
 def fitted(
@@ -33,9 +33,9 @@ def fitted(
     *,
     below_s: float = float("inf"),
 ) -> Candidate:
-    """The config simulated, with memory savings where it does not fit as it is.
+    """Simulate a config, with memory savings if it does not fit without them.
 
-    That takes longer, so it is not tried where the step is not below ``below_s`` as it is.
+    Savings only lengthen a step, so they are not tried if it is not below ``below_s`` already.
     """
     found = budget.simulated(shares, planned)
     for _ in range(_TRIES):
@@ -53,7 +53,7 @@ def fitted(
 
 
 def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel | None:
-    """The config with this many bytes less per device; None where nothing more can be saved."""
+    """The config with this many bytes less per device; None if it cannot save any more."""
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     replicas = []
     for replica in shares.replicas:
@@ -73,7 +73,7 @@ def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel
 
 
 def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica | None:
-    """One replica with so many bytes less on the devices of each stage."""
+    """One replica with ``missing`` bytes less on the devices of each stage; None if impossible."""
     bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
     count, recomputed = len(replica.microbatches), set(replica.recomputed)
     wants_host = False
@@ -96,7 +96,7 @@ def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica |
 def _offers(
     tables: Tables, replica: Replica, first: int, stop: int
 ) -> list[tuple[tuple[int, int], float]]:
-    """Blocks inside a stage, and what each gives back per microbatch when it is recomputed."""
+    """Blocks inside a stage, with the bytes per microbatch that recomputing each of them frees."""
     size = max(replica.microbatches)
     saved = at_size(tables, tables.saved_bytes, size)
     crossing = at_size(tables, tables.crossing_bytes, size)

@@ -1,8 +1,9 @@
-"""The accelerators of a cluster by kind and host, as configs take them.
+"""Accelerators of a cluster by device type and host, in groups for parallel configs.
 
-Tensor-parallel ranks exchange most and so stay on one host: a host of 8 offers two groups of 4 or
-one of 6. Groups of data-parallel replicas and their tensor ranks are of one kind, so that none
-waits for a slower twin; unequal kinds meet at the borders of pipeline stages.
+Tensor-parallel ranks exchange the most and so stay on one host: a host with 8 devices has two
+groups of 4 or one of 6. All replicas of a stage and their tensor-parallel ranks are of one device
+type, so none waits for a slower one; different types meet only at the borders of pipeline
+stages.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from hocket.plan.transformer_plan import cluster_of_kind
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The accelerators of one kind."""
+    """Accelerators of one device type."""
 
     kind: DeviceKind
     hosts: tuple[tuple[Device, ...], ...]
-    """Devices of this kind on each host that has some."""
+    """Devices of this type on each host that has any."""
     spare: float = 0.0
-    """Share of a device's memory that is kept free."""
+    """Fraction of a device's memory that is kept free."""
 
     @cached_property
     def num_devices(self) -> int:
-        """Devices of this kind."""
+        """Number of devices of this type."""
         return sum(len(devices) for devices in self.hosts)
 
     @cached_property
     def per_host(self) -> int:
-        """Devices of the fullest host."""
+        """Number of devices on the host that has the most."""
         return max(len(devices) for devices in self.hosts)
 
     @cached_property
     def memory_bytes(self) -> int:
-        """Usable bytes of the device that has least."""
+        """Usable bytes of the device with the least memory."""
         return min(device.memory_bytes for devices in self.hosts for device in devices)
 
     @cached_property
     def limit_bytes(self) -> int:
-        """Part of `memory_bytes` that a config may fill."""
+        """Bytes that a config may fill of `memory_bytes`."""
         return int((1 - self.spare) * self.memory_bytes)
 
     def num_groups(self, tensor: int) -> int:
         """Number of tensor-parallel groups of a size.
 
-        A group that is wider than a host takes whole hosts, all with the same number of devices.
+        A group that is larger than a host uses entire hosts with equally many devices.
         """
         if tensor <= self.per_host:
             return sum(len(devices) // tensor for devices in self.hosts)
@@ -71,15 +72,19 @@ class Pool:
         ]
 
 
-@lru_cache(maxsize=8)
-def pools_of(problem: Problem) -> tuple[Pool, ...]:
-    """The cluster's pools in order of first appearance; of CPUs only if there is no accelerator."""
-    cluster = problem.cluster
+def accelerators(cluster: Cluster) -> list[Device]:
+    """Devices that train: CPUs only if there is nothing else."""
     devices = [d for d in cluster.devices if not d.kind.is_cpu] or list(cluster.devices)
     if not devices:
         raise UsageError("there are no devices to train on", where=cluster.name)
+    return devices
+
+
+@lru_cache(maxsize=8)
+def pools_of(problem: Problem) -> tuple[Pool, ...]:
+    """Pools of a cluster in order of first appearance; CPUs only if there is no accelerator."""
     found: dict[str, dict[str, list[Device]]] = {}
-    for device in devices:
+    for device in accelerators(problem.cluster):
         found.setdefault(device.kind.name, {}).setdefault(device.host, []).append(device)
     return tuple(
         Pool(
@@ -93,7 +98,7 @@ def pools_of(problem: Problem) -> tuple[Pool, ...]:
 
 @lru_cache(maxsize=8)
 def pool_clusters(problem: Problem) -> tuple[Cluster, ...]:
-    """The cluster with the devices of one pool alone, for each pool."""
+    """For each pool, the cluster reduced to the pool's devices."""
     return tuple(cluster_of_kind(problem.cluster, pool.kind.name) for pool in pools_of(problem))
 
 
@@ -102,8 +107,8 @@ def rank_devices(
 ) -> tuple[tuple[str, ...], ...]:
     """Names of the devices of each pipeline rank.
 
-    Pool ``i`` gives the next ``ranks_of_pool[i]`` ranks; each takes ``num_groups`` groups, of a
-    pool that comes again the next ones.
+    Entry ``i`` of ``pools`` provides the next ``ranks_of_pool[i]`` ranks of ``num_groups`` groups
+    each. If a pool occurs again, it continues with its next groups.
     """
     groups = {pool: iter(pool.groups(tensor)) for pool in pools}
     return tuple(

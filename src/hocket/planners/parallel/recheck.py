@@ -1,9 +1,10 @@
-"""Candidates of the closed form, checked in the event simulator.
+"""Check candidates of the closed form in the event simulator.
 
-A candidate's stages get their own costs (embedding, output layer and uneven shares included), its
-schedule is simulated action by action, and step time, waiting and memory are those of the
-simulation. Where the layers do not divide, or the ends of the pipeline are heavier, shares of
-layers come from the exact partitioner and are kept where the simulator agrees. O(actions) each.
+Every stage of a candidate gets its own costs (including embedding, output layer and uneven numbers
+of layers). Its schedule is simulated action by action, which gives step time, waiting and memory.
+If the layers are not a multiple of the stages, or the ends of the pipeline are heavier, the exact
+partitioner chooses the layers per stage; its choice is kept if it is shorter in the simulator.
+O(actions) each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallel.forecast import (
-    SYNTHESISED,
     ConfigForecast,
     PoolStages,
     most_in_the_middle,
@@ -32,10 +32,9 @@ from hocket.planners.parallel.layer_partition import (
     in_flight_counts,
     partition_layers,
 )
-from hocket.planners.parallel.schedules import make_schedule, synthesise
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import ParallelConfig
-from hocket.transformer.parallel_config import FOLDED
 
 # Layers of a config's stages where equal shares do not exist or are not best.
 #
@@ -48,7 +47,7 @@ from hocket.transformer.parallel_config import FOLDED
 def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
     """Layers of each virtual stage with the shortest step on the candidate's devices.
 
-    Raises `NoFeasiblePlanError` where no shares fit.
+    Raises `NoFeasiblePlanError` if no partition fits.
     """
     return _partition(candidate, reorder=False).layers
 
@@ -56,12 +55,12 @@ def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
 def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
     """The order of the candidate's unequal ranks, and their layers, with the shortest step.
 
-    Ranks have one stage each. Where there are too many orders, that of the candidate stays. Raises
-    `NoFeasiblePlanError` where no order and no shares fit.
+    Every rank has one stage. If there are too many orders, the candidate's order stays. Raises
+    `NoFeasiblePlanError` if no order and no partition fit.
     """
     ranks = candidate.stages.pool_of_rank
     found = _partition(candidate, reorder=has_few_orders(ranks))
-    # Pools are of one kind each, in the order in which the ranks first name them.
+    # Each pool has one device type; pools are in the order in which the ranks first name them.
     pools = list(dict.fromkeys(ranks))
     return PoolStages.of_ranks([pools[kind] for kind in found.device_types]), found.layers
 
@@ -87,7 +86,7 @@ def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
 def layer_costs(
     candidate: ConfigForecast, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
-    """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
+    """Costs of embedding, layers and output layer per device type, and bytes held by every rank."""
     num_layers, config = candidate.problem.training.model.layers, candidate.config
     forward, backward = np.zeros((2, num_layers + 2, len(kinds)))
     for column, kind in enumerate(kinds):
@@ -108,7 +107,7 @@ def layer_costs(
 
 
 def _alike(candidate: ConfigForecast, kind: str, count: int) -> StageCosts:
-    """Costs of stages that all have ``count`` layers, on ranks of one kind."""
+    """Costs of stages that all have ``count`` layers, on ranks of one device type."""
     training, config = candidate.problem.training, candidate.config
     return stage_costs(
         training.model,
@@ -126,20 +125,20 @@ def _backward_s(costs: StageCosts) -> list[float]:
 
 
 def _spread(num_layers: int, none: Sequence[float], one: Sequence[float]) -> FloatArray:
-    """Embedding, layers, output layer: from stages without layers and with one."""
+    """Costs of embedding, layers and output layer, from stages without layers and with one."""
     layer, least = _layer(none, one), min(none)
     return np.array([none[0] - least, *[layer] * num_layers, none[-1] - least])
 
 
 def _layer(none: Sequence[float], one: Sequence[float]) -> float:
-    """A layer; where some have experts and some not, what most stages have."""
+    """Cost of a layer: the median over the stages, since some layers may have experts."""
     return float(np.median(np.subtract(one, none)))
 
 
 def _state_bytes(
     num_layers: int, chunks: int, none: StageCosts, one: StageCosts, rank_of_stage: IntArray
 ) -> tuple[FloatArray, int]:
-    """State of embedding, layers and output layer, and what every rank holds besides."""
+    """Bytes of state of embedding, layers and output layer, and of every rank besides."""
     share, least = _layer(none.state_bytes, one.state_bytes), min(none.state_bytes)
     extra = [size - least for size in none.state_bytes]
     first, last = int(rank_of_stage[0]), int(rank_of_stage[-1])
@@ -149,7 +148,7 @@ def _state_bytes(
 
 
 AS_SHORT = 0.001
-"""Steps that differ by less are equally long: no prediction is that good."""
+"""Relative difference below which two steps count as equally long: no prediction is more exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,48 +157,40 @@ class RecheckEffort:
 
     num_simulated: int = 200
     max_actions: int = 40_000_000
-    """Schedule actions that are simulated in all, about, for batches of millions of samples."""
+    """Approximate number of schedule actions to simulate; it matters for very large batches."""
     num_balanced: int = 24
-    """Of the best with one stage per rank, how many have their layers divided anew."""
+    """Number of best candidates with one stage per rank for which layers are partitioned again."""
     num_balanced_chunks: int = 4
-    """The same for those with several stages per rank, which take longer to divide."""
+    """The same for candidates with several stages per rank, whose partition takes longer."""
 
 
-def recheck(
-    candidates: Sequence[ConfigForecast], effort: RecheckEffort, num_synthesised: int = 0
-) -> list[ConfigForecast]:
-    """The candidates as the simulator sees them: fitting ones by step time, then the others.
-
-    The best ``num_synthesised`` pipelines get a schedule made for them, which takes seconds each.
-    """
+def recheck(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> list[ConfigForecast]:
+    """Simulate the best candidates; returns fitting ones by step time, then the others."""
     num_simulated = _num_affordable(candidates, effort)
     seen = ranked([simulated(candidate) for candidate in candidates[:num_simulated]])
     chosen = _to_balance(seen, effort)
-    better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
-    pipelines = [i for i, c in enumerate(better) if c.config.pipeline > 1 and c.feasible]
-    for index in pipelines[:num_synthesised]:
-        better[index] = synthesised(better[index])
+    better = [balanced(c) if i in chosen else c for i, c in enumerate(seen)]
     return ranked([*better, *candidates[num_simulated:]])
 
 
 def _num_affordable(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> int:
-    """Candidates to simulate: within the effort's count and actions, but ten at least."""
+    """Number of candidates to simulate: within the limits of the effort, but at least ten."""
     configs = [candidate.config for candidate in candidates[: effort.num_simulated]]
     actions = np.cumsum([3 * config.num_stages * config.num_microbatches for config in configs])
     return max(int(np.searchsorted(actions, effort.max_actions)), min(10, len(configs)))
 
 
 def _to_balance(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> set[int]:
-    """Positions of the best candidates with one stage and with several stages per rank."""
+    """Positions of the best candidates with one stage per rank, and with several."""
     plain = [i for i, c in enumerate(candidates) if c.config.chunks == 1]
     others = [i for i, c in enumerate(candidates) if c.config.chunks > 1]
     return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
 
 
 def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
-    """Fitting ones by step time, then the others by what they lack; equals keep their order.
+    """Sort fitting candidates by step time, then the others by the bytes they lack (stable).
 
-    Of those that are as short as the shortest, the plainest comes first.
+    Of all that are about as short as the shortest, the simplest config comes first.
     """
     order = sorted(candidates, key=lambda c: (not c.feasible, c.lacking_bytes, c.step_s))
     if not order or not order[0].feasible:
@@ -211,7 +202,7 @@ def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
 
 
 def _fuss(config: ParallelConfig) -> tuple[int, ...]:
-    """Sort key: features that a config needs of a training program, the least common first."""
+    """Sort key: the features that a config needs of a training program, the least common first."""
     return (
         config.context,
         config.schedule not in ("1f1b", "interleaved"),
@@ -225,7 +216,7 @@ def _fuss(config: ParallelConfig) -> tuple[int, ...]:
 
 
 def simulated(candidate: ConfigForecast) -> ConfigForecast:
-    """The candidate with even shares of layers or, on unequal devices, with the best ones."""
+    """Simulate a candidate with even layers or, on unequal devices, with the best partition."""
     config, model = candidate.config, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
         return _with_best_layers(candidate)
@@ -235,8 +226,10 @@ def simulated(candidate: ConfigForecast) -> ConfigForecast:
 
 
 def balanced(candidate: ConfigForecast) -> ConfigForecast:
-    """The candidate with other shares of layers where these are shorter and fit; on unequal
-    devices, which have the best ones, with these in another order."""
+    """The candidate with another partition of its layers if that is shorter and fits.
+
+    On unequal devices, which already have the best partition, the order of the ranks is changed.
+    """
     is_mixed = len(candidate.stages.pools) > 1
     if candidate.config.num_stages == 1 or not (candidate.simulated or is_mixed):
         return candidate
@@ -244,26 +237,6 @@ def balanced(candidate: ConfigForecast) -> ConfigForecast:
     if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
         return candidate
     return other
-
-
-def synthesised(candidate: ConfigForecast) -> ConfigForecast:
-    """The candidate with a schedule made for its stages, where that is shorter.
-
-    ZeRO 2 and 3 drop gathered weights after use, so that their backwards are not split.
-    """
-    assert candidate.schedule is not None
-    assert candidate.costs is not None
-    schedule = synthesise(
-        candidate.costs,
-        candidate.config.num_microbatches,
-        candidate.limit_bytes,
-        is_folded=candidate.config.schedule in FOLDED,
-        split_backward=candidate.config.zero < 2,
-    )
-    other = _seen(candidate, candidate.config, schedule, candidate.costs)
-    # Where a known schedule is best, its own candidate has it.
-    is_own = other.schedule_name == SYNTHESISED and other.feasible
-    return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
 
 
 def _with_best_layers(candidate: ConfigForecast) -> ConfigForecast:
@@ -290,7 +263,7 @@ def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
-    """The candidate with this config, run in the simulator."""
+    """Simulate the candidate with this config."""
     training = candidate.problem.training
     costs = stage_costs(
         training.model, config, candidate.cluster, training.software, training.coefficients,
@@ -305,7 +278,7 @@ def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
 def _seen(
     candidate: ConfigForecast, config: ParallelConfig, schedule: Schedule, costs: StageCosts
 ) -> ConfigForecast:
-    """The candidate as the simulator sees this schedule with these costs."""
+    """The candidate with the simulated results of this schedule and these costs."""
     timeline = simulate_pipeline(schedule, costs)
     seen = replace(
         candidate,
@@ -322,7 +295,7 @@ def _seen(
 
 
 def _shared_out(parts_s: Mapping[str, float], step_s: float, bubble: float) -> dict[str, float]:
-    """Parts that add up to the step: the waiting that was seen, all else in proportion."""
+    """Scale the parts so that they add up to the step, with the simulated waiting as it is."""
     waiting_s = bubble * step_s
     others_s = {name: value for name, value in parts_s.items() if name != "bubble"}
     scale = (step_s - waiting_s) / sum(others_s.values())

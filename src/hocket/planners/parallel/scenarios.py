@@ -1,8 +1,8 @@
-"""Plans on changed clusters: the requested changes, or those that a sum of money buys.
+"""Plans on changed clusters: requested changes, or those that a budget of dollars per hour buys.
 
-Each change is a separate problem. Of all that money buys (devices put in, clusters of one
-type instead) bounds select the most promising: the lower bound on the step time of these devices,
-or their memory where that is the goal. Only these are planned. O(device types) bounds.
+Each change is a problem of its own. Of all changes that the money buys (added devices, or clusters
+of one device type instead), the most promising are selected by the lower bound on their step time,
+or by their memory if that is the goal. Only these are planned. O(device types) bounds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MOST_PLANNED = 4
 
 @dataclass(frozen=True, eq=False)
 class ChangedCluster:
-    """A change of the cluster, and what is best then."""
+    """A change of the cluster, with the comparison of plans on the changed cluster."""
 
     change: str
     comparison: Comparison
 
     @property
     def step_s(self) -> float | None:
-        """Of the best candidate; None where nothing fits."""
+        """Step time of the best candidate; None if nothing fits."""
         winner = self.comparison.winner
         return None if winner is None else winner.step_s
 
@@ -44,14 +44,14 @@ class ChangedCluster:
 def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
 ) -> list[ChangedCluster]:
-    """The best candidate after each change."""
+    """Compare plans on the cluster after each change."""
     # Made before the first is planned, so that an invalid one is reported at once.
     changed = {change: on_cluster(problem, change) for change in changes}
     return [ChangedCluster(change, compared(other)) for change, other in changed.items()]
 
 
 def best_first(changed: Sequence[ChangedCluster], goal: Goal) -> list[ChangedCluster]:
-    """Changes by what the goal makes small, those with which nothing fits last."""
+    """Sort changes by the objective of the goal; those with which nothing fits come last."""
     winners = [(v.comparison.problem, v.comparison.winner) for v in changed]
     fitting = [(problem, winner) for problem, winner in winners if winner is not None]
     values = iter(goal_values(fitting, goal))
@@ -66,9 +66,9 @@ def within(
     goal: Goal = "time",
     known: Sequence[str] = (),
 ) -> list[ChangedCluster]:
-    """The best of what so much money per hour buys: devices put in, or others instead.
+    """The most promising changes that this money per hour buys: added devices, or others instead.
 
-    Changes that are known already are left out.
+    Changes in ``known`` are left out.
     """
     hopes = [
         (_hope(_priced(problem, cluster), goal), change)
@@ -88,7 +88,7 @@ def _hope(changed: Problem, goal: Goal) -> float:
 
 
 def on_cluster(problem: Problem, change: str) -> Problem:
-    """The problem on the changed cluster, priced like the first."""
+    """The problem on the changed cluster, with costs from the same source."""
     return _priced(problem, changed_cluster(problem.cluster, change))
 
 
@@ -98,7 +98,10 @@ def _priced(problem: Problem, cluster: Cluster) -> Problem:
 
 
 def _affordable(cluster: Cluster, dollars_per_hour: float) -> list[tuple[str, Cluster]]:
-    """Of each kind as many as the money buys, put in or alone; more of a kind are never slower."""
+    """For each device type, clusters with as many devices as the money buys, added or alone.
+
+    More devices of a type are never slower, so fewer are not tried.
+    """
     found = []
     for name, preset in preset_kinds().items():
         price = preset.kind.price_per_hour

@@ -1,11 +1,10 @@
-"""One search over parallel configs: the split of a batch over devices and microbatches.
+"""Search parallel configs jointly: the split of a batch over devices and microbatches.
 
-Every structure (who holds the model, alone or in stages) gets samples, microbatches and cuts by
-closed forms; the best are simulated, as long as their closed form could still win; the winners are
-improved by moving single samples, cuts and microbatches. Common baselines are listed with them by
-name, and op placement of the unsplit batch is searched only where its bound allows it to win.
-Deterministic; the effort is counted in simulated ops. O(structures) closed forms and simulations of
-the best.
+A structure is a set of device groups that each hold the model, on one device or in stages. Every
+structure gets samples, microbatches and cuts by closed forms. The best are simulated as long as
+their closed form could still win, and the winners are improved by moving single samples, cuts and
+microbatches. Deterministic; the effort is counted in simulated ops. O(structures) closed forms, and
+simulations of the best.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica
 from hocket.plan.sections.parallel import GRAPH_SCHEDULES
-from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate, SimulatedCandidate
-from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.parallel.closed_form import Tables, tables_of
 from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
@@ -39,28 +36,27 @@ from hocket.simulate.parallel.batch_costs import best_ring, priced_at
 from hocket.simulate.parallel.stage_order import places_of
 from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regions_of
 
-# Tensor parallelism: devices of one kind that divide every matrix count as one quicker device.
+# Tensor parallelism: devices of one type that shard every matrix count as one faster device.
 #
-# For each degree that heads and widths allow, devices of a kind that are next to each other in the
-# cluster are taken together, and what one of them does is a problem of its own: the same graph with
-# a part of every matrix. Replicas and pipelines of such groups are then found by the same closed
-# forms as those of single devices, with the sums over parts added where they are made: nothing
-# hides them (Megatron-LM, Shoeybi et al. 2019; with pipelines, Narayanan et al. 2021). O(degrees x
-# structures).
+# For each degree that heads and widths allow, neighbouring devices of one type in the cluster form
+# groups. The work of one device of a group is a problem of its own: the same graph with a shard of
+# every matrix. Replicas and pipelines of groups are then found by the same closed forms as for
+# single devices, with the exposed time of the all-reduces added (Megatron-LM, Shoeybi et al. 2019;
+# with pipelines, Narayanan et al. 2021). O(degrees x structures).
 
 
 @dataclass(frozen=True, eq=False)
 class TensorGroups:
-    """Groups of devices that divide matrices, each known by its first one."""
+    """Tensor-parallel groups of devices, each represented by its first device."""
 
     degree: int
     tables: Tables
-    """Of what one part does, with the sums over parts."""
+    """Closed forms of one part of the model, including the all-reduces of a group."""
     groups: dict[int, tuple[int, ...]]
-    """All devices of a group, by the first."""
+    """All devices of a group, by its first device."""
 
     def widened(self, shares: Parallel) -> Parallel:
-        """Shares of the first devices as those of whole groups."""
+        """Replace each first device of a config by its tensor-parallel group."""
         names = self.tables.problem.cluster.device_names
         of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
         replicas = (
@@ -71,7 +67,7 @@ class TensorGroups:
 
 
 def tensor_groups(tables: Tables, devices: Sequence[int]) -> Iterator[TensorGroups]:
-    """Every degree, with the groups that devices of one kind and memory make."""
+    """Yield every tensor degree, with the groups that devices of equal type and memory form."""
     for degree in degrees_of(tables.problem.graph):
         groups = [
             tuple(alike[i : i + degree])
@@ -85,7 +81,7 @@ def tensor_groups(tables: Tables, devices: Sequence[int]) -> Iterator[TensorGrou
 
 
 def tables_for(tables: Tables, shares: Parallel) -> Tables:
-    """The closed forms of what one device does under shares: of all, or of one part."""
+    """Closed forms of one device under a config: of the full model or of a tensor-parallel part."""
     return tables if shares.tensor == 1 else _part_tables(tables, shares.tensor)
 
 
@@ -95,7 +91,7 @@ def _part_tables(tables: Tables, degree: int) -> Tables:
 
 
 def _alike(tables: Tables, devices: Sequence[int]) -> list[list[int]]:
-    """Devices of one kind and memory, in the order of the cluster."""
+    """Devices grouped by type and memory, in the order of the cluster."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for device in devices:
         found[tables.row(device), int(tables.problem.memory_bytes[device])].append(device)
@@ -103,20 +99,30 @@ def _alike(tables: Tables, devices: Sequence[int]) -> list[list[int]]:
 
 
 def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
-    """[kind, size, place]: seconds of the sums before a place, in the first group of a kind."""
+    """[device type, size, place]: exposed seconds of the all-reduces before a place.
+
+    Ops between the op that makes a partial sum and the first reader of the total hide the
+    all-reduce: in a backward pass, the weight gradients.
+    """
     graph = part.problem.graph
     regions = regions_of(graph)
     assert regions is not None
-    place = places_of(graph)[[each.maker for each in regions.sums]]
+    makers = np.array([each.maker for each in regions.sums])
+    readers = np.array([each.readers.min() for each in regions.sums])
     tensors = [each.tensor for each in regions.sums]
-    found = np.zeros_like(part.passes_s)
-    for group in reversed(groups):
-        ring = best_ring(part.problem, group)
+    place, found = places_of(graph)[makers], np.zeros_like(part.passes_s)
+    # The first group of a device type represents all.
+    for group in {part.row(group[0]): group for group in reversed(groups)}.values():
+        ring, row = best_ring(part.problem, group), part.row(group[0])
         for index, size in enumerate(part.sizes.tolist()):
-            sizes = priced_at(part.problem, size).graph.tensor_bytes[tensors]
+            sized = priced_at(part.problem, size)
+            sizes = sized.graph.tensor_bytes[tensors]
             sums_s = ring_all_reduce_s(sizes, len(group), ring.latency_s, ring.bandwidth_bps)
-            at = np.bincount(place + 1, sums_s, graph.num_ops + 1)
-            found[part.row(group[0]), index] = np.cumsum(at)
+            before_s = np.append(0.0, np.cumsum(sized.costs.op_s[row]))
+            hidden_s = before_s[readers] - before_s[makers + 1]
+            exposed_s = np.maximum(sums_s - hidden_s, 0.0)
+            at = np.bincount(place + 1, exposed_s, graph.num_ops + 1)
+            found[row, index] = np.cumsum(at)
     return found
 
 
@@ -128,12 +134,12 @@ def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
 
 Structure = tuple[tuple[int, ...], ...]
 FEW_DEVICES = 4
-"""Up to so many devices every set of groups in every order is considered."""
+"""Largest number of devices for which every set of groups in every order is considered."""
 _MOST_STAGES = 8
 
 
 def structures(tables: Tables, devices: list[int]) -> list[Structure]:
-    """Sets of groups, each once up to exchangeable devices, small ones first."""
+    """Sets of device groups without duplicates up to exchangeable devices, small ones first."""
     found = _all_sets(devices) if len(devices) <= FEW_DEVICES else _sensible(tables, devices)
     alike = {device: _class_of(tables, device) for device in devices}
     seen: dict[object, Structure] = {}
@@ -151,7 +157,7 @@ def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
 
 
 def _all_sets(devices: list[int]) -> Iterator[Structure]:
-    """Every set of ordered groups of some of the devices."""
+    """Yield every set of ordered groups of some of the devices."""
     if not devices:
         yield ()
         return
@@ -166,7 +172,10 @@ def _all_sets(devices: list[int]) -> Iterator[Structure]:
 
 
 def _sensible(tables: Tables, devices: list[int]) -> Iterator[Structure]:
-    """The quickest devices as replicas, as one pipeline, or as replicas of pipelines."""
+    """Yield the fastest devices as replicas, as one pipeline, and as replicas of pipelines.
+
+    The same is done for the devices in cluster order and for those with the most memory.
+    """
     quickest = sorted(devices, key=lambda d: (tables.passes_s[tables.row(d), -1, -1], d))
     by_memory = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
     for order in (quickest, devices, by_memory):
@@ -187,7 +196,7 @@ def _chunks(devices: list[int], stages: int) -> Structure:
 
 
 def sensible_counts(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, …, and all."""
+    """The counts 1, 2, 3, 4, 6, 8, 12, … up to ``most``, and ``most`` itself."""
     found, power = {1, 3, most}, 2
     while power <= most:
         found |= {power, power * 3 // 2}
@@ -203,7 +212,7 @@ def sensible_counts(most: int) -> list[int]:
 # of sums.
 
 _SLACK = 0.995
-"""Sizes between those that were priced are interpolated."""
+"""Factor on the lower bound, since times between the computed sizes are interpolated."""
 
 
 def least_s(tables: Tables, shares: Parallel) -> float:
@@ -231,19 +240,19 @@ def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
 
 
 def _stage_s(tables: Tables, device: int, size: int, first: int, stop: int) -> float:
-    """Forward and backward of one microbatch."""
+    """Forward and backward seconds of one microbatch on one stage."""
     along_s = tables.stage_s(device, size)
     return float(along_s[stop] - along_s[first])
 
 
 _STARTS = 4
-"""Candidates to improve by small moves, each with other devices or stages."""
+"""Number of candidates that small moves improve, each with other devices or stages."""
 _WITHIN_REACH = 1.15
 """Candidates slower than the best by more than this factor are not improved."""
 _MOST_RANKS = 8
-"""Replicas whose exchange is planned for their links."""
+"""Largest number of replicas for which collectives are planned."""
 _HOPE = 0.97
-"""Factor by which a closed form may overestimate: such candidates are simulated still."""
+"""Factor by which a closed form may overestimate: candidates that could win by it are simulated."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,7 @@ class Estimate:
 
     shares: Parallel
     seconds: float
-    """Compute of the slowest group and what of the exchange it cannot hide."""
+    """Compute of the slowest group plus the exposed part of the gradient exchange."""
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
@@ -263,10 +272,10 @@ class Estimate:
 def search_parallel(
     problem: Problem, budget: Budget, goal: Goal = "time", must: Constraints = NO_CONSTRAINTS
 ) -> list[SimulatedCandidate]:
-    """Simulated parallel configs that keep the limits, the quickest first."""
+    """Search parallel configs that keep the limits; returns simulated ones, fastest first."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
-    estimates = sorted(found, key=lambda e: (e.seconds, in_words(e.shares)))
+    estimates = sorted(found, key=lambda e: e.seconds)
     requested = [
         e for e in estimates
         if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
@@ -294,7 +303,7 @@ def search_parallel(
 
 
 def _families_first(estimates: list[Estimate]) -> list[Estimate]:
-    """The quickest of each family before all others, so that none is left when effort runs out."""
+    """Sort the fastest estimate of each family first, so that every family is simulated."""
     first: dict[tuple[bool, bool, bool], Estimate] = {}
     for estimate in estimates:
         first.setdefault(estimate.family, estimate)
@@ -303,7 +312,7 @@ def _families_first(estimates: list[Estimate]) -> list[Estimate]:
 
 
 def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
-    """The quickest candidate of each structure that small moves could make win."""
+    """The fastest candidate of each structure that is near enough to the best to be improved."""
     first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
     for candidate in fitting:
@@ -315,9 +324,10 @@ def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
 
 
 def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
-    """The same pipelines with their devices in the other order: closed forms hardly tell which.
+    """The same pipelines with their devices in reverse order, which closed forms hardly
+    distinguish.
 
-    None where devices are alike, or where that does not fit.
+    None if all devices are of one type, or if the reverse order does not fit.
     """
     shares = start.plan[Parallel]
     if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
@@ -336,7 +346,7 @@ def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> 
 
 
 def _shard(start: SimulatedCandidate, budget: Budget) -> None:
-    """The same config with sharded parameters and state, gathered by all ranks together."""
+    """Simulate the same config with parameters and state sharded over all ranks."""
     shares = start.plan[Parallel]
     counts = {len(replica.microbatches) for replica in shares.replicas}
     is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
@@ -346,10 +356,12 @@ def _shard(start: SimulatedCandidate, budget: Budget) -> None:
 
 
 def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
-    """The same config with collectives planned for its links."""
+    """Simulate the same config with collectives planned for its links."""
     shares, problem = start.plan[Parallel], tables.problem
     if shares.sharded or shares.tensor > 1:
         return  # gathers and scatters are not planned, nor exchanges between parts
+    from hocket.planners.communication.collective import plan_collective
+
     ranks = tuple(replica.devices[0] for replica in shares.replicas)
     if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
         return
@@ -387,7 +399,8 @@ def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterat
 
 
 def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
-    """The structure with its best shares; None where they do not fit, or some group gets none.
+    """The structure with its best split of samples; None if it does not fit or a group is left
+    idle.
 
     With ``takes_all`` every group gets a sample, even if that makes the step longer.
     """
@@ -406,7 +419,7 @@ def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) 
 
 
 def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
-    """The same number of samples, at least one of them with each."""
+    """Shift samples between groups so that each has at least one."""
     found = list(taken)
     while 0 in found:
         found[found.index(max(found))] -= 1
@@ -417,7 +430,7 @@ def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
 def _exposed_s(
     tables: Tables, groups: tuple[DeviceGroup, ...], replicas: tuple[Replica, ...]
 ) -> float:
-    """Seconds of the exchange that no backward pass hides, about."""
+    """Approximate seconds of the gradient exchange that no backward pass hides."""
     if len(groups) == 1:
         return 0.0
     ring = best_ring(tables.problem, tuple(group.devices[0] for group in groups))
@@ -436,7 +449,7 @@ def _exposed_s(
 
 
 def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
-    """Go to the first better neighbour until there is none, or no simulations are left."""
+    """Move to the first better neighbour until there is none or the simulation budget is spent."""
     best, tables = start, tables_for(tables, start.plan[Parallel])
     moves: tuple[Callable[[Tables, Parallel], Iterator[Parallel]], ...] = (
         _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
@@ -460,7 +473,7 @@ def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
 
 
 def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
-    """One sample from a replica to another."""
+    """Neighbours with one sample moved from a replica to another."""
     replicas = shares.replicas
     for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
         least = len(replicas[giver].microbatches) if shares.sharded else 1
@@ -475,14 +488,14 @@ def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
 
 
 def _resized(replica: Replica, change: int) -> Replica:
-    """The replica with more or fewer samples in as many microbatches."""
+    """The replica with ``change`` more samples in as many microbatches."""
     number = replica.num_samples + change
     count = min(len(replica.microbatches), number)
     return replace(replica, microbatches=even_parts(number, count))
 
 
 def _other_schedules(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
-    """Gradients of weights put off, where a pipeline would wait at its end."""
+    """Neighbours with another schedule, such as one that delays weight gradients."""
     if shares.is_staged and not any(replica.recomputed for replica in shares.replicas):
         for name in GRAPH_SCHEDULES:
             if name not in (shares.schedule, "gpipe"):
@@ -490,7 +503,7 @@ def _other_schedules(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
 
 
 def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
-    """One cut of one pipeline a few places forward or back."""
+    """Neighbours with one cut of one pipeline moved a few places."""
     places = tables.cuts
     for index, replica in enumerate(shares.replicas):
         for cut, op in enumerate(replica.cuts):
@@ -507,7 +520,7 @@ def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
 
 
 def _other_microbatches(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
-    """One more, one fewer, or twice as many microbatches of one replica."""
+    """Neighbours with one more, one fewer, or twice as many microbatches of one replica."""
     if shares.sharded:
         return  # all have equally many
     for index, replica in enumerate(shares.replicas):
@@ -520,7 +533,7 @@ def _other_microbatches(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
 
 
 def _less_relief(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
-    """Fewer blocks recomputed, or none in smaller microbatches, or updates on the device."""
+    """Neighbours with less recomputation, also by smaller microbatches, or device updates."""
     kept = [replica.recomputed for replica in shares.replicas]
     if shares.sharded and any(kept):
         for fewer in (kept[0][: len(kept[0]) // 2], kept[0][:-1]):

@@ -1,7 +1,7 @@
-"""Sharded data parallel: replicas keep parts of parameters and state, and take unequal shares.
+"""Sharded data parallelism: replicas hold shards of parameters and state.
 
-All replicas take part in every gather, so they have equally many microbatches; the fewest that fit
-are taken, since every further one gathers all parameters again.
+Local batches may be unequal. All replicas take part in every gather, so they have equally many
+microbatches; the fewest that fit are used, since each further one gathers all parameters again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Microbatches that are tried, until they fit."""
+"""Numbers of microbatches that are tried in order, until one fits."""
 _SLACK = 0.98
-"""Sizes between those that were priced are interpolated."""
+"""Factor on estimated bytes, since values between the computed sizes are interpolated."""
 
 
 def equal_shards(
     tables: Tables, devices: Sequence[int], budget: Budget, update: Update = "device"
 ) -> Candidate | None:
-    """Equal shares on all devices, as FSDP gives them, or with host updates as DeepSpeed does."""
+    """Equal local batches on all devices, as in FSDP, or with host updates as in DeepSpeed."""
     ranks = list(devices)[: tables.num_samples]
     samples = even_sizes(tables.num_samples, -(-tables.num_samples // len(ranks)))
     return _fewest(tables, ranks[: len(samples)], samples, budget, update)
 
 
 def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
-    """Shares by the speed of each device, whatever it could hold alone."""
+    """Local batches by the speed of each device, even if it could not hold them unsharded."""
     seconds = [tables.pass_s(device) for device in devices]
     groups = tuple(group_of(tables, (device,), True) for device in devices)
     free = tuple(
@@ -52,10 +52,10 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
 
 
 def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
-    """A baseline with activation checkpointing of all blocks where that fits and is faster.
+    """A baseline with activation checkpointing of all blocks if that fits and is faster.
 
-    Tried where the plain one does not fit or accumulates gradients, as users do: all blocks, in the
-    fewest microbatches that fit.
+    It is tried if the plain baseline does not fit or accumulates gradients, as users would do: all
+    blocks, in the fewest microbatches that fit.
     """
     shares = None if plain.plan is None else plain.plan.get(Parallel)
     if shares is None or (
@@ -85,7 +85,7 @@ def _fewest(
     budget: Budget,
     update: Update = "device",
 ) -> Candidate | None:
-    """The config with the fewest microbatches that fits, or the last that was tried."""
+    """The config with the fewest microbatches that fits; the last one tried if none does."""
     if len(devices) < 2:
         return None
     names, found = tables.problem.cluster.device_names, None
@@ -108,9 +108,9 @@ def _fewest(
 
 
 def _may_fit(tables: Tables, shares: Parallel, count: int, *, is_recomputed: bool) -> bool:
-    """False if state and saved activations alone fill a device with ``count`` microbatches.
+    """False if state and saved activations alone overflow a device with ``count`` microbatches.
 
-    Simulating such a candidate would only spend the effort that later ones need.
+    Simulating such a candidate would waste effort that later ones need.
     """
     problem = tables.problem
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}

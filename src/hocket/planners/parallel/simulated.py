@@ -1,4 +1,4 @@
-"""Simulated candidates of parallel configs: each once, within a total budget of simulated ops."""
+"""Simulate candidates of parallel configs, each once, within a total budget of simulated ops."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hocket.simulate.symmetry import is_symmetric
 
 WHOLE = "whole"
 _SIMULATED_OPS = 2_000_000
-"""Ops that are simulated in one search, about: a few seconds."""
+"""Approximate number of ops that one search simulates: a few seconds."""
 
 
 @dataclass
 class Budget:
-    """Candidates simulated so far, and the simulation budget that is left."""
+    """Candidates simulated so far, and the rest of the simulation budget."""
 
     problem: Problem
     most_ops: int = _SIMULATED_OPS
@@ -33,11 +33,11 @@ class Budget:
 
     @property
     def is_left(self) -> bool:
-        """True if more may be simulated."""
+        """True if the simulation budget is not spent."""
         return self.spent_ops < self.most_ops
 
     def simulated(self, shares: Parallel, planned: Communication | None = None) -> Candidate:
-        """The candidate of a parallel config; each config is simulated once."""
+        """Simulate a parallel config, or return its candidate if it was simulated before."""
         known = self.seen.get((shares, planned))
         if known is None:
             known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
@@ -53,7 +53,7 @@ class Budget:
 def simulated(
     problem: Problem, shares: Parallel, planned: Communication | None = None
 ) -> Candidate:
-    """The candidate of a parallel config with its simulated timeline."""
+    """Simulate a parallel config; returns a candidate with its timeline."""
     started = time.perf_counter()
     sections = (shares,) if planned is None else (planned, shares)
     plan = replace(empty_plan(problem, WHOLE), sections=sections)

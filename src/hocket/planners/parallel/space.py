@@ -1,10 +1,10 @@
-"""All parallel configs of a transformer on a number of devices, as arrays.
+"""Enumerate all parallel configs of a transformer on a number of devices, as arrays.
 
-Degrees come from small tables: tensor degrees that divide heads and widths, pipeline degrees up to
-the number of layers, context degrees that divide the sequence, data degrees that divide the batch.
-Rows of these tables (*shapes*, which fix all but how memory is spent) are multiplied by the few
-memory options (recomputation, ZeRO, sequence parallelism), block by block, so that millions of
-configs cost some repeats and tiles of small columns: O(configs) with no Python per config.
+Degrees come from small tables: tensor degrees divide heads and widths, pipeline degrees go up to
+the number of layers, context degrees divide the sequence, data degrees divide the batch. Rows of
+these tables (*shapes*, which fix everything but the memory options) are combined with the few
+memory options (recomputation, ZeRO, sequence parallelism) block by block. So millions of configs
+are made by repeating and tiling small columns: O(configs) without Python code per config.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from hocket.transformer.parallel_config import (
 from hocket.transformer.rules import broken_degrees
 
 BLOCK_CONFIGS = 1 << 20
-"""Configs of one block: enough that tables made for each do not count, and few for memory."""
+"""Configs per block: many enough to amortize the tables of a block, few enough for memory."""
 FEW_DEVICES = 128
-"""Up to this many devices every number of replicas is tried, else only the largest that fits."""
+"""Largest number of devices for which all data degrees are tried; above, only the largest."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigBlock:
-    """Configs in rows of ``num_variants``: a row is one shape with all memory options."""
+    """Configs in rows of ``num_variants``: each row is one shape with all memory options."""
 
     configs: ParallelConfigs
     num_variants: int
     num_recomputes: int
-    """Variants are all with the first mode of recomputation, then all with the next."""
+    """Number of recomputation modes. The variants of a row are sorted by mode."""
     shapes: NDArray[np.intp]
-    """Positions of the rows among the shapes that they were made from."""
+    """Position of each row's shape in the array of shapes."""
 
 
 def joined(parts: list[ParallelConfigs]) -> ParallelConfigs:
-    """Several sets of configs as one."""
+    """Concatenate several sets of configs."""
     return ParallelConfigs(
         **{
             f.name: np.concatenate([getattr(d, f.name) for d in parts])
@@ -68,7 +68,7 @@ def config_blocks(
     limits: Limits,
     block_configs: int = BLOCK_CONFIGS,
 ) -> Iterator[ConfigBlock]:
-    """All configs that exist, in blocks of about ``block_configs`` and in a fixed order."""
+    """Yield all valid configs in a fixed order, in blocks of about ``block_configs``."""
     shapes = _shapes(model, pool, global_batch, limits)
     yield from shape_blocks(shapes, global_batch, limits, block_configs)
 
@@ -76,7 +76,7 @@ def config_blocks(
 def shape_blocks(
     shapes: IntArray, global_batch: int, limits: Limits, block_configs: int = BLOCK_CONFIGS
 ) -> Iterator[ConfigBlock]:
-    """Rows of the columns in `SHAPE` with all memory options."""
+    """Yield blocks of configs that combine every row of ``shapes`` with every memory option."""
     groups = _variant_group(shapes)
     for group in np.unique(groups).tolist():
         variants = _variants(group, limits)
@@ -91,13 +91,13 @@ def shape_blocks(
 # ── shapes: everything but how memory is spent ───────────────────────────────────────────────────
 
 SHAPE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule", "chunks")
-"""Columns of a shape."""
+"""Names of the columns of a shape."""
 _T, _P, _D, _C = range(4)
 _SCHEDULE = SHAPE.index("schedule")
 
 
 def _shapes(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -> IntArray:
-    """Rows of the columns in `SHAPE`: degrees with each microbatch size and each schedule."""
+    """Rows of `SHAPE`: degrees combined with each microbatch size and each schedule."""
     degrees = _degrees(model, pool, global_batch, limits)
     sizes, size_range = _table(
         degrees[:, _D], 1, lambda d: [(b,) for b in microbatches(global_batch // d, limits)]
@@ -120,7 +120,7 @@ def _shapes(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -
 def _table(
     keys: IntArray, width: int, rows_of: Callable[[int], list[tuple[int, ...]]]
 ) -> tuple[IntArray, IntArray]:
-    """The rows of all keys below each other; for each key, where its rows start and how many."""
+    """Rows of all keys in one array, and (start, count) of each key's rows."""
     distinct, which = np.unique(keys, return_inverse=True)
     rows = [rows_of(key) for key in distinct.tolist()]
     counts = np.array([len(own) for own in rows], dtype=np.int32)
@@ -130,7 +130,7 @@ def _table(
 
 
 def _degrees(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -> IntArray:
-    """Tensor, pipeline, data, context and expert degrees."""
+    """Rows of tensor, pipeline, data, context and expert degrees."""
     tensors = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
     contexts = limits.allowed("context", context_degrees(model, limits.max_context))
     pipelines = limits.allowed("pipeline", list(range(1, model.layers + 1)))
@@ -149,15 +149,15 @@ def _degrees(model: Transformer, pool: Pool, global_batch: int, limits: Limits) 
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors in ascending order."""
+    """All divisors of a number, ascending."""
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return sorted({*small, *(number // k for k in small)})
 
 
 def tensor_degrees(model: Transformer, largest: int) -> list[int]:
-    """Degrees that give every rank whole heads and equal widths.
+    """Degrees that give every rank an integer number of heads and equal widths.
 
-    Heads of keys and values are divided, or each is held by several ranks.
+    Heads of keys and values are sharded, or each is replicated on several ranks.
     """
     return [
         t
@@ -167,9 +167,9 @@ def tensor_degrees(model: Transformer, largest: int) -> list[int]:
 
 
 def context_degrees(model: Transformer, largest: int) -> list[int]:
-    """Powers of two that cut the sequence into twice as many equal parts.
+    """Powers of two c such that the sequence splits into 2 c equal parts.
 
-    Each rank takes one part from the front and one from the back, so that all have equal work
+    Each rank holds one part from the front and one from the back, so that all ranks have equal work
     under a causal mask.
     """
     powers = (2**k for k in range(20))
@@ -183,33 +183,33 @@ def _is_legal(model: Transformer, degrees: ParallelConfig) -> bool:
 
 
 def expert_degrees(model: Transformer, tensor: int, replicas: int) -> list[int]:
-    """Degrees that divide the experts and the ranks that may share them."""
+    """Expert degrees that divide both the number of experts and the ranks they are spread over."""
     if model.experts is None:
         return [1]
     return [e for e in divisors(model.experts.count) if (tensor * replicas) % e == 0]
 
 
 def _replicas(batch_divisors: list[int], most: int, is_small: bool, limits: Limits) -> list[int]:
-    """Data degrees: on a large cluster only the largest, for replicas left out only lose time."""
+    """Data degrees; on large clusters only the largest, since idle devices cannot help."""
     possible = limits.allowed("data", [d for d in batch_divisors if d <= most])
     return possible if is_small else possible[-1:]
 
 
 def microbatches(local_batch: int, limits: Limits) -> list[int]:
-    """Microbatch sizes that divide what one replica works on."""
+    """Microbatch sizes that divide the local batch."""
     sizes = [b for b in divisors(local_batch) if b <= limits.max_microbatch]
     return limits.allowed("microbatch", sizes)
 
 
 _ANY, _FILLED, _IN_ROUNDS = range(3)
-"""Numbers of microbatches of a schedule: any, at least as many as ranks, or multiples of them."""
+"""Condition on the number of microbatches: any, at least one per rank, or a multiple of ranks."""
 
 
 def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int, ...]]:
-    """Schedule, chunks, and what the schedule asks of the number of microbatches.
+    """Rows of schedule, chunks, and the schedule's condition on the number of microbatches.
 
-    One device needs no schedule but its chunks in turn, which ``1f1b`` says. With fewer
-    microbatches than ranks, chunks and gradients that are put off only cost, so that the plain
+    A pipeline of one rank runs its microbatches in turn, which is listed as ``1f1b``. With fewer
+    microbatches than ranks, chunks and delayed weight gradients only cost time, so the plain
     schedules are enough.
     """
     most = model.layers // pipeline
@@ -236,7 +236,7 @@ _Variant = tuple[int, int, int]
 
 
 def _variant_group(shapes: IntArray) -> IntArray:
-    """Shapes with equal bits have the same variants."""
+    """Group number of each shape; shapes of a group have the same memory options."""
     split = np.isin(shapes[:, _SCHEDULE], [SCHEDULES.index(name) for name in SPLIT])
     tensor, pipeline, data, context = shapes[:, : _C + 1].T
     bits = [tensor > 1, data * context > 1, split, pipeline > 1]
@@ -247,11 +247,12 @@ def _variant_group(shapes: IntArray) -> IntArray:
 
 
 def _variants(group: int, limits: Limits) -> list[_Variant]:
-    """Recomputation, ZeRO and sequence parallelism of shapes of one group.
+    """Memory options (recomputation, ZeRO, sequence parallelism) of the shapes of one group.
 
-    Sequence parallelism divides over tensor-parallel ranks, and ZeRO over replicas, so both need
-    some. ZeRO 2 and 3 reduce each weight gradient as it is made and drop gathered weights after
-    use: where weight gradients are put off, the weights would have to stay, which no runtime does.
+    Sequence parallelism shards over tensor-parallel ranks, and ZeRO over replicas, so both need
+    more than one. ZeRO 2 and 3 reduce each weight gradient as it is made and drop gathered weights
+    after use. With delayed weight gradients the gathered weights would have to stay, which no
+    runtime supports.
     """
     most_zero = 0 if not group & _HAS_REPLICAS else 1 if group & _KEEPS_WEIGHTS else 3
     tried = [z for z in limits.allowed("zero", list(limits.zeros)) if z <= most_zero]

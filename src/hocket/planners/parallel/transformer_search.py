@@ -1,10 +1,10 @@
-"""Choose how a transformer's training is divided: scan all configs, simulate the best.
+"""Choose the parallel config of a transformer's training: scan all configs, simulate the best.
 
-This is PTD-P (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
-Using Megatron-LM", SC 2021) made automatic: instead of rules for tensor, pipeline and data degrees,
-all of them go through a closed form of memory and step time, and the best few hundred through the
-event simulator, which decides. Unequal device kinds are joined as stages of one pipeline.
-O(configs) array work, then O(actions) per simulated candidate.
+This automates PTD-P (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", SC 2021). Instead of rules for tensor, pipeline and data degrees, a
+closed form computes memory and step time of all configs, and the event simulator decides among the
+best few hundred. Unequal device types are joined as stages of one pipeline. O(configs) array work,
+then O(actions) per simulated candidate.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.limits import Limits
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.training import TransformerTraining
 from hocket.planners.candidates import Comparison
 from hocket.planners.parallel.abilities import requested_limits
 from hocket.planners.parallel.config_file import (
@@ -57,32 +58,32 @@ from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 # dozens of array passes.
 
 NEARLY = 1.25
-"""Largest peak, relative to memory, of configs that are shown among those that do not fit."""
+"""Largest ratio of peak and memory of configs that are shown although they do not fit."""
 NUM_NEARLY = 5
 SPARE = 10
-"""Factor of extra configs that are kept until those too similar are left out."""
+"""Factor on the number of configs that are kept before similar ones are dropped."""
 MOST_ALIKE = 3
-"""ParallelConfigs that differ in their number of chunks alone."""
+"""Largest number of kept configs that differ only in their number of chunks."""
 ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule")
-"""Fields that similar configs have in common."""
+"""Fields in which similar configs are equal."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan:
-    """Configs that a scan over all of them has kept."""
+    """The best configs of a scan over all configs of one pool."""
 
     fitting: ParallelConfigs
-    """The best that fit, shortest step first, one per shape."""
+    """The best configs that fit, shortest step first, one per shape."""
     nearly: ParallelConfigs
-    """Of their shapes, the shortest steps that lack a little memory."""
+    """Configs with the same shapes and the shortest steps that lack a little memory."""
     smallest: ParallelConfigs
-    """The one that holds least; empty where there is none."""
+    """The config with the least memory; empty if there are no configs."""
     num_configs: int
     num_fitting: int
 
 
 def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
-    """The best ``num_kept`` configs over the devices of one pool."""
+    """Find the best ``num_kept`` configs over the devices of one pool."""
     judge = _Judge(problem, pools_of(problem)[pool], pool_clusters(problem)[pool])
     training = problem.training
     blocks = config_blocks(training.model, judge.pool, training.global_batch, limits)
@@ -99,7 +100,7 @@ def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Part:
-    """Configs kept of one block, with the numbers by which blocks are merged."""
+    """The best configs of one block, with the values by which blocks are merged."""
 
     fitting: ParallelConfigs
     fitting_s: FloatArray
@@ -111,7 +112,7 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Judge:
-    """The closed forms for one pool."""
+    """Closed forms of memory and time for one pool."""
 
     problem: Problem
     pool: Pool
@@ -134,7 +135,7 @@ class _Judge:
         )
 
     def nearly(self, fitting: ParallelConfigs, limits: Limits) -> ParallelConfigs:
-        """The shortest steps of some shapes that do not fit, but nearly do."""
+        """The fastest configs whose peak exceeds the memory by at most a quarter (`NEARLY`)."""
         shapes = np.stack([getattr(fitting, name).astype(np.int32) for name in SHAPE], axis=1)
         found, found_s = [ParallelConfigs.of([])], [np.zeros(0)]
         for block in shape_blocks(shapes, self.problem.training.global_batch, limits):
@@ -165,7 +166,7 @@ class _Judge:
 
 
 def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelConfigs:
-    """The smallest of all parts; of equals those that came first."""
+    """The configs with the smallest values over all parts; ties keep their order."""
     if not parts:
         return ParallelConfigs.of([])
     order = np.argsort(np.concatenate([getattr(part, by) for part in parts]), kind="stable")
@@ -173,7 +174,7 @@ def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelCo
 
 
 def _diverse(configs: ParallelConfigs, count: int) -> ParallelConfigs:
-    """The first ``count`` with at most a few that are alike."""
+    """The first ``count`` configs, with at most `MOST_ALIKE` that differ only in chunks."""
     seen: Counter[tuple[int, ...]] = Counter()
     kept = []
     columns = [getattr(configs, name).tolist() for name in ALIKE]
@@ -185,7 +186,7 @@ def _diverse(configs: ParallelConfigs, count: int) -> ParallelConfigs:
 
 
 def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
-    """Of what fits, what does not fit with less recomputation and else the same."""
+    """True for fitting configs that would not fit with less recomputation."""
     rows = fits.reshape(-1, block.num_recomputes, block.num_variants // block.num_recomputes)
     kept = rows.copy()
     less = np.zeros_like(rows[:, 0])
@@ -196,7 +197,7 @@ def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
 
 
 def _best_of_rows(values: FloatArray, width: int, count: int) -> NDArray[np.intp]:
-    """Positions of the smallest values with at most one per row, ascending; infinite ones never."""
+    """Positions of the smallest finite values, ascending by value, with at most one per row."""
     rows = values.reshape(-1, width)
     column = np.argmin(rows, axis=1)
     best = rows[np.arange(len(rows)), column]
@@ -209,24 +210,24 @@ def _best_of_rows(values: FloatArray, width: int, count: int) -> NDArray[np.intp
     return np.asarray(kept * width + column[kept], dtype=np.intp)
 
 
-# Pipelines over unequal device kinds: how many stages each kind gets, by a closed form.
+# Pipelines over unequal device types: how many stages each type gets, by a closed form.
 #
-# Each kind forms stages of its own, so that the replicas and tensor ranks of a stage are alike.
-# With layers shared out by speed, a pipeline of p stages takes the harmonic mean of the times that
-# the kinds would need alone, weighted by their stages; that ranks the choices, and the exact
-# partitioner and the simulator judge the best. O(choices of degrees x choices of stages per kind).
+# Each type forms stages of its own, so all replicas and tensor ranks of a stage are equal. With
+# layers split by speed, a pipeline takes the harmonic mean of the times that the types would need
+# alone, weighted by their stages. This ranks the choices; the exact partitioner and the simulator
+# judge the best ones. O(choices of degrees x choices of stages per type).
 
 MAX_STAGE_CHOICES = 8
-"""Up to this many stages of a kind every number is tried, beyond it none, half and all."""
+"""Up to this many stages of a device type every number is tried; above, only none, half and all."""
 SCHEDULE = SCHEDULES.index("1f1b")
-"""One stage per rank: the exact partitioner is optimal for these."""
+"""Schedule of pipelines over several device types: the exact partitioner is optimal for it."""
 WHOLE = ("context", "expert", "chunks")
-"""Degrees that are 1 in these pipelines."""
+"""Fields that are 1 in pipelines over several device types."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixedConfig:
-    """A config, the kinds of its stages, and the step time by the closed form."""
+    """A config over several device types, with its stages per type and its estimated step time."""
 
     config: ParallelConfig
     stages: PoolStages
@@ -234,7 +235,7 @@ class MixedConfig:
 
 
 def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedConfig]:
-    """The best configs over at least two kinds, shortest step first; none for one kind."""
+    """The best configs over at least two device types, shortest step first; empty for one type."""
     is_requested = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
     if len(pools_of(problem)) < 2 or not is_requested:
         return []
@@ -253,7 +254,7 @@ def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedCon
 
 
 def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[PoolStages, tuple[int, ...]]]:
-    """Stages of each kind with the row of `SHAPE` that goes with them."""
+    """Yield stages per device type, each with its row of `SHAPE`."""
     model, batch = problem.training.model, problem.training.global_batch
     degrees = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
     for tensor, data in product(degrees, limits.allowed("data", divisors(batch))):
@@ -270,7 +271,10 @@ def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[PoolStages, tupl
 
 
 def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[PoolStages]:
-    """Numbers of stages on each kind; more memory comes first, where more is in flight."""
+    """Yield numbers of stages per device type; types with more memory come first.
+
+    The first stages hold the most microbatches in flight.
+    """
     pools = pools_of(problem)
     order = sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i))
     choices = [_numbers(pools[i].num_groups(tensor) // data) for i in order]
@@ -289,7 +293,7 @@ def _best(
 ) -> list[MixedConfig]:
     configs, width = block.configs, block.num_variants
     largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
-    # Layers are not shared out yet: what even shares hold need only fit the largest kind.
+    # Layers are not partitioned yet: an even split need only fit the type with the most memory.
     training = problem.training
     held_bytes = memory(training.model, configs, training.software).total_bytes
     fits = held_bytes <= np.repeat(largest, width)
@@ -303,7 +307,7 @@ def _best(
 
 
 def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) -> FloatArray:
-    """The harmonic mean of the kinds' own step times, weighted by their stages."""
+    """Step times: harmonic mean of the device types' own times, weighted by their stages."""
     speed, training = np.zeros(len(block.configs)), problem.training
     for index, cluster in enumerate(pool_clusters(problem)):
         share = [
@@ -318,11 +322,11 @@ def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) 
 
 
 ROUNDS = 3
-"""Rounds of simulating the best candidates, the next ones each time, until one fits."""
+"""Largest number of rounds of simulation; each takes the next best candidates until one fits."""
 
 
 def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
-    """All configs within the problem's limits, the best of them simulated, and the winner."""
+    """Scan all configs within the problem's limits, simulate the best, and choose the winner."""
     effort = effort or RecheckEffort()
     limits = problem.limits or requested_limits(
         default_limits(problem), problem.training.software.name
@@ -336,25 +340,25 @@ def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Co
     fitting += [judged(problem, pair.config, pair.stages, pair.estimate_s) for pair in mixed]
     fitting.sort(key=lambda candidate: candidate.estimate_s)
     nearly = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.nearly)]
-    seen = _recheck_until_one_fits(fitting, effort, limits.num_synthesised)
+    seen = _recheck_until_one_fits(fitting, effort)
     return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
 def _recheck_until_one_fits(
-    candidates: list[ConfigForecast], effort: RecheckEffort, num_synthesised: int
+    candidates: list[ConfigForecast], effort: RecheckEffort
 ) -> list[ConfigForecast]:
-    """The first candidates, simulated; further ones only where none of these fits after all."""
+    """Simulate the first candidates, and further ones only if none of these fits."""
     seen: list[ConfigForecast] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
         following = candidates[start : start + effort.num_simulated]
-        seen = ranked([*seen, *recheck(following, effort, num_synthesised)])
+        seen = ranked([*seen, *recheck(following, effort)])
         if seen and seen[0].feasible:
             break
     return seen
 
 
 def default_limits(problem: Problem) -> Limits:
-    """Everything, with tensor-parallel groups that stay on one host."""
+    """Default limits of the search: tensor-parallel groups stay on one host."""
     return Limits(max_tensor=max(pool.per_host for pool in pools_of(problem)))
 
 
@@ -391,7 +395,7 @@ def _comparison(problem: Problem, message: Explanation, *, fits: bool, **counts:
 
 
 def _num_mixed(candidates: list[ConfigForecast]) -> int:
-    """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
+    """Number of fitting candidates over several device types, which `Scan` does not count."""
     return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
 
 
@@ -399,7 +403,7 @@ def _num_mixed(candidates: list[ConfigForecast]) -> int:
 
 
 def described(problem: Problem, pool: int, configs: ParallelConfigs) -> list[ConfigForecast]:
-    """ParallelConfigs over the devices of one pool, as the closed forms see them."""
+    """Forecasts of configs on one pool by the closed form."""
     if not len(configs):
         return []
     own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
@@ -427,7 +431,7 @@ def described(problem: Problem, pool: int, configs: ParallelConfigs) -> list[Con
 def judged(
     problem: Problem, config: ParallelConfig, stages: PoolStages, estimate_s: float
 ) -> ConfigForecast:
-    """A config over several pools: parts and memory as the first of them sees it."""
+    """Forecast of a config over several pools; parts and memory are those of the first pool."""
     (first,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
     scale = estimate_s / first.estimate_s
     return replace(
@@ -443,7 +447,7 @@ def judged(
 
 
 def single(problem: Problem, requested: Configuration, where: str) -> Comparison:
-    """One config alone, simulated; ``where`` names its file in errors."""
+    """Simulate one requested config; ``where`` names its file in errors."""
     stages, config = _seated(problem, requested, where)
     check_configuration(problem.training.model, config, where)
     (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
@@ -458,7 +462,7 @@ def single(problem: Problem, requested: Configuration, where: str) -> Comparison
 def _seated(
     problem: Problem, requested: Configuration, where: str
 ) -> tuple[PoolStages, ParallelConfig]:
-    """The pools of a config's ranks: one that holds all, else several, large memory first."""
+    """Pools for a config's ranks: a single one that holds all, else several, large memory first."""
     pools, tensor = pools_of(problem), requested.config.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
     config = filled(requested, groups)
@@ -485,10 +489,13 @@ def _seated(
 
 
 def plan_of(comparison: Comparison) -> Plan:
-    """The winner's plan; raises `NoFeasiblePlanError` where nothing fits."""
+    """The winner's plan; raises `NoFeasiblePlanError` if nothing fits."""
     winner = comparison.winner
     if winner is None or winner.plan is None:
+        where = comparison.problem.cluster.name
+        is_shape = isinstance(comparison.problem.work, TransformerTraining)
         raise NoFeasiblePlanError(
-            comparison.why, hint="more devices, a smaller model, or wider limits (--max-tensor)"
+            comparison.why if is_shape else f"nothing fits {where}: {comparison.why}",
+            hint="more devices, a smaller model, or wider limits (--fix, --max-tensor)",
         )
     return winner.plan

@@ -1,4 +1,4 @@
-"""Explanations: why a config won, why others lost, and the missing memory where none fits."""
+"""Explain why a config won, why others lost, and how much memory is missing if none fits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hocket.transformer.rules import broken_degrees
 
 # How many hosts would let a model fit that does not.
 #
-# Found by asking the closed form of memory again for more hosts of the same kind, by doubling and
+# Found by evaluating the closed form of memory for more hosts of the same type, by doubling and
 # then halving the step.
 
 MOST_TIMES = 64
-"""More hosts than so many times those that are there are no small change."""
+"""Largest number of hosts to suggest, as a multiple of the present hosts."""
 HOLD_LEAST: tuple[ScheduleName, ...] = ("1f1b", "v-half")
-"""Schedules of which one holds no more than any other."""
+"""Schedules that together include one with the least memory for every config."""
 
 
 def hosts_needed(problem: Problem, limits: Limits) -> list[str]:
-    """The fewest hosts that would do within the limits, in words; none where no few would."""
+    """Text on the fewest hosts that would be enough within the limits; empty if there is none."""
     pool = max(pools_of(problem), key=lambda pool: pool.num_devices * pool.memory_bytes)
     hosts = _fewest(problem, pool, _least(limits))
     if hosts is None:
@@ -39,7 +39,10 @@ def hosts_needed(problem: Problem, limits: Limits) -> list[str]:
 
 
 def _fewest(problem: Problem, pool: Pool, limits: Limits) -> int | None:
-    """The fewest hosts on which some config fits; None where those that are there would do."""
+    """The fewest hosts on which some config fits.
+
+    None if the present hosts are enough, or if `MOST_TIMES` as many are not.
+    """
     low = len(pool.hosts)
     if _fits(problem, pool, low, limits):
         return None
@@ -55,7 +58,7 @@ def _fewest(problem: Problem, pool: Pool, limits: Limits) -> int | None:
 
 
 def _least(limits: Limits) -> Limits:
-    """Of what is tried, that which holds least."""
+    """Narrow the limits to the options with the least memory."""
     fixed = dict(limits.fixed)
     small = tuple(name for name in HOLD_LEAST if name in limits.schedules)
     return replace(
@@ -67,7 +70,7 @@ def _least(limits: Limits) -> Limits:
 
 
 def _fits(problem: Problem, pool: Pool, num_hosts: int, limits: Limits) -> bool:
-    """True if some config fits on so many hosts."""
+    """True if some config fits on ``num_hosts`` hosts."""
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
     training = problem.training
     for block in config_blocks(training.model, more, training.global_batch, limits):
@@ -86,30 +89,29 @@ PARTS_IN_WORDS = {
     "other": "communication of context and expert parallelism",
     "optimizer": "the optimizer",
 }
-"""Descriptions of the parts of a step's time; parts that are not listed keep their names."""
+"""Descriptions of the parts of a step's time; other parts keep their names."""
 
 
 DEGREES = ("tensor", "context", "data", "pipeline")
 """Fields of a config whose product is its number of devices."""
 A_LITTLE = 0.01
-"""Steps that are longer by less have no single cause worth a name."""
+"""Relative difference of step times below which no cause is named."""
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """ParallelConfigs with their reasons, and the sentence about the choice."""
+    """Forecasts with their reasons, and a sentence about the choice."""
 
     forecasts: list[ConfigForecast]
     sentence: str
 
 
 def _label(candidate: ConfigForecast) -> str:
-    program = candidate.problem.training.software.name
-    return label(candidate.config, candidate.schedule_name, program)
+    return label(candidate.config, candidate.schedule_name)
 
 
 def explain(candidates: list[ConfigForecast]) -> Explanation:
-    """Reasons of all candidates, of which the first has won."""
+    """Explain why the first candidate won and the others lost."""
     best = candidates[0]
     others = [c for c in candidates[1:] if c.feasible]
     won = replace(best, reason=_advantage(best, others))
@@ -154,7 +156,7 @@ def _why_lost(candidate: ConfigForecast, best: ConfigForecast) -> str:
 
 
 def _cause(candidate: ConfigForecast, best: ConfigForecast) -> str:
-    """Sentence on the part that is slower than in the winner by most."""
+    """Text on the part of the step that exceeds the winner's the most."""
     theirs = best.parts_s
     more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
     name = max(more_s, key=lambda name: more_s[name])
@@ -177,7 +179,7 @@ def lacking(candidate: ConfigForecast) -> str:
 
 
 def explain_one(candidate: ConfigForecast) -> Explanation:
-    """Explanation of a single requested config: its fit in memory and the parts of its time."""
+    """Explain a single requested config: whether it fits, and the parts of its time."""
     if candidate.feasible:
         return Explanation(
             [replace(candidate, reason="it fits")],
@@ -188,7 +190,7 @@ def explain_one(candidate: ConfigForecast) -> Explanation:
 
 
 def _fixed_rule(problem: Problem, limits: Limits) -> str:
-    """The rule that the fixed degrees break by themselves; empty where they do not."""
+    """Text on the rule that the fixed degrees violate; empty if they violate none."""
     fixed = dict(limits.fixed)
     config = ParallelConfig(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
     degrees = " x ".join(f"{name} {value}" for name, value in fixed.items() if name in DEGREES)
@@ -198,7 +200,7 @@ def _fixed_rule(problem: Problem, limits: Limits) -> str:
 
 
 def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Explanation:
-    """Explanation where nothing fits: the config that lacks least, and changes that would help."""
+    """Explain that nothing fits: the config that lacks the least, and changes that would help."""
     message = [replace(c, reason=lacking(c)) for c in candidates]
     if not message:
         sentence = "no config exists within what is asked for"

@@ -1,9 +1,11 @@
-"""Layer blocks: equal contiguous blocks of layers, as people split a model by hand.
+"""Placements to compare with: one device, layer blocks, device-map-auto, and expert files.
 
+Layer blocks are equal contiguous blocks of layers, the way models are commonly split by hand.
 Layers are module paths up to their first number ("transformer.h.3"), in the order of the forward
-pass; ops between them go with the layer before. Every device gets the same number of
-layers, or of forward ops where modules are unknown; what a device cannot run goes to the nearest
-that can. Speeds and sizes are ignored on purpose: it is the split to compare with. O(ops + reads).
+pass; an op outside any layer belongs to the layer before it. Every device gets the same number of
+layers, or of forward ops if there are fewer layers than devices. A unit that its device cannot run
+goes to the nearest device in the order that can. Speeds and sizes are ignored on purpose. O(ops +
+reads). The other planners are described above their code.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from hocket.simulate.engine import simulate
 # most memory so that the shortage shown is the smallest. O(kinds of device · (ops + reads)).
 
 ONE_DEVICE = "one-device"
-"""The name of this planner."""
+"""Name under which the one-device planner is registered."""
 
 
 def on_one_device(problem: Problem) -> Plan:
-    """A plan of this planner alone."""
+    """Return the plan of the one-device planner, starting from an empty plan."""
     return one_device(problem, empty_plan(problem, ONE_DEVICE))
 
 
@@ -73,17 +75,17 @@ def _all_on(problem: Problem, plan: Plan, device: int) -> Plan:
 # in which the model defines them; each device takes modules until its equal share of the
 # parameters, plus 1.25 times the largest repeated block, is full, and the first device also keeps
 # memory free for the largest module that is still to come. Speed, links, activations,
-# gradients and optimizer states do not count: it is the split that people get, to compare with.
+# gradients and optimizer states are ignored: a split in common use, to compare with.
 # O(ops + reads).
 
 _BLOCK_HEADROOM = 1.25
-"""Multiple of the largest block that is added to the share of each device."""
+"""Multiple of the largest block that is added to each device's equal part of the parameters."""
 _WEIGHTS = (Role.PARAMETER, Role.BUFFER)
 
 
 @dataclass(frozen=True)
 class _WholeModule:
-    """A module that is never split, with the bytes of its parameters and buffers."""
+    """A module that is never split across devices, and the bytes of its parameters and buffers."""
 
     path: str
     size_bytes: int
@@ -107,7 +109,7 @@ def device_map_auto(problem: Problem, plan: Plan) -> Plan:
 
 
 def _fill(blocks: list[_WholeModule], memory_bytes: list[int], leaf_bytes: float) -> dict[str, int]:
-    """The position of the device that each block goes to."""
+    """Map each block's path to the position of its device, filling one device after another."""
     last = len(memory_bytes) - 1
     total = sum(block.size_bytes for block in blocks)
     numbered = (b.size_bytes for b in blocks if b.path.rpartition(".")[2].isdigit())
@@ -126,7 +128,7 @@ def _fill(blocks: list[_WholeModule], memory_bytes: list[int], leaf_bytes: float
 
 
 def _blocks(graph: Graph) -> list[_WholeModule]:
-    """Blocks in the order in which the model defines their parameters."""
+    """Return the blocks in the order in which the model defines their parameters."""
     sizes: dict[str, int] = {}
     for tensor in _weights(graph).tolist():
         path = block_path(_module_of_weight(graph.tensor_names[tensor]))
@@ -135,7 +137,7 @@ def _blocks(graph: Graph) -> list[_WholeModule]:
 
 
 def _leaf_bytes(graph: Graph) -> float:
-    """Mean bytes of the modules that own parameters directly."""
+    """Mean parameter and buffer bytes of the modules that own some directly."""
     sizes: dict[str, int] = {}
     for tensor in _weights(graph).tolist():
         leaf = _module_of_weight(graph.tensor_names[tensor])
@@ -153,9 +155,10 @@ def _module_of_weight(name: str) -> str:
 
 
 def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
-    """Per op, the position of its device: that of a weight it reads, of its block, or as before.
+    """Per op: position of its device, taken from a weight it reads, else from its block.
 
-    A tied weight is placed where the model first defines it, together with the ops that read it.
+    Forward ops with neither take the position of the forward op before them. A tied weight is
+    placed where the model first defines it, together with the ops that read it.
     """
     turn_of_weight = np.full(graph.num_tensors, -1, dtype=np.int32)
     for tensor in _weights(graph).tolist():
@@ -178,8 +181,7 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
 #
 # ``--planner expert:FILE`` reads a JSON file that lists, per device, module paths or names of ops;
 # the longest path that contains an op decides, and backward and optimizer ops follow
-# their forward op. The splits of msr-fiddle/dnn-partitioning, which list node numbers per
-# accelerator and CPU, are read as they are. O(ops + paths).
+# their forward op. O(ops + paths).
 
 EXPERT_SCHEMA = "hocket.expert/1"
 _MAX_BYTES = 64 * 2**20
@@ -192,8 +194,6 @@ def expert(path: str | Path) -> Callable[[Problem, Plan], Plan]:
     def place(problem: Problem, plan: Plan) -> Plan:
         if isinstance(data, dict) and data.get("schema") == EXPERT_SCHEMA:
             listed = _by_path(data, problem.graph, problem.cluster, where)
-        elif isinstance(data, dict) and "fpgas" in data:
-            listed = _by_number(data, problem.graph, problem.cluster, where)
         else:
             raise InputFileError(
                 f"this is not a {EXPERT_SCHEMA} file",
@@ -206,7 +206,7 @@ def expert(path: str | Path) -> Callable[[Problem, Plan], Plan]:
 
 
 def _by_path(data: object, graph: Graph, cluster: Cluster, where: str) -> IntArray:
-    """The device of each op that some path contains; -1 for the others."""
+    """Per op: the device of the most specific listed path that contains it; -1 if none does."""
     file = fields.record(data, "the file", required=("schema", "devices"))
     devices = fields.mapping(file["devices"], "devices")
     number = {name: index for index, name in enumerate(cluster.device_names)}
@@ -236,39 +236,13 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> InputFil
 
 
 def _paths_of(graph: Graph, op: int) -> list[str]:
-    """Names that may refer to an op in a file, the most specific first."""
+    """Names by which a file may refer to an op: its own, then its modules, innermost first."""
     parts = graph.module_of(op).split(".")
     return [graph.op_names[op], *(".".join(parts[:n]) for n in range(len(parts), 0, -1))]
 
 
-def _by_number(data: object, graph: Graph, cluster: Cluster, where: str) -> IntArray:
-    """A split by node numbers, which in that format are the suffix of op names."""
-    file = fields.record(data, "the file", required=("fpgas",), optional=("cpus",))
-    op_of = {name.rpartition("#")[2]: op for op, name in enumerate(graph.op_names)}
-    is_cpu = np.array([device.kind.is_cpu for device in cluster.devices])
-    listed = np.full(graph.num_ops, -1, dtype=np.int32)
-    for key, devices in (("fpgas", np.flatnonzero(~is_cpu)), ("cpus", np.flatnonzero(is_cpu))):
-        parts = fields.items(file.get(key, []), key)
-        if len(parts) > len(devices):
-            raise InputFileError(
-                f"{key} has {len(parts)} parts, the cluster has {len(devices)} such devices",
-                where=where,
-            )
-        for index, part in enumerate(parts):
-            place = f"{key}[{index}]"
-            nodes = fields.record(part, place, required=("nodes",))["nodes"]
-            for node in fields.items(nodes, f"{place}.nodes"):
-                name = str(fields.integer(node, f"{place}.nodes", 0, 2**31 - 1))
-                if name not in op_of:
-                    raise InputFileError(
-                        f"{place} lists node {name}, which is not there", where=where
-                    )
-                listed[op_of[name]] = devices[index]
-    return listed
-
-
 def _completed(listed: IntArray, graph: Graph, where: str) -> IntArray:
-    """Ops that the file does not list follow the forward op that they belong to."""
+    """Place each op that the file does not list on the device of the forward op it is tied to."""
     bundle = tied_ops(graph)
     anchor = anchor_of(graph, bundle)
     planned = np.where(listed >= 0, listed, listed[anchor[bundle]])
@@ -314,7 +288,7 @@ def block_path(module: str) -> str:
 
 
 def layer_of(graph: Graph) -> IntArray:
-    """The layer of each op, counted in the order of the forward pass; all 0 where unknown."""
+    """Per op: its layer in forward order; 0 before the first layer and outside the forward pass."""
     number: dict[str, int] = {}
     layer_of_module: dict[int, int] = {}
     layers = np.zeros(graph.num_ops, dtype=np.int32)

@@ -1,40 +1,60 @@
-"""Planning on a coarse graph: the problem made smaller, and its plan expanded to all ops.
+"""Plan on a coarse graph: shrink the problem, plan it, and expand the plan to all ops.
 
-`coarsely` wraps a planner: it plans the fused graph of co-placed units, and every op goes where its
-node went. O(ops + reads), besides the planner.
+`coarsely` wraps a planner: it plans the fused graph of co-placed units, and every op is placed with
+its node. O(ops + reads), plus the planner.
+
+`better_form` runs a planner on three forms of the graph and keeps the best plan: groups of the
+forward pass, groups of the whole step, and single ops. Groups of the forward pass keep weights with
+their readers and backward ops with the data they need, and make a graph small; but a group runs on
+one device, and where branches meet it may contain all of them, which leaves nothing to run in
+parallel. Groups of the whole step place backward ops independently of forward ops. No form is best
+everywhere (on generated graphs each takes up to twice as long as another), so all three are planned
+and the simulator chooses. On large graphs, where a second plan takes long, only one is planned:
+single ops if groups make the longest path much longer than the work requires, else groups of the
+forward pass. O(the three planners), plus three simulations.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import wraps
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.costs import Costs
 from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.order.levels import levels
 from hocket.planners.placement.devices import workers
-from hocket.planners.shared import Planner, once_per_problem
+from hocket.planners.shared import Planner, is_large, once_per_problem
+from hocket.simulate.engine import simulate
 
 UNITS_PER_DEVICE = 8
-"""A unit may take this part of a device's fair share of the work, so that loads can be evened."""
+"""Cap on a unit's time: one of this many equal parts of a device's fair load.
+
+Small units let the loads be balanced.
+"""
 MEMORY_PARTS = 4
-"""A unit may hold this part of the memory of the smallest device."""
+"""Cap on a unit's bytes: one of this many equal parts of the smallest device's memory."""
 
 
 @once_per_problem
 def coarsened(problem: Problem) -> Coarse:
-    """The fused graph of co-placed units under the usual caps."""
+    """Return the fused graph of co-placed units under the default caps."""
     op_s = fastest_s(problem)
     return fuse(problem.graph, default_units(problem, op_s), op_s)
 
 
 @once_per_problem
 def forward_coarsened(problem: Problem) -> Coarse:
-    """The forward pass of co-placed units under the usual caps, the rest of the step inside."""
+    """Return a graph with one node per co-placed unit of the forward pass, under the default caps.
+
+    Each node includes the backward and optimizer ops of its unit.
+    """
     op_s = fastest_s(problem)
     # A gradient that several nodes add to is passed along them, at a cost that planners see; tying
     # them would make one node of all time steps of a layer, which nothing could overlap.
@@ -43,7 +63,7 @@ def forward_coarsened(problem: Problem) -> Coarse:
 
 
 def coarse_problem(problem: Problem, coarse: Coarse) -> Problem:
-    """The same problem for the coarse graph."""
+    """Return the same problem stated for the coarse graph."""
     costs, num_nodes = problem.costs, coarse.graph.num_ops
     op_s = np.array(
         [np.bincount(coarse.node_of, row, minlength=num_nodes) for row in costs.op_s],
@@ -67,11 +87,11 @@ def coarse_problem(problem: Problem, coarse: Coarse) -> Problem:
 
 
 def expand(problem: Problem, coarse: Coarse, plan: Plan) -> Plan:
-    """The plan of the coarse problem as a plan of the problem itself.
+    """Turn a plan of the coarse problem into a plan of the problem itself.
 
-    Ops go where their node went. An order or priorities of nodes become priorities of ops, in which
-    ops of one node keep their order; where a node of the forward pass includes later ops, these
-    come after it in the mirrored order.
+    Ops are placed where their node was placed. An order or priorities of nodes become priorities of
+    ops, in which ops of one node keep their order; if a node of the forward pass includes ops of
+    later phases, these come after all forward ops, in the mirrored order of the nodes.
     """
     assert plan.device_of is not None, "a plan is expanded after its placement"
     return replace(plan, work_hash=problem.graph.content_hash if plan.work_hash else "").placing(
@@ -96,7 +116,7 @@ def _op_priority(problem: Problem, coarse: Coarse, plan: Plan) -> FloatArray | N
 
 
 def coarsely(planner: Planner) -> Planner:
-    """A planner that plans the coarse problem and expands the plan."""
+    """Return a planner that plans the coarse problem and expands the plan."""
 
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, coarsened(problem), problem, plan)
@@ -106,7 +126,7 @@ def coarsely(planner: Planner) -> Planner:
 
 
 def forward_coarsely(planner: Planner) -> Planner:
-    """As `coarsely`, on one node per unit of the forward pass."""
+    """Return a planner that plans one node per unit of the forward pass and expands the plan."""
 
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, forward_coarsened(problem), problem, plan)
@@ -116,18 +136,18 @@ def forward_coarsely(planner: Planner) -> Planner:
 
 
 def describe_form(planner: Planner, what: str) -> str:
-    """Docstring of a wrapped planner: the graph form that it plans, then its own docstring."""
+    """Return the docstring of a wrapped planner: the form of the graph, then its own docstring."""
     return f"{what}: {(planner.__doc__ or '').strip()}"
 
 
 def fastest_s(problem: Problem) -> FloatArray:
-    """Seconds per op on the kind of device that runs it fastest."""
+    """Per op: seconds on the device type that runs it fastest; 0 if no device can run it."""
     seconds: FloatArray = problem.costs.op_s.min(axis=0)
     return np.where(np.isfinite(seconds), seconds, 0.0)
 
 
 def default_units(problem: Problem, op_s: FloatArray, *, joins_gradients: bool = True) -> IntArray:
-    """Co-placed units under the usual caps."""
+    """Return the co-placement unit of each op under the default caps on time and bytes."""
     devices = workers(problem)
     return co_placed(
         problem.graph,
@@ -149,8 +169,8 @@ def _through(planner: Planner, coarse: Coarse, problem: Problem, plan: Plan) -> 
 def _sent_bytes(costs: Costs, coarse: Coarse) -> LongArray:
     """Bytes that a transfer of each coarse tensor moves.
 
-    The tensors of a storage that leave a node are sent together: as many bytes as they have, but
-    those that overlap are not sent twice.
+    Tensors of one storage that leave a node are sent together: the sum of their bytes, limited to
+    the bytes of the storage, because tensors may overlap.
     """
     count = coarse.graph.num_tensors
     inside = np.flatnonzero(coarse.tensor_of >= 0)
@@ -165,3 +185,59 @@ def _sent_s(costs: Costs, coarse: Coarse) -> FloatArray | None:
     if costs.tensor_s is None:
         return None
     return largest(costs.tensor_s, coarse.tensor_of, coarse.graph.num_tensors) * coarse.trips
+
+
+_HIDDEN = 1.5
+"""Single ops are planned if the shortest step of groups is this many times that of single ops."""
+
+
+def better_form(planner: Planner) -> Planner:
+    """Return a planner that tries both forms of groups and single ops and keeps the best plan."""
+    on_groups, on_step = forward_coarsely(planner), coarsely(planner)
+
+    @wraps(planner)
+    def planned(problem: Problem, plan: Plan) -> Plan:
+        if is_large(problem.graph.num_ops):
+            return (
+                planner(problem, plan) if hides_parallelism(problem) else on_groups(problem, plan)
+            )
+        return _better(problem, plan, {"groups": on_groups, "ops": planner, "step": on_step})
+
+    planned.__doc__ = describe_form(planner, "The best of groups and single ops")
+    return planned
+
+
+def hides_parallelism(problem: Problem) -> bool:
+    """True if the longest path or the work of groups makes their step much longer than needed."""
+    work_s = float(fastest_s(problem).sum()) / len(workers(problem))
+    coarse = coarse_problem(problem, forward_coarsened(problem))
+    return max(_path_s(coarse), work_s) > _HIDDEN * max(_path_s(problem), work_s)
+
+
+def _path_s(problem: Problem) -> float:
+    """Seconds of the longest path with all ops on the first worker, so without transfers."""
+    alone = np.full(problem.graph.num_ops, workers(problem)[0], dtype=np.int32)
+    return float(levels(problem, alone).to_end_s.max(initial=0.0))
+
+
+def _better(problem: Problem, plan: Plan, forms: dict[str, Planner]) -> Plan:
+    found: list[tuple[tuple[int, float], int, Plan]] = []
+    refusal = None
+    for name, planner in forms.items():
+        try:
+            made = planner(problem, plan)
+        except NoFeasiblePlanError as error:
+            refusal = refusal or error
+            continue
+        made = made.claiming(form=name)
+        found.append((_rank(problem, made), len(found), made))
+    if not found and refusal is not None:
+        raise refusal
+    return min(found)[-1]
+
+
+def _rank(problem: Problem, plan: Plan) -> tuple[int, float]:
+    """Sort key: missing bytes summed over devices, then the step time."""
+    timeline = simulate(problem, plan)
+    lacking = np.maximum(timeline.peak_bytes - problem.memory_bytes, 0)
+    return int(lacking.sum()), timeline.makespan_s

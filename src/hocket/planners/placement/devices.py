@@ -1,4 +1,4 @@
-"""Which devices a placement may use, for planners that walk over devices in order."""
+"""Devices that a placement may use, and units of ops that each of them can run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hocket.plan.problem import Problem
 
 
 def workers(problem: Problem) -> IntArray:
-    """The accelerators, or all devices where there are only CPUs."""
+    """Return the accelerators, or all devices if there are only CPUs."""
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
     chosen = np.flatnonzero(~is_cpu if not is_cpu.all() else is_cpu)
     return chosen.astype(np.int32)
 
 
 def runnable(problem: Problem, unit: IntArray) -> BoolArray:
-    """[device, unit]: whether every op of the unit can run on the device."""
+    """[device, unit]: True if every op of the unit can run on the device."""
     num_units = int(unit.max(initial=-1)) + 1
     can_run = np.ones((len(problem.costs.kind_names), num_units), dtype=bool)
     for row, seconds in enumerate(problem.costs.op_s):
@@ -26,7 +26,7 @@ def runnable(problem: Problem, unit: IntArray) -> BoolArray:
 
 
 def elsewhere(problem: Problem, unit: IntArray) -> IntArray:
-    """Per unit: -1 where some worker can run it, else the first device that can."""
+    """Per unit: -1 if some worker can run it, else the first device that can."""
     can_run = runnable(problem, unit)
     needs_other = ~can_run[workers(problem)].any(axis=0)
     stuck = np.flatnonzero(~can_run.any(axis=0))

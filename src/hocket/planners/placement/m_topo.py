@@ -1,9 +1,9 @@
 """m-TOPO: fill one device after another in topological order (the baseline of Baechi).
 
-Each device gets an equal share of the total memory need, plus the largest single need so that
-the rounding never leaves an op over; the walk never goes back to an earlier device. With unequal
-devices the share follows their memory. Ops that move together are placed when the walk meets the op
-that represents them. O(reads log ops).
+Each device gets an equal part of the total memory need, plus the largest need of a single unit so
+that rounding never leaves an op unplaced; the walk never returns to an earlier device. If devices
+differ, the parts are proportional to their memory. Ops that must share a device are placed
+together, when the walk reaches the op that represents them. O(reads log ops).
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
 """
@@ -20,7 +20,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import elsewhere, runnable, workers
-from hocket.planners.placement.list_schedule.prepare import breadth_first
+from hocket.planners.placement.list_schedule.schedule_tables import breadth_first
 
 
 def m_topo(problem: Problem, plan: Plan) -> Plan:
@@ -46,7 +46,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
 
 
 def _fill(need: LongArray, caps: FloatArray, can_run: BoolArray) -> tuple[IntArray, int]:
-    """The turn at which each unit of the walk is placed, and the first one left over, or -1."""
+    """Per unit of the walk: the position of its device; and the first unit left over, or -1."""
     turns = np.zeros(len(need), dtype=np.int32)
     limits, allowed, turn, used = caps.tolist(), can_run.tolist(), 0, 0
     for index, num_bytes in enumerate(need.tolist()):
@@ -60,7 +60,7 @@ def _fill(need: LongArray, caps: FloatArray, can_run: BoolArray) -> tuple[IntArr
 
 
 def unit_memory_bytes(graph: Graph, unit_of: IntArray) -> LongArray:
-    """Bytes that each unit needs: what its ops make and are first to read, and one workspace.
+    """Bytes that each unit needs: results, inputs that it reads first, the largest workspace.
 
     Nothing is ever freed in this measure, as in Baechi's m-TOPO.
     """

@@ -1,1 +1,1 @@
-"""Two waves of one training on the same devices, the second behind the first (Wavelet)."""
+"""Waves: microbatches of one training step that overlap on the same devices (Wavelet)."""

@@ -1,14 +1,15 @@
 """Model parallelism in waves: partitions go round robin over the devices (Wavelet, on models).
 
-A model in N partitions on N devices leaves N - 1 of them idle. With N waves none is: wave w has its
-partition s on device (w + s) mod N, so in every slot each device works on another wave, forward
-through all partitions and back again. Activations of a wave stay on their device until its backward
-pass; a partition's gradients are summed over all devices after its last one. A device holds
-two partitions at a time, the one that it works on and the next, which it fetches meanwhile.
+A model in N partitions on N devices, one after the other, leaves N - 1 devices idle. N waves
+(microbatches of equal size) fill them: wave w computes its partition s on device (w + s) mod N, so
+in every slot each device computes another wave, forward through all partitions and then backward.
+Activations of a wave stay on their device until its backward pass. The gradients of a partition are
+summed over all devices after its last slot. Each device holds two partitions at a time: the one
+that it computes and the next one, which it prefetches.
 
-It is simulated as pipelines over the same devices in rotated order: transfers between partitions,
-the exchange, memory. Added to that are fetches of partitions that no slot hides, and a share of the
-time for switching. O(simulation).
+The waves are simulated as pipelines over the same devices in rotated order, with transfers between
+partitions, the gradient all-reduce and memory. Fetches of partitions that no slot hides and a
+constant fraction of the time for switching are added. O(one simulation).
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from hocket.simulate.parallel.stage_order import places_of, stages_of
 from hocket.simulate.timeline import Timeline
 
 SWITCHING = 0.04
-"""Share of a step that switching partitions takes; published for V100."""
+"""Fraction by which switching partitions lengthens a step; published for V100."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundRobin:
-    """Waves of a model in partitions, with their time and memory."""
+    """Round-robin waves of a partitioned model, with their simulated time and memory."""
 
     parallel: Parallel
     timeline: Timeline
-    """Simulated as if all partitions were on every device."""
+    """Timeline of a simulation in which every device holds all partitions."""
     slot_s: float
     """The longest forward or backward pass of a wave through one partition."""
     fetch_s: float
     """Time to fetch the largest partition from the host."""
     num_slots: int
     peak_bytes: int
-    """Per device: activations, two partitions, gradients of one, its part of the state."""
+    """Peak per device: activations, two partitions, gradients of one, part of other state."""
 
     @property
     def stall_s(self) -> float:
@@ -59,18 +60,18 @@ class RoundRobin:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step of all waves."""
+        """Seconds of a step of all waves, with switching and exposed fetches."""
         return self.timeline.makespan_s * (1 + SWITCHING) + self.stall_s
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of all waves."""
+        """Samples per second of all waves together."""
         return self.parallel.num_samples / self.step_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionCandidate:
-    """One configuration that trains a model in partitions."""
+    """One way to train a partitioned model, with its step time and peak memory."""
 
     name: str
     step_s: float
@@ -85,22 +86,22 @@ class PartitionFit:
     problem: Problem
     turns: RoundRobin
     candidates: tuple[PartitionCandidate, ...]
-    """Plain model parallelism, the pipeline, and round robin."""
+    """Plain model parallelism, the 1F1B pipeline and round-robin waves, in this order."""
 
     @property
     def gain(self) -> float:
-        """Samples per second of round robin over the better of the others."""
+        """Samples per second of round robin divided by those of the better alternative."""
         *others, own = self.candidates
         return own.samples_per_s / max(each.samples_per_s for each in others)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory of every device."""
+        """Memory of the device with the least memory."""
         return int(self.problem.memory_bytes[workers(self.problem)].min())
 
     @property
     def best(self) -> PartitionCandidate | None:
-        """The fastest that fits; None where none does."""
+        """The fastest candidate that fits into memory; None if none fits."""
         fitting = [each for each in self.candidates if each.peak_bytes <= self.budget_bytes]
         return min(fitting, key=lambda each: each.step_s, default=None)
 
@@ -114,8 +115,10 @@ class PartitionFit:
 
 
 def fit_partitions(problem: Problem) -> PartitionFit:
-    """A model in as many partitions as there are devices, all samples of its batch in as many
-    waves. Raises `UsageError` for one device, or where model or batch cannot be split."""
+    """Plan round-robin waves: as many partitions and as many equal waves as there are devices.
+
+    Raises `UsageError` for one device, or if the model or the batch cannot be split.
+    """
     other, names = problem.graph.other_batch, problem.cluster.device_names
     count = len(names)
     if count < 2:
@@ -153,8 +156,11 @@ def fit_partitions(problem: Problem) -> PartitionFit:
 
 
 def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
-    """Where the forward pass of the model is cut so that partitions take equally long: between
-    blocks, where little is sent, or between any ops of a model with few blocks."""
+    """First ops of partitions 1 to ``count - 1``, chosen so that all partitions take equally long.
+
+    Cuts lie between blocks, where few bytes cross, or between any ops if the model has few blocks.
+    The result is empty if there are not enough places to cut.
+    """
     graph, row = problem.graph, int(problem.costs.device_row[0])
     place = places_of(graph)
     seconds = np.bincount(place, problem.costs.op_s[row], graph.num_ops)
@@ -170,7 +176,7 @@ def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
 
 
 def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> RoundRobin:
-    """As many waves as the cluster has devices, each of so many samples, cut at these ops."""
+    """Simulate one wave of ``wave_samples`` samples per device, with the model split at cuts."""
     names = problem.cluster.device_names
     count = len(names)
     parallel = Parallel(
@@ -202,7 +208,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
 
 
 def _partition_bytes(problem: Problem, stage: IntArray, count: int) -> tuple[LongArray, LongArray]:
-    """Bytes of the parameters of each partition, and of all that is there before a step."""
+    """Bytes per partition: of its parameters, and of all tensors that exist before the step."""
     graph = problem.graph
     owner = graph.owner_op  # the op on whose device a parameter is stored
     before = np.flatnonzero((graph.tensor_producer < 0) & (owner >= 0) & (graph.held_bytes > 0))

@@ -1,9 +1,9 @@
-"""Waves of a step, simulated, with the waits and the memory of two streams.
+"""Simulate the waves of a step on two streams, with the streams' waits and separate memory.
 
-Captured streams have separate memory: the caching allocator never lends what one stream freed to
-the other. So a replayed step of two waves holds the sum of what each stream holds at most, and an
-eager one, which runs on one stream, what both hold together. A wait of one stream for the other
-costs time in a replayed graph (`WAIT_S`), so few waits are made for many ops. O(simulation).
+The caching allocator never reuses memory that another captured stream freed. So two waves that are
+replayed as a CUDA graph hold the sum of the two streams' peaks, while an eager step, which runs on
+one stream, holds the peak of both waves together. A wait of one stream for the other costs time in
+a replayed graph (`WAIT_S`), so one wait covers many ops. O(simulation).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ WAIT_S = 8e-6
 """Cost of a wait of one stream for the other in a replayed graph, which the simulator does not
 count: ResNet-56 with 32 samples took 7,067 us with 315 waits and 4,703 with 20 on an H200."""
 FULL = 0.8
-"""A wave that keeps device or host busy for this share of its time leaves too little to another."""
+"""Busy fraction of device or host above which a wave leaves too little for a second one."""
 _HALF = 0.5
 
 
 class WaveSequence(NamedTuple):
-    """Ops of all waves in the order in which they start, and which of them wait."""
+    """Ops of all waves in the order in which they start, and the waits between the two streams."""
 
     ops: tuple[WaveOp, ...]
     waits: dict[WaveOp, WaveOp]
@@ -55,11 +55,12 @@ class WaveSequence(NamedTuple):
 
 
 def wave_sequence(graph: Graph, passes: IntArray, timeline: Timeline) -> WaveSequence:
-    """The order of a simulated step, with waits that keep results equal to accumulation.
+    """The order of ops of a simulated step, with waits that keep results equal to accumulation.
 
-    A stream passes its waits in order, so of several only the latest counts. An op that has to wait
-    waits for everything of the other stream that should be over by then: later ops then find most
-    of what they need, and streams that are some ops apart wait once for so many.
+    A stream executes its waits in order, so only the latest op that has been awaited matters. An op
+    that must wait waits for every op of the other stream that should have finished by then. Later
+    ops then rarely need a wait of their own: streams that run k ops apart wait about once per k
+    ops.
     """
     wave, op = np.nonzero(passes >= 0)
     number = passes[wave, op]
@@ -91,7 +92,7 @@ def wave_sequence(graph: Graph, passes: IntArray, timeline: Timeline) -> WaveSeq
 
 
 def _sums(graph: Graph, num_waves: int) -> Iterator[tuple[WaveOp, WaveOp]]:
-    """A gradient is added to the sum after that of the wave before."""
+    """Waiting and awaited ops, so that gradients are summed in the order of the waves."""
     is_made = (graph.tensor_role == Role.GRADIENT) & (graph.tensor_producer >= 0)
     makers = np.unique(graph.tensor_producer[is_made])
     makers = makers[graph.op_phase[makers] != Phase.OPTIMIZER]
@@ -102,14 +103,14 @@ def _sums(graph: Graph, num_waves: int) -> Iterator[tuple[WaveOp, WaveOp]]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WaveCandidate:
-    """The microbatches of a step, one after the other or in waves, as simulated."""
+    """The simulated microbatches of a step, either one after the other or in waves."""
 
     parallel: Parallel
     waves: Waves | None
     step: ExpandedStep
     timeline: Timeline
     num_waits: int = 0
-    """Waits of one stream for the other if a CUDA graph is replayed."""
+    """Number of waits of one stream for the other; 0 unless a CUDA graph is replayed."""
 
     @property
     def waits_s(self) -> float:
@@ -123,22 +124,22 @@ class WaveCandidate:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of all replicas."""
+        """Samples per second of all replicas together."""
         return self.parallel.num_samples / self.step_s
 
     @property
     def memory(self) -> StreamMemory:
-        """Memory of the streams of the first device over time."""
+        """Memory of each stream of the first device over time."""
         return stream_memory(self.step, self.timeline)
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the fullest device."""
+        """Peak memory of the fullest device."""
         return int(self.timeline.peak_bytes.max())
 
 
 def simulated(problem: Problem, parallel: Parallel, waves: Waves | None = None) -> WaveCandidate:
-    """Simulate a step with the waits and the separate memory that replayed streams have."""
+    """Simulate a step, with the waits and the separate memory of replayed streams."""
     step, timeline = simulate_parallel(problem, parallel, None, waves)
     found = WaveCandidate(parallel=parallel, waves=waves, step=step, timeline=timeline)
     is_replayed = problem.costs.settings.get("launches") == "replayed"
@@ -159,9 +160,10 @@ def plan_of(problem: Problem, candidate: WaveCandidate) -> Plan:
 
 
 def busy_shares(problem: Problem, num_samples: int) -> tuple[float, float]:
-    """Shares of its time in which a wave of so many samples alone keeps device and host busy.
+    """Fractions of its time for which a wave of ``num_samples`` samples keeps device and host busy.
 
-    A kernel that fills more than half of a device leaves no space for a second one like it.
+    The wave runs alone. A kernel that fills more than half of the device counts as filling all of
+    it, since no second kernel of that size could run at the same time.
     """
     wave = on_stream(priced_at(problem, num_samples), 0)
     demand, ops = wave.costs.demand, pass_order(wave.graph)
@@ -176,10 +178,11 @@ def busy_shares(problem: Problem, num_samples: int) -> tuple[float, float]:
 
 
 def two_stream_candidate(problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Two waves for the fastest candidate that could run so; nothing where that is no faster.
+    """The fastest candidate with microbatches, run as two waves; empty if that is not faster.
 
-    Microbatches are there because the batch does not fit at once, which is where waves can gain.
-    They are tried only where kernels leave something of device and host free. O(3 simulations).
+    A plan with microbatches has them because the batch does not fit at once, which is where waves
+    can gain. Waves are simulated only if kernels leave some of device and host free. O(3
+    simulations).
     """
     began = time.perf_counter()
     able = [each for each in candidates if each.step_s is not None and _can(each)]
@@ -204,13 +207,17 @@ def two_stream_candidate(problem: Problem, candidates: Iterable[Candidate]) -> l
 
 
 def fastest_within(candidates: Sequence[WaveCandidate], most_bytes: int) -> WaveCandidate | None:
-    """The fastest that holds at most so much; None where none does."""
+    """The fastest candidate with a peak of at most ``most_bytes``; None if there is none."""
     fitting = [each for each in candidates if each.peak_bytes <= most_bytes]
     return min(fitting, key=lambda each: (each.step_s, each.peak_bytes), default=None)
 
 
 def _can(candidate: Candidate) -> bool:
-    """True if all replicas are one device each that saves activations of several microbatches."""
+    """True if the candidate can run in waves.
+
+    Every replica must be one device that runs several microbatches without recomputation, sharded
+    state or updates on the host, and all replicas must have equally many microbatches.
+    """
     parallel = None if candidate.plan is None else candidate.plan.get(Parallel)
     if parallel is None or parallel.sharded:
         return False

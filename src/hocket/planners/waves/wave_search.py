@@ -1,11 +1,11 @@
-"""Search for the start of the second wave: the shortest step whose two waves fit.
+"""Search for the start of the second wave: the shortest step whose two waves fit into memory.
 
-Wavelet (Wang et al., MLSys 2021) starts the second wave half a cycle behind the first, so that its
-memory grows while that of the first shrinks. The best lead depends on the model and on what kernels
-leave free: the earlier, the more the streams overlap; the later, the less they hold together (where
-they share memory, see `wave_candidate`). So starts are tried over the whole of the first wave,
-evenly in its time, then ever finer around the best, and each is simulated. The chosen one is
-compared with the same samples without waves. O(tries) simulations.
+Wavelet (Wang et al., MLSys 2021) starts the second wave half a cycle after the first, so that its
+memory grows while that of the first shrinks. The best lead depends on the model and on how much of
+the device its kernels leave idle: an earlier start lets the streams overlap more, a later one lets
+them hold fewer bytes together (if they share memory, see `wave_candidate`). So starts spread evenly
+over the time of the first wave are simulated, then ever closer ones around the best. The chosen one
+is compared with the same samples without waves. O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -37,50 +37,53 @@ from hocket.simulate.parallel import priced_at
 from hocket.simulate.parallel.wave_streams import pass_order
 
 _FIRST_TRIES = 17
-"""Starts over the whole of the first wave, its two ends among them."""
+"""Number of starts tried first, spread over the first wave and including both of its ends."""
 _FINER = 3
-"""Halvings of the distance between tries around the best."""
+"""Number of times that the distance between tries around the best start is halved."""
 CLOSE = 1.12
-"""A gain below this is within the error of the predictions: of ResNet-56 with 256 samples, the one
-workload where two streams paid on an H200, they were 12 % too high, 14, 4 and 6 % too low and right
-in five runs (`benchmarks/results/2026-11-17-waves-h200.md` and ``-earlier.md``)."""
+"""Gain (ratio of samples per second) below which it is within the error of the predictions.
+
+For ResNet-56 with 256 samples, the one workload in which two streams paid on an H200, five
+predictions were 12 % too high, 14, 4 and 6 % too low, and right
+(`benchmarks/results/2026-11-17-waves-h200.md` and ``-earlier.md``).
+"""
 EQUAL = 0.005
-"""Candidates whose samples per second differ by a smaller share are called equal."""
+"""Relative difference in samples per second below which two candidates are called equal."""
 _MUCH = 0.1
-"""A share of the step that is worth a sentence."""
+"""Fraction of the step from which a cause of lost time is named in the explanation."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WaveFit:
-    """Gain of tick-tock over the same samples without waves, and its plan."""
+    """All simulated starts of the second wave, and the same samples without waves."""
 
     problem: Problem
     budget_bytes: int
     plain: WaveCandidate
-    """All samples at once."""
+    """All samples of a device in one microbatch."""
     accumulated: WaveCandidate
-    """The microbatches one after the other."""
+    """The microbatches one after the other, with accumulated gradients."""
     tried: tuple[WaveCandidate, ...]
-    """Waves with every start that was simulated, by start."""
+    """Every simulated start of the second wave, in ascending order."""
 
     @property
     def aligned(self) -> WaveCandidate:
-        """Two waves that begin together."""
+        """The candidate whose two waves begin together."""
         return self.tried[0]
 
     @cached_property
     def smallest(self) -> WaveCandidate:
-        """The start with the least memory of two waves that overlap at all."""
+        """The candidate with the lowest peak among those whose waves overlap."""
         return min(self._overlapping, key=lambda each: (each.peak_bytes, each.step_s))
 
     @cached_property
     def chosen(self) -> WaveCandidate | None:
-        """The fastest within the budget; None where no two waves fit."""
+        """The fastest candidate within the budget whose waves overlap; None if none fits."""
         return fastest_within(self._overlapping, self.budget_bytes)
 
     @property
     def shown(self) -> WaveCandidate:
-        """The chosen start, or the smallest where none fits."""
+        """The chosen candidate, or the one with the lowest peak if none fits."""
         return self.chosen or self.smallest
 
     @property
@@ -90,38 +93,38 @@ class WaveFit:
 
     @property
     def best_alone(self) -> WaveCandidate | None:
-        """The best within the budget without waves."""
+        """The faster step without waves that fits the budget; None if none fits."""
         return fastest_within((self.plain, self.accumulated), self.budget_bytes)
 
     @property
     def gain(self) -> float | None:
-        """Samples per second of the chosen waves over the best without; None without one."""
+        """Samples per second relative to `best_alone`; None if one of the two is missing."""
         if self.chosen is None or self.best_alone is None:
             return None
         return self.chosen.samples_per_s / self.best_alone.samples_per_s
 
     @property
     def pays(self) -> bool:
-        """True if the waves are faster, or all that fits."""
+        """True if the chosen waves are faster than steps without waves, or if only waves fit."""
         return self.chosen is not None and (self.gain is None or self.gain >= 1 + EQUAL)
 
     @property
     def is_equal(self) -> bool:
-        """True if the waves are neither faster nor slower."""
+        """True if steps with and without waves take equally long (within `EQUAL`)."""
         return self.gain is not None and abs(self.gain - 1) < EQUAL
 
     @property
     def is_close(self) -> bool:
-        """True if the gain is within the error of the predictions on a GPU."""
+        """True if the waves pay by a gain that is within the error of the predictions (`CLOSE`)."""
         return self.gain is not None and self.pays and self.gain < CLOSE
 
     @property
     def one_wave_bytes(self) -> int:
-        """Peak of a step that runs one microbatch after the other."""
+        """Peak memory of a step that runs one microbatch after the other."""
         return self.accumulated.peak_bytes
 
     def plan(self) -> Plan:
-        """The plan of the chosen waves; raises `NoFeasiblePlanError` where none fit."""
+        """The plan of the chosen waves; raises `NoFeasiblePlanError` if none fit."""
         if self.chosen is None:
             least = self.smallest.peak_bytes
             raise NoFeasiblePlanError(
@@ -132,7 +135,7 @@ class WaveFit:
         return self.plan_of(self.chosen)
 
     def plan_of(self, candidate: WaveCandidate) -> Plan:
-        """The plan of one of the starts."""
+        """The plan of one of the simulated candidates."""
         return plan_of(self.problem, candidate)
 
 
@@ -143,10 +146,11 @@ def fit_waves(
     budget_bytes: int | None = None,
     changes: Changes = "step",
 ) -> WaveFit:
-    """Search the start of the second wave; every device takes an equal part of the batch.
+    """Search the start of the second wave; every device gets an equal part of the batch.
 
-    ``budget_bytes`` are those of each device, by default all that it has; ``changes`` says when
-    parameters change. Raises `UsageError` for a batch that cannot be split so.
+    ``budget_bytes`` is the memory budget of each device, by default all of its memory. ``changes``
+    says whether parameters change after every step or after every wave. Raises `UsageError` for a
+    batch that cannot be split into ``num_waves`` microbatches per device.
     """
     parallel = even_split(problem, num_waves)
     if changes == "wave" and len(parallel.replicas) > 1:
@@ -169,7 +173,7 @@ def fit_waves(
 
 
 def even_split(problem: Problem, num_waves: int) -> Parallel:
-    """The batch in so many microbatches on each device."""
+    """Split the batch evenly into ``num_waves`` microbatches on each device."""
     other, names = problem.graph.other_batch, problem.cluster.device_names
     devices = workers(problem).tolist()
     if other is None:
@@ -178,7 +182,9 @@ def even_split(problem: Problem, num_waves: int) -> Parallel:
             hint="give a model instead of a graph file, with a batch of two or more",
         )
     if num_waves < NUM_STREAMS:
-        raise UsageError(f"{num_waves} wave has no other beside it", hint="give 2 or more")
+        raise UsageError(
+            f"waves run concurrently, and {num_waves} was given", hint="give 2 or more waves"
+        )
     if not (problem.graph.op_phase == Phase.BACKWARD).any():
         raise UsageError("waves are of a training step", hint="plan it with an optimizer")
     parts = len(devices) * num_waves
@@ -203,7 +209,7 @@ def even_split(problem: Problem, num_waves: int) -> Parallel:
 def _search(
     problem: Problem, parallel: Parallel, budget_bytes: int, changes: Changes
 ) -> tuple[WaveCandidate, ...]:
-    """Waves by their start: all over the first wave, then finer around the best."""
+    """Simulate starts all over the first wave, then around the best; sorted by start."""
     wave = priced_at(problem, parallel.replicas[0].microbatches[0])
     order = pass_order(wave.graph)
     row = int(problem.costs.device_row[workers(problem)[0]])
@@ -240,7 +246,7 @@ def _search(
 
 
 def exchange_share(candidate: WaveCandidate) -> float:
-    """Part of the step in which the busiest device exchanges gradients and computes nothing."""
+    """Fraction of the step in which the busiest device exchanges gradients and computes nothing."""
     timeline = candidate.timeline
     sends = timeline.stream[: timeline.num_works] == Stream.COMMUNICATION
     if not sends.any():
@@ -252,7 +258,7 @@ def exchange_share(candidate: WaveCandidate) -> float:
 
 
 def reasons(fit: WaveFit) -> list[str]:
-    """Sentences without a period that explain the result."""
+    """Explain the result in sentences without a final period."""
     shown = fit.shown
     assert shown.waves is not None
     num_waves = len(shown.parallel.replicas[0].microbatches)

@@ -1,15 +1,7 @@
-"""Pipeline schedules: the known ones as data, one made for given stage times, and their checks."""
+"""Pipeline schedules as data: known schedules, torch's CSV files, and checks."""
 
-from hocket.planners.parallel.schedules.make import known_schedules, make_schedule
-from hocket.planners.parallel.schedules.synthesis import synthesise
-from hocket.planners.parallel.schedules.torch_csv import from_torch_csv, to_torch_csv
+from hocket.planners.parallel.schedules.make import make_schedule
+from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.planners.parallel.schedules.verify import verify_schedule
 
-__all__ = [
-    "from_torch_csv",
-    "known_schedules",
-    "make_schedule",
-    "synthesise",
-    "to_torch_csv",
-    "verify_schedule",
-]
+__all__ = ["make_schedule", "to_torch_csv", "verify_schedule"]

@@ -1,8 +1,8 @@
-"""Schedules by name."""
+"""Make pipeline schedules by name, each with the paper that it comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -23,10 +23,12 @@ from hocket.planners.parallel.schedules.rows import Row, code, folded, from_rows
 
 _PERIOD = 6
 _PACES = (2, 1, 2, 1)
-"""Slots from a device to the next: forward there and back, backward there and back."""
+"""Slots from a device to the next per pass: forward there and back, backward there and back."""
 _EVEN_GAPS, _ODD_GAPS = (4, 1, 5), (2, 1, 1)
-"""Slots between these passes, for an even and an odd number of devices: of all gaps with which no
-two actions of a device ever meet, those that hold and wait least."""
+"""Slots between these passes, for an even and an odd number of devices.
+
+Of all gaps with which no two actions of a device ever collide, these hold and wait the least.
+"""
 _CODES = [
     code(work, chunk)
     for work in (StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT)
@@ -35,7 +37,7 @@ _CODES = [
 
 
 def v_half(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of two stages per device, as a V."""
+    """Make a schedule of two stages per device, placed as a V."""
     slot = _with_weights(_passes(num_devices, *(_ODD_GAPS if num_devices % 2 else _EVEN_GAPS)))
     later = _PERIOD * np.arange(num_microbatches)
     codes = np.repeat(_CODES, num_microbatches)
@@ -47,7 +49,7 @@ def v_half(num_devices: int, num_microbatches: int) -> Schedule:
 
 
 def _passes(num_devices: int, turn: int, loss: int, back_turn: int) -> NDArray[np.int64]:
-    """[forward 0 and 1, backward 0 and 1; device]: slots with these gaps where passes meet."""
+    """[forward 0 and 1, backward 0 and 1; device]: slots, with the given gaps between passes."""
     there, back = np.arange(num_devices), np.arange(num_devices)[::-1]
     forward = _PACES[0] * there
     forward_back = forward[-1] + turn + _PACES[1] * back
@@ -57,7 +59,7 @@ def _passes(num_devices: int, turn: int, loss: int, back_turn: int) -> NDArray[n
 
 
 def _with_weights(slot: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add the gradients of weights: each in the first free slot after that of the inputs."""
+    """Add weight gradients: each in the first free slot after its input gradient."""
     num_devices = slot.shape[1]
     weights = np.zeros((2, num_devices), dtype=np.int64)
     for device in range(num_devices):
@@ -91,7 +93,7 @@ _DUAL_F, _B, _DUAL_I, _DUAL_W = (
 
 
 def dualpipe_v(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of two stages per device, as a V."""
+    """Make a schedule of two stages per device, placed as a V."""
     # The rhythm needs this many microbatches; those that do not exist are left out afterwards.
     count = max(num_microbatches, 2 * num_devices)
     rows = [_dual_row(device, num_devices, count) for device in range(num_devices)]
@@ -117,7 +119,7 @@ def _dual_row(device: int, num_devices: int, count: int) -> Row:
 
 
 def _ending(device: int) -> list[int]:
-    """Backwards of both chunks by turns; the later half are split."""
+    """Backwards of both chunks in turn; the later half is split."""
     turns = [chunk for _ in range(device + 1) for chunk in (1, 0)]
     return [(_B if index < device + 1 else _DUAL_I)[chunk] for index, chunk in enumerate(turns)]
 
@@ -135,7 +137,7 @@ _SECOND = [code(work, 1) for work in (_F, _I, _W)]
 
 
 def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of two stages per device, as a V."""
+    """Make a schedule of two stages per device, placed as a V."""
     # The rhythm needs this many microbatches; those that do not exist are left out afterwards.
     count = max(num_microbatches, 2 * num_devices - 1)
     rows = [_row(device, num_devices, count) for device in range(num_devices)]
@@ -170,7 +172,7 @@ def _row(device: int, num_devices: int, count: int) -> Row:
 
 
 def interleaved(num_devices: int, num_microbatches: int, chunks: int) -> Schedule:
-    """The schedule of ``chunks`` looped stages per device; any number of microbatches."""
+    """Make a schedule of ``chunks`` looped stages per device, for any number of microbatches."""
     groups = microbatch_groups(num_devices, num_microbatches)
     behind = np.arange(num_devices)[::-1]
     warm_up = warm_up_forwards(2 * behind, groups, num_microbatches, chunks)
@@ -180,10 +182,12 @@ def interleaved(num_devices: int, num_microbatches: int, chunks: int) -> Schedul
 
 
 def microbatch_groups(num_devices: int, num_microbatches: int) -> list[int]:
-    """Groups that pass a chunk together: as many as have at least one microbatch per device.
+    """Sizes of the groups of microbatches that pass a chunk together.
 
-    A smaller group would leave devices waiting for its next chunk. Where p does not divide m, some
-    groups are larger; where m is less than p, there is one.
+    There are as many groups as possible with at least one microbatch per device, since a smaller
+    group would leave devices waiting for its next chunk. If the devices do not divide the
+    microbatches, some groups are larger; with fewer microbatches than devices there is one
+    group.
     """
     return list(even_parts(num_microbatches, max(1, num_microbatches // num_devices)))
 
@@ -191,7 +195,7 @@ def microbatch_groups(num_devices: int, num_microbatches: int) -> list[int]:
 def warm_up_forwards(
     ahead: NDArray[np.int64], groups: list[int], num_microbatches: int, chunks: int
 ) -> NDArray[np.int64]:
-    """Forwards before the first backward: of the first group all chunks but one, and ``ahead``."""
+    """Forwards before the first backward: ``ahead``, and all chunks but one of the first group."""
     forwards: NDArray[np.int64] = ahead + (chunks - 1) * groups[0]
     return np.minimum(forwards, num_microbatches * chunks)
 
@@ -205,7 +209,7 @@ def warm_up_forwards(
 
 
 def zb_h1(num_devices: int, num_microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule of ``chunks`` looped stages per device."""
+    """Make a schedule of ``chunks`` looped stages per device."""
     groups = microbatch_groups(num_devices, num_microbatches)
     device = np.arange(num_devices)
     warm_up = warm_up_forwards(device[::-1], groups, num_microbatches, chunks)
@@ -229,7 +233,7 @@ def zb_h1(num_devices: int, num_microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of one stage per device."""
+    """Make a schedule of one stage per device."""
     device = np.arange(num_devices)
     return rounds(
         "zb-h2",
@@ -250,7 +254,7 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
 
 
 def looped_bfs(num_devices: int, num_microbatches: int, chunks: int) -> Schedule:
-    """The schedule of ``chunks`` looped stages per device."""
+    """Make a schedule of ``chunks`` looped stages per device."""
     warm_up = np.full(num_devices, num_microbatches * chunks)
     groups = [num_microbatches]
     return rounds(
@@ -266,7 +270,7 @@ def looped_bfs(num_devices: int, num_microbatches: int, chunks: int) -> Schedule
 
 
 def one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of one stage per device."""
+    """Make a schedule of one stage per device."""
     warm_up = np.minimum(np.arange(num_devices)[::-1], num_microbatches)
     groups = [num_microbatches]
     return rounds("1f1b", num_devices, num_microbatches, groups, chunks=1, warm_up=warm_up)
@@ -280,7 +284,7 @@ def one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedul
 
 
 def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
-    """The schedule of one stage per device."""
+    """Make a schedule of one stage per device."""
     warm_up = np.full(num_devices, num_microbatches)
     groups = [num_microbatches]
     return rounds("gpipe", num_devices, num_microbatches, groups, chunks=1, warm_up=warm_up)
@@ -291,28 +295,28 @@ ONE_CHUNK: dict[str, Callable[[int, int], Schedule]] = {
     "1f1b": one_forward_one_backward,
     "zb-h2": zb_h2,
 }
-"""One stage per device."""
+"""Schedules with one stage per device."""
 LOOPED: dict[str, Callable[[int, int, int], Schedule]] = {
     "interleaved": interleaved,
     "looped-bfs": looped_bfs,
     "zb-h1": zb_h1,
 }
-"""Any number of chunks per device, in rounds over all devices."""
+"""Schedules with any number of chunks per device, in rounds over all devices."""
 FOLDED: dict[str, Callable[[int, int], Schedule]] = {
     "zb-v": zb_v,
     "v-half": v_half,
     "dualpipe-v": dualpipe_v,
 }
-"""Two chunks per device, as a V."""
+"""Schedules with two chunks per device, placed as a V."""
 
 
 def make_schedule(
     name: str, num_devices: int, num_microbatches: int, chunks: int | None = None
 ) -> Schedule:
-    """A known schedule; its arrays are shared and read-only.
+    """Return a known schedule by name; its arrays are cached and read-only.
 
-    ``chunks`` are stages per device: 1 where not given, 2 for schedules that need two. With one
-    chunk, ``interleaved`` is ``1f1b`` and ``looped-bfs`` is ``gpipe``.
+    ``chunks`` is the number of stages per device: by default 1, or 2 for schedules that need two.
+    With one chunk, ``interleaved`` is ``1f1b`` and ``looped-bfs`` is ``gpipe``.
     """
     known = {**ONE_CHUNK, **LOOPED, **FOLDED}
     if name not in known:
@@ -327,20 +331,6 @@ def make_schedule(
     if chunks == 1:
         name = {"interleaved": "1f1b", "looped-bfs": "gpipe"}.get(name, name)
     return _made(name, num_devices, num_microbatches, chunks)
-
-
-def known_schedules(
-    num_devices: int, num_microbatches: int, chunks: int, *, is_folded: bool
-) -> Iterator[Schedule]:
-    """All known schedules of a layout of stages, the usual ones first."""
-    if is_folded:
-        names = ["zb-v", "dualpipe-v", "v-half"]
-    elif chunks == 1:
-        names = ["1f1b", "gpipe", "zb-h1", "zb-h2"]
-    else:
-        names = ["interleaved", "looped-bfs", "zb-h1"]
-    for name in names:
-        yield make_schedule(name, num_devices, num_microbatches, chunks)
 
 
 def _check_chunks(name: str, chunks: int) -> None:

@@ -1,9 +1,10 @@
-"""Building blocks of all schedules: stage layouts, and rows of actions put in order.
+"""Building blocks of all schedules: stage layouts, and rows of actions in order.
 
-A row is what one device does. Schedules with one rhythm (a forward, a backward, perhaps a gradient
-of weights per round) differ in how many forwards come first and how late the gradients of weights
-are, so `rounds` makes all of them at once, as arrays over devices. Others state each row's pattern
-and `numbered` finds the microbatches. O(actions), but for the sort of rows that are merged already.
+A row lists the actions of one device. Schedules with a fixed rhythm (a forward, a backward, perhaps
+a weight gradient per round) differ in how many forwards come first and how late weight gradients
+come, so `rounds` makes all of them, as arrays over devices. Other schedules give the pattern of
+each row, and `numbered` adds the microbatches. O(actions), except for sorting rows that are already
+merged.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from hocket.base.arrays import IntArray, pointers
 from hocket.plan.sections.schedule import Schedule, StageWork
 
 Row = NDArray[np.int64]
-"""Codes of one device's actions, see `code`."""
+"""Codes of one device's actions; see `code`."""
 
 
 def code(work: StageWork, chunk: int) -> int:
-    """An action without its microbatch as one number."""
+    """Encode an action without its microbatch as one number."""
     return chunk * 4 + work
 
 
 def looped(num_devices: int, chunks: int) -> IntArray:
-    """The device of each stage where the model goes round all devices ``chunks`` times."""
+    """Device of each stage if the model goes round all devices ``chunks`` times."""
     return np.tile(np.arange(num_devices, dtype=np.int32), chunks)
 
 
 def folded(num_devices: int) -> IntArray:
-    """The device of each stage where the model goes to the last device and back, as a V."""
+    """Device of each stage if the model goes to the last device and back, as a V."""
     there = np.arange(num_devices, dtype=np.int32)
     return np.concatenate([there, there[::-1]])
 
 
 def stages_of_chunks(device_of_stage: IntArray, num_devices: int) -> NDArray[np.int64]:
-    """[device, chunk]: the stages of each device in order of the model."""
+    """[device, chunk]: stages of each device in model order."""
     order = np.argsort(device_of_stage, kind="stable")
     return order.reshape(num_devices, -1)
 
@@ -52,11 +53,11 @@ def rounds(
     warm_up: NDArray[np.int64],
     weight_lag: NDArray[np.int64] | None = None,
 ) -> Schedule:
-    """Looped stages: ``warm_up`` forwards per device, then a forward and a backward by turns.
+    """Schedule of looped stages: ``warm_up`` forwards per device, then forward and backward in
+    turn.
 
-    Microbatches go in groups: each group passes a device's first chunk, then the next one. With
-    ``weight_lag``, backwards are split, and the gradient of the weights comes that many rounds
-    later.
+    Microbatches run in groups: each group passes a device's first chunk, then the next one. With
+    ``weight_lag``, backwards are split, and the weight gradient comes that many rounds later.
     """
     chunk, microbatch = _forward_order(groups, chunks)
     count = len(chunk)
@@ -87,7 +88,7 @@ def rounds(
 def _forward_order(
     groups: Sequence[int], chunks: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and microbatch of a device's forwards in order; backwards mirror the chunks."""
+    """Chunk and microbatch of each forward of a device, in order; backwards mirror the chunks."""
     chunk, microbatch, first = [], [], 0
     for size in groups:
         chunk.append(np.repeat(np.arange(chunks), size))
@@ -99,7 +100,7 @@ def _forward_order(
 def from_rows(
     name: str, num_microbatches: int, device_of_stage: IntArray, rows: Sequence[Row]
 ) -> Schedule:
-    """A schedule from one row of codes per device; microbatches beyond the last are left out."""
+    """Make a schedule from one row of codes per device; extra microbatches are left out."""
     stages = stages_of_chunks(device_of_stage, len(rows))
     parts = []
     for row, own in zip(rows, stages, strict=True):
@@ -120,10 +121,10 @@ def from_rows(
 
 
 def numbered(row: Row) -> Row:
-    """The microbatch of each action of a row: every chunk takes them in order.
+    """Microbatch of each action of a row: every chunk processes them in order.
 
-    Backwards count together whether split or not; a gradient of weights belongs to the earliest
-    gradient of inputs of its chunk that has none yet.
+    Full backwards and input gradients are numbered together. A weight gradient belongs to the
+    earliest input gradient of its chunk that has none yet.
     """
     work, chunk = row % 4, row // 4
     microbatch = np.zeros(len(row), dtype=np.int64)

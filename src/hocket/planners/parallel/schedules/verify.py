@@ -1,8 +1,8 @@
-"""Check that a schedule is legal: each action once, on its device, in an order that can run.
+"""Check that a schedule is legal: each action once, on its device, in an executable order.
 
-Structure is counted with numpy. The order is checked by running through it, each device as far as
-it gets. Transfers are sent as soon as their tensor is made and are received
-in the order in which they are sent, so they add no further circles. O(actions).
+Structure is counted with numpy. The order is checked by executing it, each device as far as
+possible. Transfers are sent as soon as their tensor exists and are received in the order in which
+they are sent, so they add no further cycles. O(actions).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.simulate.pipeline import action_name, simulate_pipeline
 
 
 def verify_schedule(schedule: Schedule) -> None:
-    """Raise `CheckError` naming the first thing that is wrong; return if nothing is."""
+    """Raise `CheckError` on the first error of a schedule, if there is one."""
     _check_shape(schedule)
     _check_devices(schedule)
     _check_counts(schedule)
@@ -35,7 +35,7 @@ def _check_shape(schedule: Schedule) -> None:
     if len(start) < 2 or start[0] != 0 or start[-1] != num_actions or np.any(np.diff(start) < 0):
         raise _error(schedule, "the devices' actions do not follow each other from first to last")
     if len(schedule.stage) != num_actions or len(schedule.microbatch) != num_actions:
-        raise _error(schedule, "work, stages and microbatches are not of one length")
+        raise _error(schedule, "work, stages and microbatches differ in length")
     if schedule.num_microbatches < 1 or schedule.num_stages < 1:
         raise _error(schedule, "there are no stages or no microbatches")
     limits = {

@@ -1,9 +1,10 @@
 """ParDNN: paths through the graph, mapped to devices by the work in their spans, then refined.
 
-`planner` puts the steps together: `slices` and `mapping` (step 1a and 1b) on the weights of `work`
-and the books of `ledger`, `refinement` and `critical` (1c), `emulate` and `memory` (2).
+`pardnn_planner` runs the steps: `path_slices` (1a) and `path_mapping` (1b), on the weights of
+`unit_work` and the state of `mapping_ledger`; `path_refinement` and `critical_path_moves` (1c);
+`memory_moves` (2).
 """
 
-from hocket.planners.placement.pardnn.planner import pardnn
+from hocket.planners.placement.pardnn.pardnn_planner import pardnn
 
 __all__ = ["pardnn"]

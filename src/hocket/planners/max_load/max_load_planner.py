@@ -1,0 +1,319 @@
+"""Throughput: the placement with the smallest load of the busiest device.
+
+In a pipeline, steps can follow each other as fast as the busiest device allows; its load is the
+time of its ops and of the tensors that cross its boundary (`hocket.simulate.load`). If
+``problem.contiguous`` is set, no forward path may leave a device and return to it, and the optimum
+is proven if the graph has few enough ideals (`contiguous`). Otherwise the contiguous split is the
+start of a search over all placements (`scattered`). Bytes that stay on a device are limited by its
+memory; if the simulated peak is larger, limits are lowered by the difference and the search is
+repeated.
+
+Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020;
+Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hocket.base.arrays import IntArray, LongArray
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.joined import JoinedSets
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
+from hocket.planners.max_load.contiguous_split import (
+    FoundPlacement,
+    between_necks,
+    by_order,
+    contiguous,
+    limits_by_device,
+)
+from hocket.planners.max_load.device_classes import (
+    DeviceClasses,
+    device_classes,
+    dual_weights,
+    least_weighted,
+)
+from hocket.planners.max_load.load_annealing import Annealed, Heat, annealed
+from hocket.planners.max_load.load_bound import max_load_bound
+from hocket.planners.max_load.load_pieces import Pieces, gathered, is_uniform, pieces_of
+from hocket.simulate.engine import simulate
+from hocket.simulate.load import link_times, max_load_s
+
+# Placements that need not be contiguous: annealing from several starts, at several grains.
+#
+# One start is the best contiguous split. The others begin with clusters: pieces are joined along
+# their costliest nets while the joint time stays below a part of the load that is aimed at, so that
+# pieces that should stay together move together. A coarse placement is annealed first, then refined
+# on smaller clusters and on the pieces themselves. The best over all starts is annealed once more
+# with little heat. Deterministic: tries are counted. O(starts · tries · nets per piece · devices).
+
+_MANY = 5000
+"""Number of pieces above which fewer starts are tried, with a low temperature.
+
+With so many pieces a high temperature would do more damage than the affordable tries can repair.
+"""
+_MAX_TRIES, _TRIES_PER_PIECE, _MAX_UPDATES = 600_000, 5000, 15_000_000
+"""Limits of one annealing: tries, tries per piece, and load updates over all tries."""
+_GRAINS = ((0.3, 0.1), (0.12,), (0.06,), (0.2,))
+"""Per start: maximum times of a cluster, as fractions of an even load, coarse to fine."""
+_WARM = (0.01, 0.03)
+"""Initial temperatures for annealing the contiguous split."""
+_HOT, _MILD, _LAST = 0.05, 0.005, 0.001
+"""Temperatures for the coarsest clusters, for finer ones, and for the best placement at the end."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    problem: Problem
+    pieces: Pieces
+    classes: DeviceClasses
+    limit_bytes: LongArray
+    is_alike: bool
+
+    def results(self, start: IntArray) -> Iterator[Annealed]:
+        """Yield one annealed placement per start."""
+        is_large = self.pieces.num_pieces > _MANY
+        for seed, heat in enumerate(_WARM[:1] if is_large else _WARM):
+            yield self.anneal(self.pieces, start, heat, seed)
+        for seed, parts in enumerate(_GRAINS[:1] if is_large else _GRAINS):
+            yield self.from_clusters(parts, seed)
+
+    def anneal(self, grain: Pieces, device_of: IntArray, heat: float, seed: int) -> Annealed:
+        nets_per_piece = len(grain.net_pieces) / max(grain.num_pieces, 1)
+        updates_per_try = (1 + nets_per_piece) * self.problem.cluster.num_devices
+        most = min(_MAX_TRIES, _TRIES_PER_PIECE * grain.num_pieces)
+        settings = Heat(num_tries=int(min(_MAX_UPDATES / updates_per_try, most)), start=heat)
+        if grain.num_pieces > _MANY:
+            settings = settings._replace(start=min(heat, _LAST))
+        return annealed(
+            self.problem, grain, device_of, settings, limit_bytes=self.limit_bytes, seed=seed
+        )
+
+    def from_clusters(self, parts: tuple[float, ...], seed: int) -> Annealed:
+        """Anneal ever smaller clusters and finally the pieces."""
+        labels = self._labels(parts)
+        coarsest = self._grain(labels[0])
+        device_of = self.anneal(coarsest, self._spread(coarsest), _HOT, seed).device_of[labels[0]]
+        for label in labels[1:]:
+            grain = self._grain(label)
+            begin = np.zeros(grain.num_pieces, dtype=np.int32)
+            begin[label] = device_of
+            device_of = self.anneal(grain, begin, _MILD, seed).device_of[label]
+        return self.anneal(self.pieces, device_of, _MILD, seed)
+
+    def _grain(self, label: IntArray) -> Pieces:
+        return gathered(self.pieces, label, merge=self.is_alike)
+
+    def _labels(self, parts: tuple[float, ...]) -> list[IntArray]:
+        """Per level, coarsest first: the cluster of each piece; clusters of a level nest."""
+        labels: list[IntArray] = []
+        grain, label = self.pieces, np.arange(self.pieces.num_pieces, dtype=np.int32)
+        for part in sorted(parts):
+            label = _clusters(grain, self.classes, part)[label]
+            grain = self._grain(label)
+            labels.insert(0, label)
+        return labels
+
+    def _spread(self, grain: Pieces) -> IntArray:
+        """Give each device that pays for transfers an equal run of clusters.
+
+        A cluster that cannot run there goes to its fastest device.
+        """
+        workers = np.flatnonzero(link_times(self.problem).pays)
+        numbers = np.arange(grain.num_pieces)
+        device_of = workers[numbers * len(workers) // max(grain.num_pieces, 1)]
+        can_run = np.isfinite(grain.seconds[device_of, numbers])
+        return np.where(can_run, device_of, grain.seconds.argmin(axis=0)).astype(np.int32)
+
+
+def scattered(
+    problem: Problem,
+    pieces: Pieces,
+    classes: DeviceClasses,
+    start: IntArray,
+    *,
+    limit_bytes: LongArray,
+    is_alike: bool,
+    good_s: float,
+) -> Annealed:
+    """Return the best placement found from several starts; stops early at a load of ``good_s``.
+
+    It is never worse than ``start``, because annealing returns the best placement met.
+    """
+    search = _Search(problem, pieces, classes, limit_bytes, is_alike)
+    best = Annealed(start, np.inf)
+    for found in search.results(start):
+        best = min(best, found, key=lambda result: result.max_load_s)
+        if best.max_load_s <= good_s:
+            return best
+    return search.anneal(pieces, best.device_of, _LAST / 2, len(_GRAINS))
+
+
+def _clusters(pieces: Pieces, classes: DeviceClasses, part: float) -> IntArray:
+    """Join pieces along nets, costliest first, up to ``part`` of an even load.
+
+    Only pieces that run on the same devices are joined, so that every cluster can run somewhere.
+    """
+    class_s = classes.piece_s(pieces)
+    weight = dual_weights(class_s, classes.counts)
+    weighted_s = least_weighted(weight, class_s)
+    most = part * float(weighted_s.sum()) / float(classes.counts.sum())
+    runs_on = [tuple(column) for column in np.isfinite(class_s).T.tolist()]
+    clusters, size = JoinedSets(pieces.num_pieces), weighted_s.tolist()
+    bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
+    for net in np.argsort(-classes.net_s(pieces).max(axis=0), kind="stable").tolist():
+        first = clusters.find(members[bounds[net]])
+        for piece in members[bounds[net] + 1 : bounds[net + 1]]:
+            other = clusters.find(piece)
+            fits = other != first and size[first] + size[other] <= most
+            if fits and runs_on[first] == runs_on[other]:
+                clusters.join(first, other)
+                size[first] += size[other]
+    roots = np.array([clusters.find(piece) for piece in range(pieces.num_pieces)])
+    _, label = np.unique(roots, return_inverse=True)
+    return label.astype(np.int32)
+
+
+# A placement that fits, whatever its loads: where no contiguous split does, a search starts here.
+#
+# Largest pieces first, each on the device with most free bytes that can run it. O(pieces ·
+# devices).
+
+
+def packed(pieces: Pieces, limit_bytes: LongArray) -> IntArray | None:
+    """Place each piece, largest first, on the device with most free bytes; None if it fails."""
+    free = limit_bytes.astype(np.float64)
+    device_of = np.zeros(pieces.num_pieces, dtype=np.int32)
+    for piece in np.argsort(-pieces.memory_bytes, kind="stable"):
+        can_run = np.isfinite(pieces.seconds[:, piece])
+        device = int(np.argmax(np.where(can_run, free, -np.inf)))
+        free[device] -= pieces.memory_bytes[piece]
+        if free[device] < 0 or not can_run[device]:
+            return None
+        device_of[piece] = device
+    return device_of
+
+
+_MAX_ROUNDS = 5
+"""Maximum number of times that memory limits are lowered after a simulation."""
+_EXACT = 1e-5
+"""Relative distance from its lower bound up to which a load counts as proven optimal."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A problem as pieces, with the bytes that each device may hold."""
+
+    problem: Problem
+    pieces: Pieces
+    is_alike: bool
+    """True if all links are equal, so that loads depend on sets of pieces alone."""
+    limit_bytes: LongArray
+
+    @cached_property
+    def classes(self) -> DeviceClasses:
+        return device_classes(self.problem, self.limit_bytes)
+
+    @property
+    def bound_s(self) -> float:
+        """Lower bound on the maximum load of any placement, independent of ``limit_bytes``."""
+        return max_load_bound(self.problem)
+
+    @property
+    def memory_is_exact(self) -> bool:
+        """True if memory only limits the sums of staying bytes, so that proofs hold."""
+        holds_all = int(self.pieces.memory_bytes.sum()) <= int(self.limit_bytes.min())
+        return holds_all or self.problem.cluster.uses_stated_times
+
+
+def throughput(problem: Problem, plan: Plan) -> Plan:
+    """Place every op so that the busiest device has as little to do as possible."""
+    return _planned(problem, plan, _contiguous if problem.contiguous else _scattered)
+
+
+def dpl(problem: Problem, plan: Plan) -> Plan:
+    """Cut a topological order into stages, as well as that order allows."""
+    return _planned(problem, plan, _by_order)
+
+
+def pipedream(problem: Problem, plan: Plan) -> Plan:
+    """Cut the model into stages where a single piece connects the parts before and after it.
+
+    PipeDream's partition of a chain of layers, without replicas: branches stay on one device.
+    """
+    return _planned(problem, plan, _between_necks)
+
+
+def _planned(
+    problem: Problem, plan: Plan, search: Callable[[_Case], FoundPlacement | None]
+) -> Plan:
+    pieces = pieces_of(problem)
+    _require_runnable(problem, pieces)
+    case = _Case(problem, pieces, is_uniform(link_times(problem)), problem.memory_bytes)
+    for _ in range(_MAX_ROUNDS):
+        answer = search(case)
+        if answer is None:
+            break
+        placed = _with_answer(case, plan, answer)
+        over = simulate(problem, placed).peak_bytes - problem.memory_bytes
+        if not np.any(over > 0):
+            return placed
+        limits = case.limit_bytes - np.maximum(over, 0)
+        case = replace(case, limit_bytes=np.maximum(limits, 0))
+    raise NoFeasiblePlanError(
+        "no split was found in which every device can hold its part",
+        hint="use more or larger devices, or another planner",
+    )
+
+
+def _with_answer(case: _Case, plan: Plan, answer: FoundPlacement) -> Plan:
+    device_of = answer.device_of[case.pieces.piece_of].astype(np.int32)
+    load_s = max_load_s(case.problem, device_of)
+    bound = min(case.bound_s, load_s)
+    return plan.having(Placement(device_of)).claiming(
+        max_load_s=load_s,
+        load_bound_s=load_s if answer.is_proven else bound,
+        proven=answer.is_proven or load_s <= bound * (1 + _EXACT),
+    )
+
+
+def _contiguous(case: _Case) -> FoundPlacement | None:
+    found = contiguous(case.pieces, case.classes, is_alike=case.is_alike)
+    return found if found is None or case.memory_is_exact else replace(found, is_proven=False)
+
+
+def _by_order(case: _Case) -> FoundPlacement | None:
+    return by_order(case.pieces, case.classes, is_alike=case.is_alike)
+
+
+def _between_necks(case: _Case) -> FoundPlacement | None:
+    return between_necks(case.pieces, case.classes, is_alike=case.is_alike)
+
+
+def _scattered(case: _Case) -> FoundPlacement | None:
+    limit_bytes = limits_by_device(case.problem, case.classes)
+    found = _contiguous(case)
+    start = packed(case.pieces, limit_bytes) if found is None else found.device_of
+    if start is None:
+        return None
+    best = scattered(
+        case.problem, case.pieces, case.classes, start,
+        limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
+    )  # fmt: skip
+    return FoundPlacement(best.device_of, is_proven=False)
+
+
+def _require_runnable(problem: Problem, pieces: Pieces) -> None:
+    stuck = np.flatnonzero(~np.isfinite(pieces.seconds).any(axis=0))
+    if len(stuck):
+        name = problem.graph.op_names[int(np.flatnonzero(pieces.piece_of == stuck[0])[0])]
+        raise NoFeasiblePlanError(
+            f"no device can run op {name!r} with the ops that must sit with it",
+            hint="add a device of a kind that can run it",
+        )

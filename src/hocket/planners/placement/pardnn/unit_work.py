@@ -1,0 +1,122 @@
+"""Weights of a problem for ParDNN: seconds per op and per edge, and units that move together.
+
+If devices differ, the weight of an op is its mean time over the devices that may run it, and that
+of a tensor its mean transfer time over all pairs of devices. A unit is a set of ops that must share
+a device, or a single op. O(ops + reads log reads) in numpy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.graph.coarsen import bound_ops
+from hocket.kernels.containers import table
+from hocket.plan.problem import Problem
+from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.shared import OpGroups, groups_of
+from hocket.planners.tables import mean_transfer_s
+
+
+class UnitWork(NamedTuple):
+    """Ops in topological order, the edges between them, and their units."""
+
+    op_s: FloatArray
+    child_ptr: LongArray
+    child: LongArray
+    """Ops that read from op i: ``child[child_ptr[i]:child_ptr[i + 1]]``, ascending."""
+    child_s: FloatArray
+    """Per entry of ``child``: mean seconds to send all tensors that the child reads from the op."""
+    parent_ptr: LongArray
+    parent: LongArray
+    units: OpGroups
+    tensor_s: FloatArray
+    """Per tensor: mean seconds of a transfer."""
+
+
+class Devices(NamedTuple):
+    """Op times per device, with the devices that may run each op."""
+
+    op_s: FloatArray
+    """[device, op]: seconds; infinite if the op may not run there."""
+    speed: FloatArray
+    """Per device: mean time of its runnable ops over all devices, divided by their time here.
+
+    0 for devices that only run ops that no accelerator can.
+    """
+
+
+def devices_of(problem: Problem, unit: IntArray) -> Devices:
+    """Op times on workers, and on other devices for units that no worker can run."""
+    forced = elsewhere(problem, unit)[unit]
+    op_s = problem.costs.op_s[problem.costs.device_row].copy()
+    chosen = workers(problem)
+    is_worker = np.zeros(len(op_s), dtype=np.bool_)
+    is_worker[chosen] = True
+    if not is_worker.all() or (forced >= 0).any():
+        device = np.arange(len(op_s))[:, None]
+        op_s[np.where(forced >= 0, forced != device, ~is_worker[:, None])] = np.inf
+    _spread_limits(op_s, unit)
+    mean_s = mean_op_s(op_s)
+    runs = np.isfinite(op_s)
+    own_s = np.where(runs, op_s, 0.0).sum(axis=1)
+    share_s = np.where(runs, mean_s, 0.0).sum(axis=1)
+    speed = np.where(own_s > 0, share_s / np.where(own_s > 0, own_s, 1.0), 1.0)
+    speed = np.where(is_worker, speed, 0.0)
+    return Devices(table(op_s, np.float64), table(speed, np.float64))
+
+
+def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
+    """Collect the weights of a problem."""
+    graph = problem.graph
+    tensor_s = mean_transfer_s(problem)
+    src, dst = graph.edges
+    edge_s = _edge_seconds(problem, tensor_s)
+    by_src = np.argsort(src, kind="stable")
+    ops = np.arange(graph.num_ops + 1)
+    return UnitWork(
+        op_s=table(mean_op_s(devices.op_s), np.float64),
+        child_ptr=table(np.searchsorted(src[by_src], ops), np.int64),
+        child=table(dst[by_src], np.int64),
+        child_s=table(edge_s[by_src], np.float64),
+        parent_ptr=table(np.searchsorted(dst, ops), np.int64),
+        parent=table(src, np.int64),
+        units=groups_of(unit),
+        tensor_s=table(tensor_s, np.float64),
+    )
+
+
+def units(problem: Problem) -> IntArray:
+    """Per op: its unit, numbered from 0."""
+    return bound_ops(problem.graph)
+
+
+def mean_op_s(op_s: FloatArray) -> FloatArray:
+    """Per op: seconds averaged over the devices that can run it."""
+    runs = np.isfinite(op_s)
+    total: FloatArray = np.where(runs, op_s, 0.0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
+    return total
+
+
+def _spread_limits(op_s: FloatArray, unit: IntArray) -> None:
+    """Mark all ops of a unit as infeasible on each device that cannot run one of them."""
+    for row in op_s:
+        stuck = ~np.isfinite(row)
+        if stuck.any():
+            row[np.isin(unit, unit[stuck])] = np.inf
+
+
+def _edge_seconds(problem: Problem, tensor_s: FloatArray) -> FloatArray:
+    """Per edge: mean seconds to send all tensors that the reader reads from the producer."""
+    graph = problem.graph
+    src, dst = graph.edges
+    width = max(graph.num_ops, 1)
+    reader = graph.reader
+    producer = graph.tensor_producer[graph.reads]
+    inner = producer >= 0
+    key = dst.astype(np.int64) * width + src
+    edge = np.searchsorted(key, reader[inner] * width + producer[inner])
+    seconds = np.bincount(edge, weights=tensor_s[graph.reads[inner]], minlength=len(src))
+    return seconds.astype(np.float64)
