@@ -19,6 +19,7 @@ from hocket.base.config import PLAN_VARIABLE, rank_profile, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.base.progress import progress
+from hocket.base.units import format_seconds
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
@@ -82,6 +83,13 @@ class Training(TrainingLoop):
         if is_asked and self.timings is not None:
             write_profile(self._measured(), place)
         return loss
+
+    def progress(self) -> str:
+        """One line: loss, samples per second, the step as measured and as predicted."""
+        line = super().progress()
+        if self.watch.predicted_s is not None or self.predicted_step_s is None:
+            return line
+        return f"{line}; {format_seconds(self.predicted_step_s)} predicted on the planned devices"
 
     @property
     def memory(self) -> BudgetPlan | None:

@@ -11,6 +11,8 @@ from hocket.transformer import ParallelConfig
 
 CONFIGS = {
     "ddp": ParallelConfig(data=2, global_batch=8),
+    "unequal": ParallelConfig(data=2, global_batch=8, shares=(6, 2)),
+    "zero": ParallelConfig(data=2, global_batch=8, zero=2),
     "fsdp": ParallelConfig(data=2, global_batch=8, zero=3),
     "pipeline": ParallelConfig(pipeline=2, global_batch=8, microbatch=2),
     "tensor": ParallelConfig(tensor=2, global_batch=8),

@@ -10,7 +10,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.schedules import make_schedule, synthesise
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.transformer import ParallelConfig, Transformer
 
 GPT = Transformer(
@@ -37,12 +37,7 @@ def costs_of(num_stages, num_devices, forward_s=1.0):
 
 def divided(model, schedule_name, pipeline, microbatches=4, **fields):
     """A model with enough layers, its config and schedule."""
-    if schedule_name == "synthesised":
-        uneven = replace(costs_of(pipeline, pipeline), forward_s=(1.0, 2.0, 1.0, 3.0)[:pipeline])
-        schedule = synthesise(uneven, microbatches, (8,) * pipeline)
-        schedule_name = "zb-h1"
-    else:
-        schedule = make_schedule(schedule_name, pipeline, microbatches)
+    schedule = make_schedule(schedule_name, pipeline, microbatches)
     config = ParallelConfig(
         pipeline=pipeline, chunks=schedule.num_stages // pipeline, schedule=schedule_name, **fields
     )

@@ -5,6 +5,7 @@ and anything that was read too early, twice or not at all does not.
 """
 
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from runtime.train_loops import adamw, plain_steps
 from torch.utils._pytree import tree_map
 
 import hocket
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.planners.memory.given_budget import budget_of
 from hocket.runtime.offload.allocator import context_bytes
 
 GPU = torch.device("cuda", 0)
@@ -98,24 +101,39 @@ def test_a_training_that_was_begun_there_goes_on_within_a_budget(name, seed):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("part", [0.5, 0.3])
+@pytest.mark.parametrize("part", [0.0, 0.5])
 def test_a_card_that_has_the_budget_is_enough(part):
-    """Context and the allocator's gaps included."""
+    """A hard cap at the smallest budget that a refusal names, or at more, is never reached.
+
+    Context, its growth, library workspaces and the allocator's gaps are part of the budget.
+    """
     width, rows = 1024, 8192
     model = torch.nn.Sequential(
         *(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(12))
     )
     batch = torch.randn(rows, width)
+
+    def prepared(budget):
+        return hocket.prepare(
+            model, adamw(model), batch, forward=lambda model, x: model(x).square().mean(),
+            memory=budget,
+        )  # fmt: skip
+
+    # The first refusal loads the kernels that dry runs measure, so the context has grown by then
+    # and the second one names what is needed from here on.
+    for _ in range(2):
+        with pytest.raises(NoFeasiblePlanError) as refused:
+            prepared(context_bytes(GPU) + 2**20)
+    named = re.search(r'memory="([^"]+)"', refused.value.hint)
+    plain_bytes = 14 * rows * width * 4 + 12 * width * width * 16
+    budget = budget_of(named[1]) + int(part * plain_bytes)
     context = context_bytes(GPU)
-    budget = context + int(part * (14 * rows * width * 4 + 12 * width * width * 16))
     total = torch.cuda.get_device_properties(GPU).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((budget - context) / total)
     try:
-        train = hocket.prepare(
-            model, adamw(model), batch, forward=lambda model, x: model(x).square().mean(),
-            memory=budget,
-        )  # fmt: skip
+        train = prepared(budget)
+        assert train.memory.peak_bytes <= budget
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4):
             train.step(batch)

@@ -17,7 +17,6 @@ from torch import nn
 import hocket
 from hocket.api import run_plan
 from hocket.api.memory import BudgetWarning, budget_of
-from hocket.api.runs import RunOptions
 from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import capture
 from hocket.plan.files import SavedPlan
@@ -26,9 +25,10 @@ from hocket.planners.memory.frontier import find_frontier
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.run_options import RunOptions
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.view.measured import placement_run_data
+from hocket.view.measured import run_data
 
 
 def test_loss_of_convolutions_stays_whole_and_the_section_says_its_budget():
@@ -121,7 +121,7 @@ def test_run_carries_out_a_plan_of_fit():
     assert seen == [1, 2, 3]
     assert 0 < result.peak_bytes["gpu0"] <= budget
     assert result.backend == "single"
-    told = placement_run_data(fitted.frontier.problem, plan, result)["devices"][0]
+    told = run_data(fitted.frontier.problem, plan, result)["devices"][0]
     assert told["peak_bytes"]["measured"] == result.peak_bytes["gpu0"]
     with pytest.raises(UsageError, match="does not run a memory plan"):
         run_plan(fitted.frontier.problem, plan, RunOptions(backend="gloo"), source=source)

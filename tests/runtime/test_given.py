@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
 import hocket.training
@@ -40,6 +40,29 @@ def groups(model: nn.Module) -> list[dict[str, object]]:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
     return [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Rows that are read once, or anew for each pass."""
+
+    def __init__(self, *, once: bool) -> None:
+        self.rows = list(torch.randn(8, 6))
+        self.read = iter(self.rows) if once else None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.rows) if self.read is None else self.read
+
+
+def test_a_loader_that_can_be_read_once_keeps_its_first_batch() -> None:
+    model = nn.Sequential(nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    squared = {"forward": lambda model, rows: model(rows).square().mean()}
+    once, anew = (DataLoader(Stream(once=once), batch_size=4) for once in (True, False))
+    with pytest.raises(UsageError, match="would be missing in training"):
+        hocket.prepare(model, optimizer, once, **squared)
+    assert len(list(once)) == 2
+    train = hocket.prepare(model, optimizer, anew, **squared)
+    assert len([train.step(batch) for batch in anew]) == 2
 
 
 @pytest.mark.parametrize("loss", [functional.cross_entropy, nn.CrossEntropyLoss(), "cross-entropy"])

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from runtime.parallel_plans import GPT, divided, plan_of
 from hocket.plan.files import write_plan
 
 SCRIPT = Path(__file__).with_name("endless_training.py")
+GONE_S = 10.0
+"""All processes have ended so long after a rank was killed."""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,12 @@ def test_a_killed_rank_is_named_and_no_process_is_left(strategy, two_ranks, tmp_
             if said.startswith("pid "):
                 pids[rank] = psutil.Process(int(said.split()[1]))
         os.kill(pids["[rank1]"].pid, signal.SIGKILL)
+        killed_s = time.monotonic()
         _, said = launched.communicate()
+        took_s = time.monotonic() - killed_s
     assert launched.returncode == 5, said
     assert "rank 1 (gpu1) was killed by signal 9 (SIGKILL)" in said
+    assert took_s < GONE_S
     for process in pids.values():
         with contextlib.suppress(psutil.NoSuchProcess):
             assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

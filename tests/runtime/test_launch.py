@@ -90,7 +90,8 @@ def config(alone, tmp_path_factory):
         mlp="gelu", vocabulary=64, sequence=64, tied_embeddings=False, learned_positions=True,
         biases=True, dropout=False,
     )  # fmt: skip
-    problem = limited(make_training(shape, "2xv100-16g", 32), fixed="pipeline=2")
+    training = make_training(shape, "2xv100-16g", 32, software="megatron-core")
+    problem = limited(training, fixed="pipeline=2")
     write_plan(folder / "plan.json", problem, plan_of(compare_candidates(problem)))
     return folder / "plan.json"
 

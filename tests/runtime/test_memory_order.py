@@ -5,6 +5,7 @@ import pytest
 import torch
 from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
+from runtime.whole_step import WholeStep
 from simulate.problems import joined, problem_of
 
 from hocket.capture import capture_program, named_tensors
@@ -12,7 +13,6 @@ from hocket.plan.plan import Plan
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.memory.release import release_gradients
 from hocket.runtime.device_instructions import split
-from hocket.runtime.in_process_placement import SingleProcess
 from hocket.runtime.placed_program import Setup
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
@@ -28,7 +28,7 @@ def carried_out(model, batch, orders):
     plan = orders(problem, Plan(planner="one").placing(np.zeros(graph.num_ops, dtype=np.int32)))
     parts = split(graph, instructions_of(problem, plan), order=plan.by_device)
     setup = Setup(graph, program, plan.device_of, parts)
-    process = SingleProcess(setup, named_tensors(model, batch), [CPU], seed=5)
+    process = WholeStep(setup, named_tensors(model, batch), [CPU], seed=5)
     records = [process.step(number) for number in (1, 2)]
     predicted = int(simulate(problem, plan).peak_bytes[0])
     start = int(graph.held_bytes[graph.tensor_producer < 0].sum())

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hocket.capture.program import TensorSpec
 from hocket.capture.record import layout_of
 from hocket.graph import Role
-from hocket.runtime.device_worker import HeldTensors
 from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
+from hocket.runtime.train.placed_step import HeldTensors
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 
@@ -93,8 +93,7 @@ def test_held_counts_each_storage_once():
     assert held.num_bytes == 40
     held[2] = torch.zeros(5)
     assert held.num_bytes == held.peak_bytes == 60
-    held.pop(1)
+    del held[1]
     held[2] = torch.zeros(1)
     assert held.num_bytes == 4
     assert held.peak_bytes == 60
-    assert held.pop(7, None) is None

@@ -9,6 +9,7 @@ from forked_worker_group import forked_worker_groups
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
+from hocket.export.torch import DataProgram, data_program
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime import numerics_check as check_module
 from hocket.runtime.numerics_check import (
@@ -23,12 +24,11 @@ from hocket.runtime.numerics_check import (
 )
 from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunOptions
-from hocket.runtime.transformer_refusals import DataProgram, data_program, refuse
+from hocket.runtime.transformer_refusals import refuse
 from hocket.transformer import SCHEDULES
 
 RIGHT = {
     **{name: divided(GPT if name < "i" else LLAMA, name, 4) for name in SCHEDULES},
-    "synthesised": divided(GPT, "synthesised", 4),
     "uneven layers, tied, full recompute": divided(
         GPT, "1f1b", 4, layers=(1, 2, 3, 1), recompute="full"
     ),
@@ -48,7 +48,7 @@ RIGHT = {
     ),
     "tensor 2, zero 0": divided(LLAMA, "1f1b", 1, microbatches=2, tensor=2, data=2),
 }
-QUICK = ("zb-v", "interleaved", "synthesised", "tensor 2, zero 1, sequence parallel", "zero 3")
+QUICK = ("zb-v", "interleaved", "tensor 2, zero 1, sequence parallel", "zero 3")
 """The others have the same parts, and take processes of their own each."""
 
 
@@ -115,7 +115,7 @@ def test_small_size_keeps_the_structure_on_few_ranks():
     assert small.layers == (1, 2, 1, 2)
     assert small_model.layers == 6
     assert small_model.kv_heads < small_model.heads
-    for name in ("zb-h2", "zb-v", "synthesised"):
+    for name in ("zb-h2", "zb-v"):
         _, config, schedule = divided(GPT, name, 4)
         _, small, small_schedule = small_of(GPT, config, schedule)
         assert small_schedule is schedule

@@ -121,7 +121,7 @@ def test_only_the_check_can_be_asked_for(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [["--model", "gpt2"], ["--slowdown", "gpu0=2"], ["--trace", "t.json"],
+    [["--model", "gpt2"], ["--trace", "t.json"],
      ["--backend", "single"], ["--graph", "g.json"], ["--backend", "nccl"]],
 )  # fmt: skip
 def test_options_without_meaning_are_refused(options, tmp_path, capsys):

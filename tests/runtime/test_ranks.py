@@ -156,7 +156,7 @@ def test_the_error_of_an_op_is_told_with_its_rank_and_op(lookup):
     op = problem.graph.op_names.index("table/embedding")
     rank = int(plan.device_of[op])
     assert f"rank {rank} (gpu{rank})" in caught.value.message
-    assert "op 'table/embedding' failed in step 1" in caught.value.message
+    assert "op 'table/embedding' failed on cpu in step 1" in caught.value.message
 
 
 class Send:

@@ -112,7 +112,7 @@ def test_run_with_processes_prints_a_table_and_the_same_losses(plan_file, capsys
     main(["run", str(plan_file), "--steps", "2", "--backend", "single", "--json"])
     expected = json.loads(capsys.readouterr().out)["losses"]
     with forked_worker_groups():
-        main(["run", str(plan_file), "--steps", "2", "--slowdown", "gpu1=2"])
+        main(["run", str(plan_file), "--steps", "2"])
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].startswith(f"step    1  loss {expected[0]:.6g}  ")

@@ -1,7 +1,6 @@
 """A run that has no room is refused before it starts, with the part of it that has."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 from hocket.api import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
-from hocket.graph import GraphBuilder, Role
 from hocket.runtime import run_memory
 from hocket.runtime.run import WALK_S, with_walk
 from hocket.simulate import simulate
@@ -49,29 +47,6 @@ def test_a_run_may_take_all_that_is_free_and_not_a_byte_more(planned, monkeypatc
     refusal(planned, needed, monkeypatch)
     with pytest.raises(UsageError, match=r"running wide here takes .* on cpu, and .* are free"):
         refusal(planned, needed - 1, monkeypatch)
-
-
-def test_the_hint_names_a_part_of_the_batch_that_fits(planned, monkeypatch):
-    needed = needed_bytes(planned)
-    with pytest.raises(UsageError) as caught:
-        refusal(planned, needed - needed // 10, monkeypatch)
-    assert "--scale 0.5 (2048 of 4096 samples)" in caught.value.hint
-    with pytest.raises(UsageError) as caught:
-        refusal(planned, 1000, monkeypatch)
-    assert "--scale" not in caught.value.hint
-
-
-def test_the_hint_leaves_room_for_the_weights_twice():
-    """The process that starts the others holds them as well, whatever the batch."""
-    builder = GraphBuilder("held")
-    builder.op("reads", reads=[builder.tensor("weight", 100, role=Role.PARAMETER)])
-    graph = replace(builder.build(), meta={"batch": 8})
-    assert "--scale 0.25 (2 of 8 samples)" in run_memory._instead(graph, 1000, 600)
-    assert "--scale 0.5 (4 of 8 samples)" in run_memory._instead(graph, 1000, 700)
-    assert "--scale" not in run_memory._instead(graph, 1000, 200)
-    # A part of a plan is told as a part of the whole plan, and each model has a sample.
-    assert "--scale 0.0625 (2 of 32 samples)" in run_memory._instead(graph, 1000, 600, 1, 32)
-    assert "--scale" not in run_memory._instead(graph, 1000, 700, 3, 32)
 
 
 def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):

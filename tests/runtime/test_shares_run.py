@@ -12,7 +12,6 @@ from forked_worker_group import forked_worker_groups
 from torch import nn
 
 from hocket.api import make_problem, run_plan
-from hocket.api.runs import RunOptions
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.profile import read_profile
@@ -23,6 +22,7 @@ from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import cpu_step_time, run_memory
+from hocket.runtime.run_options import RunOptions
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.training import prepare
 from hocket.transformer import ParallelConfig
@@ -262,7 +262,7 @@ def test_a_persons_loop_takes_microbatches_in_one_process(folder, whole):
     train = prepare(model, update, batch, plan=folder / "shared.json")
     assert [train.step(batch).item() for _ in range(4)] == pytest.approx(whole, rel=1e-5)
     assert "predicted" in train.progress()
-    with pytest.raises(UsageError, match="3 microbatches, forward and backward in turns"):
+    with pytest.raises(UsageError, match="forward and backward passes as one list"):
         train(batch)
     with pytest.raises(UsageError, match="2 samples cannot be cut into 3 microbatches"):
         train.step(tuple(part[:2] for part in batch))

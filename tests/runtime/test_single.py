@@ -11,12 +11,12 @@ from runtime.models import STEPS, LateWrite, Patchwork, shared_storages
 from runtime.placements import random_placement
 from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
+from runtime.whole_step import WholeStep
 from simulate.problems import joined, problem_of
 
 from hocket.base.errors import RunError
 from hocket.capture import ZOO, capture_program, named_tensors
 from hocket.runtime.device_instructions import split
-from hocket.runtime.in_process_placement import SingleProcess
 from hocket.runtime.placed_program import Setup
 from hocket.runtime.step_record import measured_timeline
 from hocket.simulate.engine import lower
@@ -37,7 +37,7 @@ def place(model, batch, seed, optimizer="adamw", device="cpu", num_devices=NUM_D
 
 
 def run_single(setup, model, batch, steps, seed=5):
-    process = SingleProcess(setup, named_tensors(model, batch), [CPU] * NUM_DEVICES, seed=seed)
+    process = WholeStep(setup, named_tensors(model, batch), [CPU] * NUM_DEVICES, seed=seed)
     return process, [process.step(number) for number in range(1, steps + 1)]
 
 
@@ -127,11 +127,11 @@ def test_a_step_leaves_no_tensor_behind():
     setup = place(model, batch, seed=3)
     process, _ = run_single(setup, model, batch, 1)
     gc.collect()
-    before = [worker.held.num_bytes for worker in process.workers]
-    tensors = [len(worker.held) for worker in process.workers]
+    before = [held.num_bytes for held in process.held.values()]
+    tensors = [len(held) for held in process.held.values()]
     process.step(2)
-    assert [worker.held.num_bytes for worker in process.workers] == before
-    assert [len(worker.held) for worker in process.workers] == tensors
+    assert [held.num_bytes for held in process.held.values()] == before
+    assert [len(held) for held in process.held.values()] == tensors
     kept = {t for present in setup.split.present for t in present}
     kept |= {*setup.program.gradients.values(), *setup.program.outputs}
     roles = {int(setup.graph.tensor_role[t]) for t in process.results() if t not in kept}

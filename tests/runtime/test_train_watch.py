@@ -93,11 +93,10 @@ def test_time_between_steps_is_told_as_the_loops_own(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({}, "computes"),
-        # What prepare does not take (--profile) is named with what it does.
+        ({}, "compute"),
         (
             {"memory": 2**30},
-            r"no op of such a step is timed by itself.*hocket fit.*prepare\(plan=\)",
+            r"plan again with measured times.*hocket profile.*--profile",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.run_options import RunOptions
 from hocket.runtime.train.waves import WaveStep, WaveWarning, wave_order
 from hocket.simulate.parallel.wave_streams import pass_order
-from hocket.view.measured import shares_run_table
+from hocket.view.measured import run_table
 from hocket.view.table import plain
 
 
@@ -71,7 +71,7 @@ def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     source = ModelSource(model, batch, None)
     result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
     assert list(result.losses) == accumulated(case)[0]
-    told = plain(shares_run_table(fit.problem, plan, result))
+    told = plain(run_table(fit.problem, plan, result))
     assert "peak: predicted" in told
     assert format_bytes(result.peak_bytes["gpu0"]) in told
 
@@ -269,7 +269,7 @@ def test_a_run_on_a_cpu_is_compared_with_the_joint_peak_and_reports_the_gpus():
     lived = way.peak_bytes - way.waves.separate_bytes
     assert result.predicted.peak_bytes.max() == lived
     assert measured == pytest.approx(lived, rel=0.02)
-    told = " ".join(plain(shares_run_table(fit.problem, plan, result)).split())
+    told = " ".join(plain(run_table(fit.problem, plan, result)).split())
     assert f"on a GPU {format_bytes(way.peak_bytes)} are planned" in told
 
 

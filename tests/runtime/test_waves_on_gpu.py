@@ -45,9 +45,9 @@ def test_streams_of_a_cuda_graph_equal_one_after_the_other_to_the_bit(model, sha
         train = started(fit, fit.plan_of(fit.aligned).having(Waves(lead=lead)), model, batch)
         torch.manual_seed(0)
         losses.append([train.step(batch.to("cuda")).item() for _ in range(8)])
-        repeats = train._strategy._waves.repeats
-        assert not repeats.refusal
-        assert repeats.captured is not None
+        replay = train._strategy._waves.replay
+        assert not replay.refusal
+        assert replay.captured is not None
     assert losses[0] == losses[1] == losses[2]
 
 
@@ -58,7 +58,7 @@ def test_captured_streams_hold_what_was_predicted():
     train = started(fit, fit.plan(), model, batch)
     for _ in range(6):
         train.step(batch.to("cuda"))
-    assert train._strategy._waves.repeats.captured is not None
+    assert train._strategy._waves.replay.captured is not None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     held = sum(

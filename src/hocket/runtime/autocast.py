@@ -1,4 +1,4 @@
-"""In which precision autocast computes now, if it does."""
+"""State of autocast."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """The type on a kind of device, such as ``cuda``; None where autocast is off."""
+    """Return autocast's type on a device type, such as ``cuda``; None where it is off."""
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
-    """Device types on which autocast is on, with its type: what a traced step depends on.
+    """Return the device types on which autocast is on, with its type; traced steps depend on it.
 
     The cache of autocast is no part of it: how often a parameter is cast changes no number.
     """

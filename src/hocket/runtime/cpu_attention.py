@@ -55,7 +55,7 @@ def stand_in(
 
 
 def _fitted(result: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A result with the recorded shape and strides; accelerators round some shapes up."""
+    """Return a result with the traced shape and strides; accelerators round some shapes up."""
     assert spec.layout is not None
     missing = spec.layout.shape[-1] - result.shape[-1] if result.dim() else 0
     if missing > 0:
@@ -133,7 +133,7 @@ def _written(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention that writes its matrix of scores, as PyTorch's own on a CPU."""
+    """Compute attention with a matrix of scores, as PyTorch does on a CPU."""
     if bias is not None and is_causal:
         # PyTorch's own takes one or the other.
         bias, is_causal = bias + torch.full(bias.shape[-2:], float("-inf")).triu(1), False
@@ -149,7 +149,7 @@ def _is_state(tensor: torch.Tensor | None) -> bool:
 
 
 def _begun_anew() -> torch.Tensor:
-    """A seed with which the generator has just begun; it draws one where it was further on."""
+    """Return the generator's seed if it has drawn nothing since; else seed it with a new one."""
     generator = torch.default_generator
     seed = generator.initial_seed()
     anew = torch.Generator().manual_seed(seed).get_state()
@@ -161,7 +161,7 @@ def _begun_anew() -> torch.Tensor:
 
 @contextmanager
 def _drawn_from(seed: torch.Tensor) -> Iterator[None]:
-    """Numbers that forward drew, after which the generator stands where it stood."""
+    """Draw the numbers of the forward pass; afterwards restore the generator."""
     generator = torch.default_generator
     now = generator.get_state()
     try:

@@ -13,7 +13,7 @@ _QUICK_FLOPS = 1e12
 
 
 def cpu_step_s(problem: Problem, scale: float) -> float | None:
-    """Seconds that a part of the batch takes here, about; None where a GPU or little is to be done.
+    """Estimate the seconds of a step here for a part of the batch; None with a GPU or little work.
 
     The processes of a run share the cores, so it is all work after each other on all of them.
     """

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """So many threads, or as many as there are; afterwards as many as before."""
+    """Use ``count`` threads, or the present number; restores it at the end."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -64,6 +64,8 @@ class StepCalls:
     """Device and instruction, in the global order."""
     present: tuple[tuple[int, ...], ...]
     """Per device, the tensors that are there before the step and stay."""
+    is_kept: Sequence[bool]
+    """Per tensor, True if it outlives the step on its own device."""
 
     def of_device(self, device: int) -> list[Instruction]:
         """The instructions of one device, in order."""
@@ -103,12 +105,14 @@ def split(
     present: list[list[int]] = [[] for _ in range(num_devices)]
     for tensor, device in zip(places.tensor[before], places.device[before], strict=True):
         present[device].append(int(tensor))
-    emitted = _Emitter(graph, device_of, owner_of, transfers).emit(nodes)
+    emitter = _Emitter(graph, device_of, owner_of, transfers)
+    emitted = emitter.emit(nodes)
     return StepCalls(
         num_devices=num_devices,
         transfers=tuple(transfers),
         sequence=tuple(emitted),
         present=tuple(tuple(sorted(tensors)) for tensors in present),
+        is_kept=emitter.is_kept_by_owner,
     )
 
 

@@ -25,32 +25,32 @@ class DeviceStream:
         self.device = device
 
     def settle(self) -> None:
-        """Let everything end that was begun before the step, on any stream."""
+        """Wait for everything that was launched before the step, on any stream."""
 
     def begin(self) -> None:
         """Start a step."""
 
     def mark(self) -> Any:
-        """This point in the order of what the device does."""
+        """Return a mark at this point of the device's work."""
         return time.perf_counter()
 
     def seconds(self, mark: Any) -> float:
-        """A mark in seconds of the host's clock; only after `finish`."""
+        """Convert a mark to seconds of the host's clock; only after `finish`."""
         return float(mark)
 
     def make_current(self) -> None:
-        """Let what is called next run on this device."""
+        """Run the next calls on this device."""
 
     def release_current(self) -> None:
         """End what `make_current` began."""
 
     def wait(self, event: Any) -> None:
-        """Let nothing that follows overtake ``event``, which may be None."""
+        """Let later work wait for ``event``, which may be None."""
         if event is not None:
             event.synchronize()
 
     def event(self) -> Any:
-        """An event that is reached when all that was launched so far is done."""
+        """Return an event after everything launched so far."""
         return None
 
     def finish(self) -> None:
@@ -69,7 +69,7 @@ class CudaStream(DeviceStream):
         self._base_s = 0.0
 
     def settle(self) -> None:
-        """Let everything end that was begun before the step, on any stream."""
+        """Wait for everything that was launched before the step, on any stream."""
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -92,11 +92,11 @@ class CudaStream(DeviceStream):
         return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
 
     def make_current(self) -> None:
-        """Put what is called next on the compute stream."""
+        """Launch the next calls on the compute stream."""
         torch.cuda.set_stream(self.stream)
 
     def release_current(self) -> None:
-        """Go back to the default stream."""
+        """Return to the default stream."""
         torch.cuda.set_stream(torch.cuda.default_stream(self.device))
 
     def wait(self, event: Any) -> None:
@@ -137,12 +137,12 @@ class Channel:
                 self._receive = torch.cuda.Stream(dst.device)  # type: ignore[no-untyped-call]
 
     def copy_on_host(self, data: torch.Tensor) -> Arrival:
-        """A copy of what is in the host's memory and stays there."""
+        """Copy a tensor within the host's memory."""
         now_s = time.perf_counter()
         return Arrival(data.clone(), None, now_s, now_s)
 
     def copy(self, value: torch.Tensor, packed: Packing, produced: Any) -> Arrival:
-        """Copy what ``packed`` makes of ``value``, which is there when ``produced`` is reached."""
+        """Copy ``packed(value)`` once the event ``produced`` is reached."""
         if self.src.is_cuda and self.dst.is_cuda:
             return self._copy_on_streams(value, packed, produced)
         if produced is not None:

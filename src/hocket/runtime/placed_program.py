@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from hocket.base.arrays import IntArray
-from hocket.capture.program import Call, Program
+from hocket.capture.program import Program
 from hocket.graph.graph import Graph
 from hocket.runtime.cpu_attention import FUSED_ATTENTION
 from hocket.runtime.device_instructions import StepCalls
@@ -20,12 +20,6 @@ class Setup:
     ) -> None:
         self.graph, self.program, self.split = graph, program, split
         self.device_of: list[int] = device_of.tolist()
-
-    def calls_of(self, device: int) -> dict[int, Call]:
-        """The calls of one device."""
-        return {
-            op: self.program.calls[op] for op, owner in enumerate(self.device_of) if owner == device
-        }
 
     @cached_property
     def senders(self) -> frozenset[int]:
@@ -59,17 +53,6 @@ class Setup:
             for output in call.outputs[2:]
             if output is not None
         )
-
-    @cached_property
-    def loss(self) -> tuple[int, int] | None:
-        """The tensor of the loss and the device that has it; None in inference."""
-        if not self.program.gradients or not self.program.outputs:
-            return None
-        tensor = self.program.outputs[0]
-        producer = self.program.tensors[tensor].producer
-        if producer >= 0:
-            return tensor, self.device_of[producer]
-        return tensor, next(d for d, there in enumerate(self.split.present) if tensor in there)
 
     def _readers(self, tensor: int, device: int) -> list[int]:
         users = self.graph.users_of(tensor).tolist()

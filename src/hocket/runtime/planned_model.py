@@ -1,4 +1,4 @@
-"""From a plan back to the model that it was made for: built, captured again and compared."""
+"""Builds the model of a plan again, captures it and compares it with the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS: Mapping[str, type] = {
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """A model that is at hand, such as a notebook's, with what its step was captured from."""
+    """A model of this program, such as a notebook's, with the inputs of its capture."""
 
     model: torch.nn.Module
     batch: Any
@@ -39,7 +39,7 @@ class ModelSource:
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model as it can be trained, and how others build the same."""
+    """A model that can be trained, and how other processes build the same."""
 
     module: torch.nn.Module
     batch: Any
@@ -98,7 +98,7 @@ def build(
 def built_by_name(
     name: str, options: Mapping[str, Any], seed: int, *, is_named: bool = True
 ) -> tuple[Any, Any]:
-    """A model and its batch with weights and data drawn from ``seed``."""
+    """Build a model and its batch with weights and data drawn from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, batch = _load(name, dict(options), is_named=is_named)
@@ -107,7 +107,7 @@ def built_by_name(
 
 
 def _name_of(graph: Graph, model: str | None) -> str:
-    """The model's name, given or noted."""
+    """Return the model's name, given or noted in the graph."""
     name = model or str(graph.meta.get("model") or "")
     if graph.meta.get("level") == "module" and (why := graph.meta.get("why")):
         mend = graph.meta.get("mend") or "keep the step independent of data values"
@@ -125,14 +125,14 @@ def _name_of(graph: Graph, model: str | None) -> str:
 
 
 def _read_off(graph: Graph) -> dict[str, Any]:
-    """The sizes with which the model was captured."""
+    """Return the sizes with which the model was captured."""
     return {
         key: graph.meta[key] for key in ("batch", "seq", "dtype") if graph.meta.get(key) is not None
     }
 
 
 def scaled_batch(graph: Graph, scale: float) -> int:
-    """Samples of a part of the planned batch, at least one."""
+    """Return the samples of a part of the planned batch, at least one."""
     batch = graph.meta.get("batch")
     if not isinstance(batch, int):
         raise UsageError("the plan does not say how large its batch is", hint="leave out --scale")
@@ -167,7 +167,7 @@ def _captured(
 
 
 def _noted_loss(graph: Graph) -> str | None:
-    """The loss that the graph was captured with, as it can be found again."""
+    """Return the name of the loss that the graph was captured with."""
     noted = graph.meta.get("loss")
     if noted is None or noted in (OWN, MEAN):
         return None
@@ -242,5 +242,6 @@ def _difference(planned: Graph, captured: Graph) -> str:
             for graph in (planned, captured)
         ]
         if texts[0] != texts[1]:
-            return f"op {now!r} is {texts[1]} instead of {texts[0]}"
+            before_text, now_text = (text or "none" for text in texts)
+            return f"op {now!r} has signature {now_text} instead of {before_text}"
     return "the same ops are connected or grouped differently"

@@ -124,17 +124,14 @@ class _Run:
             is_scaled=is_scaled,
         ))  # fmt: skip
 
-    def require_memory(
-        self, predicted: Timeline | None, planned_samples: int | None = None
-    ) -> None:
+    def require_memory(self, predicted: Timeline | None) -> None:
         """Refuse a run whose predicted peaks are more than is free here."""
         assert predicted is not None, "it was simulated"
         names = self.problem.cluster.device_names
         num_ranks = 0 if self.backend == "single" else len(self.places)
         require_memory_here(
             self.problem, predicted, {names.index(n): place for n, place in self.places.items()},
-            num_processes=1 + num_ranks, num_models=max(num_ranks, 1) if self.kind != "placement"
-            else 1, planned_samples=planned_samples,
+            num_processes=1 + num_ranks,
         )  # fmt: skip
 
 
@@ -279,11 +276,10 @@ def _placement(run: _Run) -> _Run:
     if scale == 1:
         return run
     assert run.built is not None
-    planned = problem.graph.meta.get("batch")
     problem = with_walk(with_graph(problem, run.built.graph), indices)
     plan = replace(plan, work_hash=problem.work_hash)
     run = replace(run, problem=problem, plan=plan, predicted=simulate(problem, plan))
-    run.require_memory(run.predicted, planned if isinstance(planned, int) else None)
+    run.require_memory(run.predicted)
     return run
 
 
@@ -307,24 +303,14 @@ def _require_slowdowns(options: RunOptions, problem: Problem, backend: str) -> N
 def _split_batch(run: _Run) -> _Run:
     problem, plan, scale = run.problem, run.plan, run.options.scale
     require_structure(plan, problem)
-    planned_samples = plan[Parallel].num_samples
     if scale < 1:
         problem, parallel = smaller_batch(problem, plan[Parallel], scale)
         plan = plan.having(parallel)
     # Gloo and NCCL sum gradients as they do, whatever the plan says of its links.
     plan = plan.without(Communication)
     run = replace(run, problem=problem, plan=plan, predicted=simulate(problem, plan)).chosen()
-    alone = simulate(problem, _on_one_device(plan))
     is_single = run.backend == "single"
-    try:
-        run.require_memory(alone if is_single else run.predicted, planned_samples)
-    except UsageError as error:
-        if is_single:
-            raise
-        first = next(iter(run.places.items()))
-        replace(run, backend="single", places=dict([first])).require_memory(alone, planned_samples)
-        hint = f"take one microbatch after the other with --backend single; or {error.hint}"
-        raise UsageError(error.message, hint=hint) from None
+    run.require_memory(simulate(problem, _on_one_device(plan)) if is_single else run.predicted)
     run = run.with_model(is_scaled=scale < 1)
     required_optimizer(problem.graph.meta)
     return run

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.base.units import format_bytes
-from hocket.graph.graph import Graph, Role
+from hocket.graph.graph import Role
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.plan.problem import Problem
 from hocket.plan.transformer_plan import TransformerPlan
@@ -26,18 +25,15 @@ def require_memory_here(
     places: Mapping[int, str],
     *,
     num_processes: int,
-    num_models: int = 1,
-    planned_samples: int | None = None,
 ) -> None:
     """Refuse a run whose predicted peaks are more than is free where it would run.
 
-    ``places`` are real devices by device of the plan, ``num_models`` how many hold
-    all that is trained, a sample of the batch at least, and ``planned_samples`` what the plan has
-    where the problem is a part of it. The process that starts the others holds the model as well,
-    until they have it.
+    ``places`` are real devices by device of the plan. The process that starts the others holds the
+    model as well, until they have it.
     """
     graph = problem.graph
-    held = persistent_bytes(graph, (Role.PARAMETER, Role.BUFFER))
+    stays = np.isin(graph.tensor_role, (Role.PARAMETER, Role.BUFFER)) & (graph.tensor_producer < 0)
+    held = int(graph.held_bytes[stays].sum())
     needed: dict[str, int] = {}
     for device, place in places.items():
         needed[place] = needed.get(place, 0) + int(predicted.peak_bytes[device])
@@ -51,40 +47,9 @@ def require_memory_here(
             raise UsageError(
                 f"running {graph.name} here takes {format_bytes(peak_bytes)} on {place}, and "
                 f"{format_bytes(free_bytes)} are free",
-                hint=_instead(graph, peak_bytes, free_bytes, num_models, planned_samples),
+                hint="run a part of the batch with --scale 0.5, take one microbatch after the "
+                "other with --backend single, or use a machine with more memory",
             )
-
-
-_KEPT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
-
-
-def persistent_bytes(graph: Graph, roles: Sequence[Role] = _KEPT) -> int:
-    """Return the bytes that outlive a step, whatever the size of the batch."""
-    stays = np.isin(graph.tensor_role, roles) & (graph.tensor_producer < 0)
-    return int(graph.held_bytes[stays].sum())
-
-
-def _instead(
-    graph: Graph,
-    needed_bytes: int,
-    free_bytes: int,
-    num_models: int = 1,
-    planned_samples: int | None = None,
-) -> str:
-    """The largest part of the planned batch that should fit, or what else can be done."""
-    batch = graph.meta.get("batch")
-    kept = (1 + num_models) * persistent_bytes(graph)
-    if isinstance(batch, int) and batch > 1 and free_bytes > kept:
-        # A tenth less than what would just fit: other programs take memory as well.
-        share = 0.9 * (free_bytes - kept) / max(needed_bytes - kept, 1)
-        samples = 2 ** math.floor(math.log2(share * batch)) if share * batch >= 1 else 0
-        if samples >= num_models:
-            planned = planned_samples or batch
-            return (
-                f"run a smaller batch of the same plan with --scale {samples / planned:.3g} "
-                f"({samples} of {planned} samples), or on a machine with more memory"
-            )
-    return "run it on a machine with more memory, or plan a smaller model"
 
 
 _MAX_PROCESSES = 64

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
@@ -52,31 +53,36 @@ class Passes(Protocol):
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
-    predicted_s: float | None
+    predicted_s: float | None = None
     """Predicted step time; None where the plan's devices are emulated."""
-    lost: str
+    lost: str = ""
     """Message about what the plan cannot do here; empty where it does everything."""
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """The optimizer whose step follows the next batch with nothing in between, if one does.
-
-        A strategy may do its updates as gradients come.
-        """
+        """Announce the optimizer whose step follows the next batch with nothing in between, if one
+        does: a strategy may update as gradients arrive. By default updates wait for all."""
+        return
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer, as far as it was not done as gradients came."""
+        """Step the optimizer, as far as that was not done as gradients arrived."""
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """The loss of a batch; ``weight`` times its gradients are added to the parameters'."""
+        """Return the loss of a batch; adds ``weight`` times its gradients to the parameters'."""
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`, with every op timed where that is possible."""
+        """As `train`, with every op timed where that is possible; by default none is."""
+        return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """The loss of a batch, whose ``backward()`` adds the gradients."""
+        """Return the loss of a batch, whose ``backward()`` adds the gradients. By default refused:
+        forward and backward passes of microbatches, stages or devices alternate."""
+        raise UsageError(
+            "the plan runs forward and backward passes as one list of instructions",
+            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+        )
 
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss of a batch in evaluation mode."""
+        """Return the loss of a batch in evaluation mode."""
 
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs in evaluation mode."""
@@ -89,7 +95,8 @@ class Strategy(Passes, Protocol):
         """Clip the gradients of all parameters, wherever they are, by their common norm."""
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have the newest weights and states here, also those that other processes have."""
+        """Bring the newest weights and states here that other processes have; by default none."""
+        return
 
 
 @runtime_checkable
@@ -115,7 +122,7 @@ class ReportsReplay(Protocol):
 
     @property
     def replays(self) -> str:
-        """Message about how the next step is launched, and why not by CUDA graph replay."""
+        """Describe how the next step is launched, and why not by CUDA graph replay."""
 
 
 @runtime_checkable
@@ -123,7 +130,7 @@ class HasWaveState(Protocol):
     """A strategy with state of waves that outlasts a step."""
 
     def wave_state(self) -> dict[str, Any]:
-        """The state to save; empty where there is none."""
+        """Return the state to save; empty if there is none."""
 
     def load_wave_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, or anew where it is empty."""
@@ -138,7 +145,7 @@ class FeedsReducer(Protocol):
 
 
 def feed(passes: Passes, reducer: GradientReducer) -> None:
-    """Have what computes gradients give them to a reducer: by itself, or by hooks of autograd."""
+    """Connect passes with a reducer: through `FeedsReducer`, else by hooks of autograd."""
     if isinstance(passes, FeedsReducer):
         passes.feed(reducer)
     else:

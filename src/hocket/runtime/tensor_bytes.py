@@ -41,7 +41,7 @@ def _is_all_of(spec: TensorSpec) -> bool:
 
 
 def package_bytes(spec: TensorSpec, whole: bool) -> int:
-    """Bytes that travel; a tensor that only orders ops has none."""
+    """Return the bytes of a transfer; a tensor that only orders ops has none."""
     if spec.layout is None:
         return 0
     if whole:
@@ -50,7 +50,7 @@ def package_bytes(spec: TensorSpec, whole: bool) -> int:
 
 
 def pack(tensor: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
-    """The bytes of a tensor; they may still be those of the tensor itself."""
+    """Return the bytes of a tensor, possibly in its own memory."""
     assert spec.layout is not None
     if whole:
         return storage_bytes(tensor, package_bytes(spec, whole))
@@ -64,7 +64,7 @@ def pack(tensor: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
-    """The tensor whose bytes have arrived."""
+    """Return the tensor of received bytes."""
     layout = spec.layout
     assert layout is not None
     if whole:
@@ -79,7 +79,7 @@ def unpack(data: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
 
 
 def conformed(tensor: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
-    """The tensor with the recorded strides."""
+    """Return the tensor with the traced strides."""
     if tensor.stride() == layout.stride:
         return tensor
     like = torch.empty_strided(

@@ -84,17 +84,17 @@ class TrainingLoop:
         """Of the thread that steps or evaluates: one at a time, or both would have the model."""
 
     def __repr__(self) -> str:
-        name, line = type(self.model).__name__, self.watch.line(self.num_steps)
+        name, line = type(self.model).__name__, self.progress()
         return f"{type(self).__name__}({name!r}, {line})"
 
     @property
     def lost(self) -> str:
-        """Message about what the plan cannot do for this model; empty where it does everything."""
+        """Describe what the plan cannot do for this model; empty if nothing."""
         return self._strategy.lost
 
     @property
     def replays(self) -> str:
-        """Message whether the next step is replayed as a CUDA graph, and why not.
+        """Describe how the next step is launched: replayed as a CUDA graph, or why not.
 
         Empty where that is unknown: modules were moved, or ranks share the model.
         """
@@ -145,7 +145,7 @@ class TrainingLoop:
 
     @contextmanager
     def _correcting(self) -> Iterator[None]:
-        """Around a step: the first ones are timed, and may change what runs the others."""
+        """Time the first steps, which may change the strategy of the others."""
         if self.correction is None:
             yield
             return
@@ -158,7 +158,7 @@ class TrainingLoop:
             self.correction = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
+        """Return the loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
         require_unclaimed(self.model, innermost(self._strategy))
         self._is_updated, self.outputs = False, None
         self._strategy.expect(None)
@@ -169,7 +169,7 @@ class TrainingLoop:
         return loss
 
     def evaluate(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch in evaluation mode; nothing is trained."""
+        """Return the loss of a batch in evaluation mode; nothing is trained."""
         with self._turn:
             require_unclaimed(self.model, innermost(self._strategy))
             loss, self.outputs = self._strategy.evaluate(self._padded(batch))
@@ -184,7 +184,7 @@ class TrainingLoop:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> State:
-        """All that the training needs to go on, under this plan or another.
+        """Return the whole state of the training, to continue under this plan or another.
 
         ``model`` and ``optimizer`` are the state dicts that they give themselves.
         """
@@ -219,7 +219,7 @@ class TrainingLoop:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         if not isinstance(self._strategy, HoldsParts):
             require_same_model(state["model"], self.model.state_dict())
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
@@ -269,7 +269,7 @@ class TrainingLoop:
         return Path(broadcast_text(str(path), 0, rank_device(rank_variables())))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of this plan or another; returns its ``extra``.
+        """Load a checkpoint, of this plan or another; returns its ``extra``.
 
         Of a folder that `save` was given the last one is taken.
         """
@@ -295,7 +295,7 @@ class TrainingLoop:
         return batch if self.options.pad is None else self.options.pad(batch)
 
     def progress(self) -> str:
-        """One line: loss, samples per second, the step as it is and as it was predicted."""
+        """Return one line: loss, samples per second, measured and predicted step time."""
         return self.watch.line(self.num_steps)
 
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
@@ -309,7 +309,7 @@ class TrainingLoop:
             self.watch.leave()
 
     def _cause(self) -> str:
-        """Why steps take other times than predicted, as far as the last timed one shows it."""
+        """Return why steps take longer or shorter than predicted, by the last timed step."""
         if cause := self.watch.loop_cause():
             return cause
         if isinstance(self._strategy, HoldsParts):
@@ -367,14 +367,14 @@ def save_parts(
 
 
 def _now_s() -> float:
-    """The time when devices have done all that they were given."""
+    """Return the time at which the devices are idle."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def _generator_states() -> dict[str, torch.Tensor]:
-    """Where the generators of random numbers stand, by device."""
+    """Return the states of the random number generators, by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states |= {f"cuda:{at}": s for at, s in enumerate(torch.cuda.get_rng_state_all())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.transformer import ParallelConfig, Transformer
@@ -98,35 +98,3 @@ def str_of(config: ParallelConfig) -> str:
 
 TRAINED_DTYPES = ("bfloat16", "float32")
 """Types in which the built-in model holds weights; others need losses or products to be scaled."""
-
-
-DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
-"""Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
-or FSDP2."""
-
-
-@dataclass(frozen=True)
-class DataProgram:
-    """Gradient sync of an exported script."""
-
-    kind: DataKind
-    reshards: bool = False
-    """True if FSDP2 gives gathered weights back after each forward."""
-
-
-def data_program(config: ParallelConfig, *, splits_backward: bool) -> DataProgram:
-    """Choose how data-parallel ranks of an exported script agree on the right gradients.
-
-    DDP reduces gradients from hooks that a split backward pass does not set off, so there the
-    gradients are reduced after the last backward; the same where tensor-parallel ranks hold parts
-    of matrices, which DDP does not know. ZeRO 1 and 2 keep weights gathered for the whole step:
-    PyTorch's pipelines sum the gradients of microbatches whole and divide them once at the end, so
-    both are the same program.
-    """
-    if config.data == 1:
-        return DataProgram("none")
-    if config.zero:
-        return DataProgram("fsdp", reshards=config.zero == 3)
-    if splits_backward or config.tensor > 1:
-        return DataProgram("reduce-after")
-    return DataProgram("ddp")

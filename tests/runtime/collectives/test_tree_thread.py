@@ -79,7 +79,7 @@ def test_ranks_that_call_different_collectives_are_told() -> None:
         ]
         for result in results[1:]:
             assert result.done.wait(60)
-            assert "rank 0 is in allreduce of less than 524288 bytes" in str(result.error)
+            assert "rank 0 called allreduce of less than 524288 bytes" in str(result.error)
 
 
 def test_a_rank_that_stands_still_under_priorities_is_named(monkeypatch) -> None:

@@ -1,1 +1,1 @@
-"""Planned collectives between processes: tables, sockets, probes, a process group."""
+"""Planned collectives between processes: rank tables, sockets, link probes, a process group."""

@@ -36,13 +36,13 @@ class _Bucket:
 
     group: int
     root: int | None
-    """The global rank that alone gets the sums (ZeRO 1 and 2); None: all ranks."""
+    """The only global rank that gets the sums (ZeRO 1 and 2); None if all ranks do."""
     parameters: list[nn.Parameter]
     flat: torch.Tensor
     views: list[torch.Tensor]
     flags: torch.Tensor
     is_late: bool
-    """True if no gradient came in the step whose order counts: sent only if one comes."""
+    """True if no gradient came in the step that fixed the order; then sent only if one comes."""
     taken: set[int] = field(default_factory=set)
     """Positions of the parameters whose gradients are in the bucket."""
     unused: set[int] = field(default_factory=set)
@@ -55,7 +55,7 @@ class _Bucket:
 
 
 class GradientReducer:
-    """Sums gradients over the replicas of a model, beside the backward pass."""
+    """Sums gradients over the replicas of a model, concurrently with the backward pass."""
 
     def __init__(
         self,
@@ -66,31 +66,31 @@ class GradientReducer:
         device: torch.device | None = None,
         overlaps: bool = True,
     ) -> None:
-        """All ranks of a group call it together, with the same parameters.
+        """All ranks of a group must construct it together, with the same parameters.
 
-        ``root_of`` is the global rank that needs the sum of a gradient, None for all. Gradients are
-        summed in their own ``dtype`` and on their own ``device`` unless others are given. Without
-        ``overlaps`` all collectives are issued by `finish`.
+        ``root_of`` returns the only global rank that needs the sum of a gradient, or None if all
+        do. Gradients are summed in their own ``dtype`` and on their own ``device`` unless others
+        are given. Without ``overlaps`` all collectives are issued by `finish`.
         """
         self._partners, self._root_of = tuple(partners), root_of
         self._dtype, self._device, self.overlaps = dtype, device, overlaps
         self.is_enabled = False
-        """True while gradients that come are those of the last microbatch of an update."""
+        """True during the last microbatch of an update, whose gradients are final."""
         self._queues: list[list[_Bucket]] = []
         """Buckets of each group, in the order in which they are issued."""
         self._issued: list[int] = []
         self._place: dict[nn.Parameter, tuple[_Bucket, int]] = {}
         self._trained: tuple[bool, ...] = ()
         self._order: list[nn.Parameter] = []
-        """Parameters as their gradients came in this step."""
+        """Parameters in the order in which their gradients came in this step."""
         self._is_settled = False
-        """True once the order of the buckets is that of a backward pass."""
+        """True once the buckets are in the order of an observed backward pass."""
         self._hooks: list[Any] = []
 
     # ── what a step does ──
 
     def begin(self) -> None:
-        """Start an update: make buckets if another set of parameters is trained than before."""
+        """Start an update: make new buckets if the set of trained parameters has changed."""
         trained = tuple(p.requires_grad for _, owned in self._partners for p in owned)
         if trained != self._trained:
             self._trained, self._is_settled = trained, False
@@ -108,7 +108,7 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients within on this rank alone, as `DistributedDataParallel.no_sync`."""
+        """Accumulate gradients only on this rank inside, like `DistributedDataParallel.no_sync`."""
         before, self.is_enabled = self.is_enabled, False
         try:
             yield
@@ -117,7 +117,8 @@ class GradientReducer:
 
     @torch.no_grad()
     def take(self, parameter: nn.Parameter, addend: torch.Tensor | None = None) -> torch.Tensor:
-        """Take a gradient that is final on this rank, and return the tensor that it now is.
+        """Copy a gradient that is final on this rank into its bucket, and return it as a view of
+        that.
 
         The gradient is ``parameter.grad``, to which ``addend`` is added first.
         """
@@ -136,7 +137,7 @@ class GradientReducer:
         return found
 
     def finish(self) -> None:
-        """Issue what is left and wait: every gradient is then the sum over the ranks."""
+        """Issue the remaining buckets and wait: every gradient is then the sum over the ranks."""
         for queue in self._queues:
             for bucket in queue:
                 for position in range(len(bucket.parameters)):
@@ -199,7 +200,7 @@ class GradientReducer:
             parameter.grad = view if view.dtype == parameter.dtype else total
 
     def _issue_full(self, group: int, *, with_late: bool = False) -> None:
-        """Issue the buckets that are full, each only after all before it."""
+        """Issue full buckets in order, up to the first one that is not full."""
         queue = self._queues[group]
         while self._issued[group] < len(queue):
             bucket = queue[self._issued[group]]
@@ -219,7 +220,7 @@ class GradientReducer:
                 )
 
     def _is_late_needed(self, group: int) -> bool:
-        """True if a rank has a gradient for a parameter that had none when buckets were made."""
+        """True if any rank has a gradient for a parameter that had none when buckets were made."""
         late = [bucket for bucket in self._queues[group] if bucket.is_late]
         if not late:
             return False
@@ -232,7 +233,7 @@ class GradientReducer:
         return found
 
     def _take_sums(self, bucket: _Bucket) -> None:
-        """Wait for a bucket; its parameters have the sums, or None where no rank had a gradient."""
+        """Wait for a bucket and set its parameters' gradients; None if no rank had a gradient."""
         if bucket.work is None:
             return
         bucket.work.wait()
@@ -253,7 +254,7 @@ class GradientReducer:
                 parameter.grad = view.to(parameter.device, parameter.dtype)
 
     def _reordered(self, group: int) -> list[_Bucket]:
-        """The buckets of a group in the order in which gradients came to its first rank."""
+        """Return the buckets of a group in the order in which its first rank got gradients."""
         process_group, owned = self._partners[group]
         number = {parameter: at for at, parameter in enumerate(owned)}
         came = [number[p] for p in self._order if p in number]

@@ -1,9 +1,10 @@
 """Measure bandwidth and latency between all ranks: each pair alone, then all at once.
 
-Pairs meet as in a tournament (the circle method), so that every rank has one partner at a time and
-all partners within ranks - 1 rounds; every round is a slice of the same time on all clocks, begun
-when all have met at the store. The first part of a slice is not counted: buckets of shapers and
-windows fill there. At most two seconds for any number of ranks.
+Pairs are scheduled as in a tournament (the circle method), so that every rank has one partner at a
+time and meets all partners within ranks - 1 rounds. All rounds are equally long time slices,
+counted from a barrier at the store. The first part of a slice is not measured, because token
+buckets of traffic shapers and TCP windows fill then. Takes at most two seconds for any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _PINGS = 3
 _TRIES = 3
 _START_S = 60.0
 _SLOW_ANSWER_S = 1e-3
-"""Taken where no answer came in time."""
+"""Latency that is assumed if no answer came in time."""
 _DATA = bytes(1 << 18)
 
 
 def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float = 5.0) -> Rates:
-    """Rates between all ranks; all must call this together."""
+    """Measure the rates between all ranks; all must call this together."""
     for number in range(_TRIES):
         found = _probe_once(store, rank, num_ranks, f"{key}/probe/{number}", patience_s)
         # On a busy machine a rank may come to its turn when the others' are over: all see that.
@@ -47,7 +48,7 @@ def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float 
 
 
 def probe_launched() -> tuple[int, Cluster]:
-    """Return this rank and the links between all that a launcher started; each must call this."""
+    """Return this rank and the measured links of all launched ranks; all must call it together."""
     if not {"RANK", "WORLD_SIZE"} <= rank_variables().keys():
         raise UsageError(
             "no launcher has started this: there is one rank only",
@@ -114,7 +115,7 @@ def _measure(
 
 
 def _rounds(count: int) -> list[dict[int, int]]:
-    """Partners per round: the circle method; with an odd number one rests."""
+    """Return each rank's partner per round (circle method); with an odd count, one rank rests."""
     seats = [*range(count), *([-1] if count % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -126,7 +127,8 @@ def _rounds(count: int) -> list[dict[int, int]]:
 
 
 def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
-    """Half of the shortest time there and back of a byte."""
+    """Return half the shortest round-trip time of one byte; only the first rank's result is
+    used."""
     best_s = _SLOW_ANSWER_S
     for _ in range(_PINGS):
         start_s = time.monotonic()
@@ -152,7 +154,8 @@ def _byte(made: socket.socket, until_s: float) -> bool:
 
 
 def _exchange(sockets: dict[int, socket.socket], start_s: float, end_s: float) -> dict[int, float]:
-    """Send and receive as much as goes until the end; bytes per second that came, by peer."""
+    """Send and receive as much as possible until the end; returns bytes per second received, by
+    peer."""
     counted_s = start_s + _NOT_COUNTED * (end_s - start_s)
     got = dict.fromkeys(sockets, 0)
     into = bytearray(1 << 18)
@@ -182,7 +185,7 @@ def _exchange(sockets: dict[int, socket.socket], start_s: float, end_s: float) -
 
 
 def _meet(store: Any, count: int, key: str) -> None:
-    """Wait until all are here."""
+    """Wait at the store until all ranks have arrived."""
     if store.add(f"{key}/count", 1) == count:
         store.set(f"{key}/all", "1")
     store.get(f"{key}/all")

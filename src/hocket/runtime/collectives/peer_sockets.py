@@ -1,7 +1,7 @@
-"""TCP connections between all pairs of ranks, which meet at a store.
+"""TCP connections between all pairs of ranks, which exchange their addresses through a store.
 
-Every rank listens; the one with the higher number connects and proves who it is by a secret that
-the store holds. A pair that does not connect in time has no link.
+Every rank listens. Of each pair the rank with the higher number connects, and authenticates with a
+secret that the store holds. A pair that does not connect in time has no link.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ _SECRET_BYTES = 16
 _SIOCGIFADDR = 0x8915
 _UNSENT_BYTES = 1 << 16
 AHEAD_S = 0.003
-"""Of sending that are handed to the system at once: measured, ten of them make trees a tenth
-slower."""
+"""Seconds of sending buffered in the kernel; measured: buffering much more makes trees slower."""
 _MIN_AHEAD_BYTES, _MAX_AHEAD_BYTES = 1 << 15, 1 << 19
-"""Above the most, the system finds what a fast link needs."""
+"""Limits of the kernel's send buffer; for links that need more, the kernel chooses its size."""
 _TCP_NOTSENT_LOWAT = 25
-"""Not in every build of Python."""
+"""Socket option; the constant is missing in some builds of Python."""
 
 
 def connect_all(
     store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float,
     without: Collection[int] = (), ahead_bytes: float = inf,
 ) -> list[socket.socket | None]:  # fmt: skip
-    """A socket per rank, non-blocking; None for this one and those that cannot be reached.
+    """Return a non-blocking socket per rank; None for this rank and those that cannot be reached.
 
     Ranks in ``without`` have no link to this one and are not waited for. At most ``ahead_bytes``
-    are given to the system at once: more would fill the queues of slow links, where urgent data
+    are buffered in the kernel at once: more would fill the queues of slow links, where urgent data
     waits behind the rest.
     """
     address = own_address()
@@ -68,7 +67,8 @@ def connect_all(
 
 
 class _Meeting:
-    """Calls and answers at the same time: who waits for one that is cut off must still answer."""
+    """Connects and accepts concurrently: a rank that waits for a lost peer must still accept
+    others."""
 
     def __init__(
         self, server: socket.socket, secret: bytes, rank: int, num_ranks: int,
@@ -88,7 +88,7 @@ class _Meeting:
         self._selector.register(made, selectors.EVENT_WRITE, peer)
 
     def hold(self, until_s: float) -> list[socket.socket | None]:
-        """Sockets of all that could be met."""
+        """Return the sockets of all peers that connected in time."""
         with self._selector:
             while self.wanted and (rest_s := until_s - time.monotonic()) > 0:
                 for key, _ in self._selector.select(rest_s):
@@ -118,12 +118,12 @@ class _Meeting:
         self.wanted.discard(peer)
 
     def _greet(self, made: socket.socket, peer: int) -> int:
-        """Say who we are; what is said fits into an empty buffer."""
+        """Send the secret and this rank; the message fits into an empty send buffer."""
         made.send(self._secret + struct.pack("<i", self._rank))
         return peer
 
     def _hear(self, made: socket.socket) -> int:
-        """Who has called; -1 for one that does not know the secret."""
+        """Return the rank that has connected; -1 if it does not know the secret."""
         said = made.recv(len(self._secret) + 4)
         if len(said) != len(self._secret) + 4:
             return -1
@@ -132,7 +132,7 @@ class _Meeting:
 
 
 def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> None:
-    """Close. With ``at_once`` unsent data is dropped, else it is still delivered."""
+    """Close all sockets. With ``at_once`` unsent data is dropped, else it is still delivered."""
     for each in sockets:
         if each is not None:
             if at_once:
@@ -142,7 +142,8 @@ def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> N
 
 
 def own_address() -> str:
-    """Where others reach this rank: the interface that was named, or the one towards the store."""
+    """Return this rank's address: of the configured interface, or of the one that reaches the
+    store."""
     interface, meeting = config.rank_network()
     if interface:
         with (

@@ -1,14 +1,14 @@
-"""Gradients in the order in which the next forward pass needs them (P3, MLSys 2019).
+"""Send gradients in the order in which the next forward pass needs them (P3, MLSys 2019).
 
-A hook takes each gradient when backward has made it and hands its slices to the executor, which
-sends the most urgent first; the layers of the next forward pass wait for their own sums alone and
-update their own parameters then, so that the end of a step is no barrier. Every sum is made in a
-fixed order and every parameter updated once per step by the same rule: the numbers are those of
-synchronous training. Where communication is short beside computing there is nothing to gain: then
-all sums are waited for when the optimizer steps, as DistributedDataParallel does.
+A hook takes each gradient as soon as the backward pass has made it and passes its slices to the
+executor, which sends the most urgent first. In the next forward pass each layer waits only for its
+own sums and then updates its own parameters, so the end of a step is no barrier. Every sum is made
+in a fixed order and every parameter is updated once per step by the same rule, so results are those
+of synchronous training. If communication is short compared with compute, this gains nothing: then
+all sums are waited for when the optimizer steps, as in DistributedDataParallel.
 
-Gradients on a GPU are staged in pinned memory by a stream of their own, because NCCL cannot let an
-urgent slice overtake others. They are summed in their own dtype, float32 on request.
+Gradients on a GPU are copied to pinned memory on a separate stream, because NCCL cannot let an
+urgent slice overtake others. They are summed in their own dtype, or in float32 on request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hocket.runtime.collectives.tree_thread import TreeThread
 
 
 class GpuStaging:
-    """Copies from one GPU to the host."""
+    """Copies gradients from one GPU to pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -54,7 +54,8 @@ class GpuStaging:
     def fetch(
         self, into: torch.Tensor, gradient: torch.Tensor | None, on_host: Callable[[], None]
     ) -> None:
-        """Copy a gradient into pinned memory, zeros without one, and call when it is there."""
+        """Copy a gradient (zeros if None) into pinned memory, and call ``on_host`` when it is
+        there."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             source = torch.zeros_like(into, device=self._device) if gradient is None else gradient
@@ -82,17 +83,18 @@ class GpuStaging:
 # trees take the place of P3's sharded servers. O(slices · trees).
 
 SLICE_BYTES = 160_000
-"""40,000 numbers, as in P3."""
+"""Bytes of a slice: 40,000 float32 values, as in P3."""
 
 Chunk = tuple[int, int, int]
-"""Tree, first byte, byte after the last."""
+"""Index of the tree, first byte, and end (exclusive)."""
 
 
 def slices(
     layer_bytes: Sequence[int], shares: Sequence[float], *, item_bytes: int = 4,
     slice_bytes: int = SLICE_BYTES,
 ) -> tuple[list[Chunk], list[tuple[int, int]]]:  # fmt: skip
-    """Chunks in the order of the layers, and for each layer its first chunk and the one after."""
+    """Return chunks in the order of the layers, and each layer's range of chunks (end
+    exclusive)."""
     size = max(slice_bytes // item_bytes, 1) * item_bytes
     chunks: list[Chunk] = []
     ends, sent_bytes, at = [], [0.0] * len(shares), 0
@@ -111,35 +113,37 @@ def slices(
 IntCounts = np.ndarray[Any, np.dtype[np.int64]]
 _ADDED = (torch.float32, torch.float64, torch.bfloat16)
 WORTHWHILE = 0.2
-"""Communication of less than this part of computing stays behind backward anyway."""
+"""Below this ratio of communication to compute time, the backward pass hides communication
+anyway."""
 
 
 @dataclass(eq=False)
 class GradientLayer:
-    """Parameters that one module's forward pass needs first."""
+    """Parameters whose first use in a forward pass is in one module."""
 
     parameters: list[torch.nn.Parameter] = field(default_factory=list)
     first: int = 0
     stop: int = 0
-    """Its chunks."""
+    """End (exclusive) of its range of chunks."""
 
     @property
     def num_elements(self) -> int:
-        """Of its gradients."""
+        """Number of elements of its gradients."""
         return sum(p.numel() for p in self.parameters)
 
 
 class Propagation:
-    """A model and its optimizer whose gradients travel by priority; made by `hocket.priority`."""
+    """A model and its optimizer whose gradients are sent by priority; made by `hocket.priority`."""
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, exchange: TreeThread, *,
         crosses: bool | None, slice_bytes: int = SLICE_BYTES, is_backward_order: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """``crosses`` the end of a step: None decides after a few steps.
+        """``crosses``: whether sums may finish after the end of a step; None decides after a few
+        steps.
 
-        Gradients are summed in ``dtype``, by default in their own where ranks can add it.
+        Gradients are summed in ``dtype``, by default in their own if the executor can sum it.
         """
         self.model, self.optimizer, self._exchange = model, optimizer, exchange
         self._slice_bytes, self._is_backward = slice_bytes, is_backward_order
@@ -152,7 +156,7 @@ class Propagation:
         self._run: TreeRun | None = None
         self._options: list[dict[str, Any]] = []
         self._due: set[int] = set()
-        """Layers whose sums of the last step are not in their parameters yet."""
+        """Layers to which the sums of the last step have not been applied yet."""
         self._taken: set[torch.nn.Parameter] = set()
         self._is_stepping = False
         self.is_syncing = True
@@ -236,7 +240,7 @@ class Propagation:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients within on this rank alone, as `DistributedDataParallel.no_sync`."""
+        """Accumulate gradients only on this rank inside, like `DistributedDataParallel.no_sync`."""
         before, self.is_syncing = self.is_syncing, False
         try:
             yield
@@ -244,14 +248,15 @@ class Propagation:
             self.is_syncing = before
 
     def finish(self) -> None:
-        """Wait until every parameter is up to date: before evaluating or saving by other means."""
+        """Wait until every parameter is up to date; call it before evaluating or saving by other
+        means."""
         if self._due:
             self._update(sorted(self._due))
 
     # ── the pieces ──
 
     def _lay_out(self) -> None:
-        """Order layers by the first forward pass, cut them, and hand over the first gradients."""
+        """Order layers by the first forward pass, slice them, and pass on the first gradients."""
         self._layers, self._layer_of = _layers(self.model, self._called)
         if self._is_backward:
             self._layers = self._layers[::-1]
@@ -285,7 +290,7 @@ class Propagation:
         self._begin()
 
     def _begin(self) -> None:
-        """Make ready for the gradients of a step."""
+        """Prepare buffers for the gradients of a step."""
         self._last = self._run
         self._buffers.reverse()
         self._missing = np.zeros(self._tables.num_chunks, dtype=np.int64)
@@ -297,7 +302,7 @@ class Propagation:
         self._run = self._exchange.begin(self._tables, bits.numpy())
 
     def _hand_over(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient into the buffer; chunks that are whole by it may go."""
+        """Copy a gradient into the buffer; chunks that it completes may then be sent."""
         assert self._run is not None
         at, first, last = self._place[parameter]
         into = self._buffers[0][at : at + parameter.numel()]
@@ -347,14 +352,15 @@ class Propagation:
                 parameter.grad = total / self._exchange.num_ranks
 
     def _decide(self) -> None:
-        """After a few steps: whether communication is long enough to cross the end of a step."""
+        """Decide after a few steps whether communication is long enough to cross the end of a
+        step."""
         if self.crosses is None and (watched := self._watch.after_step()) is not None:
             computed_s, waited_s = watched
             worthwhile = max(self._sums_s, waited_s) > WORTHWHILE * computed_s
             self.crosses = self._exchange.agreed("crosses", str(worthwhile)) == "True"
 
     def close(self) -> None:
-        """Bring all parameters up to date and let go of the links."""
+        """Bring all parameters up to date and release the links."""
         self.finish()
         if self._staging is not None:
             self._staging.close()
@@ -362,7 +368,7 @@ class Propagation:
 
 
 class _Watch:
-    """Times of computing and of waiting for sums, in a few steps after the first."""
+    """Measures compute time and time spent waiting for sums, in a few steps after the first."""
 
     _STEPS = 4
 
@@ -372,15 +378,15 @@ class _Watch:
         self._since_s, self._is_waiting = time.monotonic(), False
 
     def computes(self) -> None:
-        """From now on."""
+        """Count time as compute from now on."""
         self._pass(False)
 
     def waits(self) -> None:
-        """From now on."""
+        """Count time as waiting from now on."""
         self._pass(True)
 
     def after_step(self) -> tuple[float, float] | None:
-        """Seconds of computing and of waiting per step, once they are known."""
+        """Return seconds of compute and of waiting per step, once they are known."""
         self._num_steps += 1
         if self._num_steps == 1:
             self._spent_s = {False: 0.0, True: 0.0}
@@ -396,7 +402,7 @@ class _Watch:
 
 
 def _count_down(run: TreeRun, missing: IntCounts, first: int, last: int) -> None:
-    """Hand chunks to the executor of which this was the last part."""
+    """Pass chunks to the executor whose last missing part has just arrived."""
     missing[first:last] -= 1
     for chunk in range(first, last):
         if missing[chunk] == 0:
@@ -404,7 +410,7 @@ def _count_down(run: TreeRun, missing: IntCounts, first: int, last: int) -> None
 
 
 def _wire_dtype(trained: Sequence[torch.nn.Parameter]) -> torch.dtype:
-    """The dtype of all gradients where the executor adds it, else float32."""
+    """The gradients' common dtype if the executor can sum it, else float32."""
     found = {parameter.dtype for parameter in trained}
     return found.pop() if len(found) == 1 and found <= set(_ADDED) else torch.float32
 
@@ -423,10 +429,10 @@ def _staging_of(trained: Sequence[torch.nn.Parameter]) -> GpuStaging | None:
 def _layers(
     model: torch.nn.Module, called: Sequence[torch.nn.Module]
 ) -> tuple[list[GradientLayer], dict[torch.nn.Module, list[int]]]:
-    """Parameters by the module whose call comes first, and what each module must wait for.
+    """Return parameters by the module that is called first, and the layers each module waits for.
 
-    Of a module that is never called itself (its parent uses its parameters) the nearest one above
-    that is called waits for it.
+    If a module is never called itself (its parent uses its parameters), its nearest ancestor that
+    is called waits for them.
     """
     above = {child: module for module in model.modules() for child in module.children()}
     rank = {module: number for number, module in enumerate(called)}
@@ -454,7 +460,7 @@ def _layers(
 
 
 _number = count()
-"""Of stores that ranks meet by, the same on each."""
+"""Numbers the stores at which ranks rendezvous, equally on every rank."""
 
 
 def wrap(
@@ -465,13 +471,13 @@ def wrap(
     slice_bytes: int = SLICE_BYTES,
     dtype: torch.dtype | None = None,
 ) -> Propagation:
-    """Let the gradients of a model travel by priority, between all ranks of the default group.
+    """Send the gradients of a model by priority, between all ranks of the default group.
 
-    ``crosses``: whether layers of the next forward pass wait for their own sums alone (True), all
-    for all sums (False), or whichever pays, found in the first steps (None). All ranks start from
-    the parameters of the first. Gradients are summed in their own type, or in ``dtype``; parameters
-    may be on a GPU, whose gradients are staged in the host's memory. Several backward passes make
-    one update where all but the last are within ``no_sync()`` of what is returned.
+    ``crosses``: True lets each layer of the next forward pass wait only for its own sums, False
+    waits for all sums at the optimizer step, None chooses the faster in the first steps. All ranks
+    start from the parameters of the first. Gradients are summed in their own dtype, or in
+    ``dtype``; gradients on a GPU are staged in host memory. To accumulate several backward passes
+    into one update, run all but the last inside ``no_sync()`` of the returned object.
     """
     if not dist.is_initialized():
         raise UsageError(

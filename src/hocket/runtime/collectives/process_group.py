@@ -1,10 +1,10 @@
 """A process group of torch.distributed whose collectives run over planned trees.
 
-`all_reduce`, `broadcast`, `all_gather`, `reduce_scatter` and their forms on one tensor go over the
-trees that were planned for these very links, in the order of the calls, each a future; so
-DistributedDataParallel and FSDP run on it unchanged. Gloo does what is not planned: other
-operations and number types, sparse tensors, point to point, gather, scatter, all-to-all, barriers.
-Tensors of GPUs go to NCCL.
+`all_reduce`, `broadcast`, `all_gather`, `reduce_scatter` and their single-tensor variants run over
+the trees that were planned for the cluster's links, in the order of the calls, and each returns a
+future; so DistributedDataParallel and FSDP run on it unchanged. Gloo runs everything that is not
+planned: other operations and dtypes, sparse tensors, point to point, gather, scatter, all-to-all,
+barriers. GPU tensors use NCCL.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hocket.runtime.collectives.tree_thread import CollectiveJob, TreeThread
 PLANNED = "hocket"
 """The name of the backend."""
 _HALVES = (torch.float16, torch.bfloat16)
-"""Summed in float32, and rounded once."""
+"""Dtypes that are summed in float32 and rounded once."""
 _ADDED = (*(getattr(torch, name) for name in ADDABLE), *_HALVES)
 _ProcessGroup: Any = dist.ProcessGroup
-"""Its types name one of several forms of each method."""
+"""Typed as Any, since torch's type stubs declare only one overload of each method."""
 _Work: Any = dist.Work
 _c10d: Any = torch._C._distributed_c10d
 FindCluster = Callable[[str], Cluster]
@@ -45,7 +45,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         self, store: Any, rank: int, size: int, timeout: timedelta,
         cluster: Callable[[], Cluster | None],
     ) -> None:  # fmt: skip
-        """``cluster`` gives what is known of the links, the first devices being the ranks."""
+        """``cluster`` returns the known links, if any; its first devices are the ranks."""
         super().__init__(rank, size)
         self._inner: dict[str, Any] = {
             "cpu": dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
@@ -65,7 +65,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
     # ── planned ──
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        """Sums over all ranks."""
+        """Sum tensors over all ranks."""
         opts = dist.AllreduceOptions() if opts is None else opts
         (tensor,) = _listed(tensors)
         if not self._can_add(tensor, opts.reduceOp):
@@ -75,25 +75,8 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
             lambda data: _copy_back(tensor, data),
         )  # fmt: skip
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """Sums over all ranks, of several tensors as one."""
-        given = _listed(tensors)
-        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        if len({(t.dtype, t.device) for t in given}) != 1 or not all(
-            self._can_add(t, opts.reduceOp) for t in given
-        ):
-            return self._inner_of(given[0]).allreduce_coalesced(given, opts)
-
-        def give(data: Any) -> None:
-            for tensor, part in zip(given, data.split([t.numel() for t in given]), strict=True):
-                _copy_back(tensor, part)
-
-        return self._put(
-            "allreduce", 0, given, lambda: torch.cat([self._addends(t) for t in given]), give
-        )
-
     def broadcast(self, tensors: Any, opts: Any) -> Any:
-        """One rank's tensor to all."""
+        """Send one rank's tensor to all ranks."""
         (tensor,) = _listed(tensors)
         if not self._can_move(tensor):
             return self._inner_of(tensor).broadcast(_listed(tensors), opts)
@@ -103,7 +86,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         )  # fmt: skip
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        """Every rank's tensor to all, into a list."""
+        """Send every rank's tensor to all ranks, into a list."""
         (outputs,), (tensor,) = output_tensors, _listed(input_tensors)
         same = all(t.nbytes == tensor.nbytes and self._can_move(t) for t in outputs)
         if not self._can_move(tensor) or not same or len(outputs) != self.size():
@@ -125,35 +108,32 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         )  # fmt: skip
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
-        """Sums over all ranks, each rank's part to it, from a list."""
+        """Sum lists of tensors over all ranks; each rank gets the sum of its own shard."""
         opts = dist.ReduceScatterOptions() if opts is None else opts
         (output,), (inputs,) = _listed(output_tensors), input_tensors
-        if not all(self._can_add(t, opts.reduceOp) for t in (output, *inputs)) or any(
-            t.numel() != output.numel() or t.dtype != output.dtype for t in inputs
-        ):
+        if any((t.numel(), t.dtype, t.device) != (output.numel(), output.dtype, output.device)
+               for t in inputs):  # fmt: skip
             inner = self._inner_of(output)
             return inner.reduce_scatter(_listed(output_tensors), input_tensors, opts)
-        return self._scattered(output, lambda: torch.cat([self._addends(t) for t in inputs]))
+        return self._reduce_scatter_base(output, torch.cat([t.reshape(-1) for t in inputs]), opts)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         is_whole = (tensor.numel(), tensor.dtype) == (self.size() * output.numel(), output.dtype)
         if not (is_whole and all(self._can_add(t, opts.reduceOp) for t in (output, tensor))):
             return self._inner_of(tensor)._reduce_scatter_base(output, tensor, opts)
-        return self._scattered(output, lambda: self._addends(tensor))
+
+        def give(data: Any) -> None:
+            count = output.numel()
+            _copy_back(output, data[count * self.rank() : count * (self.rank() + 1)])
+
+        return self._put("reducescatter", 0, [output], lambda: self._addends(tensor), give)
 
     # Newer names of the same.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
 
     # ── what they share ──
-
-    def _scattered(self, output: Any, take: Callable[[], Any]) -> Any:
-        def give(data: Any) -> None:
-            count = output.numel()
-            _copy_back(output, data[count * self.rank() : count * (self.rank() + 1)])
-
-        return self._put("reducescatter", 0, [output], take, give)
 
     def _gathered(self, tensor: Any) -> Any:
         mine = _bytes(tensor)
@@ -162,7 +142,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         return every
 
     def _addends(self, tensor: Any) -> Any:
-        """A flat copy, in the numbers that sums are made in."""
+        """Return a flat copy in the dtype in which sums are made."""
         dtype = tensor.dtype
         if self._is_wide and dtype == torch.float32:
             dtype = torch.float64
@@ -202,11 +182,11 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
     # ── as torch asks ──
 
     def getBackendName(self) -> str:  # noqa: N802
-        """For people."""
+        """Return the backend's name, for display."""
         return "hocket"
 
     def shutdown(self) -> None:
-        """Finish and let go of the links."""
+        """Finish all collectives and release the links."""
         if self.thread is not None:
             self.thread.close()
         if (gpus := self._inner.get("cuda")) is not None:
@@ -216,14 +196,14 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 class _PlannedWork(_Work):  # type: ignore[misc]
-    """Work of a collective; torch's own work of a future hides errors from `wait`."""
+    """Handle of a collective; torch's own work of a future hides errors from `wait`."""
 
     def __init__(self, future: Any) -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; raises where it failed."""
+        """Wait until the collective is done; raises if it failed."""
         self._future.wait()
         return True
 
@@ -232,7 +212,7 @@ class _PlannedWork(_Work):  # type: ignore[misc]
         return bool(self._future.done())
 
     def is_success(self) -> bool:
-        """True if it is done and nothing was wrong."""
+        """True if it is done without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -244,16 +224,16 @@ class _PlannedWork(_Work):  # type: ignore[misc]
         return None
 
     def result(self) -> list[Any]:
-        """The tensors."""
+        """Return the result tensors."""
         return list(self._future.wait())
 
     def get_future(self) -> Any:
-        """For `then`, and for DistributedDataParallel."""
+        """Return the future, for `then` and for DistributedDataParallel."""
         return self._future
 
 
 def register(find_cluster: FindCluster) -> None:
-    """Make ``init_process_group("hocket")`` known, once."""
+    """Register ``init_process_group("hocket")``, once."""
     if hasattr(dist.Backend, PLANNED.upper()):
         return
 
@@ -269,9 +249,9 @@ def register(find_cluster: FindCluster) -> None:
 
 
 def given_cluster(members: Sequence[int], find_cluster: FindCluster) -> Cluster | None:
-    """Return the cluster that ``HOCKET_CLUSTER`` names; None where links shall be measured.
+    """Return the cluster that ``HOCKET_CLUSTER`` names; None if links are to be measured.
 
-    ``members`` are the numbers of a group's ranks among all: their devices come first.
+    ``members`` are the global ranks of a group: their devices come first.
     """
     text = config.rank_cluster()
     if not text:
@@ -302,7 +282,7 @@ def _copy_back(tensor: Any, data: Any) -> None:
 
 
 def _bytes(tensor: Any) -> Any:
-    """A copy as bytes, in the order of the numbers."""
+    """Return a contiguous copy as bytes."""
     plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     return plain.clone().view(torch.uint8)
 

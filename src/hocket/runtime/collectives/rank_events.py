@@ -1,8 +1,8 @@
-"""Events that all ranks follow in one order, at the store where they meet.
+"""Events that all ranks process in one order, announced at the store where they rendezvous.
 
-A *call* is answered by every rank that lives, also by one that computes. A *failure* names the
-ranks that do not answer, or a broken link: all surviving ranks raise the same error, because the
-first event that is announced counts for all.
+A *call* must be answered by every live rank, even while it computes. A *failure* names the ranks
+that do not answer, or a broken link: all surviving ranks raise the same error, because the first
+event that is announced wins.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import torch.distributed as dist
 from hocket.base.errors import RunError
 
 CALL_S = 2.5
-"""After so long without progress all are called."""
+"""Seconds without progress after which all ranks are called."""
 ANSWER_S = 5.0
 HEARD_S = 3.0
-"""Time that the rank which announces a failure waits for the others: it may hold the store."""
-_POLL_S = 0.001
+"""Seconds that the rank which announces a failure waits for others, as it may host the store."""
 
 
 def explained(error: BaseException) -> BaseException:
-    """Translate errors of the store, which do not say who holds it."""
+    """Translate errors of the store, which do not name the rank that hosts it."""
     if not isinstance(error, dist.DistError):
         return error
     return RunError(
@@ -51,14 +50,14 @@ class RankEvents:
                 self._leave(number, event)
 
     def fail(self, why: str, silent: tuple[int, ...] = ()) -> None:
-        """Announce a failure, unless there is an event that this rank has not followed."""
+        """Announce a failure, unless there is an event that this rank has not processed."""
         self.follow()
         ranks = " ".join(map(str, silent))
         self._store.compare_set(f"event/{self._num_seen}", "", f"failed {ranks}: {why}")
         self.follow()
 
     def call(self, why: str) -> None:
-        """Require every rank to show that it lives; raises for those that do not."""
+        """Require every rank to show that it is alive; raises if some do not."""
         self.follow()
         number = self._num_seen
         # Of two ranks that announce at once the first wins, for all.
@@ -74,19 +73,8 @@ class RankEvents:
                 self.fail(why, silent)
             time.sleep(0.05)
 
-    def hear(self, key: str) -> str:
-        """Return what some rank writes under a key of the store; calls all while it does not."""
-        since_s, call_s = time.monotonic(), CALL_S
-        while not self._store.check([key]):
-            self.follow()
-            if time.monotonic() - since_s > call_s:
-                self.call(f"nothing comes for {key}")
-                call_s *= 2
-            time.sleep(_POLL_S)
-        return str(self._store.get(key).decode())
-
     def _leave(self, number: int, event: str) -> None:
-        """Raise a failure, once the other ranks have heard of it."""
+        """Raise a failure, once the other ranks have seen it."""
         silent, _, why = event.removeprefix("failed ").partition(": ")
         others = [rank for rank in range(self.num_ranks) if str(rank) not in silent.split()]
         until_s = time.monotonic() + HEARD_S

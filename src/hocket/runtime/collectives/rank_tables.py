@@ -1,7 +1,7 @@
-"""Tables of one rank's part in a planned collective: which bytes go over which tree, to whom.
+"""Tables of one rank's part in a planned collective: byte ranges of chunks, and their neighbours.
 
-Every tree transports a range of the message, cut into chunks; chunks of all trees are numbered so
-that all trees advance together, and the number is the priority. O(chunks + sends).
+Every tree transports a range of the message, cut into chunks. Chunks of all trees are numbered such
+that all trees advance together; the number is the priority. O(chunks + sends).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from hocket.base.arrays import LongArray, pointers
 from hocket.base.errors import UsageError
-from hocket.plan.sections.communication import Communication, Tree
+from hocket.plan.sections.communication import Communication, Send, Tree
 
 ADDABLE = ("float32", "float64", "int32", "int64", "bfloat16")
-"""Types that trees can add, in the order of ``tree_executor.c``."""
+"""Dtypes that the executor can sum, in the order of ``tree_executor.c``."""
 MAX_CHILDREN = 64
-"""Limit of children per rank and tree: their arrivals are the bits of one word."""
+"""Most children per rank and tree: their arrivals are the bits of one 64-bit integer."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19
 _CHUNK_S = 40e-6
 """Overhead of a chunk at every hop: two system calls and a context switch."""
@@ -28,19 +28,19 @@ _CHUNK_S = 40e-6
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """Tables of one rank; a peer is a rank, -1 nobody."""
+    """Tables of one rank; a peer is a rank, or -1 for none."""
 
     num_bytes: int
     chunk_tree: LongArray
     chunk_start: LongArray
     chunk_size: LongArray
     chunk_at: LongArray
-    """Bytes of the same tree before it."""
+    """Offset of each chunk: bytes of earlier chunks of the same tree."""
     up_parent: LongArray
     up_ptr: LongArray
     up_child: LongArray
     scratch_at: LongArray
-    """Per child: where what it sends is kept until it is added."""
+    """Per child: offset of the scratch space that holds its data until they are added."""
     down_parent: LongArray
     down_ptr: LongArray
     down_child: LongArray
@@ -49,16 +49,16 @@ class RankTables:
     """Chunks that this rank contributes to."""
     wanted_finals: int
     last_chunk: int = -1
-    """Empty, climbs when a rank has all others: by it the root knows; -1: none."""
+    """Empty chunk that each rank sends up when it has all others, to notify the root; -1: none."""
 
     @property
     def num_chunks(self) -> int:
-        """Of all trees."""
+        """Number of chunks of all trees."""
         return len(self.chunk_tree)
 
     @property
     def wanted_sends(self) -> int:
-        """Messages that this rank sends."""
+        """Number of messages that this rank sends."""
         up = self.up_parent[self.chunk_tree] >= 0
         down = np.diff(self.down_ptr)[self.chunk_tree]
         return int(up.sum() + down.sum())
@@ -84,20 +84,19 @@ class RankTables:
 
 
 def tables_of(
-    section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float,
-    chunk_factor: float = 1.0,
-) -> RankTables:  # fmt: skip
-    """The tables of a rank for a message of so many items, at the rate that the plan promises.
+    section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float
+) -> RankTables:
+    """Return the tables of a rank for a message of ``num_items``, at the rate of its plan.
 
-    ``chunk_factor``: chunks in parts of the number that the model says.
-    Of a gather or scatter the message is all shards, one after the other in the order of the ranks.
+    The message of a gather or scatter is the concatenation of all shards, in the order of the
+    ranks.
     """
     ranges = [(a * item_bytes, b * item_bytes) for a, b in ranges_of(section, num_items)]
     # All trees end together: each takes as long as the whole message at the rate of the plan.
     spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
     chunks = []
     for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
-        number = _num_chunks(_depth(tree), spent_s, stop - start, chunk_factor)
+        number = _num_chunks(_depth(tree), spent_s, stop - start)
         ends = _cuts(start, stop, number, item_bytes)
         part = 1 / (len(ends) - 1)
         chunks += [((n + 0.5) * part, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
@@ -108,19 +107,22 @@ def tables_of(
 def tables_of_chunks(
     section: Communication, rank: int, chunks: Sequence[tuple[int, int, int]]
 ) -> RankTables:
-    """The tables for given chunks (tree, start, stop), the most urgent first."""
+    """Return the tables for given chunks (tree, start, stop), the most urgent first."""
     chunks = list(chunks)
     last = _is_confirmed(section)
     trees = list(section.trees)
     if last:
         first = section.trees[0].broadcast
-        back = tuple(type(send)(send.dst, send.src, send.hops) for send in reversed(first))
+        back = tuple(Send(send.dst, send.src, send.hops) for send in reversed(first))
         trees.append(Tree(section.root, section.trees[0].share, reduce=back))
         chunks.append((len(trees) - 1, 0, 0))
     table = np.array(chunks, dtype=np.int64).reshape(-1, 3)
     chunk_at, sizes = _within_trees(chunks, len(trees))
-    members = _members(section, trees, rank)
-    kept = [sizes[tree] for tree, part in enumerate(members) for _ in part.up_child]
+    up_child, up_parent = _neighbours(section, rank, [tree.reduce for tree in trees])
+    down_parent, down_child = _neighbours(section, rank, [tree.broadcast for tree in trees])
+    if max(map(len, up_child), default=0) > MAX_CHILDREN:
+        raise UsageError(f"a rank has more than {MAX_CHILDREN} children in a tree")
+    kept = [sizes[tree] for tree, children in enumerate(up_child) for _ in children]
     reduces = section.collective in ("allreduce", "reduce", "reducescatter")
     at_root = np.array([tree.root == section.ranks[rank] for tree in trees])[table[:, 0]]
     own = (
@@ -134,13 +136,13 @@ def tables_of_chunks(
         chunk_start=table[:, 1].copy(),
         chunk_size=table[:, 2] - table[:, 1],
         chunk_at=chunk_at,
-        up_parent=np.array([part.up_parent for part in members], dtype=np.int64),
-        up_ptr=pointers([len(part.up_child) for part in members]),
-        up_child=_flat([part.up_child for part in members]),
+        up_parent=_one_each(up_parent),
+        up_ptr=pointers(list(map(len, up_child))),
+        up_child=_flat(up_child),
         scratch_at=pointers(kept)[:-1].copy(),
-        down_parent=np.array([part.down_parent for part in members], dtype=np.int64),
-        down_ptr=pointers([len(part.down_child) for part in members]),
-        down_child=_flat([part.down_child for part in members]),
+        down_parent=_one_each(down_parent),
+        down_ptr=pointers(list(map(len, down_child))),
+        down_child=_flat(down_child),
         num_scratch_bytes=sum(kept),
         own=own.astype(np.int64),
         wanted_finals=wanted - (last and section.ranks[rank] != section.root),
@@ -151,7 +153,7 @@ def tables_of_chunks(
 def _within_trees(
     chunks: Sequence[tuple[int, int, int]], num_trees: int
 ) -> tuple[LongArray, list[int]]:
-    """Per chunk the bytes of its tree before it, and the bytes of each tree."""
+    """Return per chunk the bytes of its tree before it, and the bytes of each tree."""
     sizes = [0] * num_trees
     before = []
     for tree, start, stop in chunks:
@@ -160,44 +162,28 @@ def _within_trees(
     return np.array(before, dtype=np.int64), sizes
 
 
-@dataclass
-class _Member:
-    """A rank's neighbours in one tree."""
-
-    up_parent: int
-    up_child: list[int]
-    down_parent: int
-    down_child: list[int]
-
-
-def _members(section: Communication, trees: Sequence[Tree], rank: int) -> list[_Member]:
+def _neighbours(
+    section: Communication, rank: int, sends: Sequence[Sequence[Send]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return per tree the ranks that send to this one and those it sends to, in the order of
+    sends."""
     number = {name: index for index, name in enumerate(section.ranks)}
-    me, found = section.ranks[rank], []
-    for tree in trees:
-        part = _Member(-1, [], -1, [])
-        for send in tree.reduce:
-            if send.dst == me:
-                part.up_child.append(number[send.src])
-            if send.src == me:
-                part.up_parent = number[send.dst]
-        for send in tree.broadcast:
-            if send.src == me:
-                part.down_child.append(number[send.dst])
-            if send.dst == me:
-                part.down_parent = number[send.src]
-        if len(part.up_child) > MAX_CHILDREN:
-            raise UsageError(f"a rank has more than {MAX_CHILDREN} children in a tree")
-        found.append(part)
-    return found
+    me = section.ranks[rank]
+    return (
+        [[number[send.src] for send in of_tree if send.dst == me] for of_tree in sends],
+        [[number[send.dst] for send in of_tree if send.src == me] for of_tree in sends],
+    )
 
 
 def _is_confirmed(section: Communication) -> bool:
-    """True if the root must know that all have it: else it could run ahead of those that lag."""
+    """True if the root must be notified when all ranks are done: else it could run ahead of slow
+    ones."""
     return section.collective == "broadcast"
 
 
 def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
-    """The items of each tree; those of one root stand together where every rank has a shard."""
+    """Return the items of each tree; if every rank has a shard, trees of one root are
+    contiguous."""
     by_root = section.collective in ("allgather", "reducescatter")
     count = len(section.ranks)
     ranges = [(0, 0)] * len(section.trees)
@@ -217,7 +203,7 @@ def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
 
 
 def _depth(tree: Tree) -> int:
-    """Sends one after the other."""
+    """Return the depth of a tree: the longest chain of dependent sends."""
     at: dict[str, int] = {}
     for send in tree.reduce:
         at[send.dst] = max(at.get(send.dst, 0), at.get(send.src, 0) + 1)
@@ -227,18 +213,26 @@ def _depth(tree: Tree) -> int:
     return max((*at.values(), *down.values()))
 
 
-def _num_chunks(depth: int, spent_s: float, num_bytes: int, factor: float) -> int:
-    """A pipeline fills for depth - 1 chunks, pays for each: C = sqrt((depth - 1) time / cost)."""
-    best = factor * sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
+def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
+    """Return the number of chunks C that minimises the time to fill the pipeline plus overheads.
+
+    C = sqrt((depth - 1) time / overhead per chunk).
+    """
+    best = sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
     return min(max(ceil(num_bytes / MAX_CHUNK_BYTES), round(best), 1),
                max(1, num_bytes // MIN_CHUNK_BYTES))  # fmt: skip
 
 
 def _cuts(start: int, stop: int, num_chunks: int, item_bytes: int) -> list[int]:
-    """Ends of the chunks of a range: all as large, but for whole items."""
+    """Return the ends of a range's chunks, which are equally large up to rounding to items."""
     items = (stop - start) // item_bytes
     num_chunks = min(num_chunks, max(items, 1))
     return [start + items * n // num_chunks * item_bytes for n in range(num_chunks + 1)]
+
+
+def _one_each(peers: Sequence[Sequence[int]]) -> LongArray:
+    """Return the only peer of each tree; -1 if there is none."""
+    return np.array([peer[0] if peer else -1 for peer in peers], dtype=np.int64)
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> LongArray:

@@ -1,6 +1,6 @@
 """Execute one rank's tables of a planned collective: a C loop over non-blocking sockets.
 
-Python would make several objects per message, which a fast link does not forgive, so
+Python would allocate several objects per message, which is too slow for fast links, so
 ``tree_executor.c`` is compiled at first use and kept in the cache folder.
 """
 
@@ -32,13 +32,13 @@ class RunState(IntEnum):
     DONE = 0
     RUNNING = 1
     CLOSED = 2
-    """By the peer ``failed_peer``."""
+    """The peer ``failed_peer`` closed its connection."""
     MISMATCH = 3
-    """That peer is in another collective."""
+    """The peer ``failed_peer`` is in another collective."""
 
 
 class Connections:
-    """State that outlives a collective: descriptors of the peers, and headers that came early."""
+    """State that outlives a collective: sockets of the peers, and headers that came early."""
 
     def __init__(self, descriptors: list[int]) -> None:
         count = len(descriptors)
@@ -69,7 +69,7 @@ class TreeRun:
         notify_fd: int = -1,
         is_ready: bool = True,
     ) -> None:
-        """``data`` is changed in place; without ``is_ready`` chunks wait for `ready`."""
+        """``data`` is changed in place; without ``is_ready`` chunks are sent only after `ready`."""
         count, chunks = len(connections.fd), tables.num_chunks
         self.tables, self.connections = tables, connections
         self.data = data.view(np.uint8).reshape(-1)
@@ -106,12 +106,12 @@ class TreeRun:
         os.eventfd_write(self.connections.wake_fd, 1)
 
     def go_on(self, slice_s: float) -> RunState:
-        """Work until all is done, or for a slice of time."""
+        """Run until all chunks are done, or for ``slice_s`` seconds."""
         return RunState(self._function(self._struct, slice_s))
 
     @property
     def num_moved(self) -> int:
-        """Count bytes of the connections so far; grows while there is progress."""
+        """Return the bytes moved over the connections so far; grows while there is progress."""
         return int(self.connections.bytes_out.sum() + self.connections.bytes_in.sum())
 
     def _pointers(self) -> _Struct:
@@ -147,7 +147,7 @@ _ARRAYS = (
     "in_body_done", "num_finals", "num_sends", "bytes_out", "bytes_in", "failed_peer", "data",
     "scratch",
 )  # fmt: skip
-"""In the order of the struct in ``tree_executor.c``."""
+"""Fields in the order of the struct in ``tree_executor.c``."""
 
 
 class _Struct(ctypes.Structure):
@@ -159,7 +159,7 @@ class _Struct(ctypes.Structure):
 
 @cache
 def compiled() -> Any:
-    """Return the function of ``tree_executor.c``; raises where it cannot be compiled."""
+    """Return the function of ``tree_executor.c``; raises if it cannot be compiled."""
     source = Path(__file__).with_name("tree_executor.c")
     digest = hashlib.sha256(source.read_bytes() + os.uname().machine.encode()).hexdigest()[:16]
     try:

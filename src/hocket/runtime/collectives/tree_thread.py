@@ -1,8 +1,8 @@
 """The thread of a rank that executes planned collectives, one after the other.
 
-Collectives of a process group bring all their data at once (`put`); gradients that are synchronised
-by priority become ready chunk by chunk while they are in flight (`begin`). A rank that dies or
-stops is named by every survivor; a link that breaks ends the group with an error.
+Collectives of a process group have all their data at submission (`put`); gradients that are
+synchronised by priority become ready chunk by chunk while they are in flight (`begin`). If a rank
+dies or stops, every survivor's error names it; a broken link ends the group with an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hocket.runtime.collectives.tree_executor import Connections, RunState, Tree
 
 _SLICE_S = 0.1
 _START_S = 60.0
-"""Ranks that start late are waited for."""
+"""Seconds to wait for ranks that start late."""
 
 
 @dataclass(eq=False)
@@ -52,15 +52,15 @@ class CollectiveJob:
 
 
 class TreeThread:
-    """Executes collectives in the order in which they are handed in; all ranks hand in the same."""
+    """Executes collectives in the order of submission, which must be the same on all ranks."""
 
     def __init__(
         self, store: Any, rank: int, num_ranks: int, cluster: Callable[[], Cluster | None],
         timeout_s: float = inf,
     ) -> None:  # fmt: skip
-        """``cluster`` gives the links where they are known; else the first collective measures.
+        """``cluster`` returns the links if they are known; else the first collective measures them.
 
-        After ``timeout_s`` without progress a collective fails, though all ranks live.
+        After ``timeout_s`` without progress a collective fails, even if all ranks are alive.
         """
         self.rank, self.num_ranks, self._store = rank, num_ranks, store
         self._given, self._timeout_s = cluster, timeout_s
@@ -83,7 +83,7 @@ class TreeThread:
         return self._plans.cluster if self._plans is not None else None
 
     def open(self) -> AgreedPlans:
-        """Measure the links where they are not known, and connect; all ranks call it once."""
+        """Measure the links if they are not known, and connect; every rank must call it once."""
         if self._plans is None:
             cluster, cut = self._given(), list[int]()
             if cluster is None:
@@ -101,17 +101,18 @@ class TreeThread:
         return self._plans
 
     def put(self, job: CollectiveJob) -> None:
-        """Hand in a collective."""
+        """Submit a collective."""
         self._enqueue(job)
 
     def begin(self, tables: RankTables, data: np.ndarray[Any, Any]) -> TreeRun:
-        """Start one more sum, whose chunks become ready one by one."""
+        """Start a sum whose chunks become ready one by one."""
         run = self._new_run(tables, data, notify_fd=self._notify, is_ready=False)
         self._enqueue(run)
         return run
 
     def wait(self, run: TreeRun, first: int, stop: int) -> None:
-        """Wait until some chunks are summed; raises where that cannot be any more."""
+        """Wait until chunks ``first`` to ``stop`` (exclusive) are summed; raises if the thread
+        failed."""
         final = run.final[first:stop]
         while not final.all():
             if self._error is not None:
@@ -122,13 +123,13 @@ class TreeThread:
                     os.eventfd_read(self._notify)
 
     def agreed(self, key: str, text: str) -> str:
-        """Return the text of the first rank."""
+        """Return the first rank's ``text``, on every rank."""
         if self.rank == 0:
             self._store.set(f"agreed/{key}", text)
         return str(self._store.get(f"agreed/{key}").decode())
 
     def close(self) -> None:
-        """Finish what is handed in, or give it up where others do not take part any more."""
+        """Finish submitted collectives, or abandon them if other ranks no longer take part."""
         atexit.unregister(self.close)
         self._jobs.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -166,7 +167,7 @@ class TreeThread:
                 job = self._jobs.get()
 
     def _next(self) -> CollectiveJob | TreeRun | None:
-        """Return the next job; while there is none, calls of other ranks are answered."""
+        """Return the next job; answers calls of other ranks while there is none."""
         while True:
             try:
                 return self._jobs.get(timeout=2 * _SLICE_S)
@@ -176,15 +177,8 @@ class TreeThread:
     def _execute(self, job: CollectiveJob) -> None:
         data = job.take()
         plan = self.open().plan(job.collective, job.root, data.nbytes)
-        tables = tables_of(
-            plan.section, self.rank, data.size, data.itemsize, plan.rate_bps,
-            plan.tuning.factor(self._events.hear),
-        )  # fmt: skip
-        started_s = time.monotonic()
+        tables = tables_of(plan.section, self.rank, data.size, data.itemsize, plan.rate_bps)
         self._finish(self._new_run(tables, data), f"{job.collective} of {data.nbytes} bytes")
-        # The rank that holds the store may be done, and leave, before this one.
-        with contextlib.suppress(dist.DistError):
-            plan.tuning.took((time.monotonic() - started_s) / max(data.nbytes, 1))
         job.give(data)
 
     def _finish(self, run: TreeRun, what: str) -> None:
@@ -219,5 +213,5 @@ class TreeThread:
                 call_s *= 2
 
     def plan(self, num_bytes: int) -> AgreedPlan:
-        """Return the plan for sums of so many bytes."""
+        """Return the plan for a sum of ``num_bytes``."""
         return self.open().plan("allreduce", 0, num_bytes)

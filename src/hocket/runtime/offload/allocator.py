@@ -1,12 +1,13 @@
-"""Memory of a card beyond the tensors of a step: PyTorch's caching allocator and the CUDA context.
+"""Memory that training takes on a GPU beyond its tensors: caching allocator and CUDA context.
 
-A budget is what a card must have: `torch.cuda.max_memory_reserved()` and the CUDA context. By
-default the allocator never joins its segments, so that it reserved up to 39 % more than was
-allocated. Expandable segments grow and shrink by pages, and unused pages are returned before an
-allocation fails; so they are switched on for training within a budget.
+A memory budget covers `torch.cuda.max_memory_reserved()` and the CUDA context, so this file
+estimates both from allocated bytes. By default the allocator never joins its segments, and reserved
+up to 39 % more than was allocated. Expandable segments grow and shrink by pages, and return unused
+pages before an allocation fails, so `expand_segments` switches them on for training within a
+budget.
 
-The setter is a private function of PyTorch (checked with 2.11 and 2.13): there is no public one,
-and the environment variable is read before a program can set it.
+PyTorch has no public setter (the private one was checked with 2.11 and 2.13), and reads the
+environment variable before a program can set it.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ import torch
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTING = "expandable_segments"
 _PAGE_BYTES = 20 * 2**20
-"""Growth of segments of large tensors; those of small ones grow by a tenth of it."""
+"""Step in which segments of large tensors grow; segments of small tensors grow by a tenth of it."""
 _NUM_PARTIAL_PAGES = 2
-"""Pages that are partly used: one of large and one of small tensors."""
+"""Partly used pages: one of large tensors and one of small tensors."""
 _FRAGMENTED = 0.04
-"""Share of allocated bytes that is lost in gaps: 1.5 to 5.5 % for three models on an H200, of which
-the allocator returns a part when it has to."""
+"""Fraction of allocated bytes lost to fragmentation: 1.5 to 5.5 % for three models on an H200, of
+which the allocator recovers a part when memory is short."""
 _FRAGMENTED_IN_GRAPH = 0.02
-"""Added by a CUDA graph, whose pool returns nothing."""
+"""Additional fraction with a CUDA graph, whose memory pool returns nothing."""
 _CONTEXT_GROWTH_BYTES = 160 * 2**20
-"""Kernels that the first steps load: the context grew from 0.67 to 0.83 GiB there."""
+"""Growth of the CUDA context by kernels that first steps load: measured from 0.67 to 0.83 GiB."""
 _MAX_CONTEXT_BYTES = 2**30
-"""Larger values include memory of other processes."""
+"""Upper limit of the context's size: larger measurements include memory of other processes."""
 
 
 def expand_segments(device: torch.device) -> str:
-    """Switch the allocator to expandable segments; returns the reason where that is impossible."""
+    """Switch to expandable segments; return the reason if that is impossible, else an empty
+    string."""
     if device.type != "cuda":
         return ""
     if (backend := torch.cuda.get_allocator_backend()) != "native":
@@ -44,14 +46,14 @@ def expand_segments(device: torch.device) -> str:
     if settings.get(_SETTING, "True") != "True":
         return f"{name} switches them off"
     if _SETTING not in settings:
-        # Settings that are not named return to their defaults, so the given ones are named again.
+        # The setter resets settings that it does not name, so the user's are passed again.
         _set(",".join(filter(None, (given, f"{_SETTING}:True"))))
     torch.cuda.empty_cache()
     return "" if _are_expandable(device) else "this driver or platform has none"
 
 
 def _given() -> tuple[str, str]:
-    """Return the environment variable of the allocator's settings, and its value."""
+    """Return name and value of the environment variable with the settings; empty if none is set."""
     return next(((name, os.environ[name]) for name in _VARIABLES if os.environ.get(name)), ("", ""))
 
 
@@ -61,7 +63,7 @@ def _set(settings: str) -> None:
 
 
 def _are_expandable(device: torch.device) -> bool:
-    """True if a new segment is expandable: PyTorch ignores the setting where it cannot."""
+    """True if new segments are expandable; PyTorch ignores the setting on unsupported platforms."""
     probe = torch.empty(_PAGE_BYTES, dtype=torch.uint8, device=device)
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     found = any(segment.get("is_expandable", False) for segment in segments)
@@ -71,7 +73,7 @@ def _are_expandable(device: torch.device) -> bool:
 
 
 def card_bytes(device: torch.device, allocated_bytes: int, *, is_replayed: bool = False) -> int:
-    """Return the memory that a card must have for a step that allocates so much."""
+    """Estimate the device memory that a step needs if its tensors take ``allocated_bytes``."""
     if device.type != "cuda":
         return allocated_bytes
     part = _FRAGMENTED + (_FRAGMENTED_IN_GRAPH if is_replayed else 0.0)
@@ -80,7 +82,7 @@ def card_bytes(device: torch.device, allocated_bytes: int, *, is_replayed: bool 
 
 
 def context_bytes(device: torch.device) -> int:
-    """Return the memory of the process beside the allocator: context, kernels, libraries."""
+    """Estimate the process's GPU memory outside the allocator: context, kernels, libraries."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

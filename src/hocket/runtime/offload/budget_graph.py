@@ -1,11 +1,11 @@
-"""Whole steps within a budget as one CUDA graph, where the plan moves nothing.
+"""CUDA graphs of entire training steps within a memory budget, for plans without host copies.
 
-Forward, backward with recompute, and the updates that follow each block's gradients are captured as
-the model's modules launch them; afterwards one launch replays the step. A graph keeps the peak
-memory of its step, beside parameters, states and a copy of the batch, so that an evaluation
-between steps would find no memory. Therefore the graph is released before, and the next step is
-captured again; where that happens all the time, steps stay eager. O(parameters) comparisons per
-step.
+Forward, backward with recompute, and the update of each block are captured as the model's modules
+launch them; afterwards one launch replays the step. A graph holds the peak memory of its step in
+addition to parameters, optimizer state and a static copy of the batch, which leaves no memory for
+an evaluation between steps. So the graph is released before an evaluation, and captured again in
+the next training step. After a graph with fewer than `MIN_REPLAYS` replays, steps stay eager.
+O(parameters) comparisons per step.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hocket.runtime.train.cuda_graphs import GraphReplay, address_of, eager_upda
 from hocket.runtime.train.loss_weight import Weight
 
 MIN_REPLAYS = 4
-"""A graph that is released after fewer steps was not worth its capture."""
+"""Replays that make a capture worthwhile; after a graph with fewer, steps stay eager."""
 StepPasses = Callable[[Any, Weight], StepOutput]
-"""Forward, backward and updates of a batch with a weight."""
+"""Runs forward, backward and updates of a batch, with the weight of its loss."""
 Capture = Callable[[Callable[[], StepOutput]], Callable[[], StepOutput]]
-"""Makes a call that replays another one; each replay overwrites the results of the last."""
+"""Captures a function and returns its replay, which overwrites the outputs of earlier replays."""
 
 
 class CapturedBudgetStep(NamedTuple):
-    """A captured step with its inputs."""
+    """A captured step with its static inputs."""
 
     launch: Callable[[], StepOutput]
     batch: StaticBatch
@@ -40,19 +40,19 @@ class CapturedBudgetStep(NamedTuple):
 
 
 class BudgetGraph:
-    """Runs steps of one model on one device: eager first, and replayed once they repeat."""
+    """Runs steps of one model on one device: the first eagerly, repeated ones by graph replay."""
 
     def __init__(
         self, model: nn.Module, device: torch.device, refusal: str, capture: Capture | None = None
     ) -> None:
-        """``refusal`` is the reason why steps are never replayed; empty where they are."""
+        """``refusal`` is the reason why steps are never replayed, or an empty string."""
         self._model, self._device = model, device
         self._stream = None if refusal or device.type != "cuda" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._capture = capture or self._as_graph
         self.replay: GraphReplay[CapturedBudgetStep] = GraphReplay(refusal)
         self._num_replayed = 0
         self._was_elsewhere = True
-        """True if others than eager steps used the device last."""
+        """True if anything but eager steps used the device last."""
 
     def __call__(
         self,
@@ -61,10 +61,10 @@ class BudgetGraph:
         optimizer: torch.optim.Optimizer | None,
         passes: StepPasses,
     ) -> StepOutput:
-        """Run one step and its updates.
+        """Run one step with its updates, by graph replay if possible.
 
-        It is eager without an optimizer, and where gradients are accumulated: a graph would add to
-        the same ones each time.
+        The step is eager without an optimizer, with an optimizer that cannot be captured, and while
+        gradients are accumulated: each replay would add to the same gradient tensors.
         """
         batch = plain_batch(batch)
         if self.replay.refusal:
@@ -84,7 +84,7 @@ class BudgetGraph:
         return StepOutput(output.loss.clone(), cloned(output.outputs))
 
     def release(self) -> None:
-        """Release the memory of the graph for others."""
+        """Release the memory of the captured graph."""
         self._was_elsewhere = True
         if self.replay.captured is None:
             return
@@ -97,7 +97,8 @@ class BudgetGraph:
             torch.cuda.empty_cache()
 
     def _key(self, batch: Any, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-        """Yield all that makes a step the same as another, except for the values of its batch."""
+        """Yield everything that steps must share to use one graph: shapes, addresses and
+        settings."""
         yield signature_of(batch)
         yield model_key(self._model, self._device)
         for group in optimizer.param_groups:
@@ -113,14 +114,14 @@ class BudgetGraph:
             launch = self._capture(lambda: passes(static.batch, scale))
             return CapturedBudgetStep(launch, static, scale)
         finally:
-            # A capture that failed leaves some.
+            # A failed capture leaves gradients in the memory of its graph.
             for parameter in self._model.parameters():
                 parameter.grad = None
 
     def _as_graph(self, run: Callable[[], StepOutput]) -> Callable[[], StepOutput]:
-        """Capture a CUDA graph of what a function launches."""
+        """Capture a function as a CUDA graph; return a function that replays it."""
         graph = torch.cuda.CUDAGraph()
-        # Workspaces of the steps before would exist twice.
+        # Otherwise workspaces of earlier steps would stay allocated beside those of the graph.
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         try:
@@ -136,11 +137,12 @@ class BudgetGraph:
         return launch
 
     def _eager(self, run: Callable[[], StepOutput]) -> StepOutput:
-        """Run on the stream that is captured later, for which autograd and libraries keep state."""
+        """Run eagerly on the stream of the capture, because autograd and libraries keep state per
+        stream."""
         if self._stream is None:
             return run()
         if self._was_elsewhere:
-            # Workspaces belong to a stream: those of the usual one would exist besides.
+            # Workspaces belong to a stream: those of the default stream would stay allocated.
             torch._C._cuda_clearCublasWorkspaces()
             self._was_elsewhere = False
         with on_stream(self._stream, self._device):

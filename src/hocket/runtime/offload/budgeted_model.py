@@ -1,10 +1,11 @@
-"""Training by the model itself within a memory budget, as a memory plan says.
+"""`BudgetedModel`: trains a PyTorch model within a memory budget, according to its memory plan.
 
-Blocks of modules are called through hooks (`hooks`): saved tensors stay, are offloaded or
-recomputed, parameters live on the device or are fetched from the host, gradients leave as soon as
-they are complete, and the user's optimizer updates each block where the plan says, while the
-backward pass continues. The model itself does not change: its modules call these hooks, and its
-parameters are views of their master copies between steps.
+The modules of each block are called through hooks (`hooks`) that apply the block's policy: saved
+tensors stay on the device, are offloaded or recomputed, and parameters are resident on the device
+or fetched from the host. Gradients of host-resident blocks are copied to the host as soon as they
+are complete, and the user's optimizer updates each block on the host or the device while the
+backward pass continues. Code and parameter objects of the model do not change: patched forwards
+call the hooks, and between steps parameters are views of their master copies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from hocket.runtime.offload.allocator import context_bytes
 from hocket.runtime.offload.budget_graph import BudgetGraph
 from hocket.runtime.offload.chunked_loss import lazy_logits
 from hocket.runtime.offload.copy_streams import CopyStreams, HeldUntil, HostPool
-from hocket.runtime.offload.expert_groups import called_in_groups, ring_of, sources_of
 from hocket.runtime.offload.gradient_buffers import (
     GradientBuffers,
     Gradients,
@@ -43,7 +43,7 @@ from hocket.runtime.offload.gradient_buffers import (
 from hocket.runtime.offload.hooks import BlockHooks
 from hocket.runtime.offload.host_optimizer import HostOptimizerThread, OptimizerSteps, host_step
 from hocket.runtime.offload.memory_tracker import MemoryTracker
-from hocket.runtime.offload.model_blocks import find_head, group_experts, model_blocks
+from hocket.runtime.offload.model_blocks import find_head, model_blocks
 from hocket.runtime.offload.parameter_blocks import Block, blocks_by_module, place_parameters
 from hocket.runtime.offload.patched_forward import (
     claim_model,
@@ -56,7 +56,7 @@ from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.prefetch import staging_buffers
 from hocket.runtime.offload.state_swap import StateSwap
 from hocket.runtime.optimizer_parts import updates_in_parts
-from hocket.runtime.strategy import StepOutput, Timings
+from hocket.runtime.strategy import StepOutput, Strategy
 from hocket.runtime.train.batches import (
     larger_batch_warning,
     on_device,
@@ -70,11 +70,11 @@ from hocket.runtime.train.model_tensors import ModelTree, replaced_error
 from hocket.runtime.train.trace_options import TraceOptions, in_mode
 
 _NUM_MEASURED_STEPS = 2
-"""Without a dry run; the second step has all of the optimizer's state."""
+"""Steps measured if there was no dry run; the second one has all of the optimizer's state."""
 
 
 class BudgetExceededWarning(UserWarning):
-    """Steps of a model that could not be traced hold more than their budget."""
+    """Steps of a model that could not be traced exceed their memory budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +82,21 @@ class BudgetSetup:
     """Facts about a model and its training loop that are not in the memory plan."""
 
     graph: Graph | None = None
-    """The traced step; None where the model cannot be traced."""
+    """The traced step, or None if the model cannot be traced."""
     low_precision: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """Parameters that every op casts to another type first, by name."""
+    """Dtypes of parameters that every op casts to another dtype first, by name."""
     outputs: bool = False
-    """True if all that the model returns is kept after a step."""
+    """True if steps return all outputs of the model, not only single numbers."""
     lost: str = ""
-    """Restrictions that the user was warned of."""
+    """Restrictions that the user was already warned of."""
     no_replay: str = AS_ASKED
-    """Reason why steps are not replayed as CUDA graphs; empty where they are."""
+    """Reason why steps are not replayed as CUDA graphs, or an empty string."""
     is_dry_run: bool = False
-    """True if tensors are fake and nothing is done on the host."""
+    """True if tensors are fake and the host's work is skipped."""
 
 
-class BudgetedModel:
-    """A model within a budget; see `Strategy`."""
+class BudgetedModel(Strategy):
+    """Strategy that trains a model within a memory budget."""
 
     def __init__(
         self,
@@ -122,24 +122,22 @@ class BudgetedModel:
             )
         is_real = device.type == "cuda" and not is_dry_run
         self._optimizer: torch.optim.Optimizer | None = None
-        """Optimizer whose updates run as gradients arrive."""
+        """Optimizer that updates blocks as their gradients arrive, or None."""
         self._is_own_loop = False
-        """True if the user calls ``loss.backward()``."""
+        """True if the user's loop calls ``loss.backward()``."""
         self._detached: _DetachedStorage | None = None
 
         self.blocks = model_blocks(model, memory, setup.graph)
-        group_experts(model, self.blocks, memory, setup.graph)
         self._streams = CopyStreams(device, is_real=is_real, is_dry_run=is_dry_run)
         self._pool = HostPool(pinned=is_real)
         self._host_optimizer = HostOptimizerThread(is_dry_run=is_dry_run)
         self._steps = OptimizerSteps(device, is_real=is_real, is_dry_run=is_dry_run)
         self._gradient_buffers = GradientBuffers(self._streams, self._pool, self._host_optimizer)
         self._update_reads = HeldUntil()
-        """Gradients that updates on the device read."""
+        """Gradients that running updates on the device still read."""
         place_parameters(model, self.blocks, self._streams, setup.low_precision)
         self._staging = staging_buffers(self.blocks, self._streams, memory.prefetch)
-        self._ring = ring_of(self.blocks, self._streams)
-        # With streams of its own: state is not to wait for parameters and saved tensors.
+        # On its own streams, so that state does not queue behind parameters and saved tensors.
         swap_streams = CopyStreams(device, is_real=is_real, is_dry_run=is_dry_run)
         self._state_swap = StateSwap(self.blocks, swap_streams, self._steps.step_on_device)
         self._hooks = BlockHooks(
@@ -154,7 +152,7 @@ class BudgetedModel:
             restores_rng=not is_dry_run,
         )
         self._head = find_head(model, memory, setup.graph, self.blocks)
-        # Without asynchronous updates nothing runs between steps, so nobody has to wait.
+        # Without asynchronous updates nothing runs between steps, so state dicts need no wait.
         self._waits = _StateDictWaits(
             self._settle, is_needed=memory.async_update and not is_dry_run
         )
@@ -167,14 +165,15 @@ class BudgetedModel:
     # ── a step ───────────────────────────────────────────────────────────────────────────────
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Update blocks as their gradients arrive."""
+        """Set the optimizer that updates blocks as their gradients arrive; None defers all
+        updates."""
         self._steps.place_states(optimizer, self.blocks)
         self._optimizer = optimizer if optimizer and updates_in_parts(optimizer) else None
 
     def feed(self, reducer: GradientReducer) -> None:
-        """Leave gradients in ``parameter.grad``, where the reducer finds them after the pass.
+        """Ignore the reducer during the pass: it reads ``parameter.grad`` afterwards.
 
-        Autograd's hooks would give it gradients before they have left the device.
+        Autograd's hooks would pass it gradients before they are copied to the host.
         """
 
     @property
@@ -183,7 +182,7 @@ class BudgetedModel:
         return self._graph.replay.message
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Run forward and backward, and updates that are expected."""
+        """Run forward and backward, and the updates of the optimizer set by `expect`."""
         self._require_model()
         self._check_shapes(batch)
         with self._peak.measured(self.budget_plan, lambda: self.lasting, batch):
@@ -200,12 +199,8 @@ class BudgetedModel:
         loss.backward(torch.ones_like(loss).mul_(weight))  # type: ignore[no-untyped-call]
         return StepOutput(loss.detach(), outputs)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """Run a step; single ops are not timed."""
-        return self.train(batch, step, weight), None
-
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Run the forward pass; gradients are on the host after ``loss.backward()``."""
+        """Run the forward pass; the user's loop calls ``loss.backward()``."""
         self._optimizer = None
         self._begin(batch)
         output = self._forward(batch)
@@ -213,7 +208,7 @@ class BudgetedModel:
         return output
 
     def _begin(self, batch: Any) -> None:
-        """Begin something else than a training step."""
+        """Check model and batch, and release the graph, before anything but a training step."""
         self._require_model()
         self._check_shapes(batch)
         self._graph.release()
@@ -230,7 +225,7 @@ class BudgetedModel:
         return StepOutput(loss, returned)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the optimizer's step, as far as it was not run as gradients arrived."""
+        """Run the parts of the optimizer's step that did not run as gradients arrived."""
         # Schedulers check whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._waits.add(optimizer)
@@ -259,12 +254,12 @@ class BudgetedModel:
         self._steps.step_on_device(self._steps.on_device(optimizer, resident))
 
     def clip(self, max_norm: float) -> None:
-        """Clip all gradients by their common norm, wherever they are."""
+        """Clip all gradients, on host and device, by their global norm."""
         self._settle()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wait for running updates; drop empty states, which were never updated."""
+        """Wait for running updates, and drop empty optimizer states of parameters never updated."""
         self._require_model()
         self._settle()
         for parameter in [p for p, state in optimizer.state.items() if not state]:
@@ -279,7 +274,7 @@ class BudgetedModel:
         return output
 
     def predict(self, batch: Any) -> Any:
-        """Return what the model returns."""
+        """Return the model's outputs, without gradients."""
         self._require_model()
         self._graph.release()
         with torch.no_grad(), in_mode(self._model, is_training=False):
@@ -288,7 +283,8 @@ class BudgetedModel:
         return returned
 
     def _use_masters(self) -> None:
-        """Make parameters views of their master copies, so that the user's writes reach those."""
+        """Make parameters views of their master copies, so that the user's writes change the
+        masters."""
         for block in self.blocks:
             block.use_master()
 
@@ -297,7 +293,8 @@ class BudgetedModel:
             return (self._trace.forward or apply_model)(self._model, batch)
 
     def leave(self) -> None:
-        """Restore the model for another strategy; this one does not train any more."""
+        """Restore the model's forwards and free device buffers, so that another strategy can train
+        it."""
         self._settle()
         self._graph.release()
         self._staging.invalidate_all()
@@ -306,7 +303,7 @@ class BudgetedModel:
         self._restore_forwards()
 
     def come_back(self) -> None:
-        """Train the model again, after another strategy was refused."""
+        """Undo `leave`: allocate the buffers again and patch the model."""
         assert self._detached is not None
         self._restore_forwards()
         self._detached.attach()
@@ -334,21 +331,21 @@ class BudgetedModel:
     # ── gradients and updates: see `BackwardEvents` ──────────────────────────────────────────
 
     def begin_backward(self) -> None:
-        """Free ``parameter.grad`` of host-resident parameters for gradients on the device."""
+        """Move host gradients out of ``parameter.grad``, where the device's gradients will be."""
         set_aside_host_gradients(self.blocks)
 
     def begin_block(self, block: Block) -> None:
-        """Prefetch optimizer state of a block whose gradients are about to be complete."""
+        """Prefetch the optimizer state of a block whose gradients will be complete next."""
         self._state_swap.prefetch(block, self._optimizer)
 
     def finish_block(self, block: Block) -> None:
-        """Update a block whose gradients are complete, or copy them to the host."""
+        """Update a block whose gradients are complete, or copy its gradients to the host."""
         if block.master is None:
             if self._optimizer is not None:
                 self._update_on_device(block)
             return
         found = {p: p.grad for p in block.parameters if p.grad is not None}
-        if not found and not block.groups_sent:
+        if not found:
             return
         for parameter in found:
             parameter.grad = None
@@ -366,7 +363,7 @@ class BudgetedModel:
         self._staging.invalidate(block)
 
     def finish_step(self) -> None:
-        """Finish parameters that several blocks use, and wait for what reads gradients."""
+        """Finish the block of shared parameters, and release gradients after copies and updates."""
         self.finish_block(self.blocks[-1])
         self._gradient_buffers.in_flight.release()
         self._update_reads.release()
@@ -374,14 +371,15 @@ class BudgetedModel:
             self._settle()
 
     def order_changed(self) -> None:
-        """Warn that prefetching does not fit."""
+        """Warn that blocks are called in another order than they were prefetched in."""
         self._warn(order_changed_warning(self._trace.name))
 
     def _accumulate_on_host(
         self, block: Block, buffer: torch.Tensor, gradients: Gradients,
         part: torch.optim.Optimizer | None,
     ) -> Iterator[None]:  # fmt: skip
-        """Add gradients that have arrived, and update if these are all; runs on the host thread."""
+        """Add arrived gradients, then update the block if ``part`` is set; runs on the host
+        thread."""
         self._gradient_buffers.accumulate(block, buffer, gradients)
         if part is not None:
             yield from self._update_on_host(block, part)
@@ -400,13 +398,14 @@ class BudgetedModel:
                 parameter.grad = None
 
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the states that stay on the device or are swapped in, as a first step would."""
+        """Create states on the device and states to be swapped in, as a first optimizer step
+        would."""
         if not optimizer.state:
             self._steps.make_states(optimizer, self.blocks)
         self._state_swap.prepare(optimizer)
 
     def _settle(self) -> None:
-        """Finish all updates and make parameters and gradients readable on the host."""
+        """Finish all updates, and make parameters and gradients readable on the host."""
         for block in self.blocks:
             self._wait(block)
             block.require_own_storage()
@@ -416,7 +415,7 @@ class BudgetedModel:
             block.host_gradients = {}
 
     def _wait(self, block: Block) -> None:
-        """Wait until a block's master copy has all updates."""
+        """Wait until all updates of a block have reached its master copy."""
         self._host_optimizer.wait(block)
         block.written_back.synchronize()
 
@@ -424,9 +423,9 @@ class BudgetedModel:
 
     @property
     def _buffers(self) -> list[torch.Tensor]:
-        """Memory of the device for host-resident blocks."""
+        """Device buffers for parameters of host-resident blocks."""
         residents = [block.resident for block in self.blocks if block.resident is not None]
-        return [*self._staging.buffers, *self._ring.buffers, *residents]
+        return [*self._staging.buffers, *residents]
 
     @property
     def lasting(self) -> list[torch.Tensor]:
@@ -439,8 +438,11 @@ class BudgetedModel:
         return lasting
 
     def _enter(self, batch: Any) -> Any:
-        """Begin a forward pass: drop what a failed backward pass left, and fetch parameters that
-        several blocks use. Returns the batch on the device."""
+        """Begin a forward pass; return the batch on the device.
+
+        Drops gradients of a failed backward pass, and fetches parameters that several blocks
+        use.
+        """
         batch = on_device(batch, self._streams.device)
         if self._hooks.is_backward_unfinished:
             self._gradient_buffers.drop(self.blocks)
@@ -453,16 +455,13 @@ class BudgetedModel:
     def _patch_forwards(self) -> None:
         self._waits.add(self._model)
         claim_model(self._model, self)
-        ring, offload = self._ring, self._gradient_buffers.offload_group
-        groups = {block: sources_of(block, ring, offload) for block in self.blocks}
         for path, blocks in blocks_by_module(self.blocks).items():
             block, module = blocks[-1], blocks[-1].modules[path]
-            own, sources = module.forward, groups[block]
-            forward = called_in_groups(sources, own) if sources else own
+            own = module.forward
             if module is self._head:
-                call = partial(self._call_head, block, forward, module)
+                call = partial(self._call_head, block, own, module)
             else:
-                call = partial(self._call, path, blocks, forward)
+                call = partial(self._call, path, blocks, own)
             patch_forward(module, self, call if self._setup.is_dry_run else eager_only(own, call))
 
     def _call(self, path: str, blocks: list[Block], forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -488,7 +487,7 @@ class BudgetedModel:
 
 
 def _single_number(value: Any) -> Any:
-    """Detach a single number; None for everything else, such as caches that hold the graph."""
+    """Detach a single number; return None for other values, such as caches that hold the graph."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.detach()
     return value if isinstance(value, int | float | str) else None
@@ -513,15 +512,15 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
 
 
 class _DetachedStorage:
-    """Device memory that a strategy gives back while another one trains its model.
+    """Device memory that a strategy frees while another strategy trains its model.
 
-    Tensors and their views stay as they are; only their storages are empty meanwhile.
+    Buffers and their views remain as tensor objects; only their storages are empty meanwhile.
     """
 
     def __init__(
         self, blocks: Sequence[Block], buffers: Iterable[torch.Tensor], streams: CopyStreams
     ) -> None:
-        """No update of these blocks may be running."""
+        """Free the buffers; no update of these blocks may be running."""
         self._blocks, self._streams = blocks, streams
         for block in blocks:
             for parameter in block.parameters if block.master is not None else ():
@@ -535,7 +534,7 @@ class _DetachedStorage:
             storage.resize_(0)
 
     def attach(self) -> None:
-        """Allocate the memory again, and move parameters to where their blocks keep them."""
+        """Allocate the memory again, and move parameters to where the memory plan places them."""
         for storage, num_bytes in self._sizes:
             storage.resize_(num_bytes)
         # Computation may still use memory that it has freed.
@@ -547,25 +546,25 @@ class _DetachedStorage:
 
 
 class _WaitingHook:
-    """A hook of state dicts that waits for asynchronous updates."""
+    """State-dict hook that waits for asynchronous updates."""
 
-    # Hooks are copied with all that they have: a copy of the model would have its strategy.
+    # Copies of a model copy its hooks: without `__deepcopy__` they would copy the strategy too.
     __slots__ = ("_wait",)
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait
 
     def __call__(self, *_: object) -> None:
-        """Wait before anything is saved or loaded."""
+        """Wait for updates before a state dict is saved or loaded."""
         self._wait()
 
     def __deepcopy__(self, memo: object) -> _WaitingHook:
-        """Wait before a model is copied; the copy has nothing to wait for."""
+        """Wait before a model is copied; the hook of the copy waits for nothing."""
         self._wait()
         return _WaitingHook(_nothing)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to pickle: a file of the whole model would need hocket to be read."""
+        """Refuse to pickle: reading a pickled model would require hocket."""
         raise UsageError(
             "a model with async_update=True cannot be pickled as a whole",
             hint="save model.state_dict(), or copy.deepcopy(model); or leave async_update out",
@@ -585,7 +584,7 @@ class _StateDictWaits:
         self._handles: dict[object, list[RemovableHandle]] = {}
 
     def add(self, owner: nn.Module | torch.optim.Optimizer) -> None:
-        """Make a model's or an optimizer's state dicts wait."""
+        """Register the hooks of a model or an optimizer."""
         if owner not in self._handles and self._is_needed:
             self._handles[owner] = [
                 owner.register_state_dict_pre_hook(self._hook),
@@ -601,7 +600,8 @@ class _StateDictWaits:
 
 
 class _MeasuredPeak:
-    """Measures first steps without a dry run, and warns where they exceed the budget."""
+    """Measures the first steps of a model without a dry run, and warns if they exceed the
+    budget."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._name, self._device = name, device
@@ -612,7 +612,7 @@ class _MeasuredPeak:
     def measured(
         self, plan: BudgetPlan, lasting: Callable[[], Iterable[torch.Tensor]], batch: Any
     ) -> Iterator[None]:
-        """Measure a step; ``lasting`` are tensors on the device besides its batch."""
+        """Measure a step; ``lasting`` returns the tensors on the device besides the batch."""
         if plan.peak_bytes is not None or not self._num_left:
             yield
             return

@@ -1,13 +1,13 @@
-"""A language model's last layer and its cross-entropy in chunks, without all logits at once.
+"""Last layer and cross-entropy of a language model in chunks, without the full logits in memory.
 
-The last layer returns lazy logits, which know its input. Common operations before the loss (a cast,
-a reshape, a slice without the last position) are applied to them; ``cross_entropy`` goes through
-the rows in chunks, each of which is recomputed in the backward pass. Everything else computes all
-logits, so that any model gets what it expects.
+The last layer returns lazy logits: a tensor without data that refers to the layer's input. Casts,
+reshapes and slices before the loss stay lazy; ``cross_entropy`` computes the logits of one chunk of
+positions at a time, and computes them again in the backward pass. Every other function gets the
+full logits, so that all models work.
 
-The idea is that of fused linear cross-entropies such as Liger's, with PyTorch's own kernels.
-Gradients of the weights are added up in place, in 32 bits where they come in 16: as many roundings
-as the plain layer has, and no third copy of the largest gradient of a language model.
+The idea is that of fused linear cross-entropies such as Liger's, with PyTorch's own kernels. Weight
+gradients of the chunks are summed in place, 16-bit ones in float32. This rounds as often as the
+plain layer does, and avoids a third copy of the largest gradient of a language model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
 from hocket.runtime.autocast import autocast_dtype
-from hocket.runtime.offload.lazy_tensor import LazyTensor
 
 _SHORT = (torch.bfloat16, torch.float16)
 
@@ -38,7 +38,8 @@ def summed_cross_entropy(
     dtype: torch.dtype,
     ignore_index: int,
 ) -> torch.Tensor:
-    """Sum the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype`` over the rows."""
+    """Return the cross-entropy, summed over rows, of ``linear(rows, weight, bias)`` in
+    ``dtype``."""
     how = (target, num_chunks, dtype, ignore_index, autocast_dtype(rows.device.type))
     total: torch.Tensor
     total = _ChunkedLoss.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
@@ -121,16 +122,23 @@ def _autocast(kind: str, cast: torch.dtype | None) -> torch.autocast:
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
 """Calls a function while the parameters of the last layer are on the device."""
+_PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
+                    torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
+"""Functions that lazy logits answer without data, in addition to attributes such as ``shape``."""
 
 
-class LazyLogits(LazyTensor):
-    """The result of a last layer that was not computed yet."""
+class LazyLogits(torch.Tensor):
+    """Result of a last layer that was not computed yet: a tensor without data.
+
+    Functions with a rule in `_RULES` are applied to the lazy logits; other functions get the
+    computed ones.
+    """
 
     rows: torch.Tensor
-    """Input of the layer."""
+    """Input of the last layer."""
     head: Head
     layer: nn.Linear | None
-    """The layer itself, where its forward is that of `nn.Linear`."""
+    """The layer itself, or None if its ``forward`` is not that of `nn.Linear`."""
     within: Within
     num_chunks: int
 
@@ -154,7 +162,7 @@ class LazyLogits(LazyTensor):
         return made
 
     def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
-        """Return lazy logits of other rows, or in another type."""
+        """Return lazy logits for another input of the layer, or with another dtype."""
         return LazyLogits(
             rows, self.head, self.layer, self.within, self.num_chunks, self.shape[-1],
             dtype or self.dtype,
@@ -165,20 +173,34 @@ class LazyLogits(LazyTensor):
         return self.within(lambda: self.head(self.rows).to(self.dtype))
 
     @classmethod
-    def apply_rule(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply what models do to logits before the loss, and the loss."""
-        if func not in _RULES:
-            return NotImplemented
-        others = dict(kwargs)
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Apply the rule of a function, or call it with the computed logits."""
+        others = dict(kwargs or {})
         logits, *more = args or (others.pop("input", None),)
-        is_lazy = isinstance(logits, LazyLogits)
-        return _RULES[func](logits, *more, **others) if is_lazy else NotImplemented
+        if func in _RULES and isinstance(logits, LazyLogits):
+            result = _RULES[func](logits, *more, **others)
+            if result is not NotImplemented:
+                return result
+        if getattr(func, "__name__", "") == "__get__" or func in _PLAIN:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        made = tree_map(
+            lambda x: x.materialize() if isinstance(x, LazyLogits) else x, (args, kwargs or {})
+        )
+        return func(*made[0], **made[1])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} sees lazy logits, which must be computed before any op")
 
 
 def lazy_logits(
     rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
 ) -> LazyLogits:
-    """Return the lazy result of a layer with this ``forward``."""
+    """Return the lazy logits that ``forward`` of the layer ``head`` would compute from ``rows``."""
     dtype = autocast_dtype(rows.device.type) or rows.dtype
     is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
     layer = head if is_plain else None
@@ -280,7 +302,7 @@ def _last_linear(model: nn.Module) -> nn.Module | None:
 
 
 def supports_chunked_loss(model: nn.Module, graph: Graph) -> bool:
-    """True if there is a last layer that a step calls once, so that one block has all of it."""
+    """True if a step calls the model's last layer once, so that one block can contain the call."""
     head = _last_linear(model)
     if not isinstance(head, nn.Linear):
         return False
@@ -291,14 +313,17 @@ def supports_chunked_loss(model: nn.Module, graph: Graph) -> bool:
 
 
 def path_of(model: nn.Module, layer: nn.Module) -> str:
-    """Return the path of a layer."""
+    """Return the path of a layer in its model."""
     paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
     return paths[layer]
 
 
 def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
-    """Return the last layer of a model: at ``path`` where that is known, else its output
-    embeddings, else its last linear layer."""
+    """Return the linear layer that computes a model's logits.
+
+    It is the one at ``path`` if known, else the model's output embeddings, else its last linear
+    layer.
+    """
     known = dict(model.named_modules()).get(path) if path else None
     found = known if isinstance(known, nn.Linear) else _last_linear(model)
     if not isinstance(found, nn.Linear):

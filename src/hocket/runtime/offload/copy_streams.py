@@ -1,9 +1,9 @@
 """Asynchronous copies between a device and the host, with pinned host memory.
 
-On CUDA each direction has its own stream and the host side is page-locked, so that both directions
-overlap with computation. A copy returns a `CopyEvent`: computation waits for it on the device, a
-host thread waits for it on the host. On a CPU the "device" is other memory of the same kind and
-copies are synchronous; everything else is the same.
+On CUDA each direction has its own stream and host buffers are pinned, so that copies in both
+directions overlap with computation. A copy returns a `CopyEvent`, which a stream waits for on the
+device and a host thread on the host. Without CUDA the "device" is ordinary memory and copies are
+synchronous.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def typed_view(
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Count the elements from the tensor's first to its last, gaps of its layout included."""
+    """Count the elements between the first and last one of a tensor in memory, including gaps."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
 
 
 def as_dtype(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a byte buffer as elements of a type; bytes that make no full element are left out."""
+    """View a byte buffer as elements of ``dtype``, without trailing bytes of an incomplete
+    element."""
     num_bytes = buffer.numel() // dtype.itemsize * dtype.itemsize
     return (buffer if num_bytes == buffer.numel() else buffer[:num_bytes]).view(dtype)
 
@@ -48,8 +49,8 @@ def as_dtype(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
     """Allocate host memory; ``pinned`` memory can be copied from and to a GPU asynchronously.
 
-    PyTorch's pinned allocator would round sizes up to a power of two and touch pages with one core,
-    so the buffer is touched by all cores first and registered afterwards.
+    PyTorch's pinned allocator would round sizes up to a power of two and touch pages from one core.
+    Here all cores touch the pages first, and the buffer is registered with CUDA afterwards.
     """
     with on_host():
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
@@ -72,44 +73,44 @@ def _pin(buffer: torch.Tensor) -> None:
 
 
 class HostPool:
-    """Host buffers by size, reused because pinning one takes milliseconds."""
+    """Pool of host buffers by size, reused because pinning one takes milliseconds."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
         self._free: dict[int, list[torch.Tensor]] = {}
         self.num_bytes = 0
-        """Size of all buffers that were ever allocated."""
+        """Bytes of all buffers allocated so far."""
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """Return a buffer of this size."""
+        """Return a free buffer of this size, or a new one."""
         if free := self._free.get(num_bytes):
             return free.pop()
         self.num_bytes += num_bytes
         return host_buffer(num_bytes, pinned=self._pinned)
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Reuse a buffer that nobody reads or writes any more."""
+        """Return a buffer to the pool once nothing reads or writes it any more."""
         self._free.setdefault(buffer.numel(), []).append(buffer)
 
 
 class CopyEvent:
-    """Completion of a copy, or of what a stream was given so far."""
+    """Completion of a copy, or of all work queued on a stream so far."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
 
     def wait(self) -> None:
-        """Make the current stream wait; the calling thread continues."""
+        """Make the current stream wait for the event; the calling thread continues."""
         if self._event is not None:
             self._event.wait()
 
     @property
     def is_done(self) -> bool:
-        """True if it has completed."""
+        """True if the event has completed."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Block the calling thread until it has completed."""
+        """Block the calling thread until the event has completed."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -118,18 +119,18 @@ DONE = CopyEvent(None)
 
 
 class HeldUntil:
-    """Tensors that another stream reads: references to them are held until it has finished."""
+    """References to tensors that another stream reads, held until that stream has read them."""
 
     def __init__(self) -> None:
         self._event, self._tensors = DONE, list[torch.Tensor]()
 
     def release(self) -> None:
-        """Make computation wait for the reader, then drop the tensors."""
+        """Make the current stream wait for the reader, then drop the references."""
         self._event.wait()
         self._event, self._tensors = DONE, []
 
     def hold(self, tensors: Sequence[torch.Tensor], event: CopyEvent) -> None:
-        """Release what was held before and hold these."""
+        """Release the tensors held before, and hold these until ``event``."""
         self.release()
         self._event, self._tensors = event, list(tensors)
 
@@ -138,7 +139,8 @@ class CopyStreams:
     """One copy stream per direction between a device and the host."""
 
     def __init__(self, device: torch.device, *, is_real: bool, is_dry_run: bool = False) -> None:
-        """``is_real``: the device has memory and streams of its own. A dry run copies nothing."""
+        """Create streams if the device has memory of its own (``is_real``); a dry run copies
+        nothing."""
         self.device, self.is_real, self._is_dry_run = device, is_real, is_dry_run
         self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
@@ -155,16 +157,17 @@ class CopyStreams:
             torch.cuda.synchronize(self.device)
 
     def offload(self, pairs: Sequence[CopyPair]) -> CopyEvent:
-        """Copy to the host, after what the current stream was given so far."""
+        """Copy to the host after all work queued on the current stream."""
         return self._copy(pairs, self._out, self.record_event())
 
     def fetch(self, pairs: Sequence[CopyPair], *after: CopyEvent) -> CopyEvent:
-        """Copy to the device after some events; without any, after the current stream so far."""
+        """Copy to the device after the events, or without any after the current stream's queued
+        work."""
         return self._copy(pairs, self._in, *(after or (self.record_event(),)))
 
     @contextmanager
     def offload_stream(self) -> Iterator[None]:
-        """Launch kernels on the stream of copies to the host, in order with these."""
+        """Launch kernels on the stream of copies to the host, in order with the copies."""
         with nullcontext() if self._out is None else torch.cuda.stream(self._out):
             yield
 

@@ -1,11 +1,12 @@
-"""Dry runs of training steps on fake tensors: the peak memory of a step before it runs.
+"""Dry runs of training steps on fake tensors, which predict the peak memory of a memory plan.
 
-The code that will train runs the step of a memory plan on fake tensors, under a memory tracker, so
-that what is predicted is what happens, op by op. Optimizer state on the device is made before, as a
-first step would. Host updates are left out, because they need no device memory; their kernel is
-compiled meanwhile. On CUDA storages take whole units of the allocator and kernels the workspaces
-that they were measured to take. On top come the workspaces of cuBLAS and cuBLASLt (one each for the
-threads of the forward and the backward pass), small tensors, and what else the process holds.
+A `BudgetedModel` runs the step of a plan on fake tensors under a memory tracker, so that the
+prediction follows the code that trains, op by op. Optimizer state on the device is created before,
+as a first step would. Updates on the host are skipped, because they need no device memory;
+meanwhile the host's Adam kernel may be compiled. On CUDA, storages take whole units of the
+allocator, and kernels take their measured workspaces. The result includes the workspaces of cuBLAS
+and cuBLASLt (one each for the threads of forward and backward), a margin for small tensors, and
+other allocations of the process.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ from hocket.runtime.training_task import TrainingTask
 from hocket.simulate.rewriting.casts import CAST
 
 _CUBLAS_BYTES = {9: 32 * 2**20}
-"""Workspace of cuBLAS under PyTorch, by major compute capability."""
+"""cuBLAS workspace that PyTorch allocates, by major compute capability."""
 _OTHER_CUBLAS_BYTES = 8_519_680
 _CUBLASLT_BYTES = 2**20
 _MAX_BATCH_COPY = 0.02
-"""Share of a budget that the static copy of a batch may take which a CUDA graph reads."""
+"""Largest fraction of a budget for the static copy of a batch that a CUDA graph reads."""
 _REPLAY_MARGIN = 0.005
-"""Share of a budget that is left to replayed steps: on an H200 two deep ResNets held 0.42 and
-0.47 % more than in their dry runs."""
+"""Fraction of a budget reserved for replayed steps: on an H200 two deep ResNets held 0.42 and 0.47
+% more than in their dry runs."""
 
 
 class DryRunPeak(NamedTuple):
@@ -72,12 +73,12 @@ class DryRunPeak(NamedTuple):
 
     num_bytes: int
     at: str
-    """Op of the peak, and before it the autograd node that ran it."""
+    """Op at the peak, preceded by the autograd node that ran it."""
 
 
 @dataclass(frozen=True, eq=False)
 class DryRuns:
-    """Dry runs of the memory plans of one traced training."""
+    """Dry runs of memory plans for one traced training step, each run once."""
 
     task: TrainingTask
     graph: Graph
@@ -86,27 +87,30 @@ class DryRuns:
 
     @cached_property
     def low_precision(self) -> dict[str, torch.dtype]:
-        """Parameters that every op casts to another type first, by name."""
+        """Dtypes of parameters that every op casts to another dtype first, by name."""
         return low_precision_parameters(self.program)
 
     @cached_property
     def overhead_bytes(self) -> int:
-        """Bytes on the device beside the step's tensors: workspaces and what others hold."""
+        """Device bytes beyond the step's tensors: library workspaces and the process's other
+        tensors."""
         has_products = any(is_product(self.graph.kind_of(op)) for op in range(self.graph.num_ops))
         return _overhead_bytes(self.task, has_products=has_products)
 
     @property
     def updates_early(self) -> bool:
-        """True if blocks are updated as their gradients arrive, before all are there."""
+        """True if blocks are updated as their gradients arrive, not after the backward pass."""
         return _updates_early(self.task)
 
     def card_bytes(self, section: Memory) -> int:
-        """Return what a card must have for steps under a plan: see `allocator`."""
+        """Return the device memory that steps under a plan need, including fragmentation and
+        context."""
         is_replayed = not self.no_replay(section, section.budget_bytes[0])
         return card_bytes(self.task.device, self.peak_bytes(section), is_replayed=is_replayed)
 
     def peak_bytes(self, section: Memory) -> int:
-        """Return the most that steps under a plan allocate."""
+        """Return the peak of allocated bytes under a plan, including the overhead of graph
+        replay."""
         budget_bytes = section.budget_bytes[0]
         replay_bytes = 0
         if not self.no_replay(section, budget_bytes):
@@ -114,7 +118,8 @@ class DryRuns:
         return replay_bytes + self.peak(section).num_bytes
 
     def peak(self, section: Memory) -> DryRunPeak:
-        """Return the peak of eager steps, which does not depend on the budget; run once."""
+        """Return the peak of eager steps under a plan, which does not depend on the budget;
+        cached."""
         key = replace(section, budget_bytes=())
         if key not in self._peaks:
             self._peaks[key] = dry_run_peak(self.task, section, self._setup)
@@ -128,12 +133,13 @@ class DryRuns:
 
     @cached_property
     def _batch_bytes(self) -> int:
-        """Bytes of the batch that are on the device, of which a CUDA graph needs a copy."""
+        """Bytes of the batch on the device, which a CUDA graph copies to a static batch."""
         tensors = {id(t): t for _, t in batch_tensors(plain_batch(self.task.batch))}
         return sum(aligned(t.nbytes) for t in tensors.values() if t.device.type == "cuda")
 
     def no_replay(self, section: Memory | None, budget_bytes: int) -> str:
-        """Return why steps of a plan, or of any plan, are not replayed as CUDA graphs."""
+        """Return why a plan's steps (or any plan's, if None) are not replayed; empty if they
+        are."""
         options = self.task.options
         if not options.replay:
             return AS_ASKED
@@ -151,13 +157,14 @@ class DryRuns:
         return "" if section is None else section.replay_hindrance(self.graph)
 
     def fastest_within_budget(self, budget_bytes: int, frontier: Frontier) -> BudgetPlan:
-        """Choose the plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
+        """Return the fastest plan within a budget; raises `NoFeasiblePlanError` if none fits."""
         overhead_bytes = card_bytes(self.task.device, self.overhead_bytes)
         plan = fastest_within_budget(budget_bytes, frontier, self.card_bytes, overhead_bytes)
         return plan._replace(allocated_bytes=self.peak_bytes(plan.section))
 
     def strategy(self, plan: BudgetPlan, model: nn.Module | None = None) -> BudgetedModel:
-        """Return the strategy of a plan, for this model or for a ``model`` like it."""
+        """Return the strategy of a plan, for the task's model or a ``model`` of the same
+        structure."""
         task, budget_bytes = self.task, plan.section.budget_bytes[0]
         setup = replace(self._setup, no_replay=self.no_replay(plan.section, budget_bytes))
         model = task.model if model is None else model
@@ -165,15 +172,15 @@ class DryRuns:
 
 
 def dry_runs_of(task: TrainingTask) -> DryRuns:
-    """Trace the step of a training; raises `UntraceableError`."""
+    """Trace the step of a training task for dry runs; raises `UntraceableError`."""
     graph, program = task.recipe.trace(task.model, task.batch, "train", is_run=False)
     return DryRuns(task, graph, program)
 
 
 def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
-    """Return parameters that every op of forward and backward casts to one type first, by name.
+    """Return the dtype of each parameter that every op of forward and backward casts to it first.
 
-    Autocast does so. Uploading the cast values instead gives the same numbers.
+    Autocast causes such casts. Uploading the cast values instead gives the same numbers.
     """
     found: dict[int, set[torch.dtype | None]] = {t: set() for t in program.parameters.values()}
     for call in program.calls:
@@ -196,7 +203,7 @@ def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
 def dry_run_peak(
     task: TrainingTask, memory: Memory, setup: BudgetSetup | None = None
 ) -> DryRunPeak:
-    """Run steps of a training dry under a memory plan; neither model nor optimizer changes."""
+    """Return the peak of a dry run under a memory plan; model and optimizer stay unchanged."""
     model, optimizer, device = task.model, task.optimizer, task.device
     setup = replace(setup or BudgetSetup(), is_dry_run=True)
     named = all_tensors(model, task.batch)
@@ -224,14 +231,14 @@ def dry_run_peak(
         tracker.track(strategy.lasting)
         tracker.track(fakes[id(tensor)] for tensor in _other_tensors(named, device))
         tracker.track(_resident_states(strategy, own))
-        # A step may replace attributes: the tracker must not hold the old ones through this.
+        # A step may replace attributes of the model: this dict would keep the old tensors alive.
         del fakes
         last_loss = torch.zeros((), device=device)
         step = partial(_step, strategy, batch, task)
         tracker.peak_bytes = tracker.held_bytes
         with _readable(optimizer):
             if any(block.share < 1 for block in memory.blocks):
-                # Shares are of what an earlier step saved: the first one offloads everything.
+                # Fractions refer to bytes that an earlier step saved: the first step offloads all.
                 step(first)
             del first
             peak_bytes, peak_at = tracker.peak_bytes, tracker.peak_at
@@ -240,7 +247,7 @@ def dry_run_peak(
             tracker.peak_bytes, tracker.peak_at = max(peak_bytes, before_bytes), peak_at
             step(own)
             if tracker.held_bytes > before_bytes:
-                # What the model itself keeps of a step is there in the next one.
+                # Tensors that the model keeps from a step add to the peak of the next one.
                 step(own)
         del last_loss
     if device.type == "cuda":
@@ -259,8 +266,8 @@ def _updates_early(task: TrainingTask) -> bool:
 def _step(
     strategy: BudgetedModel, batch: Any, task: TrainingTask, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Run an update as the loop does."""
-    # Gradients of earlier batches are there in later ones; more than two make no difference.
+    """Run one update with its microbatches, as the training loop does."""
+    # The second batch finds the gradients of the first; further ones have the same peak.
     num_batches, clips = min(task.options.accumulate, 2), not _updates_early(task)
     for number in range(num_batches):
         strategy.expect(None if clips or num_batches > 1 else optimizer)
@@ -278,14 +285,14 @@ def _step(
 
 
 def _other_tensors(named: Iterable[NamedTensor], device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield the batch, and tensors that are plain attributes of the model, which are not moved."""
+    """Yield tensors of the batch, and plain attributes on the device type, which are not moved."""
     for _, role, tensor in named:
         if role == Role.INPUT or (role == Role.BUFFER and tensor.device.type == device.type):
             yield tensor
 
 
 def _resident_states(strategy: BudgetedModel, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield states on the device of an optimizer that has made steps before."""
+    """Yield the states on the device of an optimizer that has made steps before."""
     resident = [block for block in strategy.blocks if block.master is None]
     for parameter in (p for block in resident for p in block.parameters):
         for value in own.state.get(parameter, {}).values():
@@ -305,7 +312,7 @@ def _unclaimed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _readable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Refuse optimizers that read values of fake tensors."""
+    """Refuse optimizers that read values of tensors, because fake tensors have none."""
     try:
         yield
     except DataDependentOutputException:
@@ -317,7 +324,7 @@ def _readable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _may_use_host_adam(task: TrainingTask, memory: Memory) -> bool:
-    """True if the host may update and cast blocks in one pass over memory."""
+    """True if the host may update and cast blocks with the one-pass Adam kernel."""
     settings = part_of(task.optimizer, {}, fused=task.device.type == "cuda")
     return is_fused_adam(settings) and any(block.update == "host" for block in memory.blocks)
 
@@ -329,7 +336,7 @@ def _tracker(device: torch.device) -> MemoryTracker:
 
 
 def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any]:
-    """Make fake tensors of states that are of a parameter's size."""
+    """Return fake tensors for optimizer states, except scalars such as step counters."""
     tensors = [
         value
         for states in optimizer.state.values()
@@ -360,7 +367,7 @@ def _fake_optimizer(
 
 
 def _overhead_bytes(task: TrainingTask, *, has_products: bool) -> int:
-    """Return the bytes of library workspaces and of what others hold on the device."""
+    """Return the device bytes of library workspaces and of the process's other tensors."""
     if task.device.type != "cuda":
         return 0
     major, _ = torch.cuda.get_device_capability(task.device)
@@ -370,15 +377,18 @@ def _overhead_bytes(task: TrainingTask, *, has_products: bool) -> int:
 
 
 def _small_bytes(device: torch.device, model: nn.Module) -> int:
-    """Return a margin of one allocation for each tensor of the model: fused kernels count steps on
-    the device, and statistics of norms were seen to live longer there (11 KiB of 137 MB)."""
+    """Return a margin of one allocation unit for each tensor of the model.
+
+    Fused kernels count steps on the device, and statistics of norms were seen to live longer there
+    (11 KiB of 137 MB).
+    """
     if device.type != "cuda":
         return 0
     return ALIGNMENT_BYTES * sum(1 for _ in model_tensors(model))
 
 
 def _others_bytes(task: TrainingTask, workspaces: Sequence[int]) -> int:
-    """Return what PyTorch's allocator has given to others than this training."""
+    """Return the bytes of PyTorch's allocator that are in use outside of this training."""
     device = task.device
     states = (leaf for states in task.optimizer.state.values() for leaf in tree_leaves(states))
     own = [tensor for _, _, tensor in all_tensors(task.model, task.batch)]
@@ -387,14 +397,15 @@ def _others_bytes(task: TrainingTask, workspaces: Sequence[int]) -> int:
     held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
     held += _present_bytes(device, workspaces)
     if torch.cuda.memory_allocated(device) > held:
-        # A training that nobody refers to any more may still be held by its jobs and cycles.
+        # Host jobs and reference cycles may keep an earlier training alive.
         wait_for_all()
         gc.collect()
     return max(0, torch.cuda.memory_allocated(device) - held)
 
 
 def _present_bytes(device: torch.device, workspaces: Sequence[int]) -> int:
-    """Return the bytes of those workspaces that exist: the first product allocates them."""
+    """Return the bytes of workspaces that exist already: the first matrix product allocates
+    them."""
     index: int | None = device.index
     index = torch.cuda.current_device() if index is None else index
     missing = Counter(workspaces)

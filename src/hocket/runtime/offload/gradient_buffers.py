@@ -1,4 +1,8 @@
-"""Pinned gradient buffers of the host, one per block, in which gradients are accumulated."""
+"""Pinned host buffers, one per block, in which gradients arrive and are accumulated.
+
+`GradientBuffers` starts the copies from the device. The host thread adds gradients of further
+batches to the first ones, and buffers go back to a pool after the update.
+"""
 
 from __future__ import annotations
 
@@ -24,50 +28,32 @@ class GradientBuffers:
     ) -> None:
         self._streams, self._pool, self._host_optimizer = streams, pool, host_optimizer
         self.in_flight = HeldUntil()
-        """Gradients that are being copied."""
+        """Gradients whose copies to the host are running."""
 
     def offload(
         self, block: Block, found: Gradients, *, is_used: bool
     ) -> tuple[torch.Tensor, Gradients]:
-        """Copy the gradients of a block to the host, beside those of its expert groups.
+        """Start to copy the gradients of a block to the host.
 
-        Returns the pinned buffer and the gradients in it, valid once the copy is complete. What
-        ``is_used`` at once stays in the type in which it was computed; other gradients get the
-        type of their parameters, as autograd would cast them.
+        Returns the pinned buffer and the gradients in it, which are valid once the copy is
+        complete. If an update follows at once (``is_used``), gradients keep the dtype in which they
+        were computed; otherwise they are cast to the dtype of their parameters, as autograd
+        would.
         """
-        types = {place.parameter: place.dtype for place in block.gradient_layout.places}
+        types = {place.parameter: place.dtype for place in block.upload_layout.places}
         is_used = is_used and all(gradient.dtype == types[p] for p, gradient in found.items())
-        layout = block.gradient_layout if is_used else block.master_layout
+        layout = block.upload_layout if is_used else block.master_layout
         buffer = self._buffer(block, layout)
-        in_groups = {parameter for parameter, _ in block.groups_sent}
-        block.group_buffer, block.groups_sent = None, set()
         with on_host():
             places = {p.parameter: p.of(buffer) for p in layout.places}
         sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
         event = self._streams.offload(list(zip([places[p] for p in found], sources, strict=True)))
         self.in_flight.hold(sources, event)
         block.gradients_sent = event
-        return buffer, {p: places[p] for p in (*found, *in_groups)}
-
-    def offload_group(
-        self, block: Block, parameter: nn.Parameter, group: slice, gradient: torch.Tensor
-    ) -> None:
-        """Copy the gradient of an expert group to the host, and add it to an earlier one."""
-        buffer = block.group_buffer = self._buffer(block, block.master_layout)
-        with on_host():
-            view = next(p for p in block.master_layout.places if p.parameter is parameter)
-            place = view.of(buffer)[group]
-            is_first = (parameter, group.start) not in block.groups_sent
-            target = place if is_first else torch.empty_like(place)
-        block.groups_sent.add((parameter, group.start))
-        source = gradient.to(place.dtype).contiguous()
-        event = self._streams.offload([(target, source)])
-        self.in_flight.hold([source], event)
-        if not is_first:
-            self._host_optimizer.submit(block, lambda: _add(place, target), event)
+        return buffer, {p: places[p] for p in found}
 
     def accumulate(self, block: Block, buffer: torch.Tensor, gradients: Gradients) -> None:
-        """Add gradients that have arrived to those that are there; runs on the host thread."""
+        """Add arrived gradients to the block's gradients on the host; runs on the host thread."""
         if not block.host_gradients:
             block.gradient_buffer, block.host_gradients = buffer, gradients
             return
@@ -79,19 +65,16 @@ class GradientBuffers:
         self._pool.give_back(buffer)
 
     def drop(self, blocks: Iterable[Block]) -> None:
-        """Drop all gradients of a backward pass that failed."""
+        """Drop all gradients of a failed backward pass."""
         for block in blocks:
             self._host_optimizer.wait(block)
-            if block.group_buffer is not None and block.group_buffer is not block.gradient_buffer:
-                self._pool.give_back(block.group_buffer)
-            block.group_buffer, block.groups_sent = None, set()
             self._release(block)
             for parameter in block.parameters:
                 parameter.grad = None
 
     @contextmanager
     def used(self, block: Block) -> Iterator[None]:
-        """Release a block's gradients after an update, also where it fails."""
+        """Release a block's gradients after an update, even if it fails."""
         try:
             yield
         finally:
@@ -104,8 +87,6 @@ class GradientBuffers:
             block.gradient_buffer = None
 
     def _buffer(self, block: Block, layout: BufferLayout) -> torch.Tensor:
-        if block.group_buffer is not None:
-            return block.group_buffer
         if block.gradient_buffer is not None and not block.host_gradients:
             if block.gradient_buffer.numel() == layout.num_bytes:
                 return block.gradient_buffer
@@ -114,13 +95,12 @@ class GradientBuffers:
         return self._pool.take(layout.num_bytes)
 
 
-def _add(place: torch.Tensor, gradient: torch.Tensor) -> None:
-    place.add_(gradient)
-
-
 def set_aside_host_gradients(blocks: Iterable[Block]) -> None:
-    """Take gradients of host-resident parameters off ``parameter.grad`` for a backward pass, which
-    computes on the device and cannot add to them."""
+    """Move gradients of host-resident parameters from ``parameter.grad`` to their blocks.
+
+    The next backward pass computes gradients on the device and cannot add to tensors on the
+    host.
+    """
     for block in blocks:
         for parameter in block.parameters if block.master is not None else ():
             if parameter.grad is not None:

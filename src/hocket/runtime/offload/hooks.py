@@ -1,12 +1,13 @@
 """Hooks around the calls of a model's blocks, which apply each block's memory policy.
 
-Pre-forward: fetch parameters. During the call: offload or recompute what autograd saves.
-Post-forward: release parameters. A block's backward pass begins when the gradient of its output is
-there; autograd runs the latest ops first, so all later blocks have finished by then. Pre-backward:
-fetch parameters and saved tensors. Post-backward: gradients are complete and leave the device.
+Pre-forward: fetch parameters. During the call: offload the tensors that autograd saves, or drop
+them for recompute. Post-forward: release parameters. A block's backward pass begins when the
+gradient of its output is computed; autograd runs the latest ops first, so all later blocks have
+finished by then. Pre-backward: fetch parameters and saved tensors. Post-backward: pass complete
+gradients to `BackwardEvents`, which updates the block or copies them to the host.
 
 Meanwhile the next blocks are prefetched, in the order of the last step. A step with another order
-fetches what it needs on demand, and warns once.
+fetches blocks on demand, and warns once.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Forward = Callable[..., Any]
 
 
 class BackwardEvents(Protocol):
-    """Owner of the blocks, which handles their gradients."""
+    """Callbacks of the strategy that owns the blocks and handles their gradients."""
 
     def begin_backward(self) -> None:
         """Handle the beginning of the backward pass."""
 
     def begin_block(self, block: Block) -> None:
-        """Handle the beginning of the last backward pass of a block."""
+        """Handle the beginning of a block's last backward pass in this step."""
 
     def finish_block(self, block: Block) -> None:
         """Handle the complete gradients of a block."""
@@ -49,7 +50,7 @@ class BackwardEvents(Protocol):
         """Handle the end of the backward pass."""
 
     def order_changed(self) -> None:
-        """Handle a step that calls blocks in another order than the one before."""
+        """Handle a step that calls blocks in another order than the last step."""
 
 
 @dataclass(eq=False)
@@ -59,17 +60,19 @@ class BlockCall:
     block: Block
     index: int
     saved: OffloadedStorages | None = None
-    """None where nothing is offloaded."""
+    """Storages that the call offloads, or None if it offloads nothing."""
     first_node: int = field(default_factory=torch._C._autograd._get_sequence_nr)
-    """Sequence number of the first autograd node that may be its own."""
+    """Sequence number of the first autograd node that the call may have created."""
     has_gradients: bool = False
-    """True if gradients reach its own ops. They do not where its results are mere views of its
-    inputs, which later ops change in place."""
+    """True if gradients reach ops of the call itself.
+
+    They do not if its results are only views of its inputs that later ops change in place.
+    """
 
 
 @dataclass(eq=False)
 class BlockHooks:
-    """Hooks of one model; one step at a time."""
+    """Hooks of one model, and the state of its current step."""
 
     streams: CopyStreams
     staging: StagingBuffers
@@ -77,35 +80,35 @@ class BlockHooks:
     host_optimizer: HostOptimizerThread
     events: BackwardEvents
     resident_storages: frozenset[int]
-    """Parameters and buffers that stay on the device."""
+    """Keys of storages that stay on the device, such as parameters and buffers."""
     offloads_saved: bool
     """True if any block offloads saved tensors."""
     prefetch: int
-    """Blocks that are prefetched."""
+    """Number of blocks to prefetch."""
     restores_rng: bool
-    """True if recompute draws the same random numbers; a dry run need not."""
+    """True if recompute restores random number generators, which a dry run does not need."""
     is_backward_unfinished: bool = False
-    """True if a backward pass began and has not ended."""
+    """True if a backward pass has begun and not ended."""
     _forward: list[BlockCall] = field(default_factory=list)
     _backward: list[BlockCall] = field(default_factory=list)
-    """Calls whose backward pass has begun and is not known to be over."""
+    """Calls whose backward pass has begun and may still be running."""
     _order: list[Block] = field(default_factory=list)
-    """Blocks as the last step called them."""
+    """Blocks in the order of the last step's calls."""
     _position: int = -1
-    """Position of the last call in that order."""
+    """Position of the current call in ``_order``."""
     _in_use: set[Block] = field(default_factory=set)
     _offered_bytes: dict[int, int] = field(default_factory=dict)
-    """Bytes that each call of the last step could have offloaded."""
+    """Bytes that each call of the last step could have offloaded, by index of the call."""
     _storages: StepStorages = field(default_factory=StepStorages)
     _batch: frozenset[int] = frozenset()
-    """Storages of the step's batch."""
+    """Keys of the storages of the step's batch."""
     _num_calls: Counter[str] = field(default_factory=Counter)
-    """Calls of modules in this step, by path."""
+    """Number of calls of each module in this step, by path."""
 
     # ── forward ──────────────────────────────────────────────────────────────────────────────
 
     def begin(self, batch: Any) -> None:
-        """Begin a step; what is left of one without a backward pass is dropped."""
+        """Begin a step; drop the calls of an earlier step without a backward pass."""
         self._drop_calls()
         self._storages.clear()
         self._num_calls.clear()
@@ -155,7 +158,7 @@ class BlockHooks:
         return result
 
     def _locate(self, block: Block) -> None:
-        """Find the position of a call in the order of the last step."""
+        """Set the position of a call in the order of the last step."""
         expected = self._position + 1
         if self._order[expected : expected + 1] == [block]:
             self._position = expected
@@ -164,7 +167,7 @@ class BlockHooks:
             self._position = found[0] if found else len(self._order)
 
     def _fetch_parameters(self, block: Block) -> None:
-        """Make a block's parameters available to computation."""
+        """Make a block's parameters available to the current stream, by a fetch if needed."""
         self._in_use.add(block)
         if block.master is None:
             return
@@ -182,7 +185,7 @@ class BlockHooks:
         block.use_buffer(staging.buffer)
 
     def _refresh(self, block: Block) -> None:
-        """Bring what is uploaded of a block up to date with its parameters."""
+        """Wait for a block's update, and refresh its upload buffer if parameters were changed."""
         self.host_optimizer.wait(block)
         block.require_own_storage()
         if block.is_changed:
@@ -193,21 +196,21 @@ class BlockHooks:
             self.staging.invalidate(block)
 
     def _refresh_resident(self, block: Block, resident: torch.Tensor) -> None:
-        """Start to bring a block's permanent copy on the device up to date."""
+        """Start to update the permanent copy of a block on the device, if it is stale."""
         if block.is_stale:
             assert block.upload is not None
             block.resident_ready = self.streams.fetch([(resident, block.upload)], block.last_use)
             block.is_stale = False
 
     def fetch_shared(self, block: Block) -> None:
-        """Make parameters that several blocks use available for a whole step."""
-        # Whatever was computed so far may have used them.
+        """Fetch parameters that several blocks use, for an entire step."""
+        # All work queued so far may read the earlier values.
         block.last_use = self.streams.record_event()
         self._fetch_parameters(block)
         self._in_use.discard(block)
 
     def _prefetch_next(self, *, waits: bool) -> None:
-        """Prefetch the parameters of the next calls."""
+        """Prefetch the parameters of the next calls; unless ``waits``, stop at a running update."""
         after = self._position + 1
         for block in self._order[after : after + self.prefetch]:
             if block.master is None or not block.fetched_bytes or block in self._in_use:
@@ -232,14 +235,16 @@ class BlockHooks:
         return OffloadedStorages(self.streams, self.pool, resident, self._storages, max_bytes)
 
     def outside_blocks(self) -> AbstractContextManager[None]:
-        """Return the context of what the model computes outside of blocks, which saves tensors on
-        the device; they may be views of streamed parameters."""
+        """Return the context for ops outside of blocks, whose saved tensors stay on the device.
+
+        Saved views of streamed parameters are fetched again when the backward pass needs them.
+        """
         return _hooked(self._saved_tensor_hooks(None))
 
     def _saved_tensor_hooks(self, offloaded: OffloadedStorages | None) -> Hooks | None:
         """Return hooks that offload saved tensors, or keep them on the device.
 
-        None where there is nothing to do: hooks cost host time for each saved tensor.
+        Returns None if no hook is needed: hooks cost host time for each saved tensor.
         """
         if not self.offloads_saved and not self.staging.buffers:
             return None
@@ -286,7 +291,8 @@ class BlockHooks:
             block.use_master()
 
     def _release_saved_before(self, call: BlockCall) -> None:
-        """Release saved tensors of the call before the last one from the device."""
+        """Release the device memory of tensors that the call two positions earlier has
+        offloaded."""
         for earlier in self._forward[max(0, call.index - 2) : max(0, call.index - 1)]:
             if earlier.saved is not None:
                 earlier.saved.release()
@@ -294,7 +300,7 @@ class BlockHooks:
     # ── backward ─────────────────────────────────────────────────────────────────────────────
 
     def _pre_backward(self, call: BlockCall) -> None:
-        """Fetch what the backward pass of a call needs, and prefetch for the calls before it."""
+        """Fetch parameters and saved tensors of a call, and prefetch for the calls before it."""
         for later in self._backward:
             self._post_backward(later)
         self._backward = [call]
@@ -316,7 +322,7 @@ class BlockHooks:
 
     def begin_backward(self) -> None:
         """Begin the backward pass; called by a hook of the loss."""
-        # Of a sum of losses each begins: gradients that are there by then are this step's.
+        # Each loss of a sum calls this; after the first call gradients are this step's.
         if not self._backward:
             self.events.begin_backward()
         self.is_backward_unfinished = True
@@ -340,8 +346,8 @@ class BlockHooks:
         for call in self._backward:
             self._post_backward(call)
         self._backward = []
-        # Calls that the loss does not depend on have no backward pass, and gradients of some come
-        # without passing through their results.
+        # Calls that do not affect the loss have no backward pass, and gradients of some calls do
+        # not pass through their results.
         left = (c.block for c in self._forward
                 if c.block.num_pending_backward or not c.has_gradients)  # fmt: skip
         for block in dict.fromkeys(left):
@@ -357,18 +363,19 @@ class BlockHooks:
 
 
 def _with_bases(results: Sequence[torch.Tensor], first_node: int) -> list[torch.Tensor]:
-    """Add the bases of results that are views.
+    """Return results together with the bases of views among them.
 
-    A view that is changed in place afterwards gets a new node, and its old one never runs.
+    A view that is changed in place later gets a new autograd node, and hooks of its old node never
+    run.
     """
     bases = [result._base for result in results if _is_own(result, first_node)]
     return [*results, *(base for base in bases if base is not None and base.grad_fn is not None)]
 
 
 def _is_own(result: torch.Tensor, first_node: int) -> bool:
-    """True if a call computed a result, or its base."""
-    # Reading grad_fn makes the new node of a view that was changed; PyTorch 2.11 crashes where
-    # such a view gets a hook without.
+    """True if the call itself computed a result, or the base of a view."""
+    # Reading grad_fn creates the new node of a changed view; PyTorch 2.11 crashes if such a view
+    # gets a hook before.
     node = result.grad_fn
     if result._base is not None:
         node = result._base.grad_fn
@@ -381,7 +388,7 @@ def _hooked(hooks: Hooks | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_cached_casts() -> Iterator[None]:
-    """Cast parameters where they are used: autocast would cache all casts until the step ends."""
+    """Disable autocast's cache, which would keep all cast parameters until the step ends."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -1,10 +1,11 @@
 """AdamW on the host in one pass over memory, with bfloat16 gradients and low-precision copies.
 
-The host updates as fast as its memory allows. PyTorch's fused kernel needs gradients in full
-precision, and leaves the low-precision copy of the parameters, which is uploaded, to a second pass.
-One pass reads and writes 28 bytes per parameter instead of 34, and gradients are half as large on
-the bus. It is used where it gives the bits of PyTorch's kernel. That is checked once, which also
-compiles it; `compiled_in_background` does so before training begins.
+Memory bandwidth limits updates on the host. PyTorch's fused kernel needs gradients in full
+precision, and casting the low-precision copy for upload takes a second pass. One pass reads and
+writes 28 bytes per parameter instead of 34, and bfloat16 gradients halve the copies from the
+device. The kernel is used if its results equal those of PyTorch's kernel bit for bit.
+`matches_torch` checks that once per process, which also compiles the kernel;
+`compiled_in_background` does so before training begins.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ import torch
 _VECTOR = 16
 """Vector length of PyTorch's kernel, which rounds the remaining elements differently."""
 _SAMPLE = 256 * _VECTOR
-"""Elements on which both kernels are compared."""
+"""Number of elements on which both kernels are compared."""
 _STRIPES = 4
-"""Stripes per thread."""
+"""Stripes per thread in the parallel loop."""
 _LOCK = threading.Lock()
-"""Some of numba's threading layers allow one parallel loop at a time."""
+"""Lock of parallel loops: some of numba's threading layers run only one at a time."""
 
 
 class AdamCoefficients(NamedTuple):
-    """Coefficients of one step."""
+    """Coefficients of one Adam step."""
 
     keep: float
-    """Factor of the parameter: 1 without weight decay."""
+    """Factor of the parameter: 1 - lr * weight decay, for decoupled weight decay."""
     new: float
     """1 - beta1."""
     old_square: float
     new_square: float
     step_size: float
-    """Negative."""
+    """-lr / (1 - beta1**step), which is negative."""
     correction: float
     epsilon: float
 
 
 def is_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an optimizer is a fused AdamW, or Adam without weight decay.
+    """True if an optimizer is a fused AdamW, or a fused Adam without weight decay.
 
-    PyTorch rounds differently where beta1 is below one half.
+    ``amsgrad``, ``maximize`` and beta1 up to one half, where PyTorch rounds differently, are
+    excluded.
     """
     is_decoupled = type(optimizer) is torch.optim.AdamW
     return (is_decoupled or type(optimizer) is torch.optim.Adam) and all(
@@ -67,8 +69,11 @@ def fused_adam_step(
     gradient: torch.Tensor,
     low_precision: torch.Tensor,
 ) -> bool:
-    """Update a parameter and write its low-precision copy; False where nothing was done, because it
-    has no state yet, other types or layouts, or bits would differ."""
+    """Update a parameter and write its low-precision copy; return True if that was done.
+
+    Returns False, without any change, if the parameter has no state yet, if dtypes or layouts do
+    not fit, or if results would differ from PyTorch's kernel.
+    """
     states: tuple[Any, ...] = (parameter, state.get("exp_avg"), state.get("exp_avg_sq"))
     if any(t is None or t.dtype != torch.float32 or t.device.type != "cpu" for t in states):
         return False
@@ -85,7 +90,7 @@ def fused_adam_step(
 
 
 def _coefficients(group: dict[str, Any], step: float) -> AdamCoefficients:
-    """Return the coefficients of a group's step with this number."""
+    """Return the coefficients of a parameter group for the step with this number."""
     lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], map(float, group["betas"])
     return AdamCoefficients(
         1 - float(lr) * decay, 1 - beta1, beta2, 1 - beta2, -(float(lr) / (1 - beta1**step)),
@@ -94,7 +99,7 @@ def _coefficients(group: dict[str, Any], step: float) -> AdamCoefficients:
 
 
 def _flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the elements of a dense tensor in the order of memory; of bfloat16 the bits."""
+    """Return the elements of a dense tensor in memory order; bfloat16 elements as bits."""
     line = tensor.detach().as_strided((tensor.numel(),), (1,))
     return line.view(torch.int16).numpy() if line.dtype == torch.bfloat16 else line.numpy()
 
@@ -119,7 +124,7 @@ def _run(
 
 @contextmanager
 def compiled_in_background() -> Iterator[None]:
-    """Run `matches_torch` in another thread meanwhile."""
+    """Run `matches_torch` in another thread while the context is entered."""
     # In a thread: modes such as that of fake tensors belong to one thread.
     trying = threading.Thread(target=matches_torch, name="hocket-compiles")
     trying.start()
@@ -131,7 +136,7 @@ def compiled_in_background() -> Iterator[None]:
 
 @functools.cache
 def matches_torch() -> bool:
-    """True if the kernel gives the bits of PyTorch's kernel on this CPU."""
+    """True if the kernel compiles on this CPU and gives the same bits as PyTorch's kernel."""
     draws = torch.Generator().manual_seed(0)
     start, mean, spread = (torch.randn(_SAMPLE, generator=draws) for _ in range(3))
     gradient = torch.randn(_SAMPLE, generator=draws).mul_(spread.exp()).bfloat16()
@@ -148,7 +153,7 @@ def matches_torch() -> bool:
     low_precision = torch.empty_like(gradient)
     try:
         _run([_flat(tensor) for tensor in (*ours, gradient, low_precision)], coefficients, 1)
-    # Whatever the compiler lacks here, PyTorch's kernels work.
+    # If numba or its compiler fails for any reason, PyTorch's kernels are used.
     except Exception:
         return False
     return all(map(torch.equal, [*ours, low_precision], [*theirs, theirs[0].bfloat16()]))

@@ -1,9 +1,10 @@
-"""Kernel of a float32 AdamW step with bfloat16 gradients that also writes a bfloat16 copy.
+"""Numba kernel of a float32 AdamW step with bfloat16 gradients that also writes a bfloat16 copy.
 
-One pass over memory, in equal stripes per thread; bfloat16 values are passed as bits. Sums and
-products are rounded, or fused, where PyTorch's own kernel does so, so that the bits are the same.
-The signature is fixed: it is compiled when this file is imported, and never in the midst of
-training. numba's intrinsics are public API (``numba.extending``).
+The kernel makes one pass over memory, in equal stripes that threads process in parallel; bfloat16
+values are passed as bits. It rounds and fuses sums and products where PyTorch's kernel does, so
+that the results are equal bit for bit. The signature is fixed, so that numba compiles the kernel
+when this file is imported, never during training. numba's intrinsics are public API
+(``numba.extending``).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def adam_loop(
     parameter: Any, mean: Any, square: Any, gradient: Any, low_precision: Any, keep: Any, new: Any,
     old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any, count: Any,
 ) -> None:  # fmt: skip
-    """Update all elements, in so many stripes; gradients and low-precision copies are bits."""
+    """Update all elements in ``count`` stripes; gradients and low-precision copies are bits."""
     size = len(parameter)
     for number in prange(count):
         a, b = size * number // count, size * (number + 1) // count

@@ -1,12 +1,12 @@
-"""Measures the host's bandwidth of copies and updates as they run concurrently in a step.
+"""Measures the host's bandwidth for copies and updates that run concurrently in a step.
 
-Copies to a GPU, copies from it and host updates share one memory. Each is slower beside the others
-than alone, by a factor that differs between machines: of 49.5 GB/s to an H200 alone 42.5 were left,
-of updates at 112 GB/s 73. The slowest of them decides how blocks are best split between host and
-device. So all three are measured at once, on more memory than caches hold. In a step each rests for
-a part of the time, so each is also measured without the others, and rated below the mean of both
-(`_UPDATE_MARGIN`, `_COPY_MARGIN`): on hosts of H200s with 59 GB/s of updates beside copies that
-never rest, steps reached 77 and 87.
+Copies to a GPU, copies from it and host updates share the host's memory bandwidth. Each is slower
+next to the others than alone, by a factor that differs between machines: copies to an H200 fell
+from 49.5 to 42.5 GB/s, updates from 112 to 73 GB/s. The slowest of the three decides how blocks are
+best split between host and device, so all three are measured at once, on more memory than caches
+hold. In a step none of them runs all the time. So copies and updates are also measured without each
+other, and rated below the mean of both measurements (`_UPDATE_MARGIN`, `_COPY_MARGIN`): on H200
+hosts that updated at 59 GB/s next to uninterrupted copies, steps reached 77 and 87 GB/s.
 """
 
 from __future__ import annotations
@@ -30,30 +30,33 @@ from hocket.runtime.offload.host_optimizer import threads_for_updates
 
 _COPY_BYTES = 2**26
 _QUEUE_LENGTH = 64
-"""Copies of each direction in the queue: an update takes as long as many of them."""
+"""Copies queued in each direction: together they take as long as an update."""
 _NUM_BUFFERS = 8
-"""Host buffers that copies take turns in, because caches would hold a single one."""
+"""Host buffers that copies cycle through, because a single one would stay in caches."""
 _NUM_ELEMENTS = 2**25
-"""Elements of a parameter."""
+"""Elements of each updated parameter."""
 _NUM_PARAMETERS = 8
 _NUM_PASSES, _MAX_MEASURED_S = 6, 1.0
-"""Passes over all parameters after a warm-up, and the time after which no more begin."""
+"""Passes over all parameters after a warm-up, and the time after which no further pass begins."""
 _BYTES_HELD, _BYTES_READ_WRITTEN = 16, 28
-"""Bytes per element."""
+"""Bytes per element: allocated, and read or written by an update."""
 _UPDATE_MARGIN = 0.85
-"""Share of the mean at which updates are rated: with too high a rating a step waits for the host,
-with too low a one it only copies more. Simulated for 4.2 B parameters within
-8 GiB (``benchmarks/memory/host_ratings.py``): planned for 85 GB/s where there are 60, a step takes
-18 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
+"""Fraction of the mean bandwidth at which updates are rated.
+
+With too high a rating a step waits for the host; with too low a rating it only copies more.
+Simulated for 4.2 B parameters within 8 GiB (``benchmarks/memory/host_ratings.py``): a step planned
+for 85 GB/s takes 18 % longer than the best plan if the host reaches 60, and a step planned for 65
+takes 6 % longer if the host reaches 90.
+"""
 _COPY_MARGIN = 0.95
-"""Likewise of copies, whose rates vary less from step to step."""
+"""Fraction of the mean bandwidth at which copies are rated; copies vary less between steps."""
 _COPIES_ALONE_S = 0.3
 _FREE_MEMORY_DIVISOR = 4
-"""At most this fraction of the host's free memory is used."""
+"""Divisor of the host's free memory, which gives the memory used by the measurement."""
 
 
 class HostBandwidth(NamedTuple):
-    """Bytes per second in a step."""
+    """Bandwidth of a host during a step, in bytes per second."""
 
     in_bps: float
     out_bps: float
@@ -61,8 +64,10 @@ class HostBandwidth(NamedTuple):
 
 
 def with_measured_host(cluster: Cluster, device: torch.device) -> Cluster:
-    """Return this machine's cluster with the measured bandwidth of its host; unchanged without a
-    GPU, or without enough memory to measure."""
+    """Return this machine's cluster with the measured bandwidth of its host.
+
+    Without a GPU, or without enough memory to measure, the cluster is returned unchanged.
+    """
     if device.type != "cuda":
         return cluster
     try:
@@ -76,8 +81,10 @@ def with_measured_host(cluster: Cluster, device: torch.device) -> Cluster:
 
 @functools.cache
 def measure_host_bandwidth(device: torch.device) -> HostBandwidth:
-    """Measure to two digits, because more would be noise; once in a process, so that equal problems
-    get equal plans."""
+    """Measure the host's bandwidth, rounded to two digits, once per process.
+
+    More digits would be noise, and would give equal problems different plans.
+    """
     count = min(
         _NUM_PARAMETERS, available_bytes() // (_FREE_MEMORY_DIVISOR * _BYTES_HELD * _NUM_ELEMENTS)
     )
@@ -102,7 +109,8 @@ def measure_host_bandwidth(device: torch.device) -> HostBandwidth:
 def _rounds(
     updates: Sequence[Callable[[], object]], before: Callable[[], None], num_passes: int
 ) -> float:
-    """Return the bytes per second of the slower half of updates."""
+    """Run updates in rounds; return the bandwidth of the slower half of them in bytes per
+    second."""
     began_s, taken_s = time.perf_counter(), list[float]()
     for _ in range(num_passes):
         for update in updates:
@@ -117,10 +125,10 @@ def _rounds(
 
 
 class _Count(NamedTuple):
-    """Number of completed copies at a time."""
+    """Number of copies that were complete at a time."""
 
     num_done: tuple[int, int]
-    """To the device, and from it."""
+    """Copies to the device, and copies from it."""
     at_s: float
 
 
@@ -135,7 +143,7 @@ class _Copies:
         self._events: tuple[list[CopyEvent], list[CopyEvent]] = ([], [])
 
     def fill(self) -> None:
-        """Fill both queues."""
+        """Fill the queues of both directions."""
         coming, leaving = self._events
         for events, copy in ((coming, self._fetch), (leaving, self._send)):
             while sum(not event.is_done for event in events[-_QUEUE_LENGTH:]) < _QUEUE_LENGTH:
@@ -145,7 +153,7 @@ class _Copies:
                     break
 
     def go_on(self) -> None:
-        """Copy for a while without updates."""
+        """Continue copying for `_COPIES_ALONE_S`, without updates."""
         until_s = time.perf_counter() + _COPIES_ALONE_S
         while time.perf_counter() < until_s:
             self.fill()
@@ -157,7 +165,7 @@ class _Copies:
         return _Count((coming, leaving), time.perf_counter())
 
     def rates_since(self, before: _Count) -> list[float]:
-        """Return the bytes per second to the device, and from it."""
+        """Return the bytes per second to the device, and from it, since ``before``."""
         now = self.count()
         return [
             max(1, last - first) * _COPY_BYTES / (now.at_s - before.at_s)
@@ -181,7 +189,8 @@ def _two_digits(number: float) -> float:
 
 
 def _update_of(num_elements: int) -> Callable[[], object]:
-    """Return an AdamW step as host-resident parameters are updated."""
+    """Return a function that runs one AdamW step in the way host-resident parameters are
+    updated."""
     parameter = nn.Parameter(torch.zeros(num_elements))
     parameter.grad = torch.ones(num_elements)
     optimizer = torch.optim.AdamW([parameter], fused=True)

@@ -1,12 +1,12 @@
-"""Updates of blocks by the user's optimizer: on the host by a thread, or on the device.
+"""Updates of blocks by the user's optimizer: by a thread on the host, or on the device.
 
-Of the blocks whose gradients have arrived on the host, the thread updates the one that the next
-forward pass needs first: gradients of the first block come last, and what is left of later blocks
-is updated while the next forward pass runs. A large block is updated in parts, between which an
-earlier block may go first.
+Among the blocks whose gradients have arrived on the host, the thread updates the one that the next
+forward pass needs first. Gradients of the first block arrive last, so updates of later blocks may
+still run during the next forward pass. A large block is updated in parts, between which an earlier
+block may be updated first.
 
 On a GPU machine host updates of Adam, AdamW, SGD and Adagrad use PyTorch's fused kernels, which
-read and write everything once, with all cores but one: the remaining core launches kernels.
+read and write each value once, on all cores but one; the remaining core launches GPU kernels.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from hocket.runtime.optimizer_parts import (
 from hocket.simulate.rewriting.host_parameters import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1
-"""A GPT on an H200 with 16 cores trains 5 % slower with 14 update threads than with 15, and no
-faster with 16."""
+"""Cores left for kernel launches: a GPT on an H200 with 16 cores trains 5 % slower with 14 update
+threads than with 15, and no faster with 16."""
 _MIN_FUSED_ELEMENTS = 2**16
-"""Smaller parameters are updated together: splitting each among threads takes longer."""
+"""Parameters with fewer elements are updated together: splitting each among threads takes
+longer."""
 
 
 # ── the thread ───────────────────────────────────────────────────────────────────────────────────
@@ -53,18 +54,18 @@ _MIN_FUSED_ELEMENTS = 2**16
 
 @dataclass(eq=False)
 class _HostJob:
-    """Work for a block that may start after a copy, at once or in parts."""
+    """Work for a block, at once or in parts, that may start once a copy has completed."""
 
     index: int
-    """Index of the block: lower ones go first."""
+    """Index of the block; blocks with lower indices are updated first."""
     done: threading.Event
     after: CopyEvent
     work: Callable[[], Iterator[None] | None]
-    """Does everything, or returns an iterator that does a part at a time."""
+    """Does all of the work, or returns an iterator that does one part per iteration."""
     _parts: Iterator[None] | None = None
 
     def advance(self) -> bool:
-        """Do the next part; True if there may be more."""
+        """Run the next part; return True if there may be more."""
         if self._parts is None:
             self._parts = self.work()
         if not isinstance(self._parts, Iterator):
@@ -74,28 +75,29 @@ class _HostJob:
 
 _END = object()
 _AFTER_ALL = sys.maxsize
-"""Index of a job that is not a block's."""
+"""Index of a job that belongs to no block and runs after the jobs of all blocks."""
 _POLL_S = 0.05
-"""Interval of checks whether the thread is alive."""
+"""Interval in seconds of checks whether the thread is alive."""
 _Jobs = queue.SimpleQueue[_HostJob | None]
-"""In the order of submission; None at the end."""
+"""Queue of jobs in the order of submission; None ends the thread."""
 
 
 class HostOptimizerThread:
-    """A thread that works for blocks on the host; it ends with this object."""
+    """Thread that accumulates gradients and updates blocks on the host; it ends with this
+    object."""
 
     def __init__(self, *, is_dry_run: bool) -> None:
-        """In a dry run nothing is done."""
+        """Create the queue; the thread starts with the first job. A dry run ignores all jobs."""
         self._is_dry_run = is_dry_run
         self._jobs: _Jobs = queue.SimpleQueue()
         self._failures: dict[int, BaseException] = {}
-        """By index of the block."""
+        """Errors of jobs, by index of the block."""
         self._thread: threading.Thread | None = None
 
     def submit(
         self, block: Block, work: Callable[[], Iterator[None] | None], after: CopyEvent = DONE
     ) -> None:
-        """Do work for a block after a copy; `Block.update_done` is set when it is finished."""
+        """Queue work for a block after a copy; `Block.update_done` is set when it is finished."""
         if self._is_dry_run:
             return
         self.wait(block)
@@ -107,7 +109,7 @@ class HostOptimizerThread:
         self._jobs.put(_HostJob(block.index, block.update_done, after, work))
 
     def wait(self, block: Block) -> None:
-        """Wait until no update of a block is running; raises the error of its job."""
+        """Wait until a block has no running job; raises the error of its last job."""
         while not block.update_done.wait(_POLL_S):
             is_over = self._thread is None or not self._thread.is_alive()
             if is_over and not block.update_done.is_set():
@@ -140,7 +142,7 @@ _running: weakref.WeakKeyDictionary[threading.Thread, _Jobs] = weakref.WeakKeyDi
 
 
 def wait_for_all() -> None:
-    """Wait for the jobs of every training: a job keeps its training alive."""
+    """Wait for the jobs of all trainings, because a job keeps its training alive."""
     for thread, jobs in list(_running.items()):
         is_done = threading.Event()
         jobs.put(_HostJob(_AFTER_ALL, is_done, DONE, lambda: None))
@@ -150,14 +152,15 @@ def wait_for_all() -> None:
 
 @atexit.register
 def end_all() -> None:
-    """Let every thread finish its update, which Python would abort at exit."""
+    """Stop every thread after the part of an update that it runs, which Python would abort at
+    exit."""
     for thread, jobs in list(_running.items()):
         jobs.put(None)
         thread.join()
 
 
 def threads_for_updates() -> AbstractContextManager[None]:
-    """Context in which torch uses as many threads as host updates: all but one, for launches."""
+    """Return a context in which torch uses all its threads but one, which is left for launches."""
     return torch_threads(max(1, torch.get_num_threads() - _CORES_FOR_LAUNCHES))
 
 
@@ -170,20 +173,21 @@ def _run(jobs: _Jobs, failures: dict[int, BaseException], is_ready: threading.Ev
             try:
                 if job.advance():
                     continue
-            # It is raised where the block is waited for.
+            # `HostOptimizerThread.wait` raises it.
             except BaseException as error:
                 failures[job.index] = error
-            # Whoever waits must find that this thread holds nothing of the training any more.
+            # The references go first, so that a waiting thread can free the training.
             waiting.remove(job)
             del job
             done.set()
 
 
 def _next(jobs: _Jobs, waiting: deque[_HostJob]) -> _HostJob | None:
-    """Return the job of the lowest block among those whose copies have completed; None at the end.
+    """Return the job of the lowest block among those whose copies are complete; None ends the
+    thread.
 
-    The device is far behind its queue: waiting for the lowest of all blocks would mean to wait for
-    the end of the backward pass.
+    The device runs far behind the launches: waiting for the lowest of all blocks would mean waiting
+    for the end of the backward pass.
     """
     while not jobs.empty() or not waiting:
         job = jobs.get()
@@ -200,9 +204,9 @@ def _next(jobs: _Jobs, waiting: deque[_HostJob]) -> _HostJob | None:
 
 
 def host_step(block: Block, part: torch.optim.Optimizer) -> Iterator[None]:
-    """Update a block's master copy by its gradients on the host, a few parameters at a time.
+    """Update a block's master copy on the host, a few parameters per iteration.
 
-    ``part`` is the optimizer for the block's master copies.
+    ``part`` is the user's optimizer, restricted to the block's master copies.
     """
     sizes = [place.num_bytes for place in block.master_layout.places]
     for number, (start, stop) in enumerate(runs_within(sizes, PIECE_BYTES)):
@@ -232,7 +236,7 @@ def _step_some(block: Block, part: torch.optim.Optimizer, chosen: slice) -> None
 def _fused_steps(
     block: Block, part: torch.optim.Optimizer, chosen: slice
 ) -> Iterator[nn.Parameter]:
-    """Update and cast parameters in one pass over memory, where `host_adam` can."""
+    """Update and cast the parameters that `host_adam` supports in one pass; yield each of them."""
     assert block.upload is not None
     if block.upload is block.master or not is_fused_adam(part):
         return
@@ -251,20 +255,22 @@ def _fused_steps(
 
 
 class OptimizerSteps:
-    """Steps of the user's optimizer for a block: on the host, on the device, or in a dry run."""
+    """Runs steps of the user's optimizer for blocks: on the host, on the device, or in a dry
+    run."""
 
     def __init__(self, device: torch.device, *, is_real: bool, is_dry_run: bool) -> None:
-        """Kernels are fused where ``is_real``: they hold nothing beside what they change."""
+        """Use fused kernels if ``is_real``, because they allocate no temporaries."""
         self._device, self._is_real, self._is_dry_run = device, is_real, is_dry_run
         self._known_groups: list[tuple[int, int]] = []
-        """Parameter lists of the optimizer when its states were last placed, and their lengths."""
+        """Id and length of each of the optimizer's parameter lists when states were last placed."""
 
     def place_states(
         self, optimizer: torch.optim.Optimizer | None, blocks: Sequence[Block]
     ) -> None:
-        """Move states of an optimizer to where the blocks are updated.
+        """Move states of an optimizer to the device or the host, where their blocks are updated.
 
-        Refuses parameters that the model got after `hocket.prepare`, which no block would update.
+        Refuses parameters added to the model after `hocket.prepare`, because no block would update
+        them.
         """
         groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
         lists = [(id(parameters), len(parameters)) for parameters in groups]
@@ -286,17 +292,18 @@ class OptimizerSteps:
                 _move_state(optimizer.state.get(parameter, {}), place)
 
     def forget_places(self) -> None:
-        """Place states again: another training may have moved them."""
+        """Make the next `place_states` check all states again: another training may have moved
+        them."""
         self._known_groups = []
 
     def on_host(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
-        """Return the part that updates a block's master copy."""
+        """Return the optimizer restricted to a block's master copy."""
         return part_of(optimizer, block.masters, fused=self._is_real)
 
     def on_device(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """Return the part that updates parameters on the device."""
+        """Return the optimizer restricted to parameters on the device."""
         if self._is_real and has_fused_kernels(optimizer):
             for parameter in parameters:
                 # Fused kernels read step counters on the device.
@@ -312,13 +319,13 @@ class OptimizerSteps:
         return part
 
     def step_on_device(self, part: torch.optim.Optimizer) -> None:
-        """Run an update on the device; a dry run sees what it allocates."""
+        """Run an update on the device; a dry run skips fused kernels, which allocate nothing."""
         is_fused = self._device.type == "cuda" and has_fused_kernels(part)
         if not (self._is_dry_run and is_fused):
             self._step(part)
 
     def step_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run a step of the optimizer itself; a dry run has gradients on the device only."""
+        """Run a step of the entire optimizer; a dry run skips it if no parameter has a gradient."""
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._is_dry_run or any(p.grad is not None for p in trained):
             self._step(optimizer)
@@ -329,7 +336,8 @@ class OptimizerSteps:
             part.step()
 
     def make_states(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Block]) -> None:
-        """Make the states that stay on the device or are swapped in, as a first step would."""
+        """Create states on the device and states to be swapped in, as a first optimizer step
+        would."""
         if not updates_in_parts(optimizer):
             self._make_whole_state(optimizer, [b for b in blocks if b.master is None])
             return
@@ -350,8 +358,11 @@ class OptimizerSteps:
     def _make_states(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[nn.Parameter, nn.Parameter]
     ) -> None:
-        """Update one of the parameters that look alike, and copy the form of its state to others:
-        the update of a parameter reads it alone."""
+        """Create states by an update of one parameter per layout.
+
+        Other parameters with that layout get states of the same form: the update of a parameter
+        depends on that parameter alone.
+        """
         alike: dict[Any, list[nn.Parameter]] = {}
         groups = group_of(optimizer, parameters)
         for parameter, updated in parameters.items():
@@ -381,7 +392,7 @@ class OptimizerSteps:
 
 
 def _move_state(states: MutableMapping[str, Any], place: torch.device) -> None:
-    """Move the states of one parameter to where it is updated."""
+    """Move the states of one parameter to the device or the host, where it is updated."""
     for key, value in states.items():
         # Step counters stay on the host until fused kernels want them on the device.
         is_counter = isinstance(value, torch.Tensor) and not value.dim()

@@ -1,10 +1,10 @@
-"""Workspaces of GPU kernels, measured once for each kind of call and kept on disk.
+"""Workspaces of GPU kernels, measured once per call signature and kept on disk.
 
-Libraries choose kernels, and workspaces for them, by shapes, layouts and types: cuDNN's attention
-takes several times the memory of its results, convolutions up to hundreds of MB. Only the call
-itself shows how much. A kind of call is an op with the shapes, strides and types of its tensors and
-its other arguments. It is run on zeros, and PyTorch's allocator reports the peak beside the
-results. Only calls without side effects run, whose kernels zeros cannot harm. The caller restores
+Libraries choose kernels and their workspaces by shapes, layouts and dtypes: cuDNN's attention takes
+several times the memory of its results, convolutions up to hundreds of MB. Only the call itself
+shows how much. A call signature consists of the op, the shapes, strides and dtypes of its tensors,
+and its other arguments. The op is run on zeros, and PyTorch's allocator reports the peak beyond the
+results. Only ops without side effects run, and only if zeros are valid inputs. The caller restores
 random number generators; the allocator's peak is reset.
 """
 
@@ -25,36 +25,38 @@ from hocket.runtime.offload.copy_streams import extent
 KernelCall = Callable[[], Any]
 _KIND = "kernel-workspaces"
 _MIN_BYTES = 2**20
-"""Calls with fewer bytes of tensors need no workspace worth measuring."""
+"""Bytes of tensors below which a call's workspace is not worth measuring."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_",
               "_cudnn_attention_")  # fmt: skip
 """Prefixes of ops that may draw random numbers and take seeds as integer tensors."""
 _RECURRENT = "_cudnn_rnn"
-"""Likewise; its reserve is a byte tensor."""
+"""Prefix of recurrent ops, which may draw random numbers too; their reserve is a byte tensor."""
 _EMBEDDING_GRADIENT = "embedding_dense_backward"
-"""Takes row indices, of which 0 is valid."""
+"""Prefix of an op that takes row indices, for which 0 is valid."""
 
 
 class Workspaces:
-    """Bytes that calls take beside their results."""
+    """Workspace bytes of calls, beyond their results."""
 
     def __init__(
         self, device: torch.device, measure: Callable[[KernelCall], int],
         cache_key: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """``measure`` runs a call and returns the peak beside its results; measurements are kept
-        on disk under ``cache_key``, if there is one."""
+        """``measure`` runs a call and returns the peak beyond its results.
+
+        Measurements are kept on disk under ``cache_key``, unless it is None.
+        """
         self._device, self._measure, self._cache_key = device, measure, cache_key
         known = None if cache_key is None else disk_cache.recall(_KIND, cache_key)
         self._found: dict[str, int] = known if isinstance(known, dict) else {}
         self._num_kept = len(self._found)
         self.unknown: dict[str, str] = {}
-        """Errors of calls that could not be made, by op."""
+        """Errors of calls that could not run, by op."""
 
     def workspace_bytes(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     ) -> int:
-        """Return what a call takes; 0 where that is not known."""
+        """Return the workspace bytes of a call; 0 if they are unknown."""
         if not _may_need_workspace(func):
             return 0
         leaves, form = tree_flatten((args, dict(kwargs or {})))
@@ -66,7 +68,8 @@ class Workspaces:
         return self._found[key]
 
     def keep(self) -> None:
-        """Keep new measurements on disk; calls that failed are measured again next time."""
+        """Keep new measurements on disk, but none if a call has failed, so that it is measured
+        again."""
         if self._cache_key is not None and len(self._found) > self._num_kept and not self.unknown:
             disk_cache.keep(_KIND, self._cache_key, self._found)
             self._num_kept = len(self._found)
@@ -85,7 +88,7 @@ class Workspaces:
                 real = [_zeros(v) if isinstance(v, torch.Tensor) else v for v in leaves]
                 args, kwargs = tree_unflatten(real, form)
                 return self._measure(lambda: func(*args, **kwargs))
-            # Too little memory for it alone, or the device has no such kernel.
+            # Too little free memory for the call, or no such kernel on the device.
             except RuntimeError as error:
                 self.unknown[_name(func)] = str(error)
                 return 0
@@ -93,7 +96,7 @@ class Workspaces:
 
 @cache
 def workspaces_on(device: torch.device) -> Workspaces:
-    """Return the workspaces of a GPU."""
+    """Return the workspaces of a GPU, with measurements kept on disk."""
 
     def measure(call: KernelCall) -> int:
         torch.cuda.reset_peak_memory_stats(device)
@@ -116,7 +119,11 @@ def workspaces_on(device: torch.device) -> Workspaces:
 
 @cache
 def _may_need_workspace(func: Any) -> bool:
-    """True if an op has no side effects and is not pointwise."""
+    """True if an op can be measured and may need a workspace.
+
+    Such ops have no side effects, draw no random numbers (except attention and recurrent layers)
+    and are not pointwise.
+    """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     if func.is_view or func._schema.is_mutable:
@@ -133,7 +140,7 @@ def _name(func: Any) -> str:
 
 
 def _settings() -> tuple[bool, ...]:
-    """Return settings by which libraries choose kernels."""
+    """Return the global settings by which libraries choose kernels."""
     return (
         torch.backends.cudnn.enabled,
         torch.backends.cudnn.benchmark,

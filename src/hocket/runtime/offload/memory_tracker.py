@@ -1,14 +1,14 @@
-"""Counts the bytes that tensors of a device hold, op by op, without such a device.
+"""Tracks the device memory of tensors op by op, without needing the device.
 
 The unit is the storage: storages that an op allocates are added, the peak is noted, and a storage
-counts until its last tensor is gone. Host memory is allocated under `on_host` and not counted.
-Temporaries inside one op are not seen, except for workspaces that somebody has measured.
-O(outputs) per op.
+counts until its last tensor is freed. Memory allocated under `on_host` is not counted. Temporaries
+within one op are not seen, except for measured workspaces. O(outputs) per op.
 
-Autograd adds gradients of one tensor in place where nobody else holds the first one (PyTorch's
-``can_accumulate_inplace``), but never under a dispatch mode such as this one, where it calls `add`
-each time. Such a sum counts as in place. Who holds the first gradient is compared with a sum that
-is known to be in place, so that nothing has to be known of how a version of PyTorch counts.
+Autograd adds gradients of one tensor in place if nothing else holds the first one (PyTorch's
+``can_accumulate_inplace``). Under a dispatch mode such as this one it never does, and calls `add`,
+which the tracker counts as in place if autograd would have added in place without the mode. To
+decide that, reference counts of the first gradient are compared with those in a sum that is known
+to be in place, so that no knowledge of a PyTorch version's reference counting is needed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _ADD = torch.ops.aten.add.Tensor
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 _SHORT = (torch.bfloat16, torch.float16)
 _Holders = tuple[int, int, int, int]
-"""Reference counts of a tensor in C++ and Python, and of its storage."""
+"""Reference counts of a tensor in C++ and Python, and of its storage in C++ and Python."""
 _NO_NODE = -1
 WorkspaceBytes = Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], int]
-"""Returns the bytes that an op with these arguments takes beside its results while it runs."""
+"""Returns the bytes that an op with these arguments takes while it runs, beyond its results."""
 _PRODUCTS = frozenset((
     "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul",
     "_addmm_activation", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm",
 ))  # fmt: skip
-"""Matrix products of a library that keeps a workspace."""
+"""Names of matrix products whose library keeps a workspace."""
 _host_depth = threading.local()
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Allocate host memory: trackers do not count it."""
+    """Mark allocations inside the context as host memory, which trackers do not count."""
     before = getattr(_host_depth, "value", 0)
     _host_depth.value = before + 1
     try:
@@ -59,27 +59,28 @@ def is_product(kind: str) -> bool:
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts bytes of storages that ops allocate while it is entered, and of tracked ones."""
+    """Counts bytes of tracked storages and of storages that ops allocate while it is entered."""
 
     def __init__(self, unit_bytes: int = 1, workspace: WorkspaceBytes | None = None) -> None:
-        """Storages take whole units, as an allocator gives them."""
+        """Round storages up to units, like an allocator; add ``workspace`` to the bytes held by an
+        op."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._unit_bytes, self._workspace = unit_bytes, workspace
         self._in_place = _in_place_holders()
         self.held_bytes = 0
         self.peak_bytes = 0
         self.has_products = False
-        """True if there was a matrix product, for which libraries keep workspaces."""
+        """True if a matrix product ran, for which libraries keep workspaces."""
         self.peak_at = ""
-        """Op of the peak, and before it the autograd node that ran it."""
+        """Op at the peak, preceded by the autograd node that ran it."""
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._makers: dict[int, int] = {}
-        """Autograd node that allocated each storage."""
+        """Sequence number of the autograd node that allocated each storage."""
         # Storages are also freed by other threads, and by this one in the midst of counting.
         self._lock = threading.RLock()
 
     def track(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that exist, until they are gone."""
+        """Count existing tensors until they are freed."""
         for tensor in tensors:
             self._add(tensor.untyped_storage())
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
@@ -91,9 +92,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an op and count what it allocates."""
+        """Run an op, and count the storages that it allocates."""
         if func is torch.ops.prim.device.default:
-            # Up to half of all calls: answered without dispatch.
+            # Up to half of all calls query the device, so they are answered without dispatch.
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         in_place = self._is_in_place_sum(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
@@ -114,7 +115,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_in_place_sum(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     ) -> bool:
-        """True if an op is autograd's sum of gradients and in place without a dispatch mode."""
+        """True if an op is autograd's sum of gradients, which is in place without a dispatch
+        mode."""
         if func is not _ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
             return False
         # Compared before the tensor has a name here, which would be one more reference.
@@ -164,7 +166,7 @@ def _storages(values: Any) -> list[torch.UntypedStorage]:
 
 
 def _current_node() -> int:
-    """Return the sequence number of the autograd node that runs; `_NO_NODE` outside of backward."""
+    """Return the sequence number of the running autograd node; `_NO_NODE` outside of backward."""
     if torch._C._current_graph_task_id() == _NO_NODE:
         return _NO_NODE
     node: Any = torch._C._current_autograd_node()
@@ -198,7 +200,7 @@ def _has_repeated_edge(node: Any) -> bool:
 
 @cache
 def _in_place_holders() -> Mapping[type, _Holders]:
-    """Return reference counts of a gradient to which others are added in place, by tensor type."""
+    """Return reference counts of gradients that autograd adds to in place, by tensor type."""
     found: dict[type, _Holders] = {}
 
     class SeenSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,10 +223,10 @@ def _in_place_holders() -> Mapping[type, _Holders]:
 
 
 class WideStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes fake batch norms save as much as real ones.
+    """Makes batch norms on fake tensors save as many bytes as on real ones.
 
-    On a CPU PyTorch saves mean and deviation of 16-bit inputs in the type of 32-bit weights, but
-    gives fake tensors the type of the inputs.
+    On a CPU PyTorch saves mean and deviation of 16-bit inputs in the dtype of 32-bit weights, but
+    gives fake tensors the dtype of the inputs.
     """
 
     def __torch_dispatch__(

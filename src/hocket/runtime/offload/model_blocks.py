@@ -1,9 +1,11 @@
-"""Blocks of a memory plan as modules of a model, and plans with one policy for all blocks.
+"""Maps blocks of a memory plan to modules of a model, and makes plans with one policy for all
+blocks.
 
-A block has the modules that compute its ops, and the parameters that no other block uses. Without a
-traced step blocks are found by modules alone: members of the outermost lists of modules (layers of
-a transformer, stages of a convolutional net) and modules with parameters outside of these. A member
-with most of its parameters in a list inside it, such as one of experts, is cut by that list.
+A block consists of the modules that compute its ops, and of the parameters that no other block
+uses. Without a traced step, blocks are derived from modules alone: members of the outermost
+`nn.ModuleList`s and `nn.Sequential`s (layers of a transformer, stages of a convolutional net), and
+modules with parameters outside of these. A member with most of its parameters in an inner list,
+such as a list of experts, is split into the members of that list.
 """
 
 from __future__ import annotations
@@ -20,26 +22,25 @@ from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.offload.chunked_loss import last_layer, path_of
 from hocket.runtime.offload.copy_streams import extent
-from hocket.runtime.offload.expert_groups import can_be_grouped
 from hocket.runtime.offload.parameter_blocks import Block
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import logits_module
-from hocket.simulate.rewriting.experts import find_experts, in_groups
 from hocket.simulate.rewriting.module_calls import ModuleCall, find_module_calls
 from hocket.simulate.rewriting.repeated_calls import outer_modules
 from hocket.simulate.rewriting.uses import can_run_twice
 
 SHARED = "(shared)"
-"""Name of the block of parameters that several blocks use, or none."""
+"""Name of the block of parameters that several blocks use, or that no block uses."""
 _MIN_MEMBERS = 3
-"""Members with parameters from which on a list inside a block cuts it."""
+"""Fewest members with parameters for which an inner list splits a block."""
 
 
 def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
-    """Return the blocks of a plan, and at the end one of parameters that no block has alone.
+    """Return the blocks of a plan, followed by a block of shared parameters.
 
-    The latter stay on the device. They are updated on the host if all blocks that use them (all
-    blocks, where none does) have their master copies there.
+    Parameters are shared if several blocks use them, or no block does. They stay on the device.
+    They are updated on the host if all blocks that use them (all blocks of the plan, if none does)
+    have their master copies on the host.
     """
     _require_disjoint(model)
     known = dict(model.named_modules())
@@ -65,7 +66,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
-    # What a module outside of all blocks has as well is fetched by none of them.
+    # Parameters that a module outside of all blocks also uses cannot be fetched by a block.
     covered = {path for block in blocks for path in block.modules}
     for path, module in known.items():
         if path not in covered and not covered.intersection(outer_modules(path)):
@@ -74,40 +75,27 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
-    # For what only the model's own code reads, such as a class token, all blocks decide.
+    # Parameters that no block uses, such as a class token, follow the policies of all blocks.
     policies = policies or list(memory.blocks)
     is_on_host = bool(policies) and all(policy.is_on_host for policy in policies)
     shared = MemoryBlock(name=SHARED, update="host" if is_on_host else "device")
-    # The forward pass begins with them.
+    # Index -1: the forward pass needs shared parameters first.
     return [*blocks, Block(shared, -1, {}, parameters=rest)]
 
 
 def _draws_in_cudnn(module: nn.Module) -> bool:
-    """True if cuDNN may draw the dropout of a module, which cannot be drawn again."""
+    """True if cuDNN may draw the dropout of a module, which recompute cannot reproduce."""
     return any(isinstance(each, nn.RNNBase) and each.dropout for each in module.modules())
 
 
 def _uses_rng(policy: MemoryBlock, graph: Graph | None) -> bool:
-    """True if the forward ops of a block draw random numbers, or are not known."""
+    """True if the forward ops of a block draw random numbers, or are unknown."""
     return graph is None or bool((graph.rng_order[policy.start : policy.stop] >= 0).any())
 
 
-def group_experts(
-    model: nn.Module, blocks: Sequence[Block], memory: Memory, graph: Graph | None
-) -> None:
-    """Note in the blocks which of their parameters are fetched in groups of experts."""
-    if graph is None or all(policy.expert_groups == 1 for policy in memory.blocks):
-        return
-    experts = find_experts(graph, blocks_of(graph, memory))
-    named = dict(model.named_parameters(remove_duplicate=False))
-    for root, count in in_groups(experts, memory).items():
-        block, parameter = blocks[experts[root].block], named[graph.tensor_names[root]]
-        if parameter in set(block.parameters) and can_be_grouped(parameter):
-            block.expert_groups[parameter] = count
-
-
 def _require_disjoint(model: nn.Module) -> None:
-    """Refuse parameters that overlap in memory: they would differ once each has a master copy."""
+    """Refuse parameters that overlap in memory, because their separate master copies would
+    diverge."""
     named = [(name, p) for name, p in model.named_parameters() if p.numel()]
     by_address = sorted(named, key=lambda each: _byte_range(each[1])[:2])
     for (name, parameter), (other, following) in pairwise(by_address):
@@ -121,7 +109,7 @@ def _require_disjoint(model: nn.Module) -> None:
 
 
 def _byte_range(parameter: nn.Parameter) -> tuple[int, int, int]:
-    """Return storage, first byte and the byte after the last one."""
+    """Return a parameter's storage, its first byte, and the byte after its last one."""
     size, start = parameter.dtype.itemsize, int(parameter.storage_offset())
     stop = start + extent(parameter)
     return parameter.untyped_storage()._cdata, start * size, stop * size
@@ -145,7 +133,7 @@ def _module_path(name: str, known: Mapping[str, nn.Module]) -> str:
 def find_head(
     model: nn.Module, memory: Memory, graph: Graph | None, blocks: Sequence[Block]
 ) -> nn.Linear | None:
-    """Return the layer that computes the logits, where the loss is computed in chunks."""
+    """Return the layer that computes the logits, or None if the loss is not computed in chunks."""
     if memory.loss_chunks == 1:
         return None
     last = memory.blocks[-1]
@@ -161,7 +149,7 @@ def find_head(
 
 
 def _module_calls(graph: Graph | None, memory: Memory) -> Sequence[ModuleCall]:
-    """Return the calls of modules that compute the blocks."""
+    """Return the module calls that compute the blocks; none without a traced step."""
     if graph is None or not memory.blocks:
         return ()
     blocks = blocks_of(graph, memory)
@@ -172,7 +160,7 @@ def _module_calls(graph: Graph | None, memory: Memory) -> Sequence[ModuleCall]:
 
 
 def uniform(model: nn.Module, budget_bytes: int, **policy: Any) -> Memory:
-    """Return the plan with one policy for all blocks, on one device."""
+    """Return a plan for one device with the same policy for all blocks."""
     names = list(block_names(model))
     if not names:
         raise UsageError(
@@ -184,7 +172,7 @@ def uniform(model: nn.Module, budget_bytes: int, **policy: Any) -> Memory:
 
 
 def block_names(model: nn.Module, path: str = "") -> Iterator[str]:
-    """Yield paths of the blocks inside a module, in the order of the modules."""
+    """Yield the paths of the blocks inside a module, in the order of its submodules."""
     has_lists = any(_is_list(inner) for inner in model.modules() if inner is not model)
     for name, child in model.named_children():
         place = f"{path}.{name}" if path else name
@@ -197,7 +185,7 @@ def block_names(model: nn.Module, path: str = "") -> Iterator[str]:
 
 
 def _is_mostly_list(module: nn.Module) -> bool:
-    """True if most of a module's parameters are in one list inside it, of several members."""
+    """True if most of a module's parameters are in one inner list with several members."""
     own = _num_parameters(module)
     lists = (inner for inner in module.modules() if inner is not module and _is_list(inner))
     return any(

@@ -1,10 +1,11 @@
-"""Parameters of a block: their master copy on the host, and what computation reads on the device.
+"""Parameters of a block: their master copy on the host, and their copies on the device.
 
 A block with streamed parameters, or with its update on the host, has its parameters in one host
-buffer, so that one copy fetches them all. Where every op that reads a parameter first casts it
+buffer, so that one copy fetches them all. If every op that reads a parameter first casts it
 (autocast), a low-precision copy of the buffer is uploaded instead: the same numbers in half the
-bytes. Parameter objects stay the user's own: ``parameter.data`` is a view of the master copy, and
-of the device's copy while the block computes.
+bytes. Parameter objects remain the user's own: ``parameter.data`` is a view of the master copy, and
+of a device buffer while the block computes. This file lays out the buffers and points parameters at
+them; `hooks` and `prefetch` start the transfers of a step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from hocket.runtime.optimizer_parts import versions_of
 
 @dataclass(frozen=True)
 class BufferView:
-    """A tensor as a view of a byte buffer."""
+    """Position, dtype and layout of a tensor in a byte buffer."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,16 +48,16 @@ class BufferView:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the buffer that it takes."""
+        """Bytes of the buffer that the tensor takes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def stop(self) -> int:
-        """First byte that the next one may take."""
+        """First byte that the next tensor in the buffer may take."""
         return self.start + aligned(self.num_bytes)
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the view of a buffer.
+        """Return the tensor as a view of ``buffer``.
 
         Buffers cache their views: making one takes the host as long as launching a kernel.
         """
@@ -69,14 +70,14 @@ class BufferView:
 
 @dataclass(frozen=True)
 class ParameterView(BufferView):
-    """A parameter in a buffer."""
+    """Position, dtype and layout of a parameter in a byte buffer."""
 
     parameter: nn.Parameter
 
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Parameters one after the other in a buffer."""
+    """Positions of consecutive parameters in a byte buffer."""
 
     places: tuple[ParameterView, ...] = ()
     num_bytes: int = 0
@@ -85,7 +86,7 @@ class BufferLayout:
 def layout_of(
     parameters: Sequence[nn.Parameter], dtypes: Mapping[int, torch.dtype] | None = None
 ) -> BufferLayout:
-    """Lay parameters out in their own types, or in ``dtypes`` by ``id`` of the parameter."""
+    """Lay out parameters in their own dtypes, or in ``dtypes`` by ``id`` of the parameter."""
     places: list[ParameterView] = []
     for parameter in parameters:
         dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
@@ -110,105 +111,93 @@ class Block:
 
     policy: MemoryBlock
     index: int
-    """Position in the forward pass; -1 for what is needed before all blocks."""
+    """Position in the forward pass; -1 for shared parameters, which are needed before all
+    blocks."""
     modules: dict[str, nn.Module]
     calls: Sequence[str] = ()
-    """Paths of these modules, each as often as the block calls it."""
+    """Path of a module for each call that the block makes, in order."""
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Those that no other block uses."""
+    """Parameters that no other block uses; in the shared block, all remaining ones."""
     uses_rng: bool = True
     """True if its forward pass may draw random numbers."""
     not_recomputable: frozenset[str] = frozenset()
-    """Modules that write into their inputs, so that they cannot run again."""
-    expert_groups: dict[nn.Parameter, int] = field(default_factory=dict)
-    """Expert parameters that are fetched in so many groups instead of with the block."""
+    """Paths of modules that cannot run twice, for example because they write into their inputs."""
 
     master: torch.Tensor | None = None
-    """Host buffer with the master copy of the parameters; None where they live on the device."""
+    """Host buffer with the master copy of the parameters; None if they live on the device."""
     master_layout: BufferLayout = field(default_factory=BufferLayout)
     upload: torch.Tensor | None = None
     """Host buffer that is copied to the device: the master copy or its low-precision copy."""
     upload_layout: BufferLayout = field(default_factory=BufferLayout)
-    gradient_layout: BufferLayout = field(default_factory=BufferLayout)
-    """Gradients on the host, in the type in which the device computes them."""
+    """Layout of ``upload``, and of host gradients in the dtype in which the device computes
+    them."""
     masters: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
     """Master copy of each parameter, which the host updates while the parameter itself may be a
     view of device memory."""
     resident: torch.Tensor | None = None
-    """Permanent copy on the device, where only the update is on the host."""
+    """Permanent copy on the device, if only the update is on the host."""
     is_stale: bool = True
     """True if the permanent copy is older than the master copy."""
 
     resident_ready: CopyEvent = DONE
-    """Last refresh of the permanent copy."""
+    """Event of the last refresh of the permanent copy."""
     last_use: CopyEvent = DONE
-    """Where computation last used the permanent copy."""
+    """Event after the last use of the permanent copy by computation."""
     update_done: threading.Event = field(default_factory=_set_event)
-    """Set while the host works on no update of the block."""
+    """Set unless the host has unfinished work for the block."""
     written_back: CopyEvent = DONE
-    """Write-back of the last update on the device."""
+    """Event of the last write-back of an update on the device."""
     gradients_sent: CopyEvent = DONE
-    """Last copy of gradients to the host."""
+    """Event of the last copy of gradients to the host."""
     num_pending_backward: int = 0
-    """Calls of the forward pass whose backward pass is still to come."""
+    """Number of calls in the forward pass whose backward pass has not run yet."""
 
     host_gradients: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
-    """Gradients on the host that wait for more, or for the update."""
+    """Gradients on the host that wait for further batches, or for the update."""
     gradient_buffer: torch.Tensor | None = None
-    """Pinned buffer of these."""
-    group_buffer: torch.Tensor | None = None
-    """Pinned buffer for gradients of expert groups in this backward pass."""
-    groups_sent: set[tuple[nn.Parameter, int]] = field(default_factory=set)
-    """Expert groups whose gradients were sent, by parameter and first expert."""
+    """Pinned buffer of ``host_gradients``."""
 
     _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Views of the parameters in each lasting buffer of the device."""
+    """Views of the parameters in each permanent device buffer, by ``id`` of the buffer."""
     _own_storages: set[int] = field(default_factory=set)
-    """Storages that the parameters may be views of."""
+    """Keys of the storages in which hocket places the parameters."""
     versions: list[int] = field(default_factory=list)
-    """Versions of the parameters when they were last uploaded."""
+    """Version counters of the parameters at the last `refresh_upload`."""
 
     @cached_property
     def module_buffers(self) -> ModuleBuffers:
-        """Buffers of its modules, which recompute must not move twice."""
+        """Buffers of the block's modules, which recompute must not update a second time."""
         return ModuleBuffers(self.modules.values())
 
     @property
     def offloads_saved(self) -> bool:
-        """True if tensors that its calls save go to the host."""
+        """True if tensors that the block's calls save are offloaded."""
         if self.policy.activations == "recomputed":
             return self.policy.checkpoint == "offloaded"
         return self.policy.activations == "offloaded"
 
     @property
     def is_streamed(self) -> bool:
-        """True if its parameters have to be fetched before each use."""
+        """True if the parameters are fetched before each use."""
         return self.master is not None and self.resident is None
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes that are fetched at once: all but expert groups."""
-        places = self._fetched_places
-        return places[-1].stop if places else 0
-
-    @property
-    def _fetched_places(self) -> list[ParameterView]:
-        return [p for p in self.upload_layout.places if p.parameter not in self.expert_groups]
+        """Bytes of one fetch of the parameters."""
+        return self.upload_layout.num_bytes
 
     @property
     def updates_on_device(self) -> bool:
-        """True if its optimizer state is swapped in for the update."""
+        """True if optimizer state is swapped in for updates on the device."""
         return self.is_streamed and self.policy.update == "device"
 
     def move_to_host(self, low_precision: Mapping[int, torch.dtype], *, pinned: bool) -> None:
-        """Make a master copy on the host; ``low_precision`` are types that parameters are read in,
-        by ``id``."""
-        # Expert groups come after what is fetched at once.
-        ordered = sorted(self.parameters, key=lambda p: p in self.expert_groups)
-        self.master_layout = layout_of(ordered)
-        self.upload_layout = layout_of(ordered, low_precision)
-        # Gradients of expert groups are summed on the host, in full precision.
-        self.gradient_layout = self.master_layout if self.expert_groups else self.upload_layout
+        """Move the parameters to a master copy on the host.
+
+        ``low_precision`` maps the ``id`` of parameters to the dtype in which ops read them.
+        """
+        self.master_layout = layout_of(self.parameters)
+        self.upload_layout = layout_of(self.parameters, low_precision)
         are_same = all(id(p) not in low_precision for p in self.parameters)
         # The master copy itself is copied to the device only in these cases.
         is_pinned = pinned and (are_same or self.policy.update == "device")
@@ -227,7 +216,7 @@ class Block:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy the parameters to the master copy, wherever they are."""
+        """Copy the parameters, wherever they are, to the master copy and the upload buffer."""
         if self.master is not None:
             with on_host():
                 for parameter, master in self.masters.items():
@@ -237,7 +226,8 @@ class Block:
             self.is_stale = True
 
     def require_own_storage(self) -> None:
-        """Refuse parameters that were given other memory: its contents would be lost."""
+        """Refuse parameters whose ``data`` was replaced: the contents of the new memory would be
+        lost."""
         for parameter in self.parameters if self.master is not None else ():
             if parameter.untyped_storage()._cdata not in self._own_storages and parameter.numel():
                 raise UsageError(
@@ -253,16 +243,17 @@ class Block:
                 parameter.data = master
 
     def use_buffer(self, buffer: torch.Tensor) -> None:
-        """Make the parameters views of a buffer on the device."""
+        """Make the parameters views of a device buffer."""
         if id(buffer) not in self._views:
-            self._views[id(buffer)] = [place.of(buffer) for place in self._fetched_places]
+            self._views[id(buffer)] = [place.of(buffer) for place in self.upload_layout.places]
             self._own_storages.add(buffer.untyped_storage()._cdata)
-        for place, view in zip(self._fetched_places, self._views[id(buffer)], strict=True):
+        for place, view in zip(self.upload_layout.places, self._views[id(buffer)], strict=True):
             place.parameter.data = view
 
     @torch.no_grad()
     def refresh_upload(self, chosen: Collection[nn.Parameter] | None = None) -> None:
-        """Cast the master copy to the low-precision copy: of all parameters, or of some."""
+        """Cast the master copy to the low-precision copy, for all parameters or the ``chosen``
+        ones."""
         assert self.master is not None
         assert self.upload is not None
         if self.upload is not self.master:
@@ -276,12 +267,12 @@ class Block:
 
     @property
     def is_changed(self) -> bool:
-        """True if somebody wrote to the parameters since `refresh_upload`."""
+        """True if the parameters were written to since `refresh_upload`."""
         return self.versions != versions_of(self.parameters)
 
 
 def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    """Map the path of a module to the block of each of its calls, in the order of the calls."""
+    """Return the block of each call of a module, in the order of calls, by path of the module."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         for path in block.calls:
@@ -295,9 +286,11 @@ def place_parameters(
     streams: CopyStreams,
     low_precision: Mapping[str, torch.dtype],
 ) -> None:
-    """Move parameters and buffers to where the policies of their blocks keep them.
+    """Move parameters and buffers to the host or the device, as the policies of their blocks
+    specify.
 
-    ``low_precision`` are parameters that every op casts to another type first, by name.
+    ``low_precision`` holds the dtypes of parameters that every op casts to another dtype first, by
+    name.
     """
     if flat_weights(model):
         lay_apart(model)

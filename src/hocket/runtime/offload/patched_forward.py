@@ -1,4 +1,8 @@
-"""Replaces ``forward`` of a model's modules for as long as a strategy trains the model."""
+"""Replaces ``forward`` of a model's modules while a strategy trains the model.
+
+The file also records which strategy has patched a model, refuses a second one, and lets a later
+strategy take the model over.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from hocket.base.errors import UsageError
 
 
 class ReleasesModel(Protocol):
-    """A strategy that has patched a model."""
+    """A strategy that patches a model and can release it."""
 
     def leave(self) -> None:
-        """Restore the model, with its own forwards."""
+        """Restore the modules' own forwards."""
 
     def come_back(self) -> None:
-        """Patch the model again, as before `leave`."""
+        """Patch the model again after `leave`."""
 
 
 _strategies: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ReleasesModel]]
@@ -31,15 +35,15 @@ _strategies = weakref.WeakKeyDictionary()
 
 
 class PatchedForward(partial[Any]):
-    """A function in place of a module's own forward."""
+    """Function that replaces a module's own forward."""
 
     strategy: ReleasesModel
     module: nn.Module
     own: Any
-    """Forward that the module itself, not its class, had; None for most."""
+    """Forward set on the module itself instead of its class; None for most modules."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Give a copied or pickled model its own forwards, and nothing of hocket."""
+        """Copy or pickle as the module's own forward, without references to hocket."""
         # The copy of the module exists by now, without attributes: its class's forward is found.
         return (getattr, (self.module, "forward")) if self.own is None else (_as_it_is, (self.own,))
 
@@ -49,7 +53,7 @@ def _as_it_is(own: Any) -> Any:
 
 
 def claim_model(model: nn.Module, strategy: ReleasesModel | None) -> None:
-    """Note which strategy has patched a model; None for none."""
+    """Record the strategy that has patched a model, or None if there is none any more."""
     if strategy is None:
         _strategies.pop(model, None)
     else:
@@ -57,21 +61,21 @@ def claim_model(model: nn.Module, strategy: ReleasesModel | None) -> None:
 
 
 def require_unclaimed(model: nn.Module, strategy: object) -> None:
-    """Refuse to train a model that another strategy trains: it may be updating parameters."""
+    """Refuse to train a model that another strategy trains and may be updating."""
     other = _strategies.get(model)
     if other is not None and other() is not strategy:
         raise retrained_error()
 
 
 def retrained_error() -> UsageError:
-    """Return the error of a training whose model was prepared again."""
+    """Return the error of a training whose model was passed to a later `hocket.prepare`."""
     return UsageError(
         "this model was given to a later hocket.prepare", hint="train with what it returned"
     )
 
 
 def patch_forward(module: nn.Module, strategy: ReleasesModel, function: Callable[..., Any]) -> None:
-    """Make calls of a module go to ``function``."""
+    """Replace the forward of a module by ``function``."""
     patched = PatchedForward(function)
     patched.strategy, patched.module = strategy, module
     patched.own = vars(module).get("forward")
@@ -79,8 +83,10 @@ def patch_forward(module: nn.Module, strategy: ReleasesModel, function: Callable
 
 
 def eager_only(own: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that is the module's own for fake tensors: whoever traces the model wants
-    its ops, and its parameters are fake as well then."""
+    """Return a forward that calls ``own`` for fake tensors, and ``call`` otherwise.
+
+    Tracing needs the ops of the module's own forward, and its parameters are fake as well then.
+    """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         is_traced = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
@@ -102,7 +108,7 @@ def restore_forwards(modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def released_model(model: nn.Module) -> Iterator[None]:
-    """Make the strategy that trains a model leave it; it comes back if the body fails."""
+    """Make the current strategy of a model leave it, and come back if the body fails."""
     found = [vars(module).get("forward") for module in model.modules()]
     strategies = {id(f.strategy): f.strategy for f in found if isinstance(f, PatchedForward)}
     for strategy in strategies.values():

@@ -1,8 +1,8 @@
-"""Memory plans that were chosen before for the same step, device and budget, kept on disk.
+"""Disk cache of memory plans, by traced step, device and budget.
 
-Finding a plan takes seconds to a minute: plans are simulated, and the best of them run dry. Both
-depend on the traced step, the device, the budget and the versions alone. What the card must have is
-checked again, because the CUDA context and other tensors differ.
+Finding a plan takes seconds to a minute, because plans are simulated and the best get dry runs.
+Both depend only on the traced step, the device, the budget and software versions. Whether a cached
+plan fits is checked again, because the CUDA context and other tensors differ between processes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _KIND = "memory-plans"
 
 @dataclass(frozen=True, eq=False)
 class CachedPlan:
-    """The plan of one step and budget, if one was chosen before."""
+    """Cache entry for the plan of one step and budget."""
 
     dry_runs: DryRuns
     problem: Problem
     budget_bytes: int
 
     def recall(self) -> tuple[BudgetPlan, bool] | None:
-        """Return the plan, and True if its first steps have confirmed it; None if unknown."""
+        """Return the cached plan, and True if first steps confirmed it; None if absent or too
+        large."""
         found = disk_cache.recall(_KIND, self._key)
         try:
             section = Memory.from_data(found["section"], self.problem)
@@ -49,7 +50,7 @@ class CachedPlan:
         return BudgetPlan(section, needed, step_s, allocated_bytes), is_confirmed
 
     def keep(self, plan: BudgetPlan, *, is_confirmed: bool) -> None:
-        """Keep a plan; plain steps have no section to keep."""
+        """Keep a plan on disk, except for the plain step, which has no blocks."""
         if plan.section.blocks and plan.allocated_bytes is not None:
             value = {"section": plan.section.to_data(), "allocated_bytes": plan.allocated_bytes,
                      "step_s": plan.step_s, "is_confirmed": is_confirmed}  # fmt: skip

@@ -1,16 +1,16 @@
 """Choice of the fastest memory plan whose dry run stays within a budget.
 
-The simulator's peaks may be rough, so a plan counts by its dry run. Plans that fit in the simulator
-are run dry from the fastest on until one fits; then those that are even faster and exceed the
-budget by little in the simulator. So a larger budget never gives a slower step, and no plan is
-slower than full recompute where that fits.
+Simulated peaks may be rough, so only a dry run decides whether a plan fits. Plans that fit
+according to the simulator get dry runs, from the fastest on, until one fits. Faster plans that
+exceed the budget slightly in the simulator are tried next. So a larger budget never gives a slower
+step, and no plan is slower than full recompute if full recompute fits.
 
-A dry run of a deep model takes many seconds. Of such a model only those plans are run dry that
-would fit if their dry run exceeded the simulator by as little as the best one so far; plans beyond
-the budget that move nothing are left out, because only copies that end early can make them smaller.
-A plan that the model cannot follow is skipped; where all are, plans without recompute or without
-updates on the device are tried. Before a budget is refused, the smallest plan of each kind is run
-dry, so that the refusal names the least memory that is needed.
+A dry run of a deep model takes many seconds. For these models a plan gets a dry run only if it
+would fit at the smallest ratio of dry-run peak to simulated peak found so far. Plans beyond the
+budget that copy nothing are left out, because only copies that end early can make dry-run peaks
+smaller. Plans that the model cannot run are skipped; if no plan remains, plans without recompute or
+without updates on the device are tried. Before a budget is refused, the smallest plan for each
+treatment of activations gets a dry run, so that the error names the least memory needed.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from hocket.planners.memory.frontier import Frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
 
 _SLACK = 1.25
-"""Plans up to this many budgets in the simulator get a dry run."""
+"""Largest simulated peak, as a multiple of the budget, at which a plan gets a dry run."""
 _FAR_OFF = 2
-"""No plan is expected to need less than its simulated peak over this."""
+"""Largest expected ratio of a plan's simulated peak to its dry-run peak."""
 MANY_OPS = 5000
-"""Ops of a step from which on dry runs are rationed."""
+"""For steps with more ops, plans that are unlikely to fit get no dry run."""
 _MAX_ALTERNATIVES = 4
-"""Plans of a kind that are tried where all others were refused: a dry run takes seconds."""
+"""Plans tried without recompute, and without device updates, if all others were refused."""
 _BUDGET_SHARES = (1.0, 0.99, 0.95)
-"""Shares of a budget for which plans that keep some blocks are considered: dry runs find a little
-more than the simulator."""
+"""Fractions of a budget for which plans that save some activations on the device are considered:
+dry runs find slightly more memory than the simulator."""
 
 
 class BudgetPlan(NamedTuple):
-    """A memory plan and its peak."""
+    """A memory plan with its peak memory and step time."""
 
     section: Memory
     peak_bytes: int | None
-    """Memory that a card must have for the step, by its dry run: on a GPU reserved memory and the
-    CUDA context, else allocated bytes; None without a dry run."""
+    """Device memory that the step needs according to its dry run; None without a dry run.
+
+    On a GPU it is the reserved memory and the CUDA context, else the allocated bytes.
+    """
     step_s: float | None = None
-    """Predicted time of a step, where it is known."""
+    """Predicted time of a step, if known."""
     allocated_bytes: int | None = None
     """Peak of allocated bytes in the dry run."""
 
@@ -58,15 +60,17 @@ def fastest_within_budget(
     dry_run: Callable[[Memory], int],
     overhead_bytes: int = 0,
 ) -> BudgetPlan:
-    """Return the fastest of the frontier's plans whose dry run fits; dry runs add at least
-    ``overhead_bytes`` to the bytes of tensors."""
+    """Return the fastest plan of the frontier whose dry run fits into the budget.
+
+    Dry runs add at least ``overhead_bytes`` to the bytes of tensors.
+    """
     available = budget_bytes - overhead_bytes
     plans = _candidates(frontier, budget_bytes, available)
     is_deep = frontier.problem.graph.num_ops > MANY_OPS
     peaks: dict[str, int] = {}
     refused: dict[str, RunError] = {}
     least_ratio = 0.0
-    """Smallest ratio of dry run to simulated peak so far."""
+    """Smallest ratio of dry-run peak to simulated peak so far."""
 
     def fits(plan: Fitted) -> bool:
         nonlocal least_ratio
@@ -83,7 +87,7 @@ def fastest_within_budget(
         return not is_deep or least_ratio * plan.peak_bytes <= budget_bytes
 
     def is_worth_trying(plan: Fitted) -> bool:
-        """True if a plan without a dry run may be faster than the best so far."""
+        """True if a plan had no dry run yet and may be faster than the best so far."""
         if plan.name in peaks or plan.name in refused:
             return False
         if best is None:
@@ -93,7 +97,7 @@ def fastest_within_budget(
 
     inside = [plan for plan in plans if plan.peak_bytes <= available]
     best = next((plan for plan in inside if may_fit(plan) and fits(plan)), None)
-    # The ratio is better known by now: plans that were skipped may fit after all.
+    # The ratio may be smaller by now, so plans that were skipped may fit after all.
     others = plans if best else sorted(plans, key=lambda plan: plan.peak_bytes > available)
     best = next((plan for plan in others if is_worth_trying(plan) and fits(plan)), best)
     if best is None and refused:
@@ -117,9 +121,9 @@ def _section(plan: Fitted, budget_bytes: int) -> Memory:
 
 
 def _candidates(frontier: Frontier, budget_bytes: int, available: int) -> list[Fitted]:
-    """Return plans that are best for some budget and may fit this one, the fastest first.
+    """Return plans that are the best for some budget and may fit this one, the fastest first.
 
-    The plain step excludes none of them: a traced one holds less than the model itself.
+    The plain step excludes no other plan: a traced step holds less memory than the model itself.
     """
     others = replace(frontier, plans=tuple(p for p in frontier.plans if p.memory is not None))
     plans = {plan.name: plan for plan in (*frontier.best_of(), *others.best_of())}
@@ -152,8 +156,11 @@ def _alternatives(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
 
 
 def _smallest_of_kinds(frontier: Frontier) -> list[Fitted]:
-    """Return the smallest plan of each treatment of activations, the plain step among them: where a
-    model checkpoints by itself, others may hold more than it."""
+    """Return the smallest plan for each set of activation policies, including the plain step.
+
+    If a model checkpoints activations itself, other plans may need more memory than the plain
+    step.
+    """
     kinds: dict[frozenset[str], Fitted] = {}
     for plan in sorted(frontier.plans, key=lambda plan: plan.peak_bytes):
         blocks = () if plan.memory is None else plan.memory.blocks
@@ -162,7 +169,7 @@ def _smallest_of_kinds(frontier: Frontier) -> list[Fitted]:
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
-    """Return the error of a step that does not fit its budget."""
+    """Return the error for a step that does not fit its budget."""
     budget, peak = format_apart(budget_bytes, peak_bytes)
     return NoFeasiblePlanError(
         f"the step does not fit into {budget}: the minimum-memory plan needs {peak}",

@@ -1,9 +1,10 @@
-"""One correction of the chosen memory plan by the measured times of its first steps.
+"""Corrects the chosen memory plan once, by the measured times of its first steps.
 
-Plans are ranked by predicted times. Errors differ between two kinds of plans: those that move bytes
-depend on links and the host, those that recompute on the device alone. So the first steps are
-timed. Where they take longer than predicted, the fastest plan of the other kind that fits is tried
-for as many steps in the same training, and the faster one continues.
+Plans are ranked by predicted times. Prediction errors differ between plans that copy between host
+and device, which depend on links and the host, and plans that recompute, which depend on the device
+alone. So the first steps are timed. If they take longer than predicted, the fastest plan of the
+other type that fits is tried for as many steps within the same training, and the faster one
+continues.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from hocket.runtime.offload.plan_choice import BudgetPlan
 
 NUM_WARM_UP, NUM_TIMED = 3, 3
 LATE = 1.05
-"""A second plan is tried where steps take so many times the predicted time."""
+"""Multiple of the predicted step time beyond which a second plan is tried."""
 GAIN = 0.97
-"""Share of a step's time that another plan may take, predicted to be tried and measured to stay."""
+"""Largest fraction of the measured step time at which another plan is tried (predicted) or kept
+(measured)."""
 
 
 class PlanChangeWarning(UserWarning):
-    """Another memory plan than the one with the shortest predicted step is used."""
+    """Training continues with a plan other than the one with the shortest predicted step."""
 
 
 @dataclass(eq=False)
 class PlanCorrection:
-    """Measures the first steps of a training within a budget."""
+    """Times the first steps within a budget, and switches to another plan if it is faster."""
 
     dry_runs: DryRuns
     make_frontier: Callable[[], Frontier]
@@ -48,7 +50,8 @@ class PlanCorrection:
     _times: list[float] = field(default_factory=list)
 
     def note(self, step_s: float) -> BudgetedModel | None:
-        """Note the time of a step; returns the strategy of the next ones, where that changes."""
+        """Note the time of a step; return the strategy for the next steps if it changes, else
+        None."""
         self._num_steps += 1
         if self._num_steps > NUM_WARM_UP:
             self._times.append(step_s)
@@ -59,7 +62,7 @@ class PlanCorrection:
         return self._compare(measured_s) if self._second else self._try_other(measured_s)
 
     def _try_other(self, measured_s: float) -> BudgetedModel | None:
-        """Start another plan where that may be faster."""
+        """Start another plan if it may be faster."""
         self._first_s, predicted_s = measured_s, self.first.predicted_s
         other = None
         if predicted_s is not None and measured_s > LATE * predicted_s:
@@ -72,7 +75,8 @@ class PlanCorrection:
         return self._second
 
     def _other(self, below_s: float) -> BudgetPlan | None:
-        """Return the fastest plan of the other kind, which moves bytes if this one does not."""
+        """Return the fastest plan of the other type: with copies if the first plan has none, else
+        without."""
         section, graph = self.first.budget_plan.section, self.dry_runs.graph
         moves = bool(section.replay_hindrance(graph))
         frontier = self.make_frontier()
@@ -94,7 +98,7 @@ class PlanCorrection:
         return found if is_other and (found.step_s or below_s) < below_s else None
 
     def _compare(self, measured_s: float) -> BudgetedModel | None:
-        """Continue with the faster plan."""
+        """Continue with the faster plan; return its strategy if that is the first one."""
         assert self._second is not None
         before, now = format_seconds(self._first_s), format_seconds(measured_s)
         if measured_s < GAIN * self._first_s:

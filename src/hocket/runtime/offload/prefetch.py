@@ -1,9 +1,10 @@
-"""Staging buffers of the device that blocks with streamed parameters take turns in.
+"""Staging buffers on the device for blocks with streamed parameters.
 
-Each is as large as the largest streamed block, so that nothing is allocated while training. A block
-is fetched into the least recently used buffer that no computation uses; the copy waits on the
-device until computation has left the buffer. Saved tensors that are views of a staging buffer are
-noted by block and offset, and looked up in whichever buffer holds the block when they are needed.
+Each buffer is as large as the largest streamed block, so that nothing is allocated during training.
+A block is fetched into the least recently used buffer that no computation uses; the copy waits on
+the device until computation has finished with the buffer. Saved tensors that are views of a staging
+buffer are saved as block and offset, and read from whichever buffer holds the block when they are
+needed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from hocket.runtime.offload.parameter_blocks import Block
 
 @dataclass(eq=False)
 class StagingBuffer:
-    """One buffer, and the block that it holds."""
+    """One staging buffer, and the block that it holds."""
 
     buffer: torch.Tensor
     block: Block | None = None
     ready: CopyEvent = DONE
     """Completion of the copy that fetched the block."""
     last_use: CopyEvent = DONE
-    """Where computation last used the buffer."""
+    """Event after the last use of the buffer by computation."""
     used_at: int = 0
 
 
@@ -39,11 +40,11 @@ class StagedView:
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
-    """In elements."""
+    """Offset in elements."""
 
 
 class StagingBuffers:
-    """All staging buffers; least recently used ones are overwritten first."""
+    """All staging buffers; the least recently used one is overwritten first."""
 
     def __init__(self, streams: CopyStreams, num_bytes: int, count: int) -> None:
         self._streams = streams
@@ -59,11 +60,11 @@ class StagingBuffers:
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """Memory of the device that they take."""
+        """Device tensors of all staging buffers."""
         return [each.buffer for each in self._staging]
 
     def fetch(self, block: Block, in_use: set[Block]) -> StagingBuffer | None:
-        """Start to fetch a block's parameters; None where every buffer is in use."""
+        """Start to fetch a block's parameters; return None if every buffer is in use."""
         if found := self.find(block):
             self._touch(found)
             return found
@@ -80,26 +81,26 @@ class StagingBuffers:
         return staging
 
     def find(self, block: Block) -> StagingBuffer | None:
-        """Return the buffer that holds a block."""
+        """Return the staging buffer that holds a block, or None."""
         return next((each for each in self._staging if each.block is block), None)
 
     def leave(self, block: Block) -> None:
-        """Note that computation has used a block."""
+        """Record an event after computation has used a block's buffer."""
         if staging := self.find(block):
             staging.last_use = self._streams.record_event()
 
     def invalidate(self, block: Block) -> None:
-        """Note that a block's parameters have changed on the host."""
+        """Discard the staged copy of a block whose parameters have changed on the host."""
         if staging := self.find(block):
             staging.block = None
 
     def invalidate_all(self) -> None:
-        """Note that no buffer holds anything."""
+        """Discard the staged copies of all blocks."""
         for staging in self._staging:
             staging.block = None
 
     def noted(self, tensor: torch.Tensor) -> StagedView | None:
-        """Describe a tensor that is a view of a staging buffer; None for others."""
+        """Describe a view of a staging buffer, for saving; return None for other tensors."""
         staging = self._by_storage.get(tensor.untyped_storage()._cdata)
         if staging is None or staging.block is None:
             return None
@@ -107,7 +108,8 @@ class StagingBuffers:
         return StagedView(staging.block, tensor.dtype, tensor.shape, tensor.stride(), offset)
 
     def looked_up(self, view: StagedView, in_use: set[Block]) -> torch.Tensor:
-        """Return the described tensor in the buffer that holds its block now."""
+        """Return the described tensor from the buffer that holds its block, after a fetch if
+        needed."""
         staging = self.fetch(view.block, in_use)
         assert staging is not None, "a block's backward pass has a buffer of its own"
         staging.ready.wait()
@@ -119,6 +121,6 @@ class StagingBuffers:
 
 
 def staging_buffers(blocks: Iterable[Block], streams: CopyStreams, prefetch: int) -> StagingBuffers:
-    """Make buffers for the block that is computed and for those that are prefetched meanwhile."""
+    """Make one staging buffer for the running block, and one for each block to prefetch."""
     sizes = [block.fetched_bytes for block in blocks if block.is_streamed]
     return StagingBuffers(streams, max(sizes, default=0), 1 + max(1, prefetch))

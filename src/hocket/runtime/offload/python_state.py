@@ -1,9 +1,9 @@
 """Python state of recomputed modules: attributes, containers, closures and generators.
 
-A counter that the first run has moved is for the second run what it was for the first, and so is a
-generator that it drew from, also those of Python and NumPy; afterwards all are as the first run
-left them. Without that a module that counts its calls would silently train on other numbers.
-Everything is compared around the very first run, later only what moved in it.
+The second run of a module starts with the values that the first run started with: counters, and
+random number generators including those of Python and NumPy. Afterwards all values are as the first
+run left them. Without that, a module that counts its calls would silently train on other numbers.
+All values are compared around the very first run, later only those that changed in it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OWN_FIELDS = frozenset(vars(nn.Module()))
 
 
 class _Drawn(NamedTuple):
-    """A generator of random numbers and its state."""
+    """A random number generator and its state."""
 
     generator: torch.Generator
     state: torch.Tensor
 
 
 class _Attribute:
-    """A number, string, None or generator that is an attribute of a module."""
+    """Module attribute that is a number, string, None or random number generator."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._fields, self._name = vars(module), name
@@ -58,7 +58,7 @@ class _Attribute:
 
 
 class _Contents:
-    """Contents of a container, or of the cell of a closure."""
+    """Contents of a container, or of a closure's cell."""
 
     def __init__(self, holder: Any) -> None:
         self._holder = holder
@@ -102,27 +102,27 @@ PythonValues = Mapping[Place, Any]
 
 
 class PythonState:
-    """State of some modules that is no tensor."""
+    """State of some modules that is not held in tensors."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
         self._moved: list[Place] | None = None
-        """None before the first run."""
+        """Places that the first run changed; None before the first run."""
 
     def before(self) -> PythonValues:
-        """Return the values that may move, before a run."""
+        """Return the values that a run may change, before the run."""
         places = list(self._places()) if self._moved is None else self._moved
         return {place: place.read() for place in places}
 
     def moved(self, before: PythonValues) -> PythonValues:
-        """Return those of them that the run has moved."""
+        """Return the values before the run of all places that the very first run changed."""
         if self._moved is None:
             self._moved = [p for p, value in before.items() if not p.is_same(value, p.read())]
         return {place: before[place] for place in self._moved if place in before}
 
     @contextmanager
     def reset_to(self, values: PythonValues) -> Iterator[None]:
-        """Reset values to before the first run; afterwards they are as they are now."""
+        """Reset values to those before the first run; restore the current ones afterwards."""
         now = {place: place.read() for place in values}
         for place, value in values.items():
             place.write(value)
@@ -143,7 +143,7 @@ class PythonState:
 
 
 def _contents_of(value: Any) -> Iterator[_Contents]:
-    """Yield what of an attribute can change in place: a container, or the cells of a function."""
+    """Yield parts of an attribute that can change in place: a container, or cells of a function."""
     if isinstance(value, _CONTAINERS):
         yield _Contents(value)
     for cell in getattr(value, "__closure__", None) or ():

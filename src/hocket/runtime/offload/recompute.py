@@ -1,14 +1,14 @@
-"""Activation checkpointing: a module runs again in the backward pass, as it ran the first time.
+"""Activation checkpointing: a module runs a second time in the backward pass, in the same state.
 
-Like PyTorch's non-reentrant checkpoints, but with less host time for each saved tensor: where ops
-are small, a step takes 1.9 to 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's
-(`benchmarks/memory/host_time.py`). In the first run autograd saves numbers in place of tensors.
-When the backward pass asks for one, the module runs again until all tensors that the numbers stand
-for have been saved, and is then stopped.
+This works like PyTorch's non-reentrant checkpoints, with less host time for each saved tensor: with
+small ops, a step takes 1.9 to 2.1 times as long as without recompute, and 2.5 to 3.1 times with
+PyTorch's checkpoints (`benchmarks/memory/host_time.py`). In the first run autograd saves numbers in
+place of tensors. When the backward pass needs the tensor of a number, the module runs again until
+all numbered tensors have been saved, and is then stopped.
 
-The second run sees what the first one saw: PyTorch's random number generators, autocast, the
+The second run gets the state of the first: PyTorch's random number generators, autocast, the
 default device, inputs, buffers and Python state (`python_state`). Buffers, such as running
-statistics, move once.
+statistics, are updated once.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_bat
 
 
 class SeenBuffer(NamedTuple):
-    """A buffer before a run."""
+    """A buffer and its version before a run."""
 
     module: nn.Module
     name: str
     buffer: torch.Tensor
     version: int
     value: torch.Tensor | None
-    """A copy, where one was made."""
+    """Copy of the buffer's value, or None if none was made."""
 
 
 class ModuleBuffers:
-    """Buffers of modules that run twice, which move once per step.
+    """Buffers of modules that run twice, each updated once per step.
 
-    The second run of a batch norm writes to spare statistics: its results do not depend on them in
-    training. Other buffers that the first run writes to are reset for the second run, and then set
-    to what the first one left. In the very first run all of them are copied, later only those that
-    were written before.
+    In the second run batch norms write to spare statistics, on which their results in training do
+    not depend. Other buffers that the first run writes to are reset for the second run, and
+    restored to the values of the first one afterwards. The very first run copies all of these
+    buffers, later runs only those written before.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -70,7 +70,7 @@ class ModuleBuffers:
         # Kernels of norms write running statistics without moving their version counters.
         self._unseen = {place for place in self._watched if isinstance(place[0], _NormBase)}
         self._moved: set[tuple[nn.Module, str]] | None = None
-        """None before the first run."""
+        """Buffers that earlier runs have changed; None before the first run."""
         self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
         self.python_state = PythonState(inner)
 
@@ -82,7 +82,7 @@ class ModuleBuffers:
         return list(self._spare.values())
 
     def before(self) -> list[SeenBuffer]:
-        """Note buffers before a run."""
+        """Record buffers before a run."""
         found = []
         for module, name in self._watched:
             if (buffer := module._buffers[name]) is not None:
@@ -92,7 +92,7 @@ class ModuleBuffers:
         return found
 
     def moved(self, before: Sequence[SeenBuffer]) -> list[SeenBuffer]:
-        """Return those that the run has written to or replaced."""
+        """Return the recorded buffers that the run has written to or replaced."""
         found = [
             seen
             for seen in before
@@ -113,7 +113,7 @@ class ModuleBuffers:
 
     @contextmanager
     def reset_to(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
-        """Reset buffers to before the first run; afterwards undo what was written meanwhile."""
+        """Reset buffers to their state before the first run; undo all writes afterwards."""
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]
         found = [(norm, {name: norm._buffers[name] for name in _STATISTICS}) for norm in norms]
         for norm, own in found:
@@ -163,9 +163,9 @@ def recomputed(
 ) -> Any:
     """Call a function whose saved tensors are recomputed in its backward pass.
 
-    ``buffers`` are those of the modules that it calls. After the function has written into its
-    inputs nothing can be recomputed from them, so what it saves from there on is kept, by the hooks
-    ``keeping`` if there are any.
+    ``buffers`` belong to the modules that the function calls. Once the function has written into
+    its inputs, nothing can be recomputed from them, so tensors saved from then on are kept, by the
+    hooks ``keeping`` if given.
     """
     run = _RecomputedRun(buffers, function, args, kwargs, keeping or (saved_as_is, SavedTensor.get),
                          restores_rng=restores_rng)  # fmt: skip
@@ -177,13 +177,13 @@ def recomputed(
 
 
 class SavedTensor(NamedTuple):
-    """A saved tensor with its version: PyTorch does not check what hooks have packed."""
+    """A saved tensor with its version, because PyTorch does not check tensors packed by hooks."""
 
     tensor: torch.Tensor
     version: int
 
     def get(self) -> torch.Tensor:
-        """Return the tensor; raises where it was written to since."""
+        """Return the tensor; raises `RunError` if it was written to since."""
         if self.tensor._version != self.version:
             raise RunError(
                 f"a tensor {list(self.tensor.shape)} that the backward pass needs was changed in "
@@ -194,12 +194,12 @@ class SavedTensor(NamedTuple):
 
 
 def saved_as_is(tensor: torch.Tensor) -> SavedTensor:
-    """Save a tensor without its grad_fn, which would keep all that the step saved alive."""
+    """Save a tensor without its grad_fn, which would keep alive everything that the step saved."""
     return SavedTensor(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
 
 
 class _AllSaved(BaseException):
-    """Stops a second run; not an `Exception`, so that no function catches it."""
+    """Stops a second run; not an `Exception`, so that model code does not catch it."""
 
 
 class _SavedInputs(torch.autograd.Function):
@@ -212,7 +212,7 @@ class _SavedInputs(torch.autograd.Function):
 
 
 class _RecomputedRun:
-    """One call of a function, and what its second run needs."""
+    """One call of a function, with the state that its second run needs."""
 
     def __init__(
         self, buffers: ModuleBuffers, function: Function, args: Sequence[Any],
@@ -241,22 +241,22 @@ class _RecomputedRun:
         self.seen = buffers.before()
         self.python_values = buffers.python_state.before()
         self._shapes: list[torch.Size] = []
-        """Shapes of what autograd saved in the first run."""
+        """Shapes of the tensors that autograd saved in the first run."""
         self._recomputed: list[torch.Tensor | None] = []
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Save a number in place of a tensor, or the tensor where that cannot be recomputed."""
+        """Save a number in place of a tensor, or the tensor itself if it cannot be recomputed."""
         if self._is_changed():
             return self._keep(tensor)
         self._shapes.append(tensor.shape)
         return len(self._shapes) - 1
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """Return the tensor of a number; a backward pass asks for it once."""
+        """Return the tensor of a number; a backward pass requests each number once."""
         if not isinstance(packed, int):
             return self._kept(packed)
         number = packed
-        # A gradient inside of the forward pass asks before all of it was saved.
+        # A gradient computed within the forward pass asks before all tensors were saved.
         if number >= len(self._recomputed) or self._recomputed[number] is None:
             self._recompute()
         tensor, self._recomputed[number] = self._recomputed[number], None
@@ -297,14 +297,14 @@ class _RecomputedRun:
                     self._function(*args, **kwargs)
             except _AllSaved:
                 pass
-            # Before buffers are restored, which writes to them, too.
+            # Versions are checked before buffers are restored, which changes versions too.
             self._recomputed = [each.get() for each in saved]
         if len(saved) < len(shapes):
             raise _different(f"{len(shapes)} tensors, then {len(saved)}")
 
     @contextmanager
     def _as_in_first_run(self) -> Iterator[None]:
-        """Restore what a computation depends on besides its arguments."""
+        """Restore the state that a computation depends on besides its arguments."""
         with ExitStack() as stack:
             if self._rng is not None:
                 stack.enter_context(self._rng.restored())
@@ -321,7 +321,7 @@ class _RecomputedRun:
 
 
 class _TorchGenerators:
-    """States of PyTorch's generators."""
+    """States of PyTorch's random number generators."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._on_cpu = torch.get_rng_state()
@@ -331,7 +331,7 @@ class _TorchGenerators:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Draw the same numbers again; afterwards the generators continue where they were."""
+        """Draw the same numbers again; afterwards restore the current state of the generators."""
         with torch.random.fork_rng(self._devices, device_type=self._kind):
             torch.set_rng_state(self._on_cpu)
             if self._devices:
@@ -340,7 +340,8 @@ class _TorchGenerators:
 
 
 def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that shares the version counter and none of the memory."""
+    """Return an empty tensor that shares the version counter of ``tensor``, but none of its
+    memory."""
     counter = tensor.detach()
     counter.data = counter.new_empty(0)
     return counter

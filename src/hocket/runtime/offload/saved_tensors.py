@@ -1,10 +1,10 @@
-"""Offload of tensors that autograd saves for the backward pass, and their prefetch.
+"""Offload and prefetch of tensors that autograd saves for the backward pass.
 
 The unit is the storage: tensors that share one are copied and fetched together, once for all blocks
-that save them. Parameters, buffers and the batch are never offloaded, nor is a storage that
-something else keeps on the device. Copies to the host start at once. Device memory is released one
-block later, when computation has waited for the copy, so that it is never reused too early and the
-peak does not depend on the speed of the bus.
+that save them. Parameters, buffers and the batch are never offloaded, nor are storages that other
+code keeps on the device. Copies to the host start at once. Device memory is released one block
+later, when computation has waited for the copy: so it is never reused too early, and the peak does
+not depend on the speed of the bus.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from hocket.runtime.offload.copy_streams import (
 
 @dataclass(eq=False)
 class _OffloadedStorage:
-    """A storage that was copied to the host; it lives for as long as autograd needs it."""
+    """A storage that was copied to the host, alive for as long as autograd needs it."""
 
     on_device: torch.Tensor | None
-    """All of it, in the type of the first tensor that was saved of it; None once released."""
+    """The entire storage, in the dtype of the first tensor saved from it; None once released."""
     dtype: torch.dtype
     on_host: torch.Tensor
     pool: HostPool
     event: CopyEvent = DONE
     num_users: int = 0
-    """Blocks of the forward pass that have not released it."""
+    """Number of block calls in the forward pass that have saved it and not released it."""
     stays: bool = False
-    """True if something else keeps it on the device."""
+    """True if other code keeps the storage on the device."""
     versions: set[tuple[int, ...]] = field(default_factory=set)
-    """Version counter and layout of each tensor that was saved of it."""
+    """Version counter and layout of each tensor saved from the storage."""
 
     def note(self, tensor: torch.Tensor) -> bool:
-        """Note a tensor that is saved of it; True if it may have been written since the copy.
+        """Note a tensor saved from the storage; return True if it may have been written since the
+        copy.
 
         Parts of a storage that are written one by one, such as the gates of an LSTM cell, have
         version counters of their own.
@@ -58,7 +59,7 @@ class _OffloadedStorage:
         return is_new
 
     def __del__(self) -> None:
-        # What reuses its memory, on the device or on the host, must come after the copy.
+        # The memory, on the device and on the host, may be reused only after the copy.
         self.event.wait()
         self.pool.give_back(self.on_host)
 
@@ -75,17 +76,17 @@ class OffloadedView:
 
 
 class StepStorages:
-    """Storages that a step has saved so far: offloaded ones, and those that stay."""
+    """Storages saved so far in a step: offloaded, or kept on the device."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[_OffloadedStorage] | None]] = {}
 
     def clear(self) -> None:
-        """Begin a step."""
+        """Forget all storages at the beginning of a step."""
         self._known = {}
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keep a storage on the device, whoever else would offload it."""
+        """Keep a storage on the device, even if a block would offload it."""
         storage = tensor.untyped_storage()
         found = self.find(storage)
         if isinstance(found, _OffloadedStorage) and tensor.layout == torch.strided:
@@ -94,7 +95,8 @@ class StepStorages:
             self.add(storage, None)
 
     def find(self, storage: torch.UntypedStorage) -> _OffloadedStorage | bool | None:
-        """Return the offloaded storage, None where it stays, False where it was not seen."""
+        """Return the offloaded storage, None if it stays on the device, or False if it is
+        unknown."""
         of_storage, found = self._known.get(storage._cdata, (None, None))
         # Another storage may have been allocated at the same address.
         if of_storage is None or of_storage() is not storage:
@@ -102,7 +104,7 @@ class StepStorages:
         return None if found is None else found() or False
 
     def add(self, storage: torch.UntypedStorage, offloaded: _OffloadedStorage | None) -> None:
-        """Note a storage."""
+        """Note a storage as offloaded, or as kept on the device if ``offloaded`` is None."""
         ref = None if offloaded is None else weakref.ref(offloaded)
         self._known[storage._cdata] = weakref.ref(storage), ref
 
@@ -114,17 +116,17 @@ class OffloadedStorages:
     streams: CopyStreams
     pool: HostPool
     resident: frozenset[int]
-    """Storages that are never offloaded: parameters, buffers and the batch."""
+    """Keys of storages that are never offloaded: parameters, buffers and the batch."""
     known: StepStorages
     max_bytes: float = float("inf")
-    """Bytes beyond it stay on the device."""
+    """Limit of offloaded bytes; storages beyond it stay on the device."""
     num_offered_bytes: int = 0
     _own: dict[weakref.ref[_OffloadedStorage], None] = field(default_factory=dict)
-    """In the order of saving."""
+    """Weak references to the offloaded storages, in the order of saving."""
     _offered: set[int] = field(default_factory=set)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Start to offload a tensor; returns what autograd saves in its place."""
+        """Start to offload a tensor; return the object that autograd saves in its place."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # Types are compared because a device without an index equals the one that tensors name.
@@ -132,7 +134,7 @@ class OffloadedStorages:
         stays = storage.nbytes() < SMALLEST_MOVED or key in self.resident or is_elsewhere
         if stays or tensor.layout != torch.strided:
             return tensor
-        # What is offered lives at least until the call returns, so its address is not reused.
+        # An offered storage lives at least until the call returns, so its key is not reused.
         if key not in self._offered:
             self._offered.add(key)
             self.num_offered_bytes += storage.nbytes()
@@ -161,14 +163,14 @@ class OffloadedStorages:
         return found
 
     def _offload_again(self, found: _OffloadedStorage, tensor: torch.Tensor) -> None:
-        """Copy a storage again that was written in place after its first copy."""
+        """Copy a storage again because it was written in place after its first copy."""
         found.on_device = _flat(tensor, found.dtype)
         found.event = self.streams.offload(
             [(as_dtype(found.on_host, found.dtype), found.on_device)]
         )
 
     def release(self) -> None:
-        """Release the device's memory once computation has waited for the copies."""
+        """Release device memory once computation has waited for the copies to the host."""
         for found in self._alive():
             found.num_users -= 1
             if not found.num_users and not found.stays:
@@ -176,7 +178,7 @@ class OffloadedStorages:
                 found.on_device = None
 
     def fetch(self) -> None:
-        """Start to fetch everything, what was saved last first."""
+        """Start to fetch all storages, the last saved ones first."""
         for found in reversed(self._alive()):
             if found.on_device is None:
                 size = found.on_host.numel() // found.dtype.itemsize
@@ -201,7 +203,7 @@ class OffloadedStorages:
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor's whole storage in a type."""
+    """Return a tensor's entire storage as a flat tensor of ``dtype``."""
     num_bytes = tensor.untyped_storage().nbytes()
     # Detached: a view with a grad_fn would keep alive the very op that saves it.
     flat = tensor.detach().as_strided((num_bytes // tensor.dtype.itemsize,), (1,), 0)

@@ -1,16 +1,16 @@
-"""Updates on the device of host-resident blocks: their optimizer state is swapped in and out.
+"""Updates host-resident blocks on the device, by swapping optimizer state in and out.
 
-The host's cores update as fast as its memory allows, while the bus has time to spare. A block with
-streamed parameters and its update on the device sends no gradients. From the beginning of its
-backward pass on, its master parameters and its optimizer state are fetched in chunks, are updated
-once the gradients are complete, and are written back with their low-precision copy. Chunks take
-turns in a few staging buffers, so that the memory does not depend on the speed of the bus. All of
-it overlaps with computation, which waits only for gradients that it wants to free. The host updates
-instead where there is no state yet, or where gradients are accumulated on the host.
+Memory bandwidth limits updates on the host, while the bus often has bandwidth to spare. A block
+with streamed parameters and its update on the device sends no gradients to the host. From the
+beginning of its backward pass on, its master parameters and optimizer state are fetched in chunks,
+updated once the gradients are complete, and written back together with their low-precision copy. A
+few staging buffers hold the chunks, so that memory does not depend on the speed of the bus.
+Everything overlaps with computation, which waits only before it frees gradients. The host updates
+instead if there is no state yet, or if gradients are accumulated on the host.
 
-A chunk is a run of neighbouring parameters, or a slice of a large one where the optimizer updates
-each element by itself, with the same slice of every state tensor. Neighbours on the host that are
-neighbours on the device are copied at once.
+A chunk is a run of neighbouring parameters, or a slice of a large parameter if the optimizer
+updates each element by itself, with the same slice of every state tensor. Ranges that are adjacent
+on both host and device are copied at once.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ NUM_BUFFERS, CHUNK_BYTES = NUM_STAGING_BUFFERS, PIECE_BYTES
 
 @dataclass(frozen=True, eq=False)
 class StateEntry:
-    """One state tensor of one parameter, and where it is in the host buffer of its block."""
+    """One state tensor of one parameter, and its position in the host buffer of its block."""
 
     parameter: nn.Parameter
     key: str
     value: torch.Tensor
-    """View of the host buffer."""
+    """State tensor as a view of the host buffer."""
     start: int
 
 
@@ -60,7 +60,8 @@ class _BlockState:
     entries: tuple[StateEntry, ...]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if the optimizer still uses these tensors; a loaded checkpoint replaces them."""
+        """True if the optimizer still uses these tensors, which a loaded checkpoint would
+        replace."""
         return all(optimizer.state[e.parameter].get(e.key) is e.value for e in self.entries)
 
 
@@ -69,7 +70,7 @@ class _BlockState:
 
 @dataclass(frozen=True, eq=False)
 class CopyRange:
-    """Bytes of a host buffer, and where they are in a buffer of the device."""
+    """A byte range of a host buffer, and its offset in a device buffer."""
 
     base: torch.Tensor
     start: int
@@ -79,15 +80,15 @@ class CopyRange:
 
     @property
     def on_host(self) -> torch.Tensor:
-        """The bytes on the host."""
+        """View of the range in the host buffer."""
         return self.base[self.start : self.stop]
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return their place in a buffer of the device."""
+        """Return the view of the range in a device buffer."""
         return buffer[self.offset : self.offset + self.stop - self.start]
 
     def continues_with(self, other: CopyRange) -> bool:
-        """True if one copy can move both."""
+        """True if one copy can move this range together with ``other``."""
         is_near = 0 <= other.start - self.stop < ALIGNMENT_BYTES
         is_aligned = other.start - self.start == other.offset - self.offset
         is_same = self.base is other.base and self.is_written_back == other.is_written_back
@@ -100,23 +101,23 @@ class ChunkPart:
 
     parameter: nn.Parameter
     master: BufferView
-    """In a staging buffer."""
+    """Position of the master copy in a staging buffer."""
     state: Mapping[str, BufferView]
     gradient: BufferView
-    """In full precision, in the cast buffer."""
+    """Position of the full-precision gradient in the cast buffer."""
     low_precision: BufferView
-    """The updated parameter as it is uploaded, in the cast buffer."""
+    """Position of the updated low-precision copy in the cast buffer."""
     place: ParameterView
     elements: slice | None
-    """In the order of memory; None for all."""
+    """Slice of the elements in memory order; None for all."""
 
     @property
     def is_last(self) -> bool:
-        """True if the whole parameter is updated with it."""
+        """True if the parameter has no later part."""
         return self.elements is None or self.elements.stop == self.parameter.numel()
 
     def slice_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of these elements."""
+        """Return the gradient of this part's elements."""
         if self.elements is None:
             return gradient
         if gradient.stride() != self.place.stride:
@@ -130,28 +131,28 @@ class ChunkPart:
 
 @dataclass(eq=False)
 class StateChunk:
-    """Parameters and state that are swapped in and out together."""
+    """Parameters and optimizer state that are swapped in and out together."""
 
     parts: list[ChunkPart] = field(default_factory=list)
     ranges: list[CopyRange] = field(default_factory=list)
     low_precision: list[CopyRange] = field(default_factory=list)
-    """Ranges uploaded from a low-precision copy instead of the master copy."""
+    """Ranges of the low-precision copy that are written back from the cast buffer."""
     num_bytes: int = 0
     cast_bytes: int = 0
 
     def swap_in(self, staging: torch.Tensor) -> list[CopyPair]:
-        """Return the copies to a staging buffer."""
+        """Return the copies from the host to a staging buffer."""
         return [(each.of(staging), each.on_host) for each in self.ranges]
 
     def swap_out(self, staging: torch.Tensor, cast: torch.Tensor) -> list[CopyPair]:
-        """Return the copies back to the host."""
+        """Return the copies from a staging buffer and the cast buffer to the host."""
         pairs = [(each.on_host, each.of(staging)) for each in self.ranges if each.is_written_back]
         return pairs + [(each.on_host, each.of(cast)) for each in self.low_precision]
 
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """A parameter, or a slice of its elements, before it has a place in a chunk."""
+    """A parameter, or a slice of its elements, before it is placed in a chunk."""
 
     master: ParameterView
     upload: ParameterView
@@ -167,7 +168,7 @@ class _Slice:
 
 
 def cut_chunks(block: Block, state: _BlockState, *, is_split: bool) -> list[StateChunk]:
-    """Cut a block into chunks; ``is_split`` allows slices of parameters."""
+    """Split a block into chunks; ``is_split`` allows slices of parameters."""
     by_parameter: dict[nn.Parameter, list[StateEntry]] = {}
     for entry in state.entries:
         by_parameter.setdefault(entry.parameter, []).append(entry)
@@ -237,7 +238,7 @@ def _chunk(block: Block, buffer: torch.Tensor, cuts: Sequence[_Slice]) -> StateC
 
 
 def _view(place: BufferView, start: int, elements: slice | None) -> BufferView:
-    """Return the view of a tensor, or of a slice of its elements, at another place."""
+    """Return the position of a tensor, or of a slice of its elements, moved to ``start``."""
     if elements is not None:
         return BufferView(place.dtype, (elements.stop - elements.start,), (1,), start)
     return BufferView(place.dtype, tuple(place.shape), tuple(place.stride), start)
@@ -247,14 +248,14 @@ def _add(
     ranges: list[CopyRange], base: torch.Tensor, start: int, view: BufferView,
     elements: slice | None,
 ) -> int:  # fmt: skip
-    """Note where a tensor is on the host; returns where the next one begins on the device."""
+    """Add the range of a tensor; return the offset of the next tensor on the device."""
     begin = start + (0 if elements is None else elements.start * view.dtype.itemsize)
     ranges.append(CopyRange(base, begin, begin + view.num_bytes, view.start))
     return view.stop
 
 
 def _joined(ranges: Sequence[CopyRange]) -> list[CopyRange]:
-    """Join neighbours."""
+    """Join neighbouring ranges that one copy can move."""
     joined: list[CopyRange] = list(ranges[:1])
     for before, after in pairwise(ranges):
         if before.continues_with(after):
@@ -269,7 +270,7 @@ def _joined(ranges: Sequence[CopyRange]) -> list[CopyRange]:
 
 @dataclass(eq=False)
 class _StateBuffer:
-    """Staging buffer of the device for one chunk."""
+    """Staging buffer on the device for one chunk."""
 
     buffer: torch.Tensor
     ready: CopyEvent = DONE
@@ -278,14 +279,14 @@ class _StateBuffer:
 
 @dataclass(frozen=True)
 class DeviceUpdate:
-    """A running update: when it has read the gradients, and when all is written back."""
+    """Events of a running update: after its last read of gradients, and after its write-back."""
 
     gradients_read: CopyEvent
     written_back: CopyEvent
 
 
 class StateSwap:
-    """Swaps optimizer state in, updates on the device, and writes back."""
+    """Swaps optimizer state in, updates blocks on the device, and writes the state back."""
 
     def __init__(
         self,
@@ -293,7 +294,7 @@ class StateSwap:
         streams: CopyStreams,
         step: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """``streams`` are for nobody else; ``step`` runs an optimizer's step on the device."""
+        """``streams`` are used by nothing else; ``step`` runs an optimizer's step on the device."""
         self._blocks = [block for block in blocks if block.updates_on_device]
         self._streams, self._step = streams, step
         self._states: dict[Block, _BlockState] = {}
@@ -301,21 +302,22 @@ class StateSwap:
         self._staging: list[_StateBuffer] = []
         self._turn = 0
         self._cast = self._allocate(0)
-        """Gradients of a chunk in full precision, and after its update its low-precision copy."""
+        """Full-precision gradients of a chunk, overwritten by its low-precision copy after the
+        update."""
         self._prefetched: dict[Block, list[_StateBuffer]] = {}
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """Memory of the device that swaps take."""
+        """Device buffers that swaps use."""
         return [*(staging.buffer for staging in self._staging), self._cast]
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        """Allocate buffers for all states that exist."""
+        """Allocate device buffers for all states that exist."""
         for block in self._blocks:
             self._find_chunks(block, optimizer)
 
     def prefetch(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
-        """Start to fetch what an update of a block needs, unless the host will update it."""
+        """Start to fetch master parameters and state of a block, unless the host will update it."""
         if not block.updates_on_device or optimizer is None or block.host_gradients:
             return
         self.cancel()
@@ -324,7 +326,7 @@ class StateSwap:
             self._prefetched[block] = [self._fetch(block, chunk) for chunk in first]
 
     def cancel(self) -> None:
-        """Drop what was prefetched for updates that never came."""
+        """Drop prefetched chunks whose updates did not follow."""
         for buffers in self._prefetched.values():
             for staging in buffers:
                 staging.last_use = staging.ready
@@ -336,7 +338,7 @@ class StateSwap:
         optimizer: torch.optim.Optimizer | None,
         gradients: Mapping[nn.Parameter, torch.Tensor],
     ) -> DeviceUpdate | None:
-        """Update a block by gradients on the device; None where the host has to."""
+        """Update a block with gradients on the device; return None if the host has to update it."""
         prefetched = self._prefetched.get(block)
         if prefetched is None or optimizer is None or not self._has_state(block, gradients):
             self.cancel()
@@ -393,7 +395,7 @@ class StateSwap:
             _take_over(own.state[master], swapped[parameter], host_states[parameter])
 
     def _write_back(self, chunk: StateChunk, staging: _StateBuffer) -> None:
-        """Copy everything to the host, as the last use of a staging buffer."""
+        """Copy a chunk to the host, and record the last use of its staging buffer."""
         if chunk.low_precision:
             casts = [part.low_precision.of(self._cast) for part in chunk.parts]
             torch._foreach_copy_(casts, [part.master.of(staging.buffer) for part in chunk.parts])
@@ -404,7 +406,7 @@ class StateSwap:
     # ── state on the host ────────────────────────────────────────────────────────────────────
 
     def _find_chunks(self, block: Block, optimizer: torch.optim.Optimizer) -> list[StateChunk]:
-        """Return the block's chunks, with buffers that are large enough; none without state."""
+        """Return the block's chunks, and ensure large enough buffers; empty without state."""
         state = self._state(block, optimizer)
         if state is None:
             return []
@@ -416,7 +418,7 @@ class StateSwap:
         return self._chunks[block]
 
     def _ensure_buffers(self, chunks: Sequence[StateChunk]) -> None:
-        """Allocate larger buffers where needed."""
+        """Allocate larger buffers if the chunks need them."""
         num_bytes = max(chunk.num_bytes for chunk in chunks)
         if not self._staging or self._staging[0].buffer.numel() < num_bytes:
             self._synchronize()
@@ -439,7 +441,7 @@ class StateSwap:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._streams.device)
 
     def _state(self, block: Block, optimizer: torch.optim.Optimizer) -> _BlockState | None:
-        """Return the block's state in one buffer; None where a trained parameter has none yet."""
+        """Return the block's state in one buffer; None if a trained parameter has no state yet."""
         found = self._states.get(block)
         if found is not None and found.is_of(optimizer):
             return found
@@ -482,7 +484,7 @@ class StateSwap:
 
 
 def _host_state(optimizer: torch.optim.Optimizer, part: ChunkPart) -> dict[str, Any]:
-    """Return the state on the host; for all but the last slice a copy of the step counters."""
+    """Return a part's state on the host; parts before the last get a copy of the step counters."""
     state: dict[str, Any] = optimizer.state[part.parameter]
     if part.is_last:
         return state
@@ -495,7 +497,7 @@ def _host_state(optimizer: torch.optim.Optimizer, part: ChunkPart) -> dict[str, 
 def _take_over(
     after: Mapping[str, Any], swapped: Mapping[str, torch.Tensor], on_host: dict[str, Any]
 ) -> None:
-    """Take over states that an optimizer replaced instead of writing to them."""
+    """Store states that an optimizer replaced instead of writing to them."""
     for key, value in after.items():
         if key not in swapped:
             on_host[key] = value

@@ -1,1 +1,2 @@
-"""Strategies that execute a plan, a file each; `hocket.runtime.strategy` has the contract."""
+"""Strategies that execute a plan, one per file; `hocket.runtime.strategy` defines their
+interface."""

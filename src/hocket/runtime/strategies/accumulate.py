@@ -1,8 +1,8 @@
-"""Gradient accumulation: a batch in microbatches, one after the other or in two waves.
+"""Gradient accumulation: run a batch as microbatches, one after the other or in two waves.
 
-The loss of a microbatch is weighted by its samples, so the sum is the gradient of the mean over the
-batch, and activations of one microbatch are held at a time. Batch norm sees single microbatches, as
-it does in PyTorch where gradients are accumulated.
+The loss of each microbatch is weighted by its number of samples, so the accumulated gradient is
+that of the mean over the batch, while only the activations of one microbatch are held at a time.
+Batch norms see one microbatch at a time, as in any PyTorch loop that accumulates gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategies.batch_split import Count, microbatches, num_rows
@@ -33,14 +32,15 @@ from hocket.runtime.train.waves import WaveRunner
 
 @contextmanager
 def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers of a seed, after which the generators continue as before."""
+    """Use generators seeded with ``seed`` inside the context, and restore their state
+    afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
-class Accumulated:
-    """A strategy that is given parts of each batch; see `Passes`."""
+class Accumulated(Passes):
+    """A strategy that runs each batch as several microbatches."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Accumulated:
         predicted_s: float | None = None,
         waves: WaveRunner | None = None,
     ) -> None:
-        """``sizes`` are proportions; without a seed draws go on where the generator stands.
+        """``sizes`` are proportions; without a seed draws continue from the generator's state.
 
         ``waves`` take the microbatches in two waves instead.
         """
@@ -67,21 +67,21 @@ class Accumulated:
 
     @property
     def replays(self) -> str:
-        """Message about how microbatches are launched; see `ReportsReplay`."""
+        """Describe how microbatches are launched; see `ReportsReplay`."""
         source = self.inner if self._waves is None else self._waves
         return source.replays if isinstance(source, ReportsReplay) else ""
 
     def feed(self, reducer: GradientReducer) -> None:
-        """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""
+        """Reduce gradients during the last microbatch; see `FeedsReducer`."""
         self._reducer = reducer
         feed(self.inner, reducer)
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call with the part of a batch that is done; see `ReportsProgress`."""
+        """Call ``tell`` with the fraction of a batch that is done; see `ReportsProgress`."""
         self._on_move = tell
 
     def _report(self, index: int, count: int) -> None:
-        """Let a microbatch report its part of the batch."""
+        """Map the progress of the next microbatch to a fraction of the batch."""
         tell = self._on_move
         if tell is not None and isinstance(self.inner, ReportsProgress):
             self.inner.report_progress(lambda part: tell((index + part) / count))
@@ -92,17 +92,17 @@ class Accumulated:
         return self._reducer.no_sync()
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all microbatches, unless each of two waves has its own."""
+        """Let updates wait for all microbatches, unless each wave has its own."""
         if self._waves is not None:
             self._waves.expect(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer, where it was not done wave by wave."""
+        """Step the optimizer, unless each wave has done so."""
         if self._waves is None or not self._waves.has_updated:
             self.inner.update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward of one microbatch after the other, or in two waves."""
+        """Run forward and backward of one microbatch after the other, or in two waves."""
         batches, loss_parts = microbatches(batch, self._sizes, self._count)
         weights = [weight * share for share in loss_parts]
         parts: list[StepOutput] = []
@@ -118,7 +118,7 @@ class Accumulated:
         return _whole(parts, loss_parts, [num_rows(each) for each in batches])
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`, with the ops of the last microbatch timed."""
+        """Train like `train`, and also return op timings of the last microbatch."""
         batches, loss_parts = microbatches(batch, self._sizes, self._count)
         timings: Timings | None = None
         parts: list[StepOutput] = []
@@ -129,20 +129,13 @@ class Accumulated:
                 parts.append(found)
         return _whole(parts, loss_parts, [num_rows(each) for each in batches]), timings
 
-    def forward(self, batch: Any, step: int) -> StepOutput:
-        """Refuse: microbatches go forward and backward in turns."""
-        raise UsageError(
-            f"the plan takes a batch in {len(self._sizes)} microbatches, forward and backward in "
-            "turns",
-            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
-        )
-
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss of all rows at once: without gradients they hold little."""
+        """Return the loss of the batch in one forward pass: without gradients it needs little
+        memory."""
         return self.inner.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs for all rows."""
+        """Return the model's outputs for all samples."""
         return self.inner.predict(batch)
 
     def _draws(self, step: int) -> AbstractContextManager[None]:
@@ -151,27 +144,27 @@ class Accumulated:
         return seeded_rng(draw_seed(self._seed, step, 0), self._device)
 
 
-class AccumulatedAlone(Accumulated):
-    """The same where one process has the whole model; see `Strategy`."""
+class AccumulatedAlone(Accumulated, Strategy):
+    """Gradient accumulation in one process that holds the full model."""
 
     def __init__(self, inner: Strategy, sizes: Sequence[int], **options: Any) -> None:
         super().__init__(inner, sizes, **options)
         self._whole = inner
 
     def clip(self, max_norm: float) -> None:
-        """By the norm of all gradients."""
+        """Clip by the norm of all gradients."""
         self._whole.clip(max_norm)
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have everything here."""
+        """Gather weights and states."""
         self._whole.gather(optimizer)
 
     def wave_state(self) -> dict[str, Any]:
-        """State of the waves that outlasts a step; see `HasWaveState`."""
+        """Return state of the waves that outlasts a step; see `HasWaveState`."""
         return {} if self._waves is None else self._waves.state()
 
     def load_wave_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what they kept."""
+        """Continue from a saved state."""
         if self._waves is not None:
             self._waves.load_state(state)
 
@@ -179,9 +172,10 @@ class AccumulatedAlone(Accumulated):
 def _whole(
     parts: Sequence[StepOutput], loss_parts: Sequence[float], rows: Sequence[int]
 ) -> StepOutput:
-    """Join the outputs of all microbatches: the mean loss, means of numbers, rows in order.
+    """Join the outputs of all microbatches.
 
-    Anything else is that of the last microbatch.
+    Losses and scalars become weighted means, tensors of samples are concatenated in order; any
+    other value is taken from the last microbatch.
     """
     loss = torch.stack(
         [part.loss.detach() * s for part, s in zip(parts, loss_parts, strict=True)]

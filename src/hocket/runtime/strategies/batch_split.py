@@ -1,8 +1,9 @@
-"""Split a batch into the rows of replicas and microbatches, and weight their losses.
+"""Split a batch into the samples of replicas and microbatches, and weight their losses.
 
-Every rank is given the whole batch. Rows are split as planned; a batch of another size is split in
-the same proportions. The loss of a part counts as many times as it has samples, or as many as
-``count`` says: the sum over ranks is then the mean over the batch, not a mean of means.
+Every rank is given the full batch. Samples are split as planned; a batch of another size is split
+in the same proportions. The loss of each part is weighted by its number of samples, or by ``count``
+of the part if given, so that the sum over ranks is the mean over the batch and not a mean of
+means.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Count = Callable[[Any], float | torch.Tensor]
 
 
 def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
-    """Return the rows of each part, as near to its share as possible, and at least one.
+    """Return the samples of each part, as proportional to ``split`` as possible, at least one each.
 
-    Raises `UsageError` where there are fewer rows than replicas.
+    Raises `UsageError` if there are fewer samples than parts.
     """
     if num_rows < len(split):
         raise UsageError(
@@ -44,7 +45,7 @@ def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
 
 
 def num_rows(batch: Any) -> int:
-    """Return the samples of a batch: the extent of its tensors' first dimension."""
+    """Return the number of samples of a batch: the size of its tensors' first dimension."""
     for _, tensor in batch_tensors(batch):
         if tensor.dim():
             return int(tensor.shape[0])
@@ -52,7 +53,7 @@ def num_rows(batch: Any) -> int:
 
 
 def take_rows(batch: Any, rows: range) -> Any:
-    """Return a part of a batch; numbers without dimensions are in every part."""
+    """Return the samples ``rows`` of a batch; tensors without dimensions are kept in every part."""
     total = num_rows(batch)
     parts: dict[int, torch.Tensor] = {}
     for name, tensor in batch_tensors(batch):
@@ -67,7 +68,7 @@ def take_rows(batch: Any, rows: range) -> Any:
 
 
 def loss_weights(batch: Any, parts: Sequence[range], count: Count | None) -> list[float]:
-    """Return the weight of each part's loss in that of the whole batch."""
+    """Return the weight of each part's loss in the loss of the full batch."""
     counts = [
         float(len(rows)) if count is None else float(count(take_rows(batch, rows)))
         for rows in parts
@@ -81,7 +82,7 @@ def loss_weights(batch: Any, parts: Sequence[range], count: Count | None) -> lis
 def microbatches(
     batch: Any, sizes: Sequence[int], count: Count | None
 ) -> tuple[list[Any], list[float]]:
-    """Split a batch in the proportions of ``sizes``, and return the weights of the parts."""
+    """Split a batch in the proportions of ``sizes``; returns the microbatches and loss weights."""
     rows = num_rows(batch)
     if rows < len(sizes):
         raise UsageError(
@@ -94,7 +95,8 @@ def microbatches(
 
 
 def has_ignored_labels(batch: Any) -> bool:
-    """True if samples count differently in a mean over tokens: labels that losses leave out."""
+    """True if some labels are -100: losses ignore them, so a mean over tokens weights samples
+    unequally."""
     for name, tensor in batch_tensors(batch):
         is_label = name.rpartition(".")[2] in ("labels", "label", "targets", "target")
         if is_label and tensor.dtype == torch.int64 and bool((tensor == -100).any()):

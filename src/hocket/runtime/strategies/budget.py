@@ -1,6 +1,7 @@
 """Training within a memory budget on one device: a plan's memory section, or the fastest that fits.
 
-What does not fit is offloaded to the host or recomputed. Plans are run dry before one is taken.
+Tensors that do not fit are offloaded to the host or recomputed. Plans are checked by a dry run
+before one is chosen.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def budget_strategy(
 
 
 def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> BudgetedModel:
-    """Execute the memory section of a plan for this very step."""
+    """Execute the memory section of a plan that was made for exactly this training step."""
     section = plan[Memory]
     if task.options.async_update and not section.async_update:
         raise UsageError(
@@ -102,7 +103,7 @@ def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> Budgete
 
 
 def _minimum_bytes(dry_runs: DryRuns, problem: Problem, section: Memory) -> int | None:
-    """Return the peak of the minimum-memory plan; None where the model cannot follow it."""
+    """Return the peak of the minimum-memory plan; None if the model cannot follow it."""
     alone = on_one_device(problem)
     in_chunks = supports_chunked_loss(dry_runs.task.model, dry_runs.graph)
     smallest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
@@ -116,7 +117,7 @@ def _minimum_bytes(dry_runs: DryRuns, problem: Problem, section: Memory) -> int 
 def _fastest_within(
     task: TrainingTask, on: str | Path | Cluster, budget_bytes: int, doing: Progress
 ) -> Prepared:
-    """Prepare the fastest memory plan that keeps a budget, known from before or found now."""
+    """Prepare the fastest memory plan that keeps a budget, from the cache or searched now."""
     device, options = task.device, task.options
     doing.stage("trace the step")
     try:
@@ -173,7 +174,7 @@ def _fastest_within(
 
 
 def _require_device_memory(problem: Problem, alone: Plan, budget_bytes: int) -> None:
-    """Refuse a budget of more than the device has, and warn of one above its headroom."""
+    """Refuse a budget above the device's memory, and warn of one above its headroom."""
     assert alone.device_of is not None
     device = int(alone.device_of[0])
     require_memory(problem.cluster.devices[device], budget_bytes)
@@ -182,9 +183,9 @@ def _require_device_memory(problem: Problem, alone: Plan, budget_bytes: int) -> 
 
 
 def _measured_host(device: torch.device, cluster: Cluster) -> Calibration | None:
-    """Measure what the host takes to launch an op on a GPU; None without one.
+    """Measure the host's time to launch an op on a GPU; None without a GPU.
 
-    Deep models of small ops wait for the host, the more often the more of them are recomputed.
+    Deep models of small ops are bound by launches, and more so the more ops are recomputed.
     """
     if device.type != "cuda":
         return None
@@ -212,7 +213,7 @@ def _require_arguments(task: TrainingTask) -> None:
 
 
 def _least_memory(task: TrainingTask, budget_bytes: int, reason: str) -> BudgetedModel:
-    """Stream and recompute everything: for a model that cannot be traced, without a dry run."""
+    """Stream weights and recompute all activations, without a dry run; for untraceable models."""
     section = uniform(
         task.model, budget_bytes, activations="recomputed", checkpoint="offloaded",
         parameters="streamed", update="host",

@@ -38,15 +38,15 @@ from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.pipeline import Pipeline
 from hocket.runtime.strategies.tensor import all_reduce_both
-from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
+from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Strategy, Timings, feed
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.checkpoint import TensorCut
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.training_task import LoopOptions
 
 
-class DataParallel:
-    """Ranks that train on parts of one batch; see `Strategy`."""
+class DataParallel(Strategy):
+    """Ranks that each train on their own samples of one batch."""
 
     _has_reducer = True
 
@@ -59,9 +59,9 @@ class DataParallel:
         cuts: Mapping[int, TensorCut],
         pipeline: Pipeline | None,
     ) -> None:
-        """``inner`` trains the rows of this rank; with ZeRO 3 it reduces gradients itself.
+        """``inner`` trains the samples of this rank; with ZeRO 3 it reduces gradients itself.
 
-        ``cuts`` are those of tensor parallelism by the id of a parameter.
+        ``cuts`` maps the id of a parameter to how tensor parallelism splits it.
         """
         self.inner, self._model, self._mesh = inner, task.model, part.mesh
         self._has_budget = task.memory is not None
@@ -71,20 +71,21 @@ class DataParallel:
         is_replicated = len(self._batch_split) > 1
         norms = batch_norms_in_training(task.model)
         self._has_own_statistics = is_replicated and not part.joins_norms and bool(norms)
-        """True if batch norms of each replica have their own: those of the first count."""
+        """True if each replica has its own batch-norm statistics; the first one's are used."""
         self.predicted_s, self.lost = task.predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
         self._stages = self._stages_everywhere()
         self._state = ParallelState(task.model, self._owner, part.mesh)
         self.computed_s: float | None = None
         self._is_reduced = True
-        """True if the gradients that are there are those of all ranks."""
+        """True if the current gradients are already summed over all ranks."""
         self._is_last = True
         """True if the next batch is the last one of its update."""
         self._pending: list[Any] = []
-        """Sums of losses in flight."""
+        """Asynchronous loss sums that are not finished yet."""
         self.owner_of = self._owners() if part.zero in (1, 2) and is_replicated else {}
-        """The replica that updates a parameter, by its id; empty where all update all."""
+        """The replica that updates each parameter, by the parameter's id; empty if every replica
+        does."""
         self._reducer: GradientReducer | None = None
         if self._has_reducer and part.zero != 3 and is_replicated:
             self._reducer = self._make_reducer(task)
@@ -110,7 +111,7 @@ class DataParallel:
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward of this rank's rows; the loss is that of the whole batch."""
+        """Run forward and backward on this rank's samples; returns the loss of the full batch."""
         rows, part = self._own_rows(batch)
         self._start_update()
         with self._own_rng(step), self._reducing():
@@ -120,7 +121,7 @@ class DataParallel:
         return StepOutput(self._mean_loss(found.loss, part, is_async=is_async), found.outputs)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`, with every op of this rank timed."""
+        """Train like `train`, and also return timings of every op of this rank."""
         rows, part = self._own_rows(batch)
         self._start_update()
         started_s, waited_s = time.perf_counter(), self._waited_s()
@@ -132,7 +133,8 @@ class DataParallel:
         return StepOutput(self._mean_loss(found.loss, part), found.outputs), timings
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Return the loss of the whole batch; its ``backward()`` goes through this rank's rows."""
+        """Return the loss of the full batch; its ``backward()`` goes through this rank's
+        samples."""
         if self.owner_of or self._has_budget:
             raise UsageError(
                 "ranks that share the optimizer's states (ZeRO 1 and 2) or keep a memory budget do "
@@ -150,7 +152,7 @@ class DataParallel:
         return StepOutput(own + (whole - own.detach()), found.outputs)
 
     def evaluate(self, batch: Any) -> StepOutput:
-        """Return the loss of the whole batch, from the rows of all ranks."""
+        """Return the loss of the full batch, computed from the samples of all ranks."""
         if num_rows(batch) < len(self._batch_split):
             return self.inner.evaluate(batch)
         rows, part = self._own_rows(batch)
@@ -159,7 +161,8 @@ class DataParallel:
         return StepOutput(self._mean_loss(found.loss, part), found.outputs)
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs for all rows: every rank computes its own and gathers."""
+        """Return the model's outputs for all samples: every rank computes its own and gathers the
+        rest."""
         total = num_rows(batch)
         if total < len(self._batch_split):
             return self.inner.predict(batch)
@@ -185,13 +188,14 @@ class DataParallel:
         self._is_last = is_required
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call with the part of this rank's rows that is done; see `ReportsProgress`."""
+        """Call ``tell`` with the finished fraction of this rank's samples; see
+        `ReportsProgress`."""
         if isinstance(self.inner, ReportsProgress):
             self.inner.report_progress(tell)
 
     @contextmanager
     def _reducing(self) -> Iterator[None]:
-        """Reduce gradients as they come within, where no batch of this update follows."""
+        """Reduce gradients as they are computed, in the last batch of an update."""
         if self._reducer is None:
             yield
             return
@@ -202,7 +206,7 @@ class DataParallel:
             self._reducer.is_enabled = False
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer with the gradients of all ranks; all have the new weights."""
+        """Step the optimizer with the summed gradients; all ranks then hold the new weights."""
         self._reduce()
         self.inner.update(optimizer)
         self._broadcast_weights()
@@ -210,7 +214,7 @@ class DataParallel:
             self._pipeline.refresh()
 
     def _reduce(self) -> None:
-        """Finish the sums of gradients, each where its parameter is updated."""
+        """Finish summing gradients, each on the ranks that update its parameter."""
         if self._is_reduced:
             return
         self._is_reduced = True
@@ -259,9 +263,6 @@ class DataParallel:
             own = _local(parameter.grad)
             own.mul_(scale.to(own.device, own.dtype))
 
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing: `gathered` returns the state instead of putting it together in place."""
-
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
         """Return the state as one process would have it, on every rank."""
         if pending:
@@ -269,13 +270,14 @@ class DataParallel:
         return self._state.gathered(optimizer, pending=pending)
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return what this rank writes of a state that all ranks write together."""
+        """Return the part of the state that this rank writes to a sharded checkpoint."""
         if pending:
             self._reduce()
         return self._state.parts(optimizer, pending=pending)
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a state; gradients of a checkpoint are those of all ranks."""
+        """Load this rank's part of a state; gradients in a checkpoint are already summed over
+        ranks."""
         self._state.take(state, optimizer)
         self._is_reduced = True
 
@@ -286,11 +288,12 @@ class DataParallel:
         return self._pipeline.channels.waited_s if self._pipeline is not None else 0.0
 
     def _is_own(self, parameter: torch.Tensor) -> bool:
-        """True if this replica speaks for a parameter."""
+        """True if this replica owns a parameter; without ZeRO 1 or 2 the first replica owns all."""
         return self.owner_of.get(id(parameter), 0) == self._mesh.data_rank
 
     def _counts(self, parameter: nn.Parameter) -> bool:
-        """True if this rank is the one that counts a gradient in a norm of all."""
+        """True if this rank adds a gradient to the global norm, so that each gradient is counted
+        once."""
         is_first = not self._mesh.tensor_rank or id(parameter) in self._cuts
         return is_first and (isinstance(parameter, DTensor) or self._is_own(parameter))
 
@@ -309,7 +312,8 @@ class DataParallel:
         return TensorOwner(ranks, cut, is_here=not tensor.is_meta, is_updated=is_updated)
 
     def _owners(self) -> dict[int, int]:
-        """Choose a replica for each parameter of a stage: the largest first, to the emptiest."""
+        """Assign each parameter of a stage to a replica: greedy, largest first, to the least
+        loaded."""
         load: dict[tuple[int, int], int] = {}
         found: dict[int, int] = {}
         for parameter in sorted(self._model.parameters(), key=lambda p: -p.numel()):
@@ -333,14 +337,15 @@ class DataParallel:
         return [p for p in self._model.parameters() if not p.is_meta]
 
     def _own_rows(self, batch: Any) -> tuple[Any, float]:
-        """Return the rows of this rank, and what their loss counts in that of the batch."""
+        """Return the samples of this rank, and the weight of their loss in the loss of the
+        batch."""
         parts = split_rows(num_rows(batch), self._batch_split)
         own = self._mesh.data_rank
         rows = batch if len(parts) == 1 else settled(take_rows(batch, parts[own]))
         return rows, loss_weights(batch, parts, self._count)[own]
 
     def _start_update(self) -> None:
-        """Count sums of before once: one replica goes on with each, the others anew."""
+        """Start an update: reduced gradients stay on one replica, so that they are counted once."""
         if self._is_reduced and self._reducer is not None:
             for parameter in self._held():
                 if not self._is_own(parameter):
@@ -349,15 +354,16 @@ class DataParallel:
         self._is_reduced = False
 
     def _own_rng(self, step: int) -> Any:
-        """Seed draws of a step that tensor-parallel ranks share and replicas do not.
+        """Seed random draws of a step equally on tensor-parallel ranks and differently on replicas.
 
-        Outside, the generator goes on as it does for all ranks, so that they shuffle data alike.
+        Outside the context the generator has the same state on all ranks, so that they shuffle data
+        equally.
         """
         place = self._mesh.pipeline_rank * len(self._batch_split) + self._mesh.data_rank
         return seeded_rng(draw_seed(self._seed, step, place), self._mesh.device)
 
     def _broadcast_statistics(self) -> None:
-        """Give all replicas the statistics of the first one's batch norms."""
+        """Copy the first replica's batch-norm statistics to all replicas."""
         if self._has_own_statistics:
             for buffer in self._model.buffers():
                 dist.broadcast(buffer, self._owner(buffer).ranks[0])
@@ -375,7 +381,8 @@ class DataParallel:
         return whole
 
     def _gathered_rows(self, own: torch.Tensor, parts: Sequence[range]) -> torch.Tensor:
-        """Gather the rows of all ranks, padded to one size, since messages must be alike."""
+        """Gather the samples of all ranks, padded to one size, since all-gather needs equal
+        messages."""
         most = max(len(rows) for rows in parts)
         padded = own.new_zeros(most, *own.shape[1:])
         padded[: len(own)] = own
@@ -383,7 +390,7 @@ class DataParallel:
         return torch.cat([part[: len(rows)] for part, rows in zip(found, parts, strict=True)])
 
     def _root_of(self, parameter: nn.Parameter) -> int | None:
-        """Return the rank that alone needs the sum of a gradient, None where all do."""
+        """Return the only rank that needs the sum of a gradient; None if all do."""
         return self._data_peer(self.owner_of[id(parameter)]) if self.owner_of else None
 
     def _data_peer(self, replica: int) -> int:
@@ -447,30 +454,30 @@ class PriorityDataParallel(DataParallel):
                 yield
 
     def _start_update(self) -> None:
-        """Do nothing: gradients of before are in flight, none is left here."""
+        """Do nothing: gradients of the previous step are in flight, none is left on this rank."""
 
     def _reduce(self) -> None:
-        """Do nothing: sums are made while others compute."""
+        """Do nothing: gradients are summed while ranks compute."""
 
     def clip(self, max_norm: float) -> None:
-        """Refuse: no gradient is whole before the next step begins."""
+        """Refuse: the sums of gradients are not complete before the next step begins."""
         raise UsageError(
             "gradients that are sent by priority cannot be clipped by their common norm",
             hint="plan without the section priority, or leave clipping out",
         )
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return the state as one process would have it, with all sums in it."""
+        """Return the state as one process would have it, after all pending sums are applied."""
         self._propagation.finish()
         return super().gathered(optimizer, pending=False)
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return what this rank writes of a state, with all sums in it."""
+        """Return this rank's part of a state, after all pending sums are applied."""
         self._propagation.finish()
         return super().parts(optimizer, pending=False)
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load a state; sums of before are finished first."""
+        """Load a state, after sums of earlier steps are finished."""
         self._propagation.finish()
         super().take(state, optimizer)
 
@@ -478,7 +485,7 @@ class PriorityDataParallel(DataParallel):
 def priority_obstacle(
     model: nn.Module, optimizer: torch.optim.Optimizer, options: LoopOptions
 ) -> str:
-    """Say why gradients cannot be sent by priority here; empty where they can."""
+    """Return why gradients cannot be sent by priority here; empty if they can."""
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     reasons = {
@@ -496,7 +503,8 @@ def priority_obstacle(
 
 
 def join_batch_norms(model: nn.Module, group: Any) -> None:
-    """Let every batch norm of a model see the rows of all ranks of a group."""
+    """Let every batch norm of a model compute its statistics over the samples of all ranks of a
+    group."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # The class stays, with names and parameters; a copy of the module binds to itself.
@@ -505,7 +513,8 @@ def join_batch_norms(model: nn.Module, group: Any) -> None:
 
 
 def batch_norms_in_training(model: nn.Module) -> list[str]:
-    """Return the names of the batch norms that would normalise by the rows that they see."""
+    """Return the names of the batch norms that would normalise by statistics of the current
+    batch."""
     return [
         name
         for name, module in model.named_modules()

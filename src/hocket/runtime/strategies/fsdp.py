@@ -28,7 +28,7 @@ from hocket.runtime.train.trace_options import TraceOptions
 
 
 class _Applied(nn.Module):
-    """A model with the function that calls it, so that FSDP2's hooks surround every call."""
+    """Wraps a model with the function that calls it, so that FSDP2's hooks surround every call."""
 
     def __init__(self, model: nn.Module, recipe: TraceOptions) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class ShardedModel(EagerModel):
         recomputed: Sequence[str] = (),
         is_offloaded: bool = False,
     ) -> None:
-        """``axis`` is the mesh of the replicas; ``recomputed`` modules save their input alone.
+        """``axis`` is the mesh of the replicas; ``recomputed`` modules save only their input.
 
-        Where weights are offloaded, shards and the optimizer's states live on the host.
+        If weights are offloaded, shards and the optimizer's states are kept on the host.
         """
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         _refuse_states(optimizer)
@@ -82,7 +82,8 @@ class ShardedModel(EagerModel):
 
 
 def _recompute(module: nn.Module) -> None:
-    """Let a module save its input alone, and recompute the rest in the backward pass."""
+    """Let a module save only its input, and recompute its other activations in the backward
+    pass."""
     forward, buffers = module.forward, ModuleBuffers([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,8 @@ _NUMBERED = re.compile(r"[0-9]+")
 
 
 def find_stack(model: nn.Module) -> tuple[str, int]:
-    """The path of the longest list of modules, and its length; the outermost of equal ones."""
+    """Return path and length of the longest list of modules; the outermost if several are as
+    long."""
     found = _lists(model)
     if not found:
         raise UsageError(
@@ -30,13 +31,13 @@ def find_stack(model: nn.Module) -> tuple[str, int]:
 
 
 def layer_paths(model: nn.Module) -> list[str]:
-    """The paths of the layers of the longest list; none where there is no list."""
+    """Return the paths of the layers of the longest list; empty without a list."""
     length, path = max(_lists(model), key=lambda entry: entry[0], default=(0, ""))
     return [f"{path}.{number}" if path else str(number) for number in range(length)]
 
 
 def _lists(model: nn.Module) -> list[tuple[int, str]]:
-    """Length and path of every list of modules."""
+    """Return length and path of every list of modules."""
     return [
         (len(children), path)
         for path, module in model.named_modules()
@@ -47,7 +48,7 @@ def _lists(model: nn.Module) -> list[tuple[int, str]]:
 
 
 def layer_of(module: str, stack: str) -> int | None:
-    """The number of the layer that a module is part of; None outside the stack."""
+    """Return the number of the layer that a module is part of; None outside the stack."""
     prefix = f"{stack}." if stack else ""
     if not module.startswith(prefix):
         return None
@@ -56,7 +57,10 @@ def layer_of(module: str, stack: str) -> int | None:
 
 
 def stage_layers(num_layers: int, layers: tuple[int, ...] | None, num_stages: int) -> list[int]:
-    """The virtual stage of each layer: as stated, else evenly, earlier stages with what remains."""
+    """Return the virtual stage of each layer.
+
+    Layers are split as ``layers`` states, else evenly, with the remainder in early stages.
+    """
     if layers is None:
         if num_stages > num_layers:
             raise UsageError(

@@ -1,9 +1,9 @@
-"""Compose the strategy of a parallel plan: tensor, pipeline and data parallelism in turn.
+"""Compose the strategy of a parallel plan from tensor, pipeline and data parallelism.
 
 Tensor parallelism changes the model's layers before anything is traced, a pipeline cuts the traced
-step, and data parallelism surrounds either. All ranks run the same script on the same batches and
-take their rows. Plans split a batch over replicas of a captured graph, each with its own stages and
-microbatches, or state degrees of parallelism.
+step, and data parallelism wraps either. All ranks run the same script on the same batches, and each
+takes its samples. A plan either splits a batch over replicas of a captured graph, each with its own
+stages and microbatches, or states degrees of parallelism.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from hocket.runtime.strategies.stage_cuts import cut_at_ops, cut_by_layers
 from hocket.runtime.strategies.tensor import shard_layers
 from hocket.runtime.strategy import Passes, Strategy
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.checkpoint import TensorCut
 from hocket.runtime.train.eager_model import EagerModel
 from hocket.runtime.train.predicted_step import predicted_s
 from hocket.runtime.train.traced_model import TracedModel
@@ -72,7 +72,7 @@ from hocket.transformer import ParallelConfig
 from hocket.transformer.rules import broken_shares
 
 _WARNED_LEVEL = 7
-"""Callers between a warning of this file and the user's script."""
+"""Stack frames between a warning of this file and the user's script."""
 
 
 def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
@@ -90,9 +90,9 @@ def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strat
 
 
 def stated_degrees_strategy(task: ParallelTask, config: ParallelConfig) -> Strategy:
-    """Prepare bare degrees of parallelism for the batch given, where no other is stated.
+    """Prepare a parallel config without a plan, for the given batch unless it states another.
 
-    A microbatch is one sample where nothing is said, so only pipelines take several.
+    Microbatches have one sample unless stated otherwise, so only pipelines run several.
     """
     if config.global_batch == 1 and config.shares is None:
         config = replace(config, global_batch=num_rows(task.batch))
@@ -103,7 +103,7 @@ def stated_degrees_strategy(task: ParallelTask, config: ParallelConfig) -> Strat
 def _degrees_strategy(
     task: ParallelTask, config: ParallelConfig, schedule: Schedule | None, *, accumulates: bool
 ) -> Strategy:
-    """Prepare degrees of parallelism; ranks without a pipeline may accumulate microbatches."""
+    """Prepare a parallel config; ranks without a pipeline may accumulate microbatches."""
     refuse_degrees(config)
     _warn_of_memory(config)
     is_split = accumulates or config.pipeline > 1
@@ -132,7 +132,8 @@ def _degrees_strategy(
 def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
     """Prepare a batch split over replicas of the problem's graph.
 
-    A weight may be with another stage in each replica; the ranks that have it sum its gradients.
+    A weight may be in a different stage in each replica; the ranks that hold it sum its
+    gradients.
     """
     graph, parallel = problem.graph, plan[Parallel]
     _require_same_weights(graph, task.model)
@@ -171,7 +172,7 @@ def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> S
 
 
 def _single_device_strategy(task: ParallelTask, sizes: Sequence[int]) -> Strategy:
-    """Prepare the whole model on the one device of a plan, in this process."""
+    """Prepare the full model on the only device of a plan, in this process."""
     seed = task.options.seed
     if len(sizes) == 1:
         return task.on_one_device(task.batch, seed)
@@ -223,9 +224,9 @@ def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
 def _without_stages(
     task: ParallelTask, part: RankPart, rows: Any, cuts: Mapping[int, TensorCut]
 ) -> tuple[Passes, Mapping[int, TensorCut]]:
-    """Prepare a replica without a pipeline, and return its cuts as they are then.
+    """Prepare a replica without a pipeline; returns its passes and the updated ``cuts``.
 
-    FSDP2 replaces parameters by shards.
+    FSDP2 replaces parameters by shards, so their ids change.
     """
     sizes = part.microbatches
     inner: Passes
@@ -263,7 +264,7 @@ def _with_planned_kernels(task: ParallelTask, graph: Graph) -> ParallelTask:
 def _replayed_where_shorter(
     task: ParallelTask, problem: Problem, parallel: Parallel, planned: Communication | None
 ) -> ParallelTask:
-    """Give up overlap, if a replayed step and all sums after it are predicted to be shorter."""
+    """Disable overlap if CUDA graph replay followed by all reductions is predicted to be faster."""
     is_plain = not parallel.is_staged and parallel.tensor == 1 and not parallel.sharded
     if task.device.type != "cuda" or not is_plain or task.predicted_s is None:
         return task
@@ -274,7 +275,7 @@ def _replayed_where_shorter(
 
 
 def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) -> ParallelTask:
-    """Let two streams take the microbatches of a replica, where the plan has waves."""
+    """Let two streams run the microbatches of a replica, if the plan has waves."""
     waves = plan.get(Waves)
     if waves is None:
         return task
@@ -306,7 +307,7 @@ def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> Parall
 
 
 def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> RecomputedBlocks:
-    """Return the blocks of a planned graph in steps of the same model on batches of any size."""
+    """Return a planned graph's blocks, as found in steps of the same model at any batch size."""
     block_of = second_run(planned, tuple(blocks)).block_of
 
     def found(graph: Graph, program: Program) -> IntArray:

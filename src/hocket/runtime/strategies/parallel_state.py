@@ -1,8 +1,8 @@
-"""The state of a parallel training as one process would have it, and back.
+"""Gather the state of a parallel training as one process would have it, and load it again.
 
-Every tensor is owned by some ranks: those of its pipeline stage, one of the replicas, and one
-tensor-parallel rank per piece. A plain state is gathered tensor by tensor: each owner sends its
-piece, and the pieces are joined. To load one, each rank takes its pieces out of the whole.
+Every tensor is owned by some ranks: its pipeline stage of one replica, with one tensor-parallel
+rank per piece. A plain state is gathered tensor by tensor: each owner sends its piece, and the
+pieces are joined. To load a plain state, each rank slices its pieces out of the full tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.train.broadcast import broadcast_slots
-from hocket.runtime.train.checkpoint import TensorPiece, require_same_model
-from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.checkpoint import TensorCut, TensorPiece, require_same_model
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
 
@@ -27,7 +26,7 @@ class TensorOwner(NamedTuple):
     """The ranks that own a tensor of the model."""
 
     ranks: tuple[int, ...]
-    """Of its pieces, in order; one where it is not cut."""
+    """Ranks that own the pieces, in order; one rank if the tensor is not split."""
     cut: TensorCut | None
     is_here: bool
     """True if this rank holds it, or a piece of it."""
@@ -45,9 +44,9 @@ class ParallelState:
         self._device, self._tensor_rank = mesh.device, mesh.tensor_rank
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """``model``, ``optimizer`` and ``gradients`` of all ranks on each; all ranks call it.
+        """Return ``model``, ``optimizer`` and ``gradients`` of all ranks on every rank.
 
-        Gradients are those that are ``pending``.
+        All ranks must call it. Gradients are included only if they are ``pending``.
         """
         tensors = self._model.state_dict(keep_vars=True)
         names = _parameter_names(self._model)
@@ -74,9 +73,9 @@ class ParallelState:
         }
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of a state that all ranks write, laid out as `gathered`.
+        """Return this rank's part of a state that all ranks write, in the layout of `gathered`.
 
-        Tensors that are cut are `TensorPiece`s. Nothing is gathered but parts of FSDP2.
+        Split tensors are `TensorPiece`s. No tensors are gathered except parts of FSDP2.
         """
         weights: dict[str, Any] = {}
         gradients: dict[str, Any] = {}
@@ -108,7 +107,8 @@ class ParallelState:
         return {"model": weights, "optimizer": {"state": states}, "gradients": gradients}
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a plain state; ``optimizer`` of it is fitted already."""
+        """Load this rank's part of a plain state; its ``optimizer`` entry must already fit the
+        optimizer."""
         require_same_model(state["model"], self._whole_shapes())
         kept: dict[int, dict[str, Any]] = {}
         indices = _indices(optimizer)
@@ -139,7 +139,7 @@ class ParallelState:
         optimizer.load_state_dict({"state": kept, "param_groups": groups})
 
     def _whole_shapes(self) -> dict[str, torch.Tensor]:
-        """Return the model's tensors as one process has them, on the meta device."""
+        """Return the model's tensors with their unsplit shapes, on the meta device."""
         found = {}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             cut, shape = self._owner_of(tensor).cut, list(tensor.shape)
@@ -180,7 +180,8 @@ class ParallelState:
         optimizer: torch.optim.Optimizer,
         pending: bool,
     ) -> dict[str, Any]:
-        """Weight, gradient and states of a tensor that this rank has a piece of."""
+        """Return weight, gradient and optimizer states of a tensor that this rank has a piece
+        of."""
         if not owner.is_here:
             return {}
         own = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
@@ -219,7 +220,7 @@ def _copy(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _like(value: torch.Tensor, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A value laid out as a parameter is: in parts of replicas, or here."""
+    """Return a value with the layout of a parameter: sharded as a DTensor, or on this device."""
     value = value.to(device, copy=True)
     if isinstance(tensor, DTensor):
         return distribute_tensor(value, tensor.device_mesh, tensor.placements)

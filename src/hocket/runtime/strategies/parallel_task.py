@@ -1,4 +1,4 @@
-"""A parallel training as each of its ranks sees it, and what ranks agree on before they start."""
+"""Input of parallel strategies on one rank, and the check that all ranks have the same model."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from hocket.runtime.training_task import TrainingTask
 
 
 class ParallelWarning(UserWarning):
-    """A parallel plan is not executed as someone may expect."""
+    """A parallel plan is executed in an unexpected way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelTask(TrainingTask):
-    """A training of several ranks; ``batch`` is that of all ranks."""
+    """A training on several ranks; ``batch`` is the batch of all ranks together."""
 
     memory: int | str | None = None
     """Memory budget of each device, for data parallelism."""
     costs_of: Problem | None = None
-    """The planned problem, whose costs steps of this rank are predicted with."""
+    """The planned problem, whose costs predict the step time of this rank."""
     reduce_backend: str | None = None
-    """The backend of torch.distributed for gradients, if it is another than that of all else."""
+    """The torch.distributed backend for gradients, if it differs from that of other collectives."""
     overlaps: bool = True
-    """True if gradients are reduced during the backward pass; a CUDA graph is replayed without."""
+    """True if gradients are reduced during the backward pass; CUDA graph replay cannot do that."""
     predicted_s: float | None = None
     start_propagation: Callable[[], Propagation] | None = None
-    """Starts priority gradient sync, where the plan has it; called once by each rank."""
+    """Starts priority gradient sync, if the plan has it; called once by each rank."""
     waves: WaveOrder | None = None
-    """In which order two streams take the microbatches of this rank; None: one after the other."""
+    """Order in which two streams run the microbatches of this rank; None: one after the other."""
 
     def on_one_device(self, batch: Any, seed: int | None) -> Strategy:
-        """Prepare the model on the device of this rank; who splits a batch seeds draws itself."""
+        """Prepare the full model on the device of this rank; random draws use ``seed``."""
         options = replace(self.options, seed=seed)
         alone = replace(self, batch=batch, options=options, is_ranked=False)
         if self.memory is None:
@@ -73,16 +73,17 @@ class RankPart:
     zero: int = 0
     tensor: int = 1
     joins_norms: bool = True
-    """True if all replicas see a batch at once, so that batch norms can see all of it."""
+    """True if all replicas run a batch at the same time, so that batch norms can be
+    synchronised."""
     pipeline: tuple[StageCuts, Schedule] | None = None
     recomputed: Sequence[str] = ()
-    """Modules that are recomputed in the backward pass where weights are sharded."""
+    """Modules that are recomputed in the backward pass if weights are sharded."""
     is_offloaded: bool = False
-    """True if sharded weights and optimizer states live on the host."""
+    """True if sharded weights and optimizer states are kept on the host."""
 
 
 def agree_on_model(model: nn.Module, device: torch.device) -> None:
-    """Refuse ranks that built different models, and give all the weights of rank 0.
+    """Refuse ranks with different models, and broadcast the weights of rank 0.
 
     Ranks with different models would wait for each other for ever.
     """

@@ -1,12 +1,13 @@
 """Pipeline parallelism: every rank runs its segments of the traced step, as scheduled.
 
 A batch is split into microbatches; the step is traced for one of them and cut into stages. Each
-rank follows its list of actions, of any schedule of the project, and sends what a segment made as
-soon as it is made. Weights are with the ranks that compute with them alone.
+rank executes its list of actions, which any schedule of the project can provide, and sends each
+output as soon as its segment is done. Each weight is held only by the ranks that compute with it.
 
-torch's pipelining cuts at module calls that pass plain activations; stages here are cut at any op,
-replicas have stages of different numbers, tied weights may be on several stages, and schedules such
-as ZB-H2 and V-shaped ones run on every supported torch version.
+Not torch's pipelining: it keeps a copy of a tied weight on each stage and does not add their
+gradients, so that gpt2 trains differently by 1e-3 after five steps, and it takes only models whose
+loss is computed outside of them (measured: `benchmarks/runtime/torch_engines.py`). Stages here are
+cut at any op, and replicas may have different numbers of stages.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.stage_cuts import Part, Segment
 from hocket.runtime.strategies.stage_program import PARTS_OF_ACTION, StageProgram
-from hocket.runtime.strategy import StepOutput, Timings
+from hocket.runtime.strategy import Passes, StepOutput
 from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.eager_step import Slots
 from hocket.runtime.train.loss_weight import Weight
@@ -60,20 +61,22 @@ class StageChannels:
     def __init__(
         self, ranks: Sequence[int], own: int, device: torch.device, groups: tuple[Any, Any]
     ) -> None:
-        """``ranks`` are the global ones of this pipeline, ``own`` is a position in them.
+        """``ranks`` are the global ranks of this pipeline, ``own`` is this rank's index in them.
 
-        Each direction has a group of its own, since NCCL finishes the messages of two ranks in a
-        group one by one: both would wait for the other to receive.
+        Each direction has a process group of its own, since NCCL runs the messages between two
+        ranks of a group one after the other: if both sent first, each would wait for the other to
+        receive.
         """
         self._ranks, self.own, self._device, self._groups = list(ranks), own, device, groups
         self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
         self._arrived: dict[tuple[int, SegmentMessage], torch.Tensor] = {}
         self.waited_s = 0.0
-        """In which messages were waited for."""
+        """Seconds spent waiting for messages."""
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def expect(self, src: int, messages: Sequence[tuple[SegmentMessage, int]]) -> None:
-        """Announce the messages of a rank in one step, in order, with their bytes."""
+        """Announce the messages that a rank sends in one step, in order, with their sizes in
+        bytes."""
         self._expected[src] = deque(messages)
 
     def send(self, dst: int, data: torch.Tensor) -> None:
@@ -84,14 +87,14 @@ class StageChannels:
         self._sent.append((dist.isend(data, self._ranks[dst], group=group), data))
 
     def receive(self, src: int, wanted: SegmentMessage) -> torch.Tensor:
-        """The bytes of a message; waits until it is there."""
+        """Wait for a message and return its bytes."""
         while (src, wanted) not in self._arrived:
             message, num_bytes = self._expected[src].popleft()
             self._arrived[src, message] = self.receive_now(src, num_bytes)
         return self._arrived.pop((src, wanted))
 
     def receive_now(self, src: int, num_bytes: int) -> torch.Tensor:
-        """The next bytes of a position, outside the schedule of a step."""
+        """Receive the next ``num_bytes`` from a rank, outside the schedule of a step."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         began_s = time.perf_counter()
         dist.recv(data, self._ranks[src], group=self._groups[src < self.own])
@@ -99,19 +102,16 @@ class StageChannels:
         return data
 
     def settle(self) -> None:
-        """Wait until everything has gone."""
+        """Wait until everything is sent."""
         while self._sent:
             self._sent.popleft()[0].wait()
 
 
-class Pipeline:
-    """One rank of a pipeline; see `Passes`."""
-
-    lost = ""
-    predicted_s: float | None = None
+class Pipeline(Passes):
+    """One rank of a pipeline."""
 
     def __init__(self, task: ParallelTask, part: RankPart, batch: Any) -> None:
-        """``batch`` is that of this replica."""
+        """``batch`` is the local batch of this replica."""
         mesh, seed = part.mesh, task.options.seed or 0
         assert part.pipeline is not None
         self._cuts, schedule = part.pipeline
@@ -133,19 +133,16 @@ class Pipeline:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all gradients."""
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
+        """Step the optimizer."""
         self._recipe.make_update(optimizer)
 
     def feed(self, reducer: GradientReducer) -> None:
-        """Give gradients to a reducer as the last microbatch makes them; see `FeedsReducer`."""
+        """Pass gradients to a reducer as the last microbatch computes them; see `FeedsReducer`."""
         self._reducer = reducer
 
     def _take(self, traced: StageProgram, parameter: int, total: torch.Tensor) -> torch.Tensor:
-        """Hand a gradient over that no stage adds to any more, where replicas sum it."""
+        """Pass a complete gradient to the reducer, if replicas sum it."""
         reducer, is_own = self._reducer, traced.owner(parameter) == self._own
         if reducer is None or not reducer.is_enabled or not is_own:
             return total
@@ -153,7 +150,7 @@ class Pipeline:
         return reducer.take(tensor, total)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """All microbatches forward and backward, in the order of the schedule."""
+        """Run all microbatches forward and backward, in the order of the schedule."""
         batches, loss_weights = microbatches(batch, self._sizes, self._count)
         programs = [self._program("train", each) for each in batches]
         run = SegmentRun(self, programs, batches, step, [weight * part for part in loss_weights])
@@ -166,19 +163,8 @@ class Pipeline:
         self._add_gradients(programs[0], run.gradients)
         return StepOutput(self._loss(programs[0], run.losses, loss_weights), None)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`: ranks time nothing."""
-        return self.train(batch, step, weight), None
-
-    def forward(self, batch: Any, step: int) -> StepOutput:
-        """Refuse: microbatches go forward and backward in turns."""
-        raise UsageError(
-            "a pipeline runs forward and backward as one list",
-            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
-        )
-
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss, without gradients."""
+        """Return the loss, without gradients."""
         kept = self._use("evaluate", batch)
         return StepOutput(kept["loss"], kept["returned"])
 
@@ -187,7 +173,7 @@ class Pipeline:
         return self._use("predict", batch)
 
     def refresh(self) -> None:
-        """Send weights that several stages use to those that did not update them."""
+        """Send updated weights to the other stages that use them."""
         for name, owner, readers in self._shared:
             tensor = self.tensors[name]
             if owner == self._own:
@@ -199,7 +185,7 @@ class Pipeline:
         self.channels.settle()
 
     def stage_of(self, tensor: torch.Tensor) -> int:
-        """The pipeline rank that updates a tensor of the model."""
+        """Return the pipeline rank that updates a tensor of the model."""
         return self._owner.get(id(tensor), 0)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +208,8 @@ class Pipeline:
         return self._programs[key]
 
     def given(self, traced: StageProgram, batch: Any) -> Slots:
-        """Slots with what is there before a microbatch: weights of this rank, and the batch."""
+        """Return slots with the tensors that exist before a microbatch: this rank's weights and the
+        batch."""
         slots: Slots = [None] * len(traced.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._model, batch) if role == Role.INPUT}
         for number, name in traced.program.names.items():
@@ -240,7 +227,7 @@ class Pipeline:
         }
 
     def _shared_parameters(self, traced: StageProgram) -> list[tuple[str, int, list[int]]]:
-        """Name, owner and other readers of the weights that several ranks use."""
+        """Return name, owner and other readers of each weight that several ranks use."""
         found = []
         for number, name in traced.program.names.items():
             others = sorted(traced.readers(number) - {traced.owner(number)})
@@ -249,7 +236,7 @@ class Pipeline:
         return found
 
     def _needed_tensors(self, traced: StageProgram) -> set[int]:
-        """Ids of the tensors that this rank computes with or updates, and of all buffers."""
+        """Return ids of the tensors that this rank computes with or updates, and of all buffers."""
         number_of = {name: number for number, name in traced.program.names.items()}
         found = set()
         for name, tensor in self.tensors.items():
@@ -265,7 +252,7 @@ class Pipeline:
         return id(tensor) in self._needed
 
     def settle(self) -> None:
-        """Take the weights of this rank to its device, and keep no memory for those of others."""
+        """Move the weights of this rank to its device, and free those of other ranks."""
         for tensor in self.tensors.values():
             if self.is_needed(tensor):
                 tensor.data = tensor.data.to(self._mesh.device)
@@ -278,7 +265,7 @@ class Pipeline:
     def _add_gradients(
         self, traced: StageProgram, gradients: Mapping[tuple[str, int], torch.Tensor]
     ) -> None:
-        """Bring parts of gradients to the ranks that update, and add them there."""
+        """Send partial gradients to the ranks that update their parameters, and add them there."""
         for parameter, parts in traced.addends.items():
             name, owner = traced.program.names[parameter], traced.owner(parameter)
             total: torch.Tensor | None = None
@@ -317,7 +304,7 @@ class Pipeline:
         return self._from(traced.owner(number), total)
 
     def _from(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of one rank, on all of the pipeline."""
+        """Broadcast a tensor of one rank over the pipeline."""
         rank = self._mesh.pipeline_ranks[owner]
         tensor = tensor.contiguous()
         dist.broadcast(tensor, rank, group=self._mesh.pipeline_group)
@@ -357,20 +344,21 @@ class Pipeline:
 
 
 OnGradient = Callable[[StageProgram, int, torch.Tensor], torch.Tensor]
-"""Takes the whole gradient of a parameter and returns the tensor that it is then."""
+"""Called with the complete gradient of a parameter; returns the tensor that now holds it."""
 
 
 class RunsSegments(Protocol):
-    """Owner of a run of segments: its channels, and the tensors there before a microbatch."""
+    """Owner of a `SegmentRun`: provides its channels and the tensors that exist before a
+    microbatch."""
 
     channels: StageChannels
 
     def given(self, traced: StageProgram, batch: Any) -> Slots:
-        """Slots with what is there before a microbatch."""
+        """Return slots with tensors that exist before a microbatch."""
 
 
 class SegmentRun:
-    """One step on one rank: which microbatch has got how far."""
+    """One step on one rank: the tensors of each microbatch between its segments."""
 
     def __init__(
         self,
@@ -386,13 +374,15 @@ class SegmentRun:
         self._arrived: set[SegmentMessage] = set()
         self.losses: dict[int, torch.Tensor] = {}
         self.gradients: dict[tuple[str, int], torch.Tensor] = {}
-        """By name of the parameter and number of the part."""
+        """Gradients by name of the parameter and index of the part."""
         self._num_added: dict[str, int] = {}
-        """Microbatches whose gradients are in the sum of a parameter that one stage makes."""
+        """Number of microbatches already summed, for each parameter whose gradient one stage
+        computes."""
         self.on_gradient: OnGradient | None = None
 
     def expect(self, src: int, actions: Sequence[_Action]) -> None:
-        """Announce what another rank will send, in its order."""
+        """Announce the actions of another rank in its order, and thus the messages that it
+        sends."""
         if src == self._channels.own:
             return
         own = self._channels.own
@@ -404,7 +394,7 @@ class SegmentRun:
         ])  # fmt: skip
 
     def do(self, segment: Segment, microbatch: int) -> None:
-        """Run a segment, with all that has to be there before and sent after it."""
+        """Run a segment: receive its inputs before, and send its outputs after it."""
         traced, slots = self._programs[microbatch], self._programs[microbatch].slots
         slots[:] = self.held[microbatch]
         for source in traced.sources.get(segment, ()):
@@ -422,7 +412,7 @@ class SegmentRun:
         slots[:] = [None] * len(slots)
 
     def _begin(self, traced: StageProgram, segment: Segment) -> None:
-        """Fill slots that a segment needs; nothing where all weights are there."""
+        """Fill slots that a segment needs; by default nothing, because all weights are resident."""
 
     def _end(self, traced: StageProgram, segment: Segment) -> None:
         """Clear slots after a segment."""
@@ -463,14 +453,14 @@ class SegmentRun:
                     self._count(traced, parameter, key)
 
     def _count(self, traced: StageProgram, parameter: int, key: tuple[str, int]) -> None:
-        """Hand a gradient over once all microbatches are in it."""
+        """Pass a gradient on once all microbatches have contributed to it."""
         self._num_added[key[0]] = self._num_added.get(key[0], 0) + 1
         if self._num_added[key[0]] == len(self._programs) and self.on_gradient is not None:
             self.gradients[key] = self.on_gradient(traced, parameter, self.gradients[key])
 
 
 def _actions(schedule: Schedule, rank: int) -> list[_Action]:
-    """The segments of a rank with their microbatches, in order."""
+    """Return the segments of a rank with their microbatches, in order."""
     found: list[_Action] = []
     for index in range(schedule.start[rank], schedule.start[rank + 1]):
         letter = LETTERS[StageWork(int(schedule.work[index]))]

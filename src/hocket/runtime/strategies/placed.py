@@ -48,9 +48,10 @@ def placed_strategy(
     alone: torch.device | None = None,
     costs_of: Problem | None = None,
 ) -> Prepared:
-    """Prepare the model as a plan places it; all on the device ``alone`` where it is given.
+    """Prepare the model as a plan places it, or entirely on the device ``alone``.
 
-    Without a plan one is searched for the cluster ``on``, or for that of the problem ``costs_of``.
+    Without a plan, search one for the cluster ``on``, or for the cluster of the problem
+    ``costs_of``.
     """
     model, batch, recipe = task.model, task.batch, task.recipe
     is_given = saved is not None
@@ -100,7 +101,7 @@ def _by_modules(
     alone: torch.device | None,
     costs_of: Problem | None,
 ) -> Prepared:
-    """The model placed module by module; its step is recorded on ``traceable``."""
+    """Place the model module by module; its step is captured from ``traceable``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         graph = capture(
@@ -122,7 +123,7 @@ def _by_modules(
 
 
 def _warn_of_hooks(model: nn.Module) -> None:
-    """Hooks are Python code: what they compute is traced, what else they do happens once."""
+    """Warn of hooks: their tensor ops are traced, but side effects happen only once."""
     if hooked := hooked_modules(model):
         named = ", ".join(repr(path) for path in hooked[:3]) + (", …" if len(hooked) > 3 else "")
         warn_user(
@@ -138,11 +139,12 @@ class HookWarning(UserWarning):
 
 
 def warn_without_loss(graph: Graph, name: str) -> None:
-    """Training goes on, as it would for a scalar, but it is rarely what was meant."""
+    """Warn that the mean of the output is minimised, which is rarely what the user wants."""
     if graph.meta.get("loss") == MEAN:
         warn_user(
-            f"{name} returns no loss: training minimises the mean of its output; find the loss in "
-            "it with loss=, or compute it with forward=",
+            f"{name} returns no loss, so this would minimise the mean of its output, which is "
+            "hardly what you want. Give hocket.prepare the loss: loss=lambda output: …, or "
+            "forward=lambda model, batch: criterion(model(batch[0]), batch[1])",
             CaptureWarning,
         )
 
@@ -187,7 +189,7 @@ def _devices(saved: SavedPlan, alone: torch.device | None) -> list[torch.device]
 
 
 def places_in_process(devices: Sequence[Device]) -> list[str]:
-    """Accelerators on the GPUs in turn; everything else on the CPU."""
+    """Map accelerators to the GPUs in turn, and everything else to the CPU."""
     gpus, turn = torch.cuda.device_count(), count()
     return [
         "cpu" if device.kind.is_cpu or not gpus else f"cuda:{next(turn) % gpus}"
@@ -196,5 +198,5 @@ def places_in_process(devices: Sequence[Device]) -> list[str]:
 
 
 def described(error: UntraceableError) -> str:
-    """Say where and why a step cannot be traced."""
+    """Describe where and why a step cannot be traced."""
     return f"{error.where}: {error.message}" if error.where else error.message

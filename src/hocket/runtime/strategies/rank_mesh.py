@@ -1,7 +1,7 @@
 """Position of a rank among replicas, pipeline stages and tensor-parallel ranks, and its groups.
 
-A `DeviceMesh` is a full array of ranks, which replicas with different numbers of stages are not, so
-groups are made here; FSDP2 gets a `DeviceMesh` of the replicas' axis.
+A `DeviceMesh` must be a full array of ranks, which replicas with different numbers of stages do not
+form, so groups are made here; FSDP2 gets a `DeviceMesh` of the replicas' axis.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hocket.base.errors import UsageError
 from hocket.transformer import ParallelConfig
 
 RankTable = Sequence[Sequence[Sequence[int]]]
-"""Ranks by replica, stage and tensor-parallel part."""
+"""Global ranks, indexed by replica, stage and tensor-parallel rank."""
 
 
 class RankMesh:
-    """The ranks of a parallel training, seen by one of them."""
+    """The ranks of a parallel training, as seen from this rank."""
 
     def __init__(self, ranks: RankTable, device: torch.device) -> None:
         """All ranks call it together with the same table."""
@@ -36,7 +36,7 @@ class RankMesh:
         self.device, self.rank, self._ranks = device, dist.get_rank(), ranks
         self.data_rank, self.pipeline_rank, self.tensor_rank = places[self.rank]
         self.directions = (dist.new_group(), dist.new_group())
-        """Groups of all ranks for what goes to earlier and to later stages."""
+        """Two groups of all ranks: for messages to earlier and to later stages."""
         tensor = range(len(ranks[0][0]))
         self.pipeline_ranks = [stage[self.tensor_rank] for stage in ranks[self.data_rank]]
         self.pipeline_group = self._own_group(
@@ -44,7 +44,7 @@ class RankMesh:
         )
         self.tensor_group = self._own_group(parts for stages in ranks for parts in stages)
         self.data_group: Any = None
-        """Ranks that hold the same weights; None where replicas have different stages."""
+        """Ranks that hold the same weights; None if replicas have different stages."""
         if len({len(stages) for stages in ranks}) == 1:
             self.data_group = self._own_group(
                 [stages[stage][part] for stages in ranks]
@@ -54,7 +54,7 @@ class RankMesh:
 
     @classmethod
     def of_config(cls, config: ParallelConfig, device: torch.device) -> RankMesh:
-        """Count ranks as Megatron does: tensor parallel fastest, then data, then pipeline."""
+        """Number ranks as Megatron does: tensor parallel fastest, then data, then pipeline."""
         data, tensor = config.data, config.tensor
         return cls([
             [[(stage * data + replica) * tensor + part for part in range(tensor)]
@@ -66,7 +66,7 @@ class RankMesh:
     def of_replicas(
         cls, num_stages: Sequence[int], device: torch.device, *, tensor: int = 1
     ) -> RankMesh:
-        """Count ranks replica by replica, each with its own number of stages."""
+        """Number ranks replica by replica, each with its own number of stages."""
         first = (0, *accumulate(num_stages))
         return cls([
             [[(start + stage) * tensor + part for part in range(tensor)] for stage in range(count)]
@@ -74,21 +74,21 @@ class RankMesh:
         ], device)  # fmt: skip
 
     def rank_of(self, *, pipeline: int, data: int, tensor: int) -> int:
-        """Return the rank at a place."""
+        """Return the global rank at a pipeline, data and tensor index."""
         return self._ranks[data][pipeline][tensor]
 
     @property
     def data_axis(self) -> DeviceMesh:
-        """The replicas as FSDP2 takes them."""
+        """The replicas' axis as a `DeviceMesh` for FSDP2."""
         return DeviceMesh.from_group(self.data_group, self.device.type)
 
     def partner_groups(
         self, stages: Iterable[tuple[int, ...]], backend: str | None
     ) -> dict[tuple[int, ...], Any]:
-        """Return groups of the ranks that hold a weight, by its stage in each replica.
+        """Return the groups of ranks that hold the same weights, by their stage in each replica.
 
-        The groups are for gradients alone: collectives that overlap with the backward pass must
-        not come between those of batch norms and losses. ``backend`` is one for gradients alone.
+        The groups are only for gradients: collectives that overlap with the backward pass must not
+        be interleaved with those of batch norms and losses. ``backend`` is their backend.
         """
         found: dict[tuple[int, ...], Any] = {}
         for place in sorted(set(stages)):
@@ -100,19 +100,19 @@ class RankMesh:
         return found
 
     def sum_over_replicas(self, own: torch.Tensor) -> Any:
-        """Start to add a value of each replica, whose first rank speaks for it."""
+        """Start to sum a value over replicas; the first rank of each contributes it."""
         if self.pipeline_rank or self.tensor_rank:
             own.zero_()
         return dist.all_reduce(own, async_op=True)
 
     def of_each_replica(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all replicas, in order and of one shape."""
+        """Gather a tensor of equal shape from each replica, in order."""
         found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(found, own)
         return [found[stages[0][0]] for stages in self._ranks]
 
     def _own_group(self, groups: Iterable[Sequence[int]] | Iterator[list[int]]) -> Any:
-        """Make all groups, as every rank must, and return the one of this rank."""
+        """Make all groups, as every rank must, and return the one that contains this rank."""
         own = None
         for members in groups:
             group = dist.new_group(list(members))

@@ -1,12 +1,12 @@
 """Round-robin pipeline schedule: model-parallel waves of Wavelet, every rank runs every partition.
 
-Wave w has its partition s on rank (w + s) mod N, so that in each of the 2N slots of a step all
-ranks run the same partition, forward up to the last one and back, each on another wave. Activations
-of a wave stay on their rank until its backward pass comes; outputs go to the next rank, gradients
-of inputs to the one before. Master copies of parameters are on every rank's host, and two
-partitions at a time are on its device: that of this slot, and the next, which is prefetched. When
-the backward slot of a partition is over, its gradients are summed over all ranks, concurrently with
-the slots that follow; then each rank updates, and all have the same parameters.
+Rank (w + s) mod N runs partition s of wave w. A step has 2N slots, N forward and N backward; in
+each, all ranks run the same partition, each for another wave. Activations of a wave stay on the
+rank that computed them until the backward pass; outputs are sent to the next rank, gradients of
+inputs to the previous one. Every rank keeps master copies of all parameters on its host, and at
+most two partitions on its device: the current slot's, and the next one, which is prefetched. After
+the backward slot of a partition its gradients are summed over all ranks, concurrently with the
+following slots. Every rank then runs the same optimizer update.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
 from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
 from hocket.runtime.strategies.stage_cuts import Part, Segment, cut_at_ops
 from hocket.runtime.strategies.stage_program import StageProgram
-from hocket.runtime.strategy import StepOutput, Strategy, Timings
+from hocket.runtime.strategy import StepOutput, Strategy
 from hocket.runtime.train.batches import Signature, signature_of
 from hocket.runtime.train.eager_step import Slots
 from hocket.runtime.train.loss_weight import Weight
@@ -39,7 +39,7 @@ _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 
 
 def round_robin_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
-    """Per slot: the partition, the wave that this rank has, and whether it goes back."""
+    """Return for each slot: the partition, this rank's wave, and True for a backward pass."""
     stages = [*range(num_ranks), *reversed(range(num_ranks))]
     return [
         (stage, (rank - stage) % num_ranks, slot >= num_ranks) for slot, stage in enumerate(stages)
@@ -47,7 +47,7 @@ def round_robin_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
 
 
 class RoundRobinProgram(StageProgram):
-    """One wave's segments on this rank; what looks at parameters is made anew for each of them."""
+    """The segments of one wave on this rank; each segment makes its own views of parameters."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -58,13 +58,13 @@ class RoundRobinProgram(StageProgram):
         }  # fmt: skip
         stored = {program.tensors[number].storage for number in parameters} - {-1}
         self.views: list[set[int]] = [set() for _ in self._cuts.device_of_stage]
-        """By stage: tensors made there that look at parameters; other stages get copies."""
+        """Views of parameters that each stage's forward makes; other stages receive copies."""
         for number, spec in enumerate(program.tensors):
             maker = self.segments[spec.producer] if spec.producer >= 0 else None
             if maker is not None and maker.part == Part.FORWARD and spec.storage in stored:
                 self.views[maker.stage].add(number)
         self.parameters: list[dict[int, str]] = [{} for _ in self._cuts.device_of_stage]
-        """By stage: the parameters that it computes with, and their names."""
+        """The parameters that each stage computes with, and their names."""
         by_storage = {program.tensors[n].storage: n for n in parameters if n in program.names}
         for op, tensor in self._reads():
             segment, spec = self.segments[op], program.tensors[tensor]
@@ -73,7 +73,7 @@ class RoundRobinProgram(StageProgram):
                 self.parameters[segment.stage][root] = program.names[root]
 
     def look_again(self, stage: int) -> None:
-        """Make the views of a partition that has been fetched anew."""
+        """Make the views of parameters again after a partition was fetched again."""
         for do, op, _ in self._bound.get(Segment(stage, Part.FORWARD), ()):
             if any(made in self.views[stage] for made in self.program.calls[op].outputs):
                 do()
@@ -86,14 +86,14 @@ class _Fetched:
 
 
 class PartitionPrefetch:
-    """Parameters of partitions where they are computed with: at most two at a time."""
+    """Parameters of the partitions that are on the device: at most two at a time."""
 
     def __init__(self, engines: CopyStreams, host: Mapping[str, torch.Tensor]) -> None:
         self._engines, self._host = engines, host
         self._here: dict[int, _Fetched] = {}
 
     def fetch(self, stage: int, names: Sequence[str]) -> None:
-        """Start to copy a partition to the device, unless it is there."""
+        """Start to copy a partition to the device, unless it is resident."""
         if stage in self._here:
             return
         pairs = []
@@ -105,18 +105,18 @@ class PartitionPrefetch:
         self._here[stage] = _Fetched(found, ticket)
 
     def use(self, stage: int) -> dict[str, torch.Tensor]:
-        """A partition that was fetched."""
+        """Wait for a fetched partition and return its parameters."""
         found = self._here[stage]
         found.ticket.wait()
         return found.tensors
 
     def leave(self, stage: int) -> None:
-        """A partition is not computed with any more; the next time it is another one."""
+        """Release a partition that is not needed any more."""
         self._here.pop(stage, None)
 
 
 class _RoundRobinRun(SegmentRun):
-    """One step of this rank."""
+    """One training step on this rank."""
 
     def __init__(
         self, owner: RoundRobinPipeline, programs: Sequence[RoundRobinProgram], *args: Any
@@ -141,10 +141,8 @@ class _RoundRobinRun(SegmentRun):
             stage_program.slots[number] = None
 
 
-class RoundRobinPipeline:
-    """One rank of a round-robin pipeline; see `Strategy`."""
-
-    lost = ""
+class RoundRobinPipeline(Strategy):
+    """One rank of a round-robin pipeline."""
 
     def __init__(self, task: ParallelTask, planned: Graph, shares: Parallel) -> None:
         self._task, self._recipe = task, task.recipe
@@ -175,15 +173,13 @@ class RoundRobinPipeline:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all gradients."""
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer, the same on every rank."""
+        """Step the optimizer, with the same gradients on every rank."""
         self._recipe.make_update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """All waves forward and backward, each rank a partition of one of them per slot."""
+        """Run all waves forward and backward; in each slot this rank runs one partition of one
+        wave."""
         batches, shares = microbatches(batch, self._sizes, self._task.count)
         programs = [self._program(wave, each) for wave, each in enumerate(batches)]
         run = _RoundRobinRun(self, programs, batches, step, [weight * share for share in shares])
@@ -221,7 +217,7 @@ class RoundRobinPipeline:
         gradients: Mapping[tuple[str, int], torch.Tensor],
         sums: dict[str, tuple[torch.Tensor, Any]],
     ) -> None:
-        """Start to sum over all ranks what no partition before this one adds to."""
+        """Start to reduce gradients to which no earlier partition will still contribute."""
         for parameter, parts in stage_program.addends.items():
             name = stage_program.program.names[parameter]
             if name in sums or min(_stage_of(stage_program, part) for part in parts) != stage:
@@ -240,31 +236,17 @@ class RoundRobinPipeline:
         dist.all_reduce(total)
         return total
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`: ranks time nothing."""
-        return self.train(batch, step, weight), None
-
-    def forward(self, batch: Any, step: int) -> StepOutput:
-        """Refuse: waves go forward and backward in turns."""
-        raise UsageError(
-            "a round-robin pipeline runs forward and backward as one list",
-            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
-        )
-
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss, by each rank alone."""
+        """Return the loss of the full batch, which every rank computes redundantly."""
         return self._whole.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs, by each rank alone."""
+        """Return the model's outputs, which every rank computes redundantly."""
         return self._whole.predict(batch)
 
     def clip(self, max_norm: float) -> None:
-        """By the norm of all gradients, which every rank has."""
+        """Clip by the norm of all gradients, which every rank has."""
         nn.utils.clip_grad_norm_(self._task.model.parameters(), max_norm)
-
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Every rank has everything."""
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
@@ -280,7 +262,7 @@ class RoundRobinPipeline:
         return self._programs[key]
 
     def given(self, stage_program: StageProgram, batch: Any) -> Slots:
-        """Return slots with the tensors there before a wave, without parameters."""
+        """Return slots with the tensors that exist before a wave, except parameters."""
         slots: Slots = [None] * len(stage_program.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._task.model, batch) if role == Role.INPUT}
         for number, name in stage_program.program.names.items():
@@ -301,7 +283,7 @@ def _stage_of(stage_program: StageProgram, tensor: int) -> int:
 
 
 def _require_own_buffers(program: Program) -> None:
-    """Refuse ops that change a buffer: every rank would have another one."""
+    """Refuse ops that change a buffer: its values would differ between ranks."""
     for call in program.calls:
         for tensor in call.written:
             if program.tensors[tensor].role == Role.BUFFER and call.phase != Phase.OPTIMIZER:

@@ -1,10 +1,10 @@
 """Cut a traced training step into pipeline stages: which op belongs to which stage and part.
 
-`StageCuts` says where forward ops go. By layers: ops of a layer belong to its stage; what comes
-before all layers goes to the first stage, what comes after the last one to the last, and what only
-weights or the batch feed goes to the first stage that uses it. By a plan: forward ops belong to the
-stages that were simulated; an op that the planned step does not have, since the batch has another
-size, goes with its module. Backward ops follow and never go up again. Of a stage's backward the ops
+`StageCuts` assigns forward ops to stages. By layers: ops of a layer belong to its stage; ops before
+all layers go to the first stage, ops after the last layer to the last, and ops that depend only on
+weights or the batch go to the first stage that uses them. By a plan: forward ops belong to the
+simulated stages; an op that is missing in the planned step, since the batch has another size, goes
+with its module. Backward ops follow, in never increasing stages. In a stage's backward, the ops
 that an earlier stage waits for come first (part I), the others, mostly gradients of weights, later
 (part W), as zero-bubble schedules need it (Qi et al., 2024). O(ops + reads).
 """
@@ -28,7 +28,7 @@ from hocket.transformer import ParallelConfig
 
 
 class Part(IntEnum):
-    """A part of a stage's work on one microbatch, in the order in which they are done."""
+    """A part of a stage's work on one microbatch; members are listed in execution order."""
 
     FORWARD = 0
     INPUT_GRADIENT = 1
@@ -45,7 +45,7 @@ class Segment(NamedTuple):
 def segments_of(
     graph: Graph, program: Program, forward_stages: Sequence[int], num_stages: int
 ) -> list[Segment | None]:
-    """The segment of each op, from the stages of forward ops; None for updates, which have none."""
+    """Return the segment of each op, from the stages of forward ops; None for updates."""
     stages = list(forward_stages)
     _add_backward(program, stages, num_stages)
     _keep_together(program, stages)
@@ -75,7 +75,7 @@ def _add_backward(program: Program, stages: list[int], num_stages: int) -> None:
 
 
 def _keep_together(program: Program, stages: list[int]) -> None:
-    """Ops that write one storage in place stay where the first of them is."""
+    """Put ops that write to one storage in place on the stage of the first of them."""
     writer: dict[int, int] = {}
     for op, call in enumerate(program.calls):
         if call.phase == Phase.OPTIMIZER:
@@ -87,7 +87,8 @@ def _keep_together(program: Program, stages: list[int]) -> None:
 
 
 def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> None:
-    """Forward goes up and backward goes down, else stages would wait for each other."""
+    """Refuse cyclic stages: forward must never go to an earlier stage, backward never to a later
+    one."""
     for op, call in enumerate(program.calls):
         for maker in makers_of(program, op):
             made = program.calls[maker]
@@ -105,7 +106,7 @@ def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> Non
 
 
 def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
-    """Backward ops that another stage waits for, directly or by others of their own stage."""
+    """Return backward ops that another stage waits for, directly or through ops of their stage."""
     urgent: set[int] = set()
     for op in range(len(program.calls) - 1, -1, -1):
         call = program.calls[op]
@@ -120,7 +121,7 @@ def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
 
 
 def makers_of(program: Program, op: int) -> list[int]:
-    """Ops whose results an op reads."""
+    """Return the ops whose results an op reads."""
     found = (program.tensors[tensor].producer for tensor in program.calls[op].reads)
     return [maker for maker in found if maker >= 0]
 
@@ -128,10 +129,11 @@ def makers_of(program: Program, op: int) -> list[int]:
 def shared_gradients(
     program: Program, segments: Sequence[Segment | None], device_of_stage: Sequence[int]
 ) -> dict[int, list[int]]:
-    """Per parameter the tensors that its gradient is the sum of, where ranks make parts of it.
+    """Return per parameter the tensors that sum to its gradient, if several ranks compute parts.
 
-    A weight that several stages use, such as a tied embedding, gets a part from each; they are
-    summed once per step instead of once per microbatch. Its adding ops are left out.
+    A weight that several stages use, such as a tied embedding, gets a partial gradient from each;
+    these are summed once per step instead of once per microbatch. The traced ops that add them are
+    left out.
     """
     return {
         parameter: _addends(program, gradient, segments, device_of_stage)
@@ -166,7 +168,7 @@ def _addends(
 # ── where forward ops go ─────────────────────────────────────────────────────────────────────────
 
 _BEFORE = -2
-"""Of ops whose stage is not known yet, and of those that are not forward."""
+"""Marks ops whose stage is not known yet, and ops that are not forward."""
 
 
 class StageCuts(NamedTuple):
@@ -175,11 +177,12 @@ class StageCuts(NamedTuple):
     device_of_stage: tuple[int, ...]
     """The pipeline rank of each virtual stage."""
     forward_stages: Callable[[Graph, Program], list[int]]
-    """The virtual stage of each forward op of a recorded step; that of others means nothing."""
+    """Returns the virtual stage of each forward op of a recorded step; ignore the values of other
+    ops."""
 
 
 def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) -> StageCuts:
-    """The layers of the model's stack as a configuration has them."""
+    """Cut the model's layer stack as a parallel config states."""
     stack, num_layers = find_stack(model)
     stages = stage_layers(num_layers, config.layers, config.num_stages)
     return StageCuts(
@@ -189,7 +192,7 @@ def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) 
 
 
 def cut_at_ops(planned: Graph, cuts: tuple[int, ...]) -> StageCuts:
-    """One stage per rank, each but the first beginning with an op of the planned graph."""
+    """Cut at ops of the planned graph, one stage per rank."""
     stage_of = stages_of(planned, cuts)
 
     def forward_stages(graph: Graph, program: Program) -> list[int]:

@@ -1,22 +1,18 @@
-"""The part of one pipeline rank in a traced step: its segments, ready to be run.
+"""The segments of a traced step that one pipeline rank runs.
 
-Slots hold the tensors of one microbatch while a segment of it runs; between segments they are saved
-per microbatch. What a segment alone needs is dropped at its last use there.
+Slots hold the tensors of one microbatch while one of its segments runs; between segments they are
+saved per microbatch. Tensors that only one segment needs are released at their last use there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from hocket.base.errors import RunError, one_line
-from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph
-from hocket.runtime.cpu_attention import stand_in
 from hocket.runtime.strategies.stage_cuts import (
     Part,
     Segment,
@@ -25,8 +21,7 @@ from hocket.runtime.strategies.stage_cuts import (
     shared_gradients,
 )
 from hocket.runtime.tensor_bytes import needs_storage, pack, package_bytes, unpack
-from hocket.runtime.train.eager_step import Slots, performed
-from hocket.runtime.train.loss_weight import Weight, starts_backward
+from hocket.runtime.train.eager_step import BoundOp, OpCalls, Slots
 
 
 class Bundle(NamedTuple):
@@ -37,13 +32,7 @@ class Bundle(NamedTuple):
     num_bytes: int
 
 
-class _BoundOp(NamedTuple):
-    do: Callable[[], None]
-    op: int
-    drops: tuple[int, ...]
-
-
-class StageProgram:
+class StageProgram(OpCalls):
     """Segments of one program on one rank."""
 
     def __init__(
@@ -57,9 +46,10 @@ class StageProgram:
         seed: int,
         keep: frozenset[int],
     ) -> None:
-        """``own`` is this pipeline rank; ``keep`` are tensors to hold where they are made."""
-        self.graph, self.program, self.device = graph, program, device
-        self._cuts, self._own, self._seed = cuts, own, seed
+        """``own`` is this pipeline rank; ``keep`` are tensors that the rank that makes them must
+        hold."""
+        super().__init__(graph, program, device, seed)
+        self._cuts, self._own = cuts, own
         num_stages = len(cuts.device_of_stage)
         forward_stages = cuts.forward_stages(graph, program)
         self.segments = segments_of(graph, program, forward_stages, num_stages)
@@ -78,32 +68,29 @@ class StageProgram:
         self.sources = self._sources()
         """Segments of other ranks whose bundles a segment of this rank reads."""
         self._last = self._last_segments()
-        self.slots: Slots = [None] * len(program.tensors)
-        self.draw = 0
-        """Number of the step and microbatch for random draws."""
-        self.weight: Weight = 1.0
         self._bound = {
             segment: self._bound_of(segment, ops) for segment, ops in self._own_ops().items()
         }
 
     def rank_of_op(self, op: int) -> int:
-        """The pipeline rank of an op; -1 for updates."""
+        """Return the pipeline rank of an op; -1 for updates."""
         segment = self.segments[op]
         return -1 if segment is None else self._cuts.device_of_stage[segment.stage]
 
     def rank_of_stage(self, stage: int) -> int:
-        """The pipeline rank that has a stage."""
+        """Return the pipeline rank that runs a stage."""
         return self._cuts.device_of_stage[stage]
 
     def owner(self, tensor: int) -> int:
-        """The pipeline rank that has a tensor first: its maker's, or its first reader's."""
+        """Return the pipeline rank that computes a tensor, or else the one that reads it first."""
         producer = self.program.tensors[tensor].producer
         if producer >= 0:
             return self.rank_of_op(producer)
         return min(self.readers(tensor), default=0)
 
     def readers(self, tensor: int) -> set[int]:
-        """Pipeline ranks that read a tensor that is there before the step, or a view of it."""
+        """Return the pipeline ranks that read a tensor that exists before the step, or a view of
+        it."""
         return self._readers.get(self._identity(tensor), set())
 
     def _identity(self, tensor: int) -> tuple[str, int]:
@@ -119,22 +106,12 @@ class StageProgram:
 
     def run(self, segment: Segment, step: int) -> None:
         """Run a segment on the tensors that are in the slots."""
-        slots = self.slots
-        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+        with self.as_traced():
             for do, op, drops in self._bound.get(segment, ()):
-                try:
-                    do()
-                # Whatever an op of a user's model raises is a failed run, not a bug of ours.
-                except Exception as error:
-                    name = self.graph.op_names[op]
-                    raise RunError(
-                        f"op {name!r} failed in step {step}: {one_line(error)}"
-                    ) from error
-                for number in drops:
-                    slots[number] = None
+                self.perform(do, op, drops, step)
 
     def packed(self, bundle: Bundle) -> torch.Tensor:
-        """The bytes of a bundle out of the slots."""
+        """Pack the tensors of a bundle into bytes."""
         parts = [
             pack(self.slots[t], self.program.tensors[t], whole)
             for t, whole in zip(bundle.tensors, bundle.is_whole, strict=True)
@@ -142,7 +119,7 @@ class StageProgram:
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
     def unpacked(self, bundle: Bundle, data: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The tensors of a bundle that has arrived."""
+        """Return the tensors of a received bundle."""
         found: dict[int, torch.Tensor] = {}
         at = 0
         for tensor, whole in zip(bundle.tensors, bundle.is_whole, strict=True):
@@ -156,7 +133,8 @@ class StageProgram:
     # ── made once ────────────────────────────────────────────────────────────────────────────
 
     def _adding_ops(self) -> set[int]:
-        """Ops that only add parts of gradients, which are added at the end of a step instead."""
+        """Return ops that only add partial gradients: these are added at the end of a step
+        instead."""
         found: set[int] = set()
         for parameter, parts in self.addends.items():
             waiting = [self.program.gradients[parameter]]
@@ -179,7 +157,7 @@ class StageProgram:
         return found
 
     def _reads(self) -> list[tuple[int, int]]:
-        """Pairs of an op and a tensor with memory that it reads."""
+        """Return pairs (op, tensor) for every tensor with memory that an op reads."""
         return [
             (op, tensor)
             for op, call in enumerate(self.program.calls)
@@ -189,7 +167,7 @@ class StageProgram:
         ]
 
     def _bundles(self) -> dict[Segment, dict[int, Bundle]]:
-        """By segment and receiving rank."""
+        """Return bundles by segment and receiving rank."""
         wanted: dict[tuple[Segment, int], dict[int, list[int]]] = {}
         for op, tensor in self._reads():
             producer = self.program.tensors[tensor].producer
@@ -225,9 +203,10 @@ class StageProgram:
         return found
 
     def _last_segments(self) -> dict[int, Segment | None]:
-        """The segment after which this rank needs a tensor no more; None where that may vary.
+        """Map each tensor to the segment after which this rank can release it; None if that varies.
 
-        Parts of one stage follow each other; those of different stages of this rank need not.
+        The order of segments is fixed within a stage, but not between different stages of this
+        rank.
         """
         users: dict[int, set[Segment]] = {}
         for op, tensor in self._reads():
@@ -244,7 +223,7 @@ class StageProgram:
             for tensor, found in users.items()
         }
 
-    def _bound_of(self, segment: Segment, ops: Sequence[int]) -> list[_BoundOp]:
+    def _bound_of(self, segment: Segment, ops: Sequence[int]) -> list[BoundOp]:
         sent = {
             tensor for bundle in self.bundles.get(segment, {}).values() for tensor in bundle.tensors
         }
@@ -259,42 +238,20 @@ class StageProgram:
             if self.is_free(tensor, segment) and tensor not in self._keep and tensor not in sent:
                 drops[position].append(tensor)
         return [
-            _BoundOp(self._run(op), op, tuple(dropped))
+            BoundOp(self.bound(op, self._sent), op, tuple(dropped))
             for op, dropped in zip(ops, drops, strict=True)
         ]
 
     def is_free(self, tensor: int, segment: Segment) -> bool:
-        """True if this rank needs a tensor no more after a segment, or not at all."""
+        """True if this rank can release a tensor after a segment."""
         return tensor not in self._last or self._last[tensor] == segment
 
     def drop_after(self, segment: Segment, held: Slots) -> None:
-        """Forget what only had to be sent after a segment."""
+        """Release tensors that were only held to be sent after a segment."""
         for bundle in self.bundles.get(segment, {}).values():
             for tensor in bundle.tensors:
                 if self._last.get(tensor) == segment and tensor not in self._keep:
                     held[tensor] = None
-
-    def _run(self, op: int) -> Callable[[], None]:
-        call = self.program.calls[op]
-        specs = [None if t is None else self.program.tensors[t] for t in call.outputs]
-        function: Any = stand_in(call, specs, self.device, self._sent)
-        if starts_backward(self.program, call):
-            function = self._weighted(call.function)
-        do = performed(BoundCall(call, self.device, function), call, self.slots)
-        if op in self.program.draws:
-            return partial(self._seeded, do, self.program.draws[op])
-        return do
-
-    def _seeded(self, do: Callable[[], None], draw: int) -> None:
-        seed_device(self.device, draw_seed(self._seed, self.draw, draw))
-        do()
-
-    def _weighted(self, ones_like: Any) -> Callable[..., torch.Tensor]:
-        def weighted(like: torch.Tensor, **options: Any) -> torch.Tensor:
-            ones: torch.Tensor = ones_like(like, **options)
-            return ones.mul_(self.weight)
-
-        return weighted
 
 
 PARTS_OF_ACTION: dict[str, tuple[Part, ...]] = {
@@ -303,4 +260,4 @@ PARTS_OF_ACTION: dict[str, tuple[Part, ...]] = {
     "I": (Part.INPUT_GRADIENT,),
     "W": (Part.WEIGHT_GRADIENT,),
 }
-"""Parts of a stage's work by the letter of an action."""
+"""Parts of a stage's work, by the letter of a schedule's action."""

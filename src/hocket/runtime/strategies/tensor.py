@@ -1,14 +1,15 @@
-"""Tensor parallelism of transformer layers: matrices by columns, then by rows.
+"""Tensor parallelism of transformer layers: matrices split by columns, then by rows.
 
-As in Megatron-LM (Shoeybi et al., 2019), attention and MLP widen by a matrix that is split by
-columns and narrow by one that is split by rows, so that each needs one all-reduce forward and one
-backward. The names of a model family say which matrices those are. A layer with anything else is
-refused: a weight that is used on parts without a rule would train wrongly. Embeddings and the
-output layer are replicated.
+As in Megatron-LM (Shoeybi et al., 2019), the first matrix of attention and MLP is split by columns
+and the last one by rows, so that each needs one all-reduce forward and one backward. The parameter
+names of a model family tell which matrices those are. Layers with any other weight are refused: a
+weight that is used on shards without a rule would train wrongly. Embeddings and the output layer
+are replicated.
 
-torch's `parallelize_module` shards `nn.Linear` and `nn.Embedding` alone, not Hugging Face's Conv1D
-and fused projections, and its DTensors cannot be traced into a step that is replayed without
-autograd; so plain tensors are cut here, and collectives are ops that tracing records.
+Not torch's `parallelize_module`: it gives equal losses for llama and bert, but refuses Hugging
+Face's Conv1D (gpt2) and has no fused projections (`benchmarks/runtime/torch_engines.py`). A model
+with DTensors cannot be traced, which pipelines and CUDA graphs need. So plain tensors are split
+here, and collectives are ops that tracing records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.nn import functional
 
 from hocket.base.errors import UsageError
 from hocket.runtime.strategies.layer_stack import find_stack
-from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.checkpoint import TensorCut
 from hocket.transformer.families import FAMILIES, Family, named_family, without_rule
 
 _COUNTED = (
@@ -33,11 +34,11 @@ _COUNTED = (
     "num_key_value_heads",
     "all_head_size",
 )
-"""Attributes of attention modules that count heads or widths, of which a rank has a part."""
+"""Counts of heads or widths in attention modules; divided by the degree on each rank."""
 
 
 def shard_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, TensorCut]:
-    """Shard all layers of a model in place; returns the cuts by the id of the parameters."""
+    """Shard all layers of a model in place; returns how each parameter is split, by its id."""
     stack, num_layers = find_stack(model)
     cuts: dict[int, TensorCut] = {}
     for number in range(num_layers):
@@ -96,7 +97,7 @@ def _require_heads(layer: nn.Module, family: Family, path: str, degree: int) -> 
 
 
 def _weight(module: nn.Module) -> tuple[nn.Parameter, int]:
-    """The matrix of a layer, and its dimension of outputs: Hugging Face's Conv1D has it last."""
+    """Return the weight of a layer and its output dimension; Hugging Face's Conv1D has it last."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     return weight, 0 if isinstance(module, nn.Linear) else 1
@@ -172,15 +173,15 @@ def _apply(x: torch.Tensor, group: Any, *, forward: bool, backward: bool) -> tor
 
 
 def all_reduce_both(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Sum statistics of different rows over ranks; the gradient is a sum over ranks, too."""
+    """Sum statistics of different samples over ranks, in the forward and in the backward pass."""
     return _apply(x, group, forward=True, backward=True)
 
 
 def sum_over_ranks(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Sum partial results (Megatron's g); all ranks go on with the same tensor."""
+    """Sum partial results over ranks (Megatron's g)."""
     return _apply(x, group, forward=True, backward=False)
 
 
 def copy_to_ranks(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Pass on what all ranks have alike (Megatron's f); its gradient is a sum over ranks."""
+    """Return a replicated tensor unchanged (Megatron's f); its gradient is summed over ranks."""
     return _apply(x, group, forward=False, backward=True)

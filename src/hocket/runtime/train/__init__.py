@@ -1,1 +1,1 @@
-"""Strategies that execute a plan in the user's training loop, with its own model and optimizer."""
+"""Strategies that execute a plan in a training loop, with the user's model and optimizer."""

@@ -1,4 +1,9 @@
-"""Signatures of batches: two batches with the same one are computed by the same traced step."""
+"""Signatures of batches, comparisons with the planned batch, and padding.
+
+Batches with the same signature are computed by the same traced step. This file also moves batches
+to a device, normalizes the memory layout of their tensors, and describes batches that differ from
+the planned one or are larger. `PadTo` pads batches to few shapes, so that few steps are traced.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +31,21 @@ class BatchTensor(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     twin: int
-    """Position of the first part that is the same tensor: labels are often the inputs."""
+    """Position of the first entry that is the same tensor: labels are often the inputs."""
 
 
 class Signature(NamedTuple):
-    """Layouts of a batch's tensors, and its other values, which are constants of a traced step."""
+    """Layouts of a batch's tensors, and its non-tensor values, which a traced step has as
+    constants."""
 
     parts: tuple[BatchTensor, ...]
     constants: tuple[tuple[str, str], ...]
 
 
 def settled(batch: Any) -> Any:
-    """Copy tensors that do not own all of their memory, so that only shapes distinguish batches.
+    """Clone tensors that are views of larger storages, so that only shapes distinguish batches.
 
-    Mappings of any kind become dicts.
+    Mappings of any type become dicts.
     """
     batch = plain_batch(batch)
     own: dict[int, torch.Tensor] = {}
@@ -56,7 +62,7 @@ def settled(batch: Any) -> Any:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch to a device; mappings of any kind become dicts."""
+    """Move a batch to a device; mappings of any type become dicts."""
     return brought(plain_batch(batch), device)
 
 
@@ -118,8 +124,10 @@ def require_alike(planned: Signature, now: Signature) -> None:
 
 
 def larger_batch_warning(planned: Signature, now: Signature) -> str:
-    """Describe a batch that is larger than the one of the dry run; empty if it is not. Refuses one
-    that differs in more than sizes."""
+    """Describe a batch that is larger than the planned one; empty if it is not.
+
+    Refuses a batch that differs from the planned one in more than sizes.
+    """
     require_alike(planned, now)
     if not is_larger(now, planned):
         return ""
@@ -130,7 +138,7 @@ def larger_batch_warning(planned: Signature, now: Signature) -> str:
 
 
 def order_changed_warning(name: str) -> str:
-    """Describe steps that call blocks in another order than the one before."""
+    """Describe steps that call blocks in another order than the last step."""
     return (
         f"steps of {name} do not call the same modules in the same order; what was not prefetched "
         "is fetched on demand, with the same numbers"
@@ -142,7 +150,8 @@ def _dtype(part: BatchTensor) -> str:
 
 
 def is_larger(now: Signature, before: Signature) -> bool:
-    """True if any dimension of a batch is larger than that of another one."""
+    """True if any dimension of a batch is larger than in another batch, or tensors differ in
+    number."""
     own, other = ([part.shape for part in each.parts] for each in (now, before))
     return len(own) != len(other) or any(
         len(here) != len(there) or any(map(gt, here, there))
@@ -159,8 +168,9 @@ def shapes_text(signature: Signature) -> str:
 class PadTo:
     """Pads tensors along one dimension to the next multiple.
 
-    ``values`` are the padding values by the name of the tensor: ``{"labels": -100}``; 0 for others.
-    ``names`` are the tensors that are padded; without it, all that have the dimension.
+    ``values`` maps names of tensors to padding values, such as ``{"labels": -100}``; other tensors
+    are padded with 0. ``names`` selects the tensors to pad; without it, all tensors that have the
+    dimension are padded.
     """
 
     multiple: int

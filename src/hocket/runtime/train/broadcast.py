@@ -1,4 +1,4 @@
-"""Tensors and numbers of one rank, given to all."""
+"""Broadcasts of optimizer states (tensors and numbers) and of texts from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def broadcast_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
-    """Broadcast the ``slots`` of rank ``owner``: first a list of the entries, then the tensors.
+    """Broadcast the state entries ``slots`` of rank ``owner``: first their names, then the tensors.
 
     Collective: all ranks call it together. Tensors are sent through ``device``; the owner gets its
     own tensors back.

@@ -1,9 +1,10 @@
-"""Parts that every captured step needs: the key of the model, its static batch, its stream.
+"""Parts that every captured step needs: key of the model, static batch, side stream.
 
-A graph has addresses and choices in it that were right when it was captured. `model_key` names
-those of a model; a batch is copied into the memory that the graph reads (`StaticBatch`); warm-up
-steps run on a side stream (`on_stream`), so that autograd and libraries allocate their workspaces
-for it before the capture. O(parameters + modules) per step.
+A CUDA graph fixes memory addresses and choices of kernels at its capture. `model_key` returns those
+that depend on the model, so that a changed model is captured again; `StaticBatch` copies each batch
+into the memory that the graph reads; `on_stream` runs warm-up steps on a side stream, so that
+autograd and libraries allocate their workspaces for it before the capture. O(parameters + modules)
+per step.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from hocket.runtime.autocast import autocast_dtype
 
 
 def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
-    """All of a model that makes a step the same kernels on the same memory as another.
+    """Return everything about a model on which the kernels and addresses of a step depend.
 
-    Which modules train, which parameters are frozen, where all tensors are, and in which precision
-    autocast computes, if it does.
+    These are the training modes of modules, the addresses of parameters and buffers, which
+    parameters are frozen, and the dtype of autocast, if it is enabled.
     """
     return (
         autocast_dtype(device.type),
@@ -39,13 +40,13 @@ def cloned(tree: Any) -> Any:
 
 
 class StaticBatch:
-    """A batch in memory that a graph reads: later batches are copied into it."""
+    """A batch in the memory that a CUDA graph reads; later batches are copied into it."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = cloned(batch)
 
     def refill(self, batch: Any) -> None:
-        """Copy the tensors of another batch of the same form."""
+        """Copy the tensors of another batch with the same structure."""
         for own, given in zip(tree_leaves(self.batch), tree_leaves(batch), strict=True):
             if isinstance(own, torch.Tensor):
                 own.copy_(given, non_blocking=True)

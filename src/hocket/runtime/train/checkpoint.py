@@ -1,9 +1,9 @@
-"""The state of a loop as files: tensors in safetensors, the rest in a JSON manifest, no code.
+"""Checkpoints as files: tensors in safetensors, everything else in a JSON manifest, no code.
 
-Keys and shapes are those of ``model.state_dict()`` and ``optimizer.state_dict()``, whatever the
-plan was, so a training goes on under another plan. Tensors that are one (tied weights) are written
-once and noted. Ranks that hold parts may write a file each; one manifest says which tensors and
-pieces of tensors are in which.
+Keys and shapes are those of ``model.state_dict()`` and ``optimizer.state_dict()``, independent of
+the plan, so that training can continue under another plan. A tensor with several names (tied
+weights) is written once, and the manifest refers to it from each name. Ranks that hold shards may
+write a file each; one manifest then records the tensors and pieces of tensors in each file.
 """
 
 from __future__ import annotations
@@ -21,24 +21,52 @@ from safetensors.torch import load_file, save_file
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_json
-from hocket.runtime.train.cuts import TensorCut
 
 FORMAT, PARTS_FORMAT = "hocket.checkpoint/1", "hocket.checkpoint-parts/1"
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
 _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
-"""The folder of a step; a second one of the same step has a number of its own."""
+"""Name of the folder of a step; a second checkpoint of the same step has an additional number."""
 _TENSOR = "$tensor"
-"""Key that stands for a tensor of the other file."""
+"""Manifest key whose value names a tensor in the safetensors file."""
 _PIECE, _CUT = "$piece", ("dim", "num_pieces", "blocks")
 _DAMAGED = "the checkpoint is damaged; take an older one"
 
 State = dict[str, Any]
-"""``model``, ``optimizer``, ``gradients``, ``generators`` with tensors; ``loop`` and ``extra``."""
+"""State with tensors under ``model``, ``optimizer``, ``gradients``, ``generators``; also ``loop``,
+``extra``."""
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """Split of a tensor along ``dim`` into equal pieces, one per tensor-parallel rank.
+
+    A fused projection (queries, keys and values in one matrix) consists of several matrices side by
+    side: each of its ``blocks`` is split in the same way, and a rank's piece holds its part of each
+    block.
+    """
+
+    dim: int
+    num_pieces: int
+    blocks: int = 1
+
+    def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the piece of one rank."""
+        parts = [
+            block.chunk(self.num_pieces, self.dim)[index]
+            for block in whole.chunk(self.blocks, self.dim)
+        ]
+        return torch.cat(parts, self.dim).contiguous()
+
+    def whole(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join all pieces in the order of ranks."""
+        split = [piece.chunk(self.blocks, self.dim) for piece in pieces]
+        parts = [split[index][block] for block in range(self.blocks) for index in range(len(split))]
+        return torch.cat(parts, self.dim).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
 class TensorPiece:
-    """A piece of a tensor that is cut over ranks."""
+    """A piece of a tensor that is split across ranks."""
 
     tensor: torch.Tensor
     cut: TensorCut
@@ -46,7 +74,7 @@ class TensorPiece:
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write a state into a folder that is there."""
+    """Write a state into an existing folder."""
     tensors: dict[str, torch.Tensor] = {}
     written: dict[tuple[Any, ...], str] = {}
     manifest = {"format": FORMAT, **{key: _plain(value, key, tensors, written)
@@ -81,7 +109,7 @@ def _plain(
 
 
 def write_part(folder: Path, state: State, rank: int) -> str:
-    """Write what one rank has of a state into a folder that is there; what its manifest says."""
+    """Write the part of one rank into an existing folder; return its manifest as JSON."""
     tensors: dict[str, torch.Tensor] = {}
     plain = _plain(state, "", tensors, {})
     save_file(tensors, folder / _part_name(rank))
@@ -89,7 +117,7 @@ def write_part(folder: Path, state: State, rank: int) -> str:
 
 
 def write_manifest(folder: Path, parts: Sequence[str], extra: Mapping[str, Any]) -> None:
-    """Write the manifest of a state of which each rank has written its part."""
+    """Write the manifest of a checkpoint whose parts were written by the ranks."""
     manifest = {"format": PARTS_FORMAT, "parts": [json.loads(part) for part in parts],
                 "extra": _plain(extra, "extra", {}, {})}  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
@@ -100,7 +128,7 @@ def _part_name(rank: int) -> str:
 
 
 def _joined_parts(place: Path, manifest: dict[str, Any]) -> State:
-    """The state of which ranks have written parts: pieces are put together."""
+    """Read the parts of all ranks, and join the pieces of tensors."""
     found: State = {}
     pieces: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
     cuts: dict[tuple[str, ...], TensorCut] = {}
@@ -123,7 +151,7 @@ def _joined_parts(place: Path, manifest: dict[str, Any]) -> State:
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Leaves of nested dicts with their paths; tensors and empty dicts are leaves."""
+    """Yield leaves of nested dicts with their paths; tensors and empty dicts are leaves."""
     if isinstance(value, dict) and value and _TENSOR not in value:
         for key, item in value.items():
             yield from _leaves(item, (*path, key))
@@ -141,7 +169,7 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def newest_checkpoint(folder: str | Path) -> Path:
-    """The checkpoint that a folder is, or the one of the last step in it."""
+    """Return the folder if it is a checkpoint, else its checkpoint of the latest step."""
     place = Path(folder)
     if (place / MANIFEST).exists():
         return place
@@ -158,7 +186,7 @@ def newest_checkpoint(folder: str | Path) -> Path:
 
 
 def read_state(folder: str | Path) -> State:
-    """The state that was written into a folder; nothing of it is run."""
+    """Read a checkpoint, without running any code from it."""
     place = Path(folder)
     manifest = read_json(place / MANIFEST)
     kind = manifest.pop("format", None) if isinstance(manifest, dict) else None
@@ -191,9 +219,10 @@ def _opened(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
 
 
 def refitted_optimizer(state: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state of an optimizer with the types that JSON does not know, as ``optimizer`` has them.
+    """Return an optimizer's saved state with types that JSON cannot represent restored.
 
-    Raises `UsageError` where the groups are not those of ``optimizer``.
+    Tuples are restored as in ``optimizer``, and parameter numbers as integers. Raises `UsageError`
+    if the sizes of parameter groups differ from those of ``optimizer``.
     """
     groups = state.get("param_groups", []) if isinstance(state, dict) else []
     sizes = [len(group.get("params", ())) for group in groups]
@@ -212,7 +241,7 @@ def refitted_optimizer(state: Any, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def require_same_model(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a checkpoint of another model than ``own``, with the first thing that differs."""
+    """Refuse a checkpoint of another model than ``own``; the error names the first difference."""
     for name in own:
         if name not in state:
             raise UsageError(f"the checkpoint has no {name!r}", hint="load it into its own model")

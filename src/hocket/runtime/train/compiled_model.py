@@ -1,10 +1,10 @@
-"""Kernels of ``torch.compile``, and a step of them launched as a whole.
+"""Steps with kernels of ``torch.compile``, replayed as CUDA graphs.
 
-``torch.compile`` makes fewer and larger kernels; its own CUDA graphs hold one pass each and leave
-the update to the host, which for small models takes longer than all of them. Here forward and
-backward are one graph and the update another (`replayed_update`), so the host asks twice per step.
-The first steps run without graphs (`repeats`), beside the stream of the others, so that kernels are
-made and chosen. Gradients that wait for more are computed without graphs.
+``torch.compile`` generates fewer and larger kernels; its own CUDA graphs hold one pass each and
+leave the update to the host, which for small models takes longer than both passes. Here forward and
+backward are one graph and the update another (`ReplayedUpdate`), so the host launches twice per
+step. The first steps run without graphs on a side stream, so that kernels are compiled and chosen
+before the capture. Steps that add to existing gradients run without graphs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hocket.capture.step import apply_model
-from hocket.runtime.strategy import StepOutput
+from hocket.runtime.strategy import StepOutput, Strategy
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
 from hocket.runtime.train.cuda_graphs import NOT_CUDA, GraphReplay, ReplayedUpdate, with_update
@@ -25,7 +25,7 @@ from hocket.runtime.train.trace_options import TraceOptions
 
 
 class _CapturedPasses(NamedTuple):
-    """A graph of a step's passes, with what it reads and makes."""
+    """A CUDA graph of forward and backward, with its inputs and results."""
 
     graph: torch.cuda.CUDAGraph
     batch: StaticBatch
@@ -34,8 +34,8 @@ class _CapturedPasses(NamedTuple):
     gradients: list[torch.Tensor | None]
 
 
-class CompiledModel(EagerModel):
-    """A model on one device whose steps are compiled; see `Strategy`."""
+class CompiledModel(EagerModel, Strategy):
+    """A model on one device whose steps run kernels of ``torch.compile``."""
 
     def __init__(
         self,
@@ -60,22 +60,19 @@ class CompiledModel(EagerModel):
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
-        """Those that are trained now."""
+        """Parameters that require gradients at present."""
         return [each for each in self._model.parameters() if each.requires_grad]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
+        """Step the optimizer."""
         self._update(optimizer)
 
     def clip(self, max_norm: float) -> None:
-        """By the norm of all gradients."""
+        """Clip the gradients by their global norm."""
         torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """All is here."""
-
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward by compiled kernels."""
+        """Run forward and backward by compiled kernels."""
         batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
         found = None

@@ -1,15 +1,15 @@
-"""CUDA graphs of whatever repeats: warm-up, capture, replay; and optimizer steps that are replayed.
+"""CUDA graph capture and replay of repeated steps, and replay of optimizer steps.
 
-A graph repeats kernels with the addresses and numbers of its capture. So whatever is to be replayed
-states all of those as a key. The first steps with a key are eager, so that libraries choose kernels
-and allocate what they need; the next one is captured, and from then on it is replayed. Another key
-starts over. What cannot be captured stays eager, with the reason.
+A graph repeats kernels with the addresses and numbers of its capture, so each step is identified by
+a key of all of these. The first steps with a key are eager, so that libraries choose kernels and
+allocate workspaces; the next one is captured, and from then on replayed. Another key starts over. A
+step that cannot be captured stays eager, and the reason is reported.
 
-After a replayed step the host still launches each kernel of the update, which takes longer than a
-small model computes. Fused optimizers of PyTorch keep all that changes on the device: as long as
-the addresses of parameters, gradients and states and all settings stay the same, their step is the
-same kernels again. Other optimizers, hooks, or a learning rate that a schedule has changed make an
-update eager. O(parameters) comparisons per update.
+After a replayed step, launching each kernel of the update takes the host longer than a small model
+computes. PyTorch's fused optimizers keep all changing values on the device: while addresses of
+parameters, gradients and states and all settings stay the same, their step runs the same kernels.
+Other optimizers, optimizer hooks, or a learning rate changed by a scheduler make an update eager.
+O(parameters) comparisons per update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.base.errors import one_line
 from hocket.runtime.optimizer_parts import count_fused
 
 NUM_WARM = 2
-"""Eager steps before the capture."""
+"""Number of eager steps before the capture."""
 REPLAYED = "replayed as a CUDA graph"
 NOT_CUDA = "CUDA graphs need a CUDA device"
 AS_ASKED = "as requested"
@@ -34,12 +34,12 @@ Captured = TypeVar("Captured")
 
 
 def eager(reason: str) -> str:
-    """Describe steps that are not replayed."""
+    """Describe steps that are not replayed, with the reason."""
     return f"eager: {reason}"
 
 
 def never_replayed(device: torch.device) -> str:
-    """Describe steps that are not meant to be replayed."""
+    """Describe steps for which replay is disabled, or impossible on the device."""
     return eager(AS_ASKED if device.type == "cuda" else NOT_CUDA)
 
 
@@ -61,7 +61,7 @@ class GraphReplay(Generic[Captured]):
 
     def __init__(self, refusal: str = "") -> None:
         self.refusal = refusal
-        """Reason why steps are not replayed; empty where they are or will be."""
+        """Reason why steps are not replayed, or an empty string."""
         self.captured: Captured | None = None
         self._key: Any = None
         self._num_alike = 0
@@ -77,7 +77,8 @@ class GraphReplay(Generic[Captured]):
         return eager(f"{left} more {'step' if left == 1 else 'steps'} before the capture")
 
     def find(self, key: Any, capture: Callable[[], Captured]) -> Captured | None:
-        """Return what to replay; None for an eager step."""
+        """Return the captured step to replay, captured now if it is time; None for an eager
+        step."""
         if self.refusal:
             return None
         if key != self._key:
@@ -106,7 +107,7 @@ Capture = Callable[[Callable[[], Any]], Callable[[], None]]
 
 
 def captured_graph(run: Callable[[], Any]) -> Callable[[], None]:
-    """Capture a CUDA graph of what a function launches; returns its replay."""
+    """Capture a function as a CUDA graph; return a function that replays it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -114,7 +115,7 @@ def captured_graph(run: Callable[[], Any]) -> Callable[[], None]:
 
 
 class ReplayedUpdate:
-    """Runs steps of an optimizer: eager first, and replayed once they repeat."""
+    """Runs steps of an optimizer: the first eagerly, repeated ones by graph replay."""
 
     def __init__(self, capture: Capture = captured_graph) -> None:
         self._capture = capture
@@ -141,15 +142,15 @@ class ReplayedUpdate:
 
 
 def with_update(passes: str, update: object) -> str:
-    """Describe how passes are launched, and the update where that differs."""
+    """Describe how passes are launched, and how the update is if that differs."""
     message = update.message if isinstance(update, ReplayedUpdate) else passes
     return passes if message == passes else f"{passes}; update {message}"
 
 
 def eager_update_reason(optimizer: torch.optim.Optimizer, *, is_made_fused: bool = False) -> str:
-    """Return why an update has to be eager; empty where it need not.
+    """Return why an update has to be eager, or an empty string.
 
-    With ``is_made_fused`` the caller uses fused kernels, whatever the optimizer's setting is.
+    With ``is_made_fused`` the caller uses fused kernels, regardless of the optimizer's setting.
     """
     hooks = {
         *optimizer._optimizer_step_pre_hooks.values(),
@@ -165,7 +166,7 @@ def eager_update_reason(optimizer: torch.optim.Optimizer, *, is_made_fused: bool
 
 
 def _update_key(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    """Yield addresses of everything that a step reads, and its settings."""
+    """Yield the optimizer's settings, and the addresses of all tensors that a step reads."""
     for group in optimizer.param_groups:
         yield tuple(address_of(value) for key, value in group.items() if key != "params")
         for parameter in group["params"]:
@@ -174,12 +175,12 @@ def _update_key(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
 
 
 def address_of(value: Any) -> Any:
-    """Return the address of a tensor; anything else as it is."""
+    """Return address and device of a tensor; return other values unchanged."""
     return (value.data_ptr(), value.device) if isinstance(value, torch.Tensor) else value
 
 
 def _capturable_step(optimizer: torch.optim.Optimizer) -> None:
-    """Run a step during a capture, for which optimizers need ``capturable`` set."""
+    """Run an optimizer step during a capture, with ``capturable`` set meanwhile."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
     before = [group["capturable"] for group in groups]
     try:

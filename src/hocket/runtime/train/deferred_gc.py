@@ -1,8 +1,8 @@
 """Python's garbage collection, deferred while a step runs.
 
-A step of many blocks makes tens of thousands of small objects, so that Python would search all
-objects for cycles every few steps, and launch no kernel meanwhile. What a step itself leaves in
-cycles is collected when it ends: a model that holds tensors in cycles would hold those of several
+A step with many blocks creates tens of thousands of small objects, so that Python would search all
+objects for cycles every few steps, and launch no kernel meanwhile. Reference cycles of a step are
+collected when it ends: otherwise a model with tensors in cycles would hold tensors of several
 steps, and more than in its dry run.
 """
 
@@ -15,7 +15,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_gc() -> Iterator[None]:
-    """Disable collection inside; at the end collect what is young, if it was enabled before."""
+    """Disable collection inside the context; afterwards collect the youngest generation.
+
+    If collection was disabled before, nothing is collected.
+    """
     was_wanted = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
 """Run steps by calling the model itself, with its modules on the devices of a module plan.
 
-For models that cannot be traced op by op: their control flow depends on data, or their gradients
-have no fixed size. Each module with ops of its own is on one device. Its inputs are copied there,
-and its outputs are copied to the device of the calling module. Autograd runs the backward pass, so
-the numbers are those of plain PyTorch. Nothing overlaps between modules, and planned order, splits
-within modules and CUDA graph replay are lost.
+This is for models that cannot be traced op by op: their control flow depends on data, or their
+gradients have no fixed size. Each module with ops of its own is placed on one device. Its inputs
+are copied to that device, and its outputs to the device of the calling module. Autograd runs the
+backward pass, so the numbers are those of plain PyTorch. Modules do not overlap, and the plan's op
+order, splits within modules and CUDA graph replay are lost.
 """
 
 from __future__ import annotations
@@ -22,26 +22,19 @@ from hocket.capture.fake import batch_tensors, map_batch, model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.strategy import StepOutput, Timings
+from hocket.runtime.strategy import Passes, StepOutput, Strategy
 from hocket.runtime.train.batches import brought, on_device
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.trace_options import TraceOptions, in_mode
 
-# Steps that call the model itself, as the user would; autograd runs the backward pass.
-#
-# For strategies that work by module hooks, and for models that cannot be traced.
 
-
-class EagerModel:
-    """A model that is called for every batch; see `Passes`."""
-
-    predicted_s: float | None = None
-    lost = ""
+class EagerModel(Passes):
+    """A model that runs its own code for every batch."""
 
     def __init__(
         self, model: nn.Module, recipe: TraceOptions, device: torch.device | None = None
     ) -> None:
-        """Batches are moved to the ``device``, if one is given."""
+        """Batches are moved to ``device``, if given."""
         self._model, self._recipe, self._batch_device = model, recipe, device
         self._loss = ChosenLoss(recipe.loss)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
@@ -54,50 +47,40 @@ class EagerModel:
             batch = map_batch(batch, moved)
         return (self._recipe.forward or apply_model)(self._model, batch)
 
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all gradients."""
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
+        """Step the optimizer."""
         optimizer.step()
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward of the model."""
+        """Run forward and backward of the model."""
         outcome = self.forward(batch, step)
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
         return StepOutput(outcome.loss.detach(), detached(outcome.outputs))
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`: modules are not timed."""
-        return self.train(batch, step, weight), None
-
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Loss and outputs of a batch, attached to autograd."""
+        """Return loss and outputs of a batch, attached to autograd."""
         returned = self._apply(batch)
         return StepOutput(self._loss(returned), returned)
 
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss, without gradients."""
+        """Return the loss, without gradients."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self.forward(batch, 0)
 
     def predict(self, batch: Any) -> Any:
-        """Outputs of the model in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self._apply(batch)
 
 
 def detached(tree: Any) -> Any:
-    """Outputs of a model, detached from autograd."""
+    """Detach the outputs of a model from autograd."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
 
 
-# Call the model itself, with its modules on the devices of a module plan (see above).
-
-
-class PlacedModules(EagerModel):
-    """A model whose modules are on the devices of a plan; see `Strategy`."""
+class PlacedModules(EagerModel, Strategy):
+    """A model whose modules are on the devices of a plan."""
 
     def __init__(
         self,
@@ -119,15 +102,12 @@ class PlacedModules(EagerModel):
         super().__init__(model, recipe)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
+        """Step the optimizer."""
         self._recipe.make_update(optimizer)
 
     def clip(self, max_norm: float) -> None:
-        """By the norm of all gradients."""
+        """Clip the gradients by their global norm."""
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
-
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """All is here."""
 
     def _apply(self, batch: Any) -> Any:
         return super()._apply(on_device(batch, self._root))
@@ -148,9 +128,9 @@ class PlacedModules(EagerModel):
 
 
 def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
-    """The device of each module: where most of its own forward work is, else where its caller is.
+    """Return the device of each module: the one with most of its forward work, else its caller's.
 
-    Modules that share a parameter share a device: that of the first.
+    Modules that share a parameter are placed on the device of the first of them.
     """
     work: dict[str, Counter[int]] = {}
     for op in range(graph.num_ops):

@@ -1,15 +1,15 @@
-"""Run a traced step on the user's own tensors, with as little overhead per op as possible.
+"""Run a traced step op by op on the user's own tensors, with little host time per op.
 
-Where all devices of the plan are one real device, the instructions become a flat list of functions
-over slots, made once: per op one call into PyTorch, one write, and the drops after it. What crosses
-between devices of the plan is copied as it would be. Several real devices are driven by
-streams and events (`SingleProcess`). Updates are not part of it: where the plan updates a
-parameter, its gradient is handed to the user's own optimizer.
+If all devices of the plan are one real device, the ops become a flat list of functions over slots,
+built once. Each op then takes one call into PyTorch, one write to a slot, and the removal of
+tensors that are no longer needed. Several real devices use streams and events instead
+(`PlacedStep`). Updates are not included: where the plan updates a parameter, its gradient is passed
+to the user's own optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,33 +20,32 @@ from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import Ref
-from hocket.graph.graph import Phase, Role
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.runtime.cpu_attention import stand_in
 from hocket.runtime.device_instructions import Do
 from hocket.runtime.placed_program import Setup
-from hocket.runtime.tensor_bytes import pack, unpack
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.train.traced_recompute import RecomputedDraws
 
-# A recorded call as a function without arguments, with as little in between as possible.
+# A traced call as a function without arguments, with as little host time as possible.
 #
-# What a call takes and gives is known when it is recorded, so that the questions which a general
-# form asks each time (is this a tensor, a list of tensors, something written to) are asked once.
-# Small steps, such as those of recurrent networks, are as quick as plain PyTorch by that.
+# Inputs and outputs of a call are known when it is traced, so the checks that a general form makes
+# each time (a tensor, a list of tensors, an output argument) are made once. That makes small steps,
+# such as those of recurrent networks, as fast as plain PyTorch.
 
 
 Slots = list[Any]
-"""Tensors by number; None where there is none."""
+"""Tensors by number; None for absent ones."""
 
 
 def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
-    """A call as a function without arguments that reads and writes slots."""
+    """Return a function without arguments that runs a call on slots."""
     if bound.named or isinstance(call.function, str) or not _gives_tensors(call):
         return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
     lists = {at: bound.args[at] for at in bound.nested}
     if not all(type(items) is list and _all_refs(items) for items in lists.values()):
         return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
-    # What an overload calls in turn, without a frame of Python in between.
+    # `_op` is the C++ function that an overload calls; this skips a Python frame per op.
     function = getattr(bound.function, "_op", bound.function)
     numbers = {at: [item.number for item in items] for at, items in lists.items()}
     do = _of_one_or_two(function, bound, call, slots)
@@ -97,7 +96,8 @@ def _kept_all(made: Callable[[], Any], call: Call, slots: Slots) -> Callable[[],
 def _renamed(
     do: Callable[[], None], versions: Sequence[tuple[int, int]], slots: Slots
 ) -> Callable[[], None]:
-    """A call that writes to its arguments: what it has written goes by another number."""
+    """Wrap a call that writes to its arguments: the program has another number for a written
+    tensor."""
 
     def do_and_rename() -> None:
         do()
@@ -110,7 +110,10 @@ def _renamed(
 def _of_one_or_two(
     function: Any, bound: BoundCall, call: Call, slots: Slots
 ) -> Callable[[], None] | None:
-    """A call that takes one or two tensors and nothing else, which most do: no list is made."""
+    """Return a function for a call with one or two tensors as its only arguments; None for others.
+
+    This most frequent case needs no argument list.
+    """
     numbers = [number for _, number in bound.refs]
     if bound.kwargs or len(numbers) != len(bound.args) or not _gives_one(call):
         return None
@@ -140,7 +143,7 @@ def _gives_one(call: Call) -> bool:
 
 
 def _gives_tensors(call: Call) -> bool:
-    """True if it gives a tensor that is kept, one list of tensors, or several tensors."""
+    """True if a call returns one tensor that is used, one list of tensors, or several tensors."""
     types = _result_types(call)
     several = types == ["List[Tensor]"] or (len(types) > 1 and set(types) == {"Tensor"})
     return _gives_one(call) or several
@@ -154,35 +157,106 @@ def _all_refs(items: Sequence[Any]) -> bool:
     return all(isinstance(item, Ref) for item in items)
 
 
-# Run a traced step on the user's own tensors, with as little overhead per op as possible.
-#
-# Where all devices of the plan are one real device, the instructions become a flat list of
-# functions over slots, made once: per op one call into PyTorch, one write, and the drops after it.
-# What crosses between devices of the plan is copied as it would be. Several real devices are driven
-# by streams and events (`SingleProcess`). Updates are not part of it: where the plan updates a
-# parameter, its gradient is handed to the user's own optimizer.
-
-
 Given = Sequence[Mapping[int, torch.Tensor]]
-"""Tensors that are there before a step, per device of the plan."""
+"""Tensors that exist before a step, for each device of the plan."""
+
+
+class OpCalls:
+    """Ops of a traced program as functions over slots, on one device."""
+
+    def __init__(
+        self, graph: Graph, program: Program, device: torch.device, seed: int | None,
+        slots: Any = None,
+    ) -> None:  # fmt: skip
+        """Create the calls; ``slots`` holds tensors by number, in a list or a mapping.
+
+        Without a ``seed``, random draws continue from the state of PyTorch's generator.
+        """
+        self.graph, self.program, self.device, self._seed = graph, program, device, seed
+        self.slots: Slots = [None] * len(program.tensors) if slots is None else slots
+        self.draw = 0
+        """Number of the step, or of a microbatch of it, from which seeds of random draws are
+        derived."""
+        self.weight: Weight = 1.0
+        """Weight of the loss."""
+
+    def bound(self, op: int, sent: Container[int] = ()) -> Callable[[], None]:
+        """Return the function of an op; tensors in ``sent`` are transferred to other devices."""
+        call, tensors = self.program.calls[op], self.program.tensors
+        specs = [None if t is None else tensors[t] for t in call.outputs]
+        function = stand_in(call, specs, self.device, sent)
+        if starts_backward(self.program, call):
+            function = self._weighted(call.function)
+        do = performed(BoundCall(call, self.device, function), call, self.slots)
+        if call.function is torch.ops.aten.as_strided.default:
+            do = self._checked(do, call)
+        if self._seed is not None and op in self.program.draws:
+            return partial(self._seeded, do, self.program.draws[op])
+        return do
+
+    @contextmanager
+    def as_traced(self) -> Iterator[None]:
+        """Disable autocast, whose casts are ops of the trace, and enable gradients."""
+        # As in a plain training step: some kernels save less where gradients are switched off.
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def perform(self, do: Callable[[], None], op: int, drops: Iterable[int], step: int) -> None:
+        """Run an op, then clear the slots of tensors that are not needed any more."""
+        try:
+            do()
+        # Whatever an op of a user's model raises is a failed run, not a bug of ours.
+        except Exception as error:
+            name = self.graph.op_names[op]
+            raise RunError(f"op {name!r} failed in step {step}: {one_line(error)}") from error
+        for number in drops:
+            self.slots[number] = None
+
+    def _checked(self, do: Callable[[], None], call: Call) -> Callable[[], None]:
+        """Wrap `as_strided` to refuse a tensor with other strides than the traced one.
+
+        On such a tensor the view would show other elements.
+        """
+        base, slots = call.args[0].number, self.slots
+        layout = self.program.tensors[base].layout
+        assert layout is not None
+        traced = _strides(layout.shape, layout.stride), layout.offset
+
+        def checked() -> None:
+            tensor = slots[base]
+            if (_strides(tensor.shape, tensor.stride()), tensor.storage_offset()) != traced:
+                raise ValueError("a tensor has another memory layout than when it was traced")
+            do()
+
+        return checked
+
+    def _seeded(self, do: Callable[[], None], draw: int) -> None:
+        assert self._seed is not None
+        seed_device(self.device, draw_seed(self._seed, self.draw, draw))
+        do()
+
+    def _weighted(self, ones_like: Any) -> Callable[..., torch.Tensor]:
+        def weighted(like: torch.Tensor, **options: Any) -> torch.Tensor:
+            ones: torch.Tensor = ones_like(like, **options)
+            return ones.mul_(self.weight)
+
+        return weighted
 
 
 _NUM_MOVES = 100
 """Approximate number of progress reports per step."""
 
 
-class _Act(NamedTuple):
-    """One thing to do, and the slots that are free after it."""
+class BoundOp(NamedTuple):
+    """An op as a function, and the slots to clear after it."""
 
     do: Callable[[], None]
     op: int
-    """-1 for transfers."""
-    slots: Slots
     drops: tuple[int, ...]
 
 
-class EagerStep:
-    """The forward and backward of a step on one real device."""
+class EagerStep(OpCalls):
+    """Forward and backward of a step on one real device."""
 
     def __init__(
         self,
@@ -192,141 +266,99 @@ class EagerStep:
         seed: int | None,
         keep: frozenset[int] = frozenset(),
     ) -> None:
-        """``keep`` are tensors to hold beside loss and gradients; ``seed`` is as in `prepare`."""
-        self.setup, self.device, self._seed = setup, device, seed
-        num_tensors = len(setup.program.tensors)
-        self._slots: list[Slots] = [[None] * num_tensors for _ in range(setup.split.num_devices)]
+        """``keep`` holds numbers of tensors to keep besides loss and gradients."""
+        super().__init__(setup.graph, setup.program, device, seed)
         self._keep = keep | {*setup.program.outputs}
-        self._step = 0
-        self._weight: Weight = 1.0
-        self._moving: dict[int, torch.Tensor] = {}
         self.gradients: dict[int, torch.Tensor] = {}
-        """By parameter, after the backward part."""
+        """Gradients by number of the parameter, after the backward pass."""
         self.on_gradient: Callable[[int, torch.Tensor], torch.Tensor] | None = None
-        """Called with a parameter and its gradient when the op that makes it has run; returns the
-        tensor that the gradient is then."""
+        """Called with a parameter and its gradient after the op that computes it; returns the
+        tensor to use as the gradient from then on."""
         self._gradients_of = _gradients_of_ops(setup.program)
         self.on_move: Callable[[float], None] | None = None
-        """Called now and then with the part of the step that is done."""
+        """Called about `_NUM_MOVES` times per step with the finished fraction of the step."""
         self._redraws = RecomputedDraws(setup.program, device)
-        acts = self._acts()
+        ops = self._ops(setup)
         num_forward = 1 + max(
-            (at for at, act in enumerate(acts)
-             if act.op >= 0 and setup.program.calls[act.op].phase == Phase.FORWARD),
+            (at for at, each in enumerate(ops)
+             if setup.program.calls[each.op].phase == Phase.FORWARD),
             default=-1,
         )  # fmt: skip
-        self._parts = (acts[:num_forward], acts[num_forward:])
+        self._parts = (ops[:num_forward], ops[num_forward:])
 
     def forward(self, given: Given, step: int) -> None:
-        """Compute all up to the loss from the tensors that are there before, per device."""
+        """Compute the loss; ``given`` holds tensors from before the step, per device of the
+        plan."""
         self.fill(given, step)
         self._run_all(self._parts[0])
 
     def fill(self, given: Given, step: int) -> None:
-        """Take the tensors that are there before a step, per device, and nothing else."""
-        for slots, tensors in zip(self._slots, given, strict=True):
-            slots[:] = [None] * len(slots)
+        """Fill slots with tensors that exist before the step, and clear all other slots."""
+        self.forget()
+        for tensors in given:
             for number, tensor in tensors.items():
-                slots[number] = tensor
-        self.gradients, self._step = {}, step
-        self._moving.clear()
+                self.slots[number] = tensor
+        self.draw = step
 
     def backward(self, weight: Weight = 1.0) -> None:
         """Compute the gradients of ``weight`` times the loss."""
-        self._weight = weight
+        self.weight = weight
         self._run_all(self._parts[1])
-        for parameter, gradient in self.setup.program.gradients.items():
+        for parameter, gradient in self.program.gradients.items():
             if parameter not in self.gradients:
                 self.gradients[parameter] = self.value(gradient)
 
     def run(self, given: Given, step: int, weight: Weight = 1.0) -> None:
-        """The whole step at once."""
+        """Run forward and backward of a step."""
         self.forward(given, step)
         self.backward(weight)
 
     def value(self, tensor: int) -> torch.Tensor:
-        """A tensor that was kept."""
-        found: torch.Tensor = next(s[tensor] for s in self._slots if s[tensor] is not None)
+        """Return the tensor in a slot that was kept."""
+        found: torch.Tensor = self.slots[tensor]
         return found
 
     def forget(self) -> None:
-        """Drop all that the step held."""
-        for slots in self._slots:
-            slots[:] = [None] * len(slots)
+        """Drop all tensors of the step."""
+        self.slots[:] = [None] * len(self.slots)
         self.gradients = {}
 
-    def _run_all(self, acts: Sequence[_Act]) -> None:
-        with self.as_recorded():
-            if self.on_move is None:
-                for act in acts:
-                    self._perform(act)
-                return
-            total = sum(map(len, self._parts))
-            first = 0 if acts is self._parts[0] else len(self._parts[0])
-            for index, act in enumerate(acts, first):
-                if index % max(1, total // _NUM_MOVES) == 0:
+    def _run_all(self, ops: Sequence[BoundOp]) -> None:
+        total = sum(map(len, self._parts))
+        first = 0 if ops is self._parts[0] else len(self._parts[0])
+        with self.as_traced():
+            for index, (do, op, drops) in enumerate(ops, first):
+                if self.on_move is not None and index % max(1, total // _NUM_MOVES) == 0:
                     self.on_move(index / total)
-                self._perform(act)
-
-    @contextmanager
-    def as_recorded(self) -> Iterator[None]:
-        """The state of PyTorch in which calls mean what they meant when they were recorded."""
-        # As in a plain training step: some kernels save less where gradients are switched off.
-        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            yield
-
-    def _perform(self, act: _Act) -> None:
-        do, op, slots, drops = act
-        try:
-            do()
-        # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
-        except Exception as error:
-            raise self._failure(op, error) from error
-        for number in drops:
-            slots[number] = None
-
-    def _failure(self, op: int, error: Exception) -> RunError:
-        name = self.setup.graph.op_names[op] if op >= 0 else "a transfer"
-        return RunError(f"op {name!r} failed in step {self._step}: {one_line(error)}")
+                self.perform(do, op, drops, self.draw)
 
     # ── made once ────────────────────────────────────────────────────────────────────────────
 
-    def _acts(self) -> list[_Act]:
-        acts: list[_Act] = []
-        last: dict[int, int] = {}
-        for device, (do, number) in self.setup.split.sequence:
-            slots = self._slots[device]
-            if do == Do.DROP:
-                # Only acts of the same device look at its slots, so the last of them may drop.
-                if number not in self._keep and device in last:
-                    act = acts[last[device]]
-                    acts[last[device]] = act._replace(drops=(*act.drops, number))
-                continue
-            if do == Do.RUN:
-                acts.append(_Act(self._run(number, slots), number, slots, ()))
-            elif do == Do.SEND:
-                acts.append(_Act(partial(self._send, number), -1, slots, ()))
-            elif do == Do.WAIT:
-                acts.append(_Act(partial(self._receive, number), -1, slots, ()))
-            else:
-                continue
-            last[device] = len(acts) - 1
-        return acts
+    def _ops(self, setup: Setup) -> list[BoundOp]:
+        """Bind the ops in the order of the plan, without transfers between its devices.
 
-    def _run(self, op: int, slots: Slots) -> Callable[[], None]:
-        call = self.setup.program.calls[op]
+        All devices of the plan are one real device here. A tensor is dropped where the last of them
+        drops it, unless it outlives the step there.
+        """
+        ops: list[BoundOp] = []
+        dropped_after: dict[int, int] = {}
+        for _, (do, number) in setup.split.sequence:
+            if do == Do.RUN:
+                ops.append(BoundOp(self._bound_op(number), number, ()))
+            elif do == Do.DROP and ops and not setup.split.is_kept[number]:
+                dropped_after[number] = len(ops) - 1
+        drops: dict[int, list[int]] = {}
+        for number, at in dropped_after.items():
+            if number not in self._keep:
+                drops.setdefault(at, []).append(number)
+        return [each._replace(drops=tuple(drops.get(at, ()))) for at, each in enumerate(ops)]
+
+    def _bound_op(self, op: int) -> Callable[[], None]:
+        call, slots = self.program.calls[op], self.slots
         if call.phase == Phase.OPTIMIZER:
-            return partial(self._hand_out, call.args[0].number, call.args[1].number, slots)
-        specs = [None if t is None else self.setup.program.tensors[t] for t in call.outputs]
-        function = stand_in(call, specs, self.device, self.setup.sent)
-        if starts_backward(self.setup.program, call):
-            function = self._weighted(call.function)
-        do = performed(BoundCall(call, self.device, function), call, slots)
-        if call.function is torch.ops.aten.as_strided.default:
-            do = self._checked(do, call, slots)
-        if self._seed is not None and op in self.setup.program.draws:
-            do = partial(self._seeded, do, self.setup.program.draws[op])
-        elif op in self.setup.program.draws and self.setup.program.repeats:
+            return partial(self._hand_out, call.args[0].number, call.args[1].number)
+        do = self.bound(op)
+        if self._seed is None and op in self.program.draws and self.program.repeats:
             do = partial(self._redraws.run, op, do)
         if op in self._gradients_of:
             return partial(self._announced, do, self._gradients_of[op], slots)
@@ -335,7 +367,7 @@ class EagerStep:
     def _announced(
         self, do: Callable[[], None], made: Sequence[tuple[int, int, bool]], slots: Slots
     ) -> None:
-        """Run an op that makes gradients, and hand them over at once where someone takes them."""
+        """Run an op that computes gradients, and pass them to `on_gradient` if set."""
         do()
         if self.on_gradient is None:
             return
@@ -344,56 +376,16 @@ class EagerStep:
             if not is_read_again:
                 slots[gradient] = None
 
-    def _checked(self, do: Callable[[], None], call: Call, slots: Slots) -> Callable[[], None]:
-        """A view by strides, which says nothing where the real tensor has others than traced."""
-        base = call.args[0].number
-        layout = self.setup.program.tensors[base].layout
-        assert layout is not None
-        traced = _strides(layout.shape, layout.stride), layout.offset
-
-        def checked() -> None:
-            tensor = slots[base]
-            if (_strides(tensor.shape, tensor.stride()), tensor.storage_offset()) != traced:
-                raise ValueError("a tensor lies in memory otherwise than it was traced")
-            do()
-
-        return checked
-
-    def _hand_out(self, parameter: int, gradient: int, slots: Slots) -> None:
+    def _hand_out(self, parameter: int, gradient: int) -> None:
         if parameter not in self.gradients:
-            self.gradients[parameter] = slots[gradient]
-
-    def _seeded(self, do: Callable[[], None], draw: int) -> None:
-        assert self._seed is not None
-        seed_device(self.device, draw_seed(self._seed, self._step, draw))
-        do()
-
-    def _weighted(self, ones_like: Any) -> Callable[..., torch.Tensor]:
-        def weighted(like: torch.Tensor, **options: Any) -> torch.Tensor:
-            ones: torch.Tensor = ones_like(like, **options)
-            return ones.mul_(self._weight)
-
-        return weighted
-
-    def _send(self, number: int) -> None:
-        tensor, src, _ = self.setup.split.transfers[number]
-        spec = self.setup.program.tensors[tensor]
-        if spec.layout is not None:
-            packed = pack(self._slots[src][tensor], spec, self.setup.is_whole[number])
-            self._moving[number] = packed.clone()
-
-    def _receive(self, number: int) -> None:
-        tensor, _, dst = self.setup.split.transfers[number]
-        spec = self.setup.program.tensors[tensor]
-        if spec.layout is not None:
-            data = self._moving.pop(number)
-            self._slots[dst][tensor] = unpack(data, spec, self.setup.is_whole[number])
+            self.gradients[parameter] = self.slots[gradient]
 
 
 def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]]:
-    """By op: the parameters whose gradients it makes, these gradients, and whether ops read them.
+    """Return for each op the parameters whose gradients it computes, these gradients, and if other
+    ops read them.
 
-    The optimizer's ops do not count as readers.
+    Ops of the optimizer are not counted as readers.
     """
     read = {t for call in program.calls if call.phase != Phase.OPTIMIZER for t in call.reads}
     found: dict[int, list[tuple[int, int, bool]]] = {}
@@ -405,12 +397,13 @@ def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]
 
 
 def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """Those that matter."""
+    """Return the strides of dimensions with more than one element."""
     return tuple(step for extent, step in zip(shape, stride, strict=True) if extent > 1)
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:
-    """Tensors that the model returned: all, or single numbers only, such as a loss and metrics."""
+    """Return numbers of the model's outputs: all, or parameters, buffers, inputs and single
+    elements."""
     returned = setup.program.returned
     found = [leaf.number for leaf in returned.leaves if hasattr(leaf, "number")] if returned else []
     specs = setup.program.tensors

@@ -1,7 +1,9 @@
-"""The tensors of the user's model, each where the plan wants it, and still theirs.
+"""The model's tensors on the devices of a plan, and checks that they were not replaced.
 
-Nothing is copied that is in the right place already: what a step writes is what the user's model
-holds. A tensor that has to move takes all that look at its storage along, tied weights included.
+Tensors that are on the right device are not copied: a step writes to the memory of the user's
+model. If a tensor has to move, all tensors that share its storage move with it, including tied
+weights. `ModelTree` detects replaced modules, tensors and hooks; `settings_of` lists plain values
+of modules that the training loop may change.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class ModelTensors:
         self.tensors = {name: tensor for name, _, tensor in all_tensors(model, ())}
 
     def renew(self) -> None:
-        """Take the tensors that the model holds now; who has `tensors` sees them, too."""
+        """Read the model's tensors again; the dict `tensors` is changed in place."""
         now = ModelTensors(self._model).tensors
         self.tensors.clear()
         self.tensors.update(now)
@@ -41,7 +43,7 @@ class ModelTensors:
     def settle(
         self, program: Program, present: Sequence[Sequence[int]], devices: Sequence[torch.device]
     ) -> list[dict[int, torch.Tensor]]:
-        """Per device of the plan, its tensors of the model; they share the model's memory."""
+        """Return the model's tensors per device of the plan, moved if needed; memory is shared."""
         settled: list[dict[int, torch.Tensor]] = []
         for device, numbers in zip(devices, present, strict=True):
             here: dict[int, torch.Tensor] = {}
@@ -55,13 +57,13 @@ class ModelTensors:
         return settled
 
     def bring(self, device: torch.device) -> None:
-        """Take everything to one device."""
+        """Move all tensors of the model to one device."""
         for tensor in self.tensors.values():
             if tensor.device != device:
                 self._move(tensor, device)
 
     def _move(self, tensor: torch.Tensor, device: torch.device) -> None:
-        """Take a whole storage to another device, with everything that looks at it."""
+        """Move a storage to another device, with all tensors that are views of it."""
         storage = tensor.untyped_storage()
         everything = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         arrived = everything.to(device)
@@ -70,7 +72,8 @@ class ModelTensors:
                 other.data = look_at(arrived, layout_of(other))
 
     def addresses(self) -> list[int]:
-        """Where every tensor is now; a step recorded with others has to be settled again."""
+        """Return the address of each tensor; if one changes, traced steps need the tensors
+        again."""
         return [tensor.data_ptr() for tensor in self.tensors.values()]
 
 
@@ -80,14 +83,14 @@ _OWN_FIELDS = frozenset(vars(nn.Module()))
 
 
 class ModelTree:
-    """Modules, tensors and hooks of a model at one time, to notice later that some were replaced.
+    """Snapshot of a model's modules, tensors and hooks, which detects replaced ones.
 
-    A traced step and copies on the host hold tensors by reference, so ``layer.weight =
-    nn.Parameter(...)`` between steps would go unseen.
+    Traced steps and copies on the host hold tensors by reference, so they would miss ``layer.weight
+    = nn.Parameter(...)`` between steps.
     """
 
     def __init__(self, model: nn.Module, *, everything: bool = True) -> None:
-        """Without ``everything`` only parameters and modules count."""
+        """Without ``everything`` only parameters and modules are compared."""
         modules = list(model.modules())
         names = (*_TABLES, *_HOOKS) if everything else ("_parameters", "_modules")
         self._tables = [vars(each)[name] for each in modules for name in names]
@@ -97,12 +100,12 @@ class ModelTree:
         self._layouts = list(map(_layout, self._held))
 
     def is_same(self) -> bool:
-        """True if the model holds the very objects that it held."""
+        """True if the model still holds the objects of the snapshot."""
         now = list(self._now())
         return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
 
     def is_alike(self, other: ModelTree) -> bool:
-        """True if only tensors differ, and each has the layout of the one in its place."""
+        """True if another snapshot differs only in tensors, with equal layout, device and type."""
         return self._layouts == other._layouts
 
     def _now(self) -> Iterator[Any]:
@@ -116,7 +119,7 @@ class ModelTree:
 
 
 def _tensor_names(module: nn.Module) -> tuple[str, ...]:
-    """Plain attributes that are tensors, or may be later."""
+    """Return names of plain attributes that are tensors or None, and ``forward``."""
     return (
         "forward",
         *(
@@ -134,7 +137,7 @@ def _layout(held: Any) -> Any:
 
 
 def replaced_error() -> UsageError:
-    """The error of a strategy whose tensors cannot be exchanged while it trains."""
+    """Return the error of a strategy that cannot replace tensors while it trains."""
     return UsageError(
         "parameters or modules of the model were replaced since hocket.prepare",
         hint="write into a parameter (weight.data.copy_(...)) instead of replacing it, or call "
@@ -143,11 +146,12 @@ def replaced_error() -> UsageError:
 
 
 Settings = tuple[dict[str, Any], tuple[str, ...]]
-"""Something that holds values by name, and the names of numbers, strings, flags and None in it."""
+"""An attribute dict, and the names of its numbers, strings, flags and None values."""
 
 
 def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
-    """Settings that a loop may change, in modules, their configuration objects and their dicts."""
+    """Yield settings that a training loop may change: of modules, their configurations and
+    dicts."""
     seen: set[int] = set()
     pending: list[tuple[Any, int]] = [(vars(each), 0) for each in modules]
     while pending:
@@ -163,23 +167,24 @@ def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
 
 
 def setting_values(settings: Iterable[Settings]) -> tuple[Any, ...]:
-    """The values of all of them now; an object that took the place of one counts by identity."""
+    """Return the current values of settings; objects of other types are compared by identity."""
     values = (dict.get(held, name) for held, names in settings for name in names)
     return tuple(each if issubclass(type(each), _SCALARS) else id(each) for each in values)
 
 
 _SCALARS = (bool, int, float, str)
 _MAX_DEPTH = 2
-"""Of configurations inside configurations."""
+"""Depth of configurations inside configurations."""
 
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
 
 def _named_values(value: Any) -> dict[str, Any] | None:
-    """Values that a dict or an object of the user's holds by name.
+    """Return the attribute dict of a user's object, or the dict itself; None for other types.
 
-    Methods that a subclass overrides are not called: they may create what is looked up.
+    Attribute methods that a class overrides are not called: they may create the attribute that is
+    looked up.
     """
     kind = type(value)
     if issubclass(kind, dict):

@@ -1,4 +1,4 @@
-"""The optimizer of ``torch.optim`` that a captured update stands for."""
+"""Converts between the user's optimizer and its description in a plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.capture.optimizer import Optimizer, as_optimizer
 
-# What a plan assumes of the user's optimizer: which parameters, and what it keeps of each.
-#
-# The optimizer itself does the updates, so one that capture does not know is planned by its
-# states.
-
 
 def planned_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
-    """The update that stands for ``optimizer`` in a plan."""
+    """Return a plan's description of ``optimizer``: type, settings and states."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"an optimizer cannot be of type {type(optimizer).__name__!r}",
@@ -28,11 +23,8 @@ def planned_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Optimi
     return found
 
 
-# The optimizer of ``torch.optim`` that a captured update stands for.
-
-
 def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of a model that a captured update changes."""
+    """Return the parameters of a model that a described optimizer updates."""
     return [
         parameter
         for name, parameter in model.named_parameters()
@@ -41,7 +33,7 @@ def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter
 
 
 def torch_optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that makes a captured update of these parameters."""
+    """Create the PyTorch optimizer of a description for these parameters."""
     if update.states is not None:
         raise UsageError(
             f"a plan of {update.name} knows what it holds, not its settings",

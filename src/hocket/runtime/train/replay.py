@@ -1,9 +1,9 @@
-"""Replay a recorded step as one CUDA graph: the host asks once instead of once per op.
+"""Replay of a traced step as one CUDA graph: one launch by the host instead of one per op.
 
-The first steps run op by op, so that libraries choose their kernels. Then the same calls are made
-once more while CUDA only notes them, into memory of the graph's own; from then on a step copies its
-batch into place and launches the whole (`repeats`). Random draws go on as before: the graph takes
-its offset from PyTorch's generator at each launch.
+The first steps run op by op, so that libraries choose their kernels. The next one is captured, in
+the graph's own memory; later steps copy their batch into the static inputs and launch the graph.
+Random draws continue as in eager steps: the graph reads its offset from PyTorch's generator at each
+launch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.runtime.train.loss_weight import Weight
 
 
 class _CapturedStep(NamedTuple):
-    """A graph of a step, with what it reads and makes."""
+    """A CUDA graph of a step, with its inputs and results."""
 
     graph: torch.cuda.CUDAGraph
     inputs: StaticInputs
@@ -31,7 +31,7 @@ class _CapturedStep(NamedTuple):
 
 
 class StaticInputs:
-    """The batch of a recorded step in memory that a graph reads."""
+    """The batch of a traced step, in the memory that a CUDA graph reads."""
 
     def __init__(self, program: Program, given: Given) -> None:
         self._inputs = [
@@ -47,16 +47,16 @@ class StaticInputs:
         ]
 
     def within(self, given: Given) -> list[dict[int, torch.Tensor]]:
-        """Tensors that exist before a step, with this memory in place of the batch."""
+        """Return the tensors of ``given`` with the static batch in place of its batch."""
         return [{**here, **static} for here, static in zip(given, self._static.batch, strict=True)]
 
     def refill(self, given: Given) -> None:
-        """Copy the batch of a step."""
+        """Copy the batch of a step into the static batch."""
         self._static.refill(self._batch_of(given))
 
 
 class ReplayedStep(EagerStep):
-    """A step on one CUDA device, replayed where forward and backward run in one call."""
+    """A step on one CUDA device, replayed if forward and backward run in one call."""
 
     def __init__(
         self,
@@ -72,21 +72,22 @@ class ReplayedStep(EagerStep):
             "its draws have seeds of their own" if draws else ""
         )
         self._replayed: _CapturedStep | None = None
-        """The capture that the last step was replayed from."""
+        """Captured step that the last step replayed, or None."""
         self._scale = torch.ones((), device=device)
 
     @property
     def lends(self) -> bool:
-        """True if gradients are the graph's own memory, which the next replay overwrites."""
+        """True if gradients are memory of the graph, which the next replay overwrites."""
         return self.replay.captured is not None
 
     def forward(self, given: Given, step: int) -> None:
-        """Call by call, also where whole steps are replayed."""
+        """Run the forward pass op by op, even if entire steps are replayed."""
         self._replayed = None
         super().forward(given, step)
 
     def run(self, given: Given, step: int, weight: Weight = 1.0) -> None:
-        """The whole step at once, unless gradients are taken one by one while it runs."""
+        """Run forward and backward, by replay unless `on_gradient` receives gradients one by
+        one."""
         if self.on_gradient is not None:
             self._replayed = None
             super().run(given, step, weight)
@@ -101,13 +102,14 @@ class ReplayedStep(EagerStep):
         self.gradients = dict(found.gradients)
 
     def value(self, tensor: int) -> torch.Tensor:
-        """A tensor that was kept; a copy, where the next replay overwrites it."""
+        """Return a tensor that was kept; after a replay, a copy that the next replay does not
+        overwrite."""
         if self._replayed is None:
             return super().value(tensor)
         return self._replayed.results[tensor].clone()
 
     def _capture(self, given: Given, step: int) -> _CapturedStep:
-        inputs = StaticInputs(self.setup.program, given)
+        inputs = StaticInputs(self.program, given)
         static = inputs.within(given)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()

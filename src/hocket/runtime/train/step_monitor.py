@@ -1,8 +1,8 @@
 """Progress of a training loop: loss, samples/s, step time against the prediction, and drift.
 
-A step is the time from the end of one to the end of the next, so that what a GPU does later counts
-where it happens. Drift is reported once: when ten steps in a row were over a fifth away from the
-prediction, with the cause that a timed step shows and what to do about it.
+A step is timed from the end of the last one to its own end, so that asynchronous GPU work is
+counted where it is waited for. Drift is reported once: when ten steps in a row differ from the
+prediction by more than a fifth, with the likely cause according to a timed step, and advice.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ DRIFT = 0.2
 NUM_DRIFTING = 10
 _REFINE = "train.refine() plans again with the times of this step"
 UNTIMED = (
-    "no op of such a step is timed by itself: unless another program is on the device or the host, "
-    "plan with measured times: hocket profile MODEL -o times.json, then hocket fit (for memory=) "
-    "or hocket plan with --profile times.json, and prepare(plan=) takes the file that it writes"
+    "plan again with measured times: hocket profile MODEL -o times.json, then hocket plan (or fit) "
+    "with --profile times.json"
 )
-"""Where nothing but the whole step is known."""
+"""Advice if only the time of entire steps is known."""
 _NUM_SHOWN = 20
-"""Last steps of which the one in the middle is shown."""
+"""Number of latest steps whose median time is shown."""
 
 
 class Watch:
-    """Times and losses of the steps of a loop."""
+    """Step times and losses of a training loop."""
 
     def __init__(self, predicted_s: float | None) -> None:
-        """``predicted_s`` is None where the plan's devices are not those that run it."""
+        """``predicted_s`` is None if the plan's devices are not the ones that run it."""
         self.predicted_s = predicted_s
         self.step_s: deque[float] = deque(maxlen=_NUM_SHOWN)
         self.loss: torch.Tensor | None = None
@@ -48,15 +47,15 @@ class Watch:
         self._left_s = self._between_s = math.nan
 
     def leave(self) -> None:
-        """A step has ended on all devices: until `enter` time is the caller's own."""
+        """Note the end of a step on all devices; until `enter`, time belongs to the user's loop."""
         self._left_s = time.perf_counter()
 
     def enter(self) -> None:
-        """A step begins."""
+        """Note the beginning of a step."""
         self._between_s = time.perf_counter() - self._left_s
 
     def note(self, loss: torch.Tensor, batch: Any) -> bool:
-        """Note a step that has ended; True when it is time to look for the cause of a drift."""
+        """Note a finished step; return True if the cause of a drift should be determined now."""
         now_s = time.perf_counter()
         took_s, self._ended_s, self.loss = now_s - self._ended_s, now_s, loss
         first = next((tensor for _, tensor in batch_tensors(batch)), None)
@@ -72,11 +71,12 @@ class Watch:
 
     @property
     def median_step_s(self) -> float | None:
-        """Middle time of the last steps; None before the second."""
+        """Median time of the latest steps; None before the second step."""
         return statistics.median(self.step_s) if self.step_s else None
 
     def loop_cause(self) -> str:
-        """Message if the user's loop spends notable time between slow steps; empty otherwise."""
+        """Return a message if the user's loop takes notable time between slow steps, else
+        nothing."""
         predicted_s, step_s = self.predicted_s, self.median_step_s
         if predicted_s is None or step_s is None or not self._between_s > DRIFT * predicted_s:
             return ""
@@ -88,7 +88,8 @@ class Watch:
         )
 
     def rank_cause(self, computed_s: float | None) -> str:
-        """Message on a drift as one rank sees it: how much of the step it computes, and waits."""
+        """Return a message on a drift from the view of one rank: time it computes, and time it
+        waits."""
         step_s = self.median_step_s
         if computed_s is None or step_s is None:
             return ""
@@ -100,7 +101,7 @@ class Watch:
         )
 
     def line(self, num_steps: int) -> str:
-        """One line for people."""
+        """Return one line of progress for display."""
         if self.loss is None:
             return "no step yet"
         parts = [f"step {num_steps}: loss {float(self.loss):.4g}"]
@@ -115,7 +116,7 @@ class Watch:
 
 
 def likely_cause(predicted: Timeline, measured: Timeline, device_names: Sequence[str]) -> str:
-    """Why a step does not take what was predicted (device, links or host), and what to do."""
+    """Describe why a step differs from its prediction (device, links or host), with advice."""
     computes = measured.busy_s / np.maximum(predicted.busy_s, 1e-12)
     computes[predicted.busy_s <= 0] = 1.0
     worst = int(np.argmax(np.abs(np.log(np.maximum(computes, 1e-12)))))

@@ -1,4 +1,4 @@
-"""A step of the user's model, recorded for one shape of batch and placed as the plan says."""
+"""Options for tracing a step of the user's model, and the trace itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.graph.graph import Graph
 from hocket.runtime.train.traced_recompute import RecomputedBlocks, with_recompute
 
 Kind = Literal["train", "evaluate", "predict"]
-"""A training step; the loss without gradients; what the model returns, without gradients."""
+"""Type of step: training; loss without gradients; model outputs without gradients."""
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -35,14 +35,14 @@ class TraceOptions:
     loss: Loss | str | None = None
     forward: Forward | None = None
     update: Optimizer | None
-    """None for inference."""
+    """Optimizer of the step; None for inference."""
     device: str
-    """Whose kernels are recorded."""
+    """Device type whose kernels are recorded."""
     name: str = ""
     again: RecomputedBlocks | None = None
-    """Which blocks of a training step run again for their backward pass; None for none."""
+    """Chooses the blocks of a training step to recompute; None for no recompute."""
     make_update: Callable[[torch.optim.Optimizer], None] = _step
-    """Function that runs a step of the user's optimizer."""
+    """Runs a step of the user's optimizer."""
 
     @property
     def calls_optimizer(self) -> bool:
@@ -52,10 +52,11 @@ class TraceOptions:
     def trace(
         self, model: nn.Module, batch: Any, kind: Kind, *, is_run: bool = True
     ) -> tuple[Graph, Program]:
-        """The step on a batch as it is settled; neither model nor batch nor draws are changed.
+        """Trace a step on a settled batch; model, batch and random generators do not change.
 
-        Where the program ``is_run`` in place of the model, its calls must be all that it does, and
-        each is recorded; else parameters lie apart, because they come and go one by one.
+        If the program runs in place of the model (``is_run``), the trace must be complete,
+        otherwise it is refused. If not, parameters have separate memory, because offload moves them
+        one by one.
         """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
@@ -81,7 +82,7 @@ class TraceOptions:
 
 @contextmanager
 def in_mode(model: nn.Module, *, is_training: bool | None) -> Iterator[None]:
-    """The model as it trains, as it is used, or as it is (None); then as it was again."""
+    """Switch a model to training or evaluation mode and back; None leaves its mode unchanged."""
     before = [(module, module.training) for module in model.modules()]
     if is_training is not None:
         model.train(is_training)

@@ -1,8 +1,10 @@
-"""The traced steps of a loop, one per shape of batch, mode of the model and state of autocast.
+"""Traced steps of a training loop, one per batch shape, mode of the model and autocast state.
 
-The first is the planned one; others are traced when they are needed, and placed like it. What a
-step was traced from and may change between steps is part of its key: shapes, constants of the
-batch, which modules train, which parameters are frozen, and in what type autocast computes.
+The first is the planned one; others are traced when needed, and placed like the first. The key of a
+step is everything that its trace depends on and that may change between steps: shapes and constants
+of the batch, training modes of modules, frozen parameters, settings of modules, and the dtype of
+autocast. If a batch cannot be traced, or there are too many shapes, the model itself computes the
+step.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from hocket.runtime.autocast import autocast_state
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.scaled_batch import with_graph
 from hocket.runtime.step_record import StepRecord, measured_timeline
-from hocket.runtime.strategy import StepOutput, Timings
+from hocket.runtime.strategy import StepOutput, Strategy, Timings
 from hocket.runtime.train.batches import (
     Signature,
     require_alike,
@@ -53,14 +55,13 @@ from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.trace_options import Kind, TraceOptions
 from hocket.runtime.train.traced_step import TracedStep, plan_like
 
-# The first run of a traced step, which is undone where one of its ops fails.
-#
-# Fake tensors may have other strides than what a kernel makes, so that a recorded view does not
-# hold for the real tensor. The model itself then computes the step, from the same state.
+# The first run of a traced step is undone if one of its ops fails: fake tensors may have other
+# strides than a kernel's real results, so that a traced view is wrong for them. The model itself
+# then computes the step, from the same state.
 
 
 class StateSnapshot:
-    """State that a step may change before it fails: the generator, and tensors that it writes."""
+    """State that a step may change before it fails: random generator, and tensors it writes to."""
 
     def __init__(
         self, program: Program, given: Sequence[Mapping[int, torch.Tensor]], device: torch.device
@@ -77,29 +78,20 @@ class StateSnapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Have all of it be as it was."""
+        """Restore generator and tensors."""
         generator_of(self._device).set_state(self._drawn)
         for tensor, before in self._tensors:
             tensor.copy_(before)
 
 
-# The traced steps of a loop, one per shape of batch, mode of the model and state of autocast.
-#
-# The first is the planned one; others are traced when they are needed, and placed like it. What a
-# step was traced from and may change between steps is part of its key: shapes, constants of the
-# batch, which modules train, which parameters are frozen, and in what type autocast computes.
-
-
 class ManyShapesError(UsageError):
-    """Batches have more shapes than are traced."""
+    """Batches have more shapes than the limit of traced steps."""
 
     code = "many-shapes"
 
 
-class TracedModel:
-    """Runs traced steps; see `Strategy`."""
-
-    lost = ""
+class TracedModel(Strategy):
+    """Strategy that runs traced steps in place of the model."""
 
     def __init__(
         self,
@@ -117,7 +109,7 @@ class TracedModel:
         replay: bool,
         is_ranked: bool,
     ) -> None:
-        """``program`` is that of the planned graph; ``batch`` is settled."""
+        """``program`` is the traced program of the planned graph; ``batch`` is settled."""
         self._model, self._recipe = model, recipe
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
@@ -153,32 +145,29 @@ class TracedModel:
 
     @property
     def record(self) -> StepRecord | None:
-        """Times of the last step on this rank's device; None where no ranks place ops."""
+        """Times of the last step on this rank's device; None if ops are not placed across ranks."""
         runner = self.first.runner
         return runner.record if isinstance(runner, RankedStep) else None
 
     def slow_down(self, factor: float) -> None:
-        """Make ops of this rank take so many times as long: a testing aid for unequal devices."""
+        """Slow down the ops of this rank by a factor; a testing aid for unequal devices."""
         if isinstance(self.first.runner, RankedStep):
             self.first.runner.slowdown = factor
 
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Gradients are used when all are there."""
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
+        """Step the optimizer."""
         self._update(optimizer)
 
     def feed(self, reducer: GradientReducer) -> None:
-        """Give gradients to a reducer as the ops that make them have run; see `FeedsReducer`."""
+        """Pass gradients to a reducer once they are computed; see `FeedsReducer`."""
         self._reducer = reducer
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call with the part of a step that is done, where ops are called one by one."""
+        """Call ``tell`` with the finished fraction of a step, during eager steps."""
         self._on_move = tell
 
     def _hand_over(self, recorded: TracedStep) -> None:
-        """Connect the next step of a program with the reducer, if this step's gradients count."""
+        """Connect progress callback and reducer to the next run of a traced step."""
         reducer, runner = self._reducer, recorded.runner
         if isinstance(runner, EagerStep):
             runner.on_move = self._on_move
@@ -193,7 +182,7 @@ class TracedModel:
         runner.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward at once."""
+        """Run forward and backward by a traced step, or by the model itself."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.train(batch, step, weight)
@@ -211,7 +200,7 @@ class TracedModel:
         return self.taken(recorded)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """The same step, op by op, with streams and marks; ranks time nothing."""
+        """Run a training step with every op timed; with ranks the step is not timed."""
         recorded, batch = self._found("train", batch)
         if recorded is None or self._is_ranked:
             return self.train(batch, step, weight), None
@@ -236,16 +225,13 @@ class TracedModel:
         return output, Timings(problem, recorded.plan, recorded.predicted, measured)
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Forward pass alone; the backward pass runs when ``loss.backward()`` is called."""
+        """Run the forward pass; the backward pass runs with ``loss.backward()``."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.forward(batch, step)
         runner: Any = recorded.runner
         if not recorded.is_on_one_device:
-            raise UsageError(
-                "a plan on several devices or ranks runs forward and backward as one list",
-                hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
-            )
+            return super().forward(batch, step)
         self._hand_over(recorded)
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
@@ -261,26 +247,26 @@ class TracedModel:
         return StepOutput(attached, recorded.returned())
 
     def evaluate(self, batch: Any) -> StepOutput:
-        """The loss, without gradients."""
+        """Return the loss, without gradients."""
         kept = self._use("evaluate", batch)
         if kept is None:
             return self._called.evaluate(batch)
         return StepOutput(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
-        """Outputs of the model in evaluation mode."""
+        """Return the model's outputs in evaluation mode."""
         found = self._use("predict", batch)
         return self._called.predict(batch) if found is None else found
 
     def clip(self, max_norm: float) -> None:
-        """Clip the gradients of all parameters, wherever they are, by their common norm."""
+        """Clip the gradients of all parameters, on all devices and ranks, by their global norm."""
         if self._is_ranked:
             clip_together(self._parameters, max_norm)
         else:
             torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have everything here that other processes have."""
+        """Gather the newest weights and optimizer states from all ranks."""
         if isinstance(self.first.runner, RankedStep):
             gather_state(self.first.runner, self.tensors, optimizer)
 
@@ -301,7 +287,7 @@ class TracedModel:
         return returned
 
     def _keep_lent(self) -> None:
-        """Copy gradients that wait for more before a replay overwrites them."""
+        """Clone accumulated gradients before a replay overwrites their memory."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
@@ -327,7 +313,8 @@ class TracedModel:
         return backward
 
     def taken(self, recorded: TracedStep) -> StepOutput:
-        """Take loss, outputs and gradients of a step that has run, and release its tensors."""
+        """Return loss and outputs of a finished step, add its gradients, and release its
+        tensors."""
         loss = recorded.runner.value(recorded.program.outputs[0]).detach()
         outcome = StepOutput(loss, recorded.returned())
         self._add_gradients(recorded)
@@ -347,7 +334,7 @@ class TracedModel:
     # ── the model itself, where there is no traced step ──────────────────────────────────────
 
     def _found(self, kind: Kind, batch: Any) -> tuple[TracedStep | None, Any]:
-        """As `find`; None for a batch that the model itself has to compute."""
+        """Return the result of `find`, with None for a batch that the model itself must compute."""
         try:
             return self.find(kind, batch)
         except (ManyShapesError, UntraceableError) as error:
@@ -357,13 +344,14 @@ class TracedModel:
             return None, plain_batch(batch)
 
     def _state_before(self, recorded: TracedStep, given: Any) -> StateSnapshot | None:
-        """Snapshot to restore if the first run of a step fails; None where failure is an error."""
+        """Return a snapshot to restore if a step's first run fails; None if failure is an error."""
         if recorded.has_run or not recorded.is_on_one_device or self._reducer is not None:
             return None
         return StateSnapshot(recorded.program, given, self.devices[0])
 
     def _give_up(self, recorded: TracedStep, before: StateSnapshot | None, error: RunError) -> None:
-        """Have the model itself compute what a traced step failed at, in its first run."""
+        """Undo a traced step that failed in its first run, and use the model itself from then
+        on."""
         if before is None:
             raise error
         before.restore()
@@ -390,20 +378,20 @@ class TracedModel:
         return EagerModel(self._model, self._recipe, self.devices[0])
 
     def _again(self, batch: Any, step: int, weight: Weight) -> None:
-        """Forward and backward of a batch whose traced forward pass is done: draws are as then."""
+        """Run forward and backward by the model, from the state before the traced forward pass."""
         self._called.train(batch, step, weight)
 
     def _look_at_model(self) -> None:
-        """Note what the model consists of now."""
+        """Record the model's current modules, tensors and settings."""
         model = self._model
         self._tree = ModelTree(model)
         self._modules = list(model.modules())
         self._settings = list(settings_of(self._modules))
-        """Numbers that modules hold: a loop may change a temperature or a dropout in between."""
+        """Plain values of modules, such as a temperature or a dropout, that a loop may change."""
         self._parameters = list(model.parameters())
 
     def _renew(self) -> None:
-        """Go on with the tensors and modules that the model has now, in place of those before."""
+        """Continue with the tensors and modules that the model holds now."""
         if self._is_ranked or self._reducer is not None:
             raise replaced_error()
         before = self._tree
@@ -418,11 +406,11 @@ class TracedModel:
     # ── which program ────────────────────────────────────────────────────────────────────────
 
     def given(self, recorded: TracedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
-        """Tensors that exist before a step, per device of the plan."""
+        """Return the tensors that exist before a step, per device of the plan."""
         return recorded.given(self._model, self._held, batch)
 
     def find(self, kind: Kind, batch: Any) -> tuple[TracedStep, Any]:
-        """The recorded step for a batch, and the batch as it takes it."""
+        """Return the traced step of a batch, traced now if it is new, and the settled batch."""
         if not self._tree.is_same():
             self._renew()
         batch = settled(batch)
@@ -481,7 +469,7 @@ class TracedModel:
 
 
 class _Recorded(torch.autograd.Function):
-    """A loss whose backward is the recorded one; gradients go to the parameters themselves."""
+    """A loss whose backward runs the traced backward pass, which adds gradients to parameters."""
 
     @staticmethod
     def forward(

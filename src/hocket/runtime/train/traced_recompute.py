@@ -1,12 +1,12 @@
-"""A recorded step in which blocks run again for their backward pass, so that they keep little.
+"""Recompute in a traced step: blocks run a second time for their backward pass.
 
-Recomputation (Chen et al. 2016, sublinear memory) as a rewrite of the program: a block's forward
-calls stand a second time right before the first of its backward calls that needs what they made,
-and its backward calls read what the second run makes. What the first run made is then dropped when
-the forward pass has used it, by the runner of the program, like any other tensor. Which
-calls run again is what the simulator counts (`second_run`), but for those whose second run would
-not give the same: calls that talk to other ranks, and calls on memory that was written since.
-Running statistics are written once: the second run of a batch norm writes to copies. O(calls).
+Recompute (Chen et al. 2016, sublinear memory) is a rewrite of the program: forward calls of a block
+are inserted a second time right before the first backward call that needs their results, and
+backward calls read the results of the second run. Results of the first run are dropped after their
+last forward use, like any other tensor. The simulator recomputes the same calls (`second_run`),
+except for calls whose second run would differ here: collectives, and calls on memory that was
+written since. Running statistics are written once: the second run of a batch norm writes to copies.
+O(calls).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.parallel.recompute_and_host import SecondRun, second_run_of
 
 RecomputedBlocks = Callable[[Graph, Program], IntArray]
-"""The block of each forward op of a recorded step that is to run again; -1 for none."""
+"""Returns the block of each forward op of a traced step to recompute; -1 for no recompute."""
 _NORMS = "batch_norm"
 _COLLECTIVE = "_c10d_functional."
 
 
 def with_recompute(graph: Graph, program: Program, block_of: IntArray) -> tuple[Graph, Program]:
-    """The step whose blocks run again; ``block_of`` counts for forward ops alone."""
+    """Rewrite a step so that blocks are recomputed; ``block_of`` is read for forward ops only."""
     found = second_run_of(graph, block_of)
     again = _repeatable(program, found)
     if not again:
@@ -45,7 +45,7 @@ def with_recompute(graph: Graph, program: Program, block_of: IntArray) -> tuple[
 
 
 def _repeatable(program: Program, found: SecondRun) -> frozenset[int]:
-    """Calls whose second run gives what the first gave."""
+    """Return the calls whose second run gives the same results as the first."""
     maker = _makers(program)
     last_write = _last_writes(program)
     again = {op for op in found.ops.tolist() if not _is_exchange(program.calls[op])}
@@ -83,7 +83,7 @@ def _is_exchange(call: Call) -> bool:
 
 
 def _makers(program: Program) -> dict[int, int]:
-    """The call that first makes each storage of the step."""
+    """Map each storage of the step to the call that allocates it."""
     return {
         spec.storage: spec.producer
         for spec in program.tensors
@@ -92,7 +92,7 @@ def _makers(program: Program) -> dict[int, int]:
 
 
 def _last_writes(program: Program) -> dict[int, int]:
-    """By storage: the last call but updates that writes to it in place."""
+    """Return the last call, except optimizer calls, that writes to each storage in place."""
     return {
         program.tensors[target].storage: op
         for op, call in enumerate(program.calls)
@@ -105,7 +105,7 @@ def _last_writes(program: Program) -> dict[int, int]:
 
 
 class _Rewriting:
-    """Writes the calls anew in their order, each second run where it belongs."""
+    """Writes the calls of the rewritten program, with second runs inserted."""
 
     def __init__(self, program: Program, found: SecondRun, again: frozenset[int]) -> None:
         self._old, self._block_of = program, found.block_of.tolist()
@@ -120,9 +120,9 @@ class _Rewriting:
         self._calls: list[Call] = []
         self._tensors: list[TensorSpec] = []
         self._first: dict[int, int] = {}
-        """The new number of each tensor."""
+        """New number of each tensor of the old program."""
         self._second: dict[int, int] = {}
-        """The number of what a second run makes in place of a tensor."""
+        """New number of the second run's result for each recomputed tensor."""
         self._op: dict[int, int] = {}
         self._repeats: dict[int, int] = {}
 
@@ -177,7 +177,7 @@ class _Rewriting:
         self._calls.append(again._replace(phase=Phase.BACKWARD, partner=self._op[op]))
 
     def _copied(self, call: Call, known: dict[int, int]) -> dict[int, int]:
-        """Copies of what a call writes that must not be written twice."""
+        """Add copies of tensors that a second run must not write to."""
         found = {}
         for target in call.targets:
             layout = self._tensors[known[target]].layout
@@ -197,7 +197,7 @@ class _Rewriting:
         return found
 
     def _known(self, op: int, call: Call) -> dict[int, int]:
-        """The number by which a call knows each tensor that it reads or gives back."""
+        """Return the new number of each tensor that a call reads or returns."""
         used = {*call.reads, *call.targets, *(t for t in call.outputs if t is not None)}
         return {tensor: self._seen(op, tensor) for tensor in used if tensor in self._first}
 
@@ -224,7 +224,7 @@ class _Rewriting:
 
 
 def _passing(role: Role) -> Role:
-    """Role of a tensor made by a second run, which never outlives the step."""
+    """Return the role of a tensor from a second run, which never outlives the step."""
     return role if role == Role.CONTROL else Role.ACTIVATION
 
 
@@ -256,7 +256,7 @@ def _renumbered(returned: Returned | None, number: dict[int, int]) -> Returned |
 
 
 class RecomputedDraws:
-    """Has second runs draw what the first drew where draws have no seeds of their own."""
+    """Makes second runs draw the same random numbers as first runs, if draws have no seeds."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         pairs = program.repeats.items()
@@ -266,7 +266,7 @@ class RecomputedDraws:
         self._states: dict[int, torch.Tensor] = {}
 
     def run(self, op: int, do: Callable[[], None]) -> None:
-        """Do what an op does, with the generator where it was for its first run."""
+        """Run an op; a second run starts with the generator state from before the first run."""
         generator = self._generator
         if generator is None or (op not in self._firsts and op not in self._first_of):
             do()

@@ -1,10 +1,13 @@
-"""A step of the user's model, recorded for one shape of batch and placed as the plan says."""
+"""A training step traced for one shape of batch, with its placement and its runner.
+
+The file also places steps that were traced later like the planned one: another shape of batch, or a
+step without gradients.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +17,20 @@ from torch.utils._pytree import tree_unflatten
 
 from hocket.base.arrays import IntArray
 from hocket.capture.fake import all_tensors, batch_tensors
-from hocket.capture.program import Call, Program
+from hocket.capture.program import Program
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
-from hocket.runtime.device_instructions import Do, Instruction, StepCalls, split
-from hocket.runtime.device_worker import DeviceWorker, HeldTensors
-from hocket.runtime.in_process_placement import SingleProcess
+from hocket.runtime.device_instructions import Do, StepCalls, split
 from hocket.runtime.placed_program import Setup
-from hocket.runtime.step_record import StepRecord
 from hocket.runtime.train.eager_step import EagerStep, kept_tensors
-from hocket.runtime.train.loss_weight import Weight, starts_backward
+from hocket.runtime.train.loss_weight import starts_backward
 from hocket.runtime.train.model_tensors import ModelTensors
+from hocket.runtime.train.placed_step import PlacedStep
 from hocket.runtime.train.rank_placement import RankedStep
 from hocket.runtime.train.replay import ReplayedStep
-from hocket.runtime.train.traced_recompute import RecomputedDraws
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
@@ -43,7 +43,7 @@ from hocket.simulate.verify import update_violations
 
 
 def placement_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
-    """A device for each op of ``graph``, as ``device_of`` has them for ``planned``."""
+    """Return a device for each op of ``graph``, following the placement of ``planned``."""
     if graph.op_names == planned.op_names and np.array_equal(graph.group, planned.group):
         return device_of
     by_name = dict(zip(planned.op_names, device_of.tolist(), strict=True))
@@ -80,91 +80,13 @@ def _place(
     return next((found[maker] for maker in makers if maker >= 0), 0)
 
 
-# A step of the user's model, recorded for one shape of batch and placed as the plan says.
-
-# Run a traced step on several real devices of this process, or with every op timed.
-#
-# What `EagerStep` is for one device, with the streams, events and marks of `SingleProcess`.
-
-
-class StreamedStep(SingleProcess):
-    """The forward and backward of a step, as `SingleProcess` runs it, on the user's own tensors."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        devices: Sequence[torch.device],
-        *,
-        seed: int | None,
-        keep: frozenset[int] = frozenset(),
-    ) -> None:
-        """``keep`` are tensors to hold beside loss and gradients."""
-        super().__init__(setup, None, devices, seed=seed)
-        self._keep = keep | {*setup.program.outputs}
-        self._weight: Weight = 1.0
-        self.gradients: dict[int, torch.Tensor] = {}
-        """By parameter."""
-        self._redraws = {
-            worker: RecomputedDraws(setup.program, worker.device) for worker in self.workers
-        }
-
-    def run(
-        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
-    ) -> StepRecord:
-        """The whole step from the tensors that are there before, per device; and its times."""
-        for worker, tensors in zip(self.workers, given, strict=True):
-            worker.held = HeldTensors()
-            for number, tensor in tensors.items():
-                worker.held[number] = tensor
-        self.gradients, self._weight = {}, weight
-        record = self.step(step)
-        for parameter, gradient in self.program.gradients.items():
-            if parameter not in self.gradients:
-                self.gradients[parameter] = self.value(gradient)
-        return record
-
-    def value(self, tensor: int) -> torch.Tensor:
-        """A tensor that was kept."""
-        found: torch.Tensor = next(w.held[tensor] for w in self.workers if tensor in w.held)
-        return found
-
-    def forget(self) -> None:
-        """Drop all that the step held."""
-        for worker in self.workers:
-            worker.held = HeldTensors()
-        self.gradients = {}
-
-    def _run(self, worker: DeviceWorker, op: int, step: int) -> None:
-        call: Call = self.program.calls[op]
-        if call.phase == Phase.OPTIMIZER:
-            parameter, gradient = call.args[0].number, call.args[1].number
-            self.gradients[parameter] = worker.held[gradient]
-            return
-        run = partial(super()._run, worker, op, step)
-        if worker.seed is None:
-            self._redraws[worker].run(op, run)
-        else:
-            run()
-        if starts_backward(self.program, call):
-            (seed,) = (output for output in call.outputs if output is not None)
-            worker.held[seed].mul_(self._weight)
-
-    def _obey(
-        self, device: int, instruction: Instruction, step: int,
-        marks: dict[str, dict[int, Any]], memory: list[tuple[Any, int]],
-    ) -> None:  # fmt: skip
-        if instruction.do == Do.DROP and instruction.number in self._keep:
-            return
-        super()._obey(device, instruction, step, marks, memory)
-
-
 def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
-    """A plan that places the problem's graph as another graph of the same model is placed."""
+    """Return a plan that places the problem's graph like another graph of the same model."""
     return Plan(planner=planner).placing(placement_like(problem.graph, planned, device_of))
 
 
 class TracedStep:
-    """One program of the loop, ready to run."""
+    """One traced step with its placement, ready to run."""
 
     def __init__(
         self,
@@ -178,10 +100,10 @@ class TracedStep:
         replay: bool,
         is_ranked: bool = False,
     ) -> None:
-        """``everything`` holds all that the model returns, not only single numbers.
+        """``everything`` keeps all outputs of the model, not only single numbers.
 
-        With ``replay`` a step on one CUDA device is launched as a whole. Where the ranks of a
-        launcher share the plan, ``devices`` are all the one of this rank.
+        With ``replay`` a step on one CUDA device is replayed as one CUDA graph. If ranks of a
+        launcher run the plan together, ``devices`` all name the device of this rank.
         """
         assert plan.device_of is not None
         found = list(structure_violations(plan, problem))
@@ -190,12 +112,12 @@ class TracedStep:
         self.problem, self.plan, self.program = problem, plan, program
         self.devices, self.seed, self.is_ranked = list(devices), seed, is_ranked
         self.has_run = False
-        """True once all of its ops have run on real tensors."""
+        """True once all ops of the step have run on real tensors."""
         self.predicted: Timeline = simulate(problem, plan)
         parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
         self.setup = Setup(problem.graph, program, plan.device_of, parts)
         self.keep = kept_tensors(self.setup, everything=everything)
-        self.runner: EagerStep | StreamedStep | RankedStep
+        self.runner: EagerStep | PlacedStep
         self._present = self.setup.split.present
         if is_ranked:
             ranked = RankedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
@@ -212,17 +134,18 @@ class TracedStep:
 
     @property
     def is_on_one_device(self) -> bool:
-        """True if all devices of the plan are one real device here."""
+        """True if all devices of the plan are one real device, and no other ranks run the step."""
         return len(set(self.devices)) == 1 and not self.is_ranked
 
-    def timed(self) -> StreamedStep:
-        """The same step with every op timed."""
-        return StreamedStep(self.setup, self.devices, seed=self.seed, keep=self.keep)
+    def timed(self) -> PlacedStep:
+        """Return a runner of the step that times every op."""
+        devices = dict(enumerate(self.devices))
+        return PlacedStep(self.setup, devices, seed=self.seed, keep=self.keep)
 
     def given(
         self, model: nn.Module, held: ModelTensors, batch: Any
     ) -> list[dict[int, torch.Tensor]]:
-        """Tensors that exist before the step, per device of the plan."""
+        """Return the tensors that exist before the step, per device of the plan."""
         if not self._given:
             self._inputs = self._find_inputs(model, batch)
         addresses = held.addresses()
@@ -236,7 +159,8 @@ class TracedStep:
         return self._given
 
     def _find_inputs(self, model: nn.Module, batch: Any) -> list[tuple[int, int, int]]:
-        """Position in the batch, device and number of the tensors that the program reads."""
+        """Return position in the batch, device and number of each batch tensor that the program
+        reads."""
         names = [name for name, role, _ in all_tensors(model, batch) if role == Role.INPUT]
         position = {name: at for at, name in enumerate(names)}
         return [
@@ -247,9 +171,9 @@ class TracedStep:
         ]
 
     def returned(self, runner: EagerStep | None = None) -> Any:
-        """Outputs of the model, with None for tensors that were not kept.
+        """Return the model's outputs, with None for tensors that were not kept.
 
-        ``runner`` has run the step; by default the step's own.
+        ``runner`` is the one that ran the step; by default the step's own.
         """
         found = self.program.returned
         if found is None:
@@ -257,7 +181,7 @@ class TracedStep:
         leaves = [self._leaf(leaf, runner or self.runner) for leaf in found.leaves]
         return tree_unflatten(leaves, found.form)
 
-    def _leaf(self, leaf: Any, runner: EagerStep | StreamedStep | RankedStep) -> Any:
+    def _leaf(self, leaf: Any, runner: EagerStep | PlacedStep) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
         return runner.value(leaf.number) if leaf.number in self.keep else None
@@ -266,11 +190,12 @@ class TracedStep:
 def _parts(
     problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
 ) -> StepCalls:
-    """Instructions of each device; in traced order where the planned one is not possible here.
+    """Return the instructions of each device, in planned order if possible.
 
-    On one device there is one generator of random numbers, which gives what the unsplit model gets
-    as long as ops draw in recorded order, and forward ends before backward begins, so that both can
-    be called one by one. What runs again does so late, as recorded, and not as soon as it could.
+    One device has one generator of random numbers. Its draws equal those of the unsplit model if
+    ops draw in traced order. Forward must also end before backward begins, so that both can be
+    called separately. Otherwise, and with recompute, ops run in traced order, in which second runs
+    are as late as possible.
     """
     tables = instructions_of(problem, plan)
     planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)

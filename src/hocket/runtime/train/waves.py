@@ -1,10 +1,11 @@
-"""Microbatches in waves on two streams: calls of recorded steps in the order of a plan.
+"""Wavelet: runs microbatches in waves on two streams, with their ops in planned order.
 
-Every wave is a recorded step with slots of its own; parameters and buffers are shared. Calls are
-made one by one in the order in which the simulator started them: eagerly on one stream, so that
-no more is held than planned, or captured on two streams of one CUDA graph, which then overlap.
-Gradients are summed as soon as they are there, in the order of the waves, and random numbers are
-drawn in that order: the result equals gradient accumulation to the bit.
+Every wave is a traced step with slots of its own; parameters and buffers are shared. Calls are
+launched in the order in which the simulator started them: eagerly on one stream, so that no more
+memory is held than planned, or captured on two streams of one CUDA graph, which then overlap.
+Gradients are summed as soon as they are computed, in the order of the waves, and random numbers are
+drawn in that order: the result equals gradient accumulation bit for bit. With updates after every
+wave, as Wavelet publishes it, results differ from accumulation.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from hocket.simulate.parallel.wave_streams import WaveOp, pass_order, stream_mem
 
 @lru_cache(maxsize=64)
 def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Ops of a forward and backward pass that are no views, each with all that runs in its place.
+    """Return the ops of forward and backward that are no views, each with the calls to run for it.
 
-    Views depend on how parameters lie in memory: cuDNN's layers view all their weights as one
-    buffer where they share a storage, as they do on the device. So a recording is matched with the
-    graph of a plan by other ops, and a view runs with the op before it. O(ops).
+    Views depend on the memory layout of parameters: cuDNN's layers view all their weights as one
+    buffer if they share a storage, as they do on the device. So a traced step is matched with a
+    plan's graph by ops that are no views, and a view runs with the op before it. O(ops).
     """
     found: list[tuple[int, list[int]]] = []
     early: list[int] = []
@@ -63,7 +64,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 class WaveWarning(UserWarning):
-    """Waves run one after the other."""
+    """Waves run one after the other instead of interleaved."""
 
 
 class WaveOrder(NamedTuple):
@@ -71,17 +72,18 @@ class WaveOrder(NamedTuple):
 
     sequence: tuple[WaveOp, ...]
     waits: Mapping[WaveOp, WaveOp]
-    """The op of the other stream that an op waits for, so that results equal accumulation."""
+    """For an op, the op of the other stream that it waits for, so that results equal
+    accumulation."""
     ops: tuple[int, ...]
-    """Those of a wave that are no views, in its order."""
+    """Ops of a wave that are no views, in their order."""
     changes: Changes = "step"
-    """When parameters change."""
+    """When parameters change: after a step, or after every wave."""
     stream_bytes: tuple[int, ...] = (0,) * NUM_STREAMS
-    """Predicted peak of each stream."""
+    """Predicted peak memory of each stream."""
 
 
 def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int = 0) -> WaveOrder:
-    """The order of a plan, of the waves of one replica; views come with the op before them."""
+    """Return the planned order of the waves of one replica; views follow the op before them."""
     step, timeline = simulate_parallel(problem, parallel, None, waves)
     found = wave_sequence(problem.graph, step.passes[replica], timeline)
     ops = tuple(op for op, _ in counted_ops(problem.graph))
@@ -91,16 +93,16 @@ def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int 
 
 
 class Wave(NamedTuple):
-    """A microbatch that is to run."""
+    """A microbatch to run, with its traced step."""
 
     recorded: TracedStep
     given: Given
-    """Tensors from before it."""
+    """Tensors that exist before the wave."""
     weight: Weight
 
 
 class WaveStep(EagerStep):
-    """One wave: a recorded step that is called op by op of a plan."""
+    """One wave: a traced step that is called op by op in the order of a plan."""
 
     def __init__(
         self,
@@ -110,13 +112,13 @@ class WaveStep(EagerStep):
         *,
         keep: frozenset[int],
     ) -> None:
-        """``calls_of`` has the calls of the recording that an op of the plan stands for."""
+        """``calls_of`` maps ops of the plan to calls of the traced step."""
         super().__init__(setup, device, seed=None, keep=keep)
-        act_of = {act.op: act for part in self._parts for act in part}
-        self._acts_of = {op: [act_of[call] for call in calls] for op, calls in calls_of.items()}
+        bound = {each.op: each for part in self._parts for each in part}
+        self._bound_of = {op: [bound[call] for call in calls] for op, calls in calls_of.items()}
         op_of = {call: op for op, calls in calls_of.items() for call in calls}
         self.made_at: dict[int, list[tuple[int, int]]] = {}
-        """By op: parameters and their gradients that nothing but an update needs after it."""
+        """For each op, parameters and gradients that only an update needs after the op."""
         for parameter, gradient in setup.program.gradients.items():
             users = setup.graph.users_of(gradient).tolist()
             calls = setup.program.calls
@@ -127,20 +129,18 @@ class WaveStep(EagerStep):
             self.made_at.setdefault(op_of[last], []).append((parameter, gradient))
 
     def begin(self, given: Given, step: int, weight: Weight) -> None:
-        """Start a wave from the tensors of before, with the weight of its loss."""
+        """Start a wave from tensors that exist before it, with the weight of its loss."""
         self.fill(given, step)
-        self._weight = weight
+        self.weight = weight
 
     def run_op(self, op: int) -> None:
-        """An op of the plan and the frees after it; under `as_recorded`."""
-        for act in self._acts_of[op]:
-            self._perform(act)
+        """Run an op of the plan, then clear slots; the caller has entered `as_traced`."""
+        for do, call, drops in self._bound_of[op]:
+            self.perform(do, call, drops, self.draw)
 
     def take(self, gradient: int) -> torch.Tensor:
-        """A gradient, which the wave drops."""
-        found = self.value(gradient)
-        for slots in self._slots:
-            slots[gradient] = None
+        """Return a gradient, and remove it from the wave."""
+        found, self.slots[gradient] = self.value(gradient), None
         return found
 
 
@@ -159,7 +159,7 @@ class WaveRunner:
     def train(
         self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
     ) -> list[StepOutput]:
-        """Forward and backward of all microbatches; their gradients are added to the parameters."""
+        """Run forward and backward of all microbatches; add up their gradients."""
         found = [self._programs.find("train", batch) for batch in batches]
         counts = {len(counted_ops(recorded.setup.graph)) for recorded, _ in found}
         if counts != {len(self._order.ops)}:
@@ -175,11 +175,11 @@ class WaveRunner:
         return self.run(waves, step)
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """The same, of waves whose tensors are there."""
+        """Run waves, whose tensors are ready, in planned order."""
         sums = self._sums()
         events: dict[WaveOp, Any] = {}
         outputs: dict[int, StepOutput] = {}
-        with self._step(waves[0].recorded, 0).as_recorded():
+        with self._step(waves[0].recorded, 0).as_traced():
             for at in self._order.sequence:
                 wave, op = at
                 recorded, given, weight = waves[wave]
@@ -195,7 +195,7 @@ class WaveRunner:
                     name = recorded.program.names[parameter]
                     sums.add(name, wave, own.take(gradient), stream)
                 if at in self._awaited:
-                    # After the sums, so that whoever waits for the op may add to them.
+                    # After the sums, so that ops that wait for this one may add to them.
                     events[at] = stream.event()
                 if self._last[wave] == op:
                     outputs[wave] = _output(recorded, own)
@@ -203,7 +203,7 @@ class WaveRunner:
         return [outputs[wave] for wave in range(len(waves))]
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all waves."""
+        """Ignore the optimizer: updates run after all waves."""
 
     @property
     def replays(self) -> str:
@@ -214,11 +214,11 @@ class WaveRunner:
 
     @property
     def has_updated(self) -> bool:
-        """True if the optimizer has used the gradients of the waves that ran."""
+        """True if the optimizer has already used the gradients of the waves."""
         return False
 
     def state(self) -> dict[str, Any]:
-        """State that outlasts a step: none, where parameters change once per step."""
+        """Return the state to save between steps: none, because parameters change once per step."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -247,21 +247,21 @@ class WaveRunner:
 
 
 class GradientSums:
-    """Adds gradients to those of the parameters in the order of the waves."""
+    """Adds gradients to ``parameter.grad`` in the order of the waves."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._early: dict[tuple[str, int], tuple[torch.Tensor, DeviceStream]] = {}
-        """By parameter and wave: gradients that wait for those of an earlier wave."""
+        """Gradients that wait for an earlier wave, by parameter and wave."""
         self._num_added: dict[str, int] = {}
         self._added: dict[str, Any] = {}
 
     @torch.no_grad()
     def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
-        """Add a gradient, and those of later waves that waited for it.
+        """Add a gradient, and gradients of later waves that waited for it.
 
-        Each is added on the stream that made it: its memory is free for that stream alone, which
-        must not reuse it before the sum has read it.
+        Each is added on the stream that computed it: its memory can be reused only on that stream,
+        and so not before the sum has read it.
         """
         self._early[name, wave] = gradient, stream
         parameter = self._tensors[name]
@@ -278,15 +278,15 @@ class GradientSums:
         stream.make_current()
 
     def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
-        """Tensors that a wave reads: parameters as they are."""
+        """Return the tensors that a wave reads: the parameters themselves, in this class."""
         return given
 
     def end(self, wave: int) -> None:
-        """A wave is over."""
+        """Handle the end of a wave."""
 
 
 def _output(recorded: TracedStep, own: WaveStep) -> StepOutput:
-    """Loss and outputs of a wave that is over; the wave drops all it has."""
+    """Return loss and outputs of a finished wave, and drop its tensors."""
     loss = own.value(recorded.program.outputs[0]).detach()
     returned = recorded.returned(own)
     own.forget()
@@ -300,7 +300,7 @@ def _output(recorded: TracedStep, own: WaveStep) -> StepOutput:
 
 
 class _Event(NamedTuple):
-    """A recorded event, numbered on its stream."""
+    """A CUDA event, numbered on its stream."""
 
     stream: _WaveStream
     number: int
@@ -308,9 +308,9 @@ class _Event(NamedTuple):
 
 
 class _WaveStream(CudaStream):
-    """A CUDA stream that leaves out waits which an earlier one implies.
+    """A CUDA stream that omits waits implied by an earlier wait.
 
-    Each wait is an edge of the captured graph and costs about 8 us of a replay.
+    Each wait is an edge of the captured graph and adds about 8 us to a replay.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -318,16 +318,16 @@ class _WaveStream(CudaStream):
         self._num_events, self._passed = 0, 0
 
     def restart(self) -> None:
-        """Forget earlier waits: those of another step are in another graph."""
+        """Forget earlier waits, which are in the graph of another step."""
         self._passed = 0
 
     def event(self) -> Any:
-        """An event after everything so far."""
+        """Record an event after all work queued so far."""
         self._num_events += 1
         return _Event(self, self._num_events, super().event())
 
     def wait(self, event: Any) -> None:
-        """Wait for an event of the other stream, unless a later one was waited for."""
+        """Wait for an event of the other stream, unless the stream waited for a later one."""
         if event is None or event.stream is self or event.number <= self._passed:
             return
         self._passed = event.number
@@ -335,7 +335,7 @@ class _WaveStream(CudaStream):
 
 
 class _CapturedWaves(NamedTuple):
-    """A graph of all waves, with what it reads and produces."""
+    """A CUDA graph of all waves, with its inputs and results."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[StaticInputs]
@@ -354,7 +354,8 @@ class CapturedWaveRunner(WaveRunner):
         self.replay: GraphReplay[_CapturedWaves] = GraphReplay()
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """Forward and backward of all waves; gradients from before are added to call by call."""
+        """Run forward and backward of all waves, by replay unless gradients exist before the
+        step."""
         tensors = self._programs.tensors.values()
         found = None
         if all(tensor.grad is None for tensor in tensors):
@@ -378,7 +379,7 @@ class CapturedWaveRunner(WaveRunner):
 
     @contextmanager
     def _forked(self, here: torch.cuda.Stream) -> Iterator[None]:
-        """Let both streams follow what was issued on one, which goes on after them."""
+        """Fork both streams from one, and join them at the end."""
         for each in self._pair:
             each.restart()
             each.stream.wait_stream(here)
@@ -427,7 +428,7 @@ class CapturedWaveRunner(WaveRunner):
 
 
 class UpdatingWaveRunner(WaveRunner):
-    """Waves whose ends change the parameters."""
+    """Runs waves that each end with an update of the parameters."""
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
@@ -436,7 +437,7 @@ class UpdatingWaveRunner(WaveRunner):
         self._has_updated = False
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """The optimizer that every wave calls."""
+        """Set the optimizer that runs at the end of every wave."""
         if optimizer is None:
             raise UsageError(
                 "parameters that change after every wave leave no gradients to add up or to clip",
@@ -446,28 +447,30 @@ class UpdatingWaveRunner(WaveRunner):
 
     @property
     def has_updated(self) -> bool:
-        """True if the last waves ran as waves; otherwise the update is still to come."""
+        """True if each of the last waves has updated; False if the update has yet to run."""
         return self._has_updated
 
     def train(
         self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
     ) -> list[StepOutput]:
-        """Forward and backward of all microbatches, each with an update of its own."""
+        """Run forward and backward of all microbatches, each followed by an update."""
         self._has_updated = False
         return super().train(batches, step, weights)
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """The same, of waves whose tensors are there; the mean loss of each counts as a step's."""
+        """Run waves, whose tensors are ready; each wave's loss gets the weight of an entire
+        step."""
         self._has_updated = True
         whole = sum(wave.weight for wave in waves)
         return super().run([wave._replace(weight=whole) for wave in waves], step)
 
     def state(self) -> dict[str, Any]:
-        """Parameters of each stream and gradients of the last wave; empty before the first step."""
+        """Return each stream's parameters and the last wave's gradients; empty before the first
+        step."""
         return {} if self._updates is None else self._updates.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, or with the parameters as they are."""
+        """Continue from a saved state, or with the current parameters if it is empty."""
         self._updates = None
         if state:
             self._updates = _WaveUpdates(self._programs)
@@ -483,7 +486,7 @@ class UpdatingWaveRunner(WaveRunner):
 
 
 class _WaveUpdates(GradientSums):
-    """Updates the parameters wave by wave; its state outlasts steps."""
+    """Updates the parameters after every wave; its state is kept between steps."""
 
     optimizer: torch.optim.Optimizer
 
@@ -491,21 +494,21 @@ class _WaveUpdates(GradientSums):
         super().__init__(programs.tensors)
         self._programs = programs
         self._own: list[Mapping[str, torch.Tensor] | None] = [None] * NUM_STREAMS
-        """Parameters of each stream."""
+        """Copy of the parameters for each stream."""
         self._made: dict[int, Gradients] = {}
         self._before: Gradients = {}
-        """Gradients of the wave before."""
+        """Gradients of the previous wave."""
         self._versions: list[int] = []
-        """Of the parameters, after the last change."""
+        """Version counters of the parameters after the last update."""
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint; empty where others changed parameters meanwhile."""
+        """Return the state for a checkpoint; empty if other code has changed the parameters."""
         self.drop_if_changed()
         own = [dict(each) for each in self._own if each is not None]
         return {"own": own, "before": dict(self._before)} if len(own) == NUM_STREAMS else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state, with parameters as they were then."""
+        """Continue from a saved state; the parameters must be the ones saved with it."""
         self._own = [self._on_device(each) for each in state["own"]]
         self._before = self._on_device(state["before"])
         self._versions = self._versions_now()
@@ -514,7 +517,7 @@ class _WaveUpdates(GradientSums):
         return {n: saved[n].to(self._tensors[n].device, copy=True) for n in saved}
 
     def drop_if_changed(self) -> None:
-        """Begin anew after other parameters were loaded, or after a step without waves."""
+        """Drop the state if parameters were loaded, or changed by a step without waves."""
         if self._versions != self._versions_now():
             self._own, self._before = [None] * NUM_STREAMS, {}
 
@@ -522,7 +525,8 @@ class _WaveUpdates(GradientSums):
         return versions_of(self._tensors[name] for name in self._own[0] or ())
 
     def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
-        """The parameters of the wave's own stream in place of those that change meanwhile."""
+        """Return the tensors of a wave, with the parameters of its stream in place of the
+        model's."""
         program, which = recorded.program, wave % NUM_STREAMS
         if self._own[which] is None:
             names = program.parameters
@@ -536,12 +540,15 @@ class _WaveUpdates(GradientSums):
         ]
 
     def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
-        """Hold a gradient until its wave is over."""
+        """Hold a gradient until its wave has ended."""
         self._made.setdefault(wave, {})[name] = gradient
 
     @torch.no_grad()
     def end(self, wave: int) -> None:
-        """Update the parameters, and copy them to the stream of the wave that is over."""
+        """Update the parameters by the mean gradients of this wave and the previous one.
+
+        The stream of the wave then gets a copy of the updated parameters.
+        """
         made = self._made.pop(wave, {})
         for name, gradient in made.items():
             before = self._before.get(name)
@@ -558,7 +565,8 @@ class _WaveUpdates(GradientSums):
 
 
 def make_waves(programs: TracedModel, order: WaveOrder, device: torch.device) -> WaveRunner:
-    """Waves on a device, replayed where it is a CUDA device and its programs are."""
+    """Return the runner of waves on a device, with CUDA graph replay if steps are to be
+    replayed."""
     if order.changes == "wave":
         return UpdatingWaveRunner(programs, order, device)
     replayed = programs.replay and device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Storages that autograd saves: each is sent once, leaves the device and comes back."""
+"""Storages that autograd saves: each is offloaded once, freed and fetched again."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
+"""Recomputed modules: arguments, random numbers and buffers as if they were computed once."""
 
 import copy
 import random
@@ -286,3 +286,27 @@ def test_numbers_and_generators_of_a_module_are_as_they_were_and_move_once():
     for one, twin in zip(ours[:3], plain[:3], strict=True):
         assert one.num_calls == twin.num_calls == 4
         assert torch.equal(one.generator.get_state(), twin.generator.get_state())
+
+
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_a_gradient_taken_in_the_forward_pass_does_not_end_the_recompute(create_graph):
+    """It asks for saved tensors before the function has saved all, and more are saved after it."""
+    torch.manual_seed(0)
+    layer, rows = nn.Linear(4, 4), torch.randn(3, 4)
+
+    def scored(x):
+        hidden = torch.tanh(layer(x))
+        (slope,) = torch.autograd.grad(
+            hidden.square().sum(), x, create_graph=create_graph, retain_graph=True
+        )
+        return (hidden.exp() * slope).sin().sum()
+
+    def gradients(call):
+        layer.zero_grad()
+        x = rows.clone().requires_grad_()
+        call(x).backward()
+        return x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()
+
+    expected = gradients(scored)
+    found = gradients(lambda x: recomputed(ModuleBuffers([layer]), scored, (x,), {}))
+    assert all(map(torch.equal, found, expected))

@@ -1,4 +1,4 @@
-"""Memory plans are found once for a step, and progress is shown while they are."""
+"""Memory plans are found once for a step, and progress is shown meanwhile."""
 
 import copy
 import time

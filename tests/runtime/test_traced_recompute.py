@@ -1,4 +1,4 @@
-"""Blocks that run again for their backward pass, and updates on the host: the same training."""
+"""Recomputed blocks of traced steps, and updates on the host: the same training."""
 
 import copy
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What steps hold by the tracker is what they were rehearsed to hold, whatever else is there."""
+"""Steps hold the bytes that their dry run counted, whatever else is on the device."""
 
 import pytest
 import torch

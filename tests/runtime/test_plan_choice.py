@@ -1,4 +1,4 @@
-"""Which plans are rehearsed, and which one is taken."""
+"""Which memory plans get a dry run, and which one is chosen."""
 
 from dataclasses import replace
 

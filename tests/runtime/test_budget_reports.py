@@ -1,4 +1,4 @@
-"""What a person is told of a model within a budget, and what is held between its steps."""
+"""Reports about a model within a budget, and memory that is held between its steps."""
 
 import copy
 import warnings
@@ -44,7 +44,7 @@ def prepared(model, batch, memory, **options):
 
 
 def test_a_model_without_a_loss_is_told_of_within_a_budget_too():
-    with pytest.warns(CaptureWarning, match="returns no loss: training minimises the mean"):
+    with pytest.warns(CaptureWarning, match="returns no loss, so this would minimise the mean"):
         train = prepared(net(), BATCH[0], "1MiB")
     assert train.memory.peak_bytes <= 2**20
 

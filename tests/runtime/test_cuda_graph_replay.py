@@ -1,4 +1,4 @@
-"""The one rule of what is warmed up, captured and replayed; and that a training tells it."""
+"""Warm-up, capture and replay of CUDA graphs follow one rule, which a training reports."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""State that comes to the device for its update and goes home again."""
+"""Optimizer state that is swapped in for an update on the device."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What a rehearsal finds on a GPU beside the training, by what its allocator tells."""
+"""Dry runs on a GPU count memory outside of the training, as its allocator reports it."""
 
 import copy
 import gc

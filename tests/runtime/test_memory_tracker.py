@@ -1,4 +1,4 @@
-"""The byte-counting allocator: what is let go while it counts."""
+"""The memory tracker: tensors that are freed while it counts."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""AdamW with rounded gradients and twins in one pass: the bits of PyTorch's kernel."""
+"""AdamW on the host in bfloat16: the bits of PyTorch's own kernel."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""Memory plans that are there already: what is told of them, and of those that do not hold."""
+"""Given memory plans: reports about them, and about those that exceed the budget."""
 
 import copy
 import re
@@ -12,7 +12,6 @@ from torch import nn
 import hocket
 from hocket.api import run_plan
 from hocket.api.memory import budget_of
-from hocket.api.runs import RunOptions
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import parse_bytes
 from hocket.capture import capture
@@ -20,6 +19,7 @@ from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan, write_plan
 from hocket.plan.sections import Memory
 from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.run_options import RunOptions
 from hocket.runtime.train.batches import settled
 from hocket.view import fit as view
 

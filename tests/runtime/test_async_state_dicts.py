@@ -1,4 +1,4 @@
-"""What is saved of a model and its optimizer between steps, while the host still updates."""
+"""State dicts between steps, while the host still updates."""
 
 import copy
 import io

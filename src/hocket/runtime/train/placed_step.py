@@ -1,0 +1,309 @@
+"""Run a split step on the devices of this process: instructions, streams, transfers, timestamps.
+
+The host launches everything in the global order of the split. On CUDA devices this only fills
+streams: a compute stream per logical device, a transfer stream per pair of devices, and events
+where one stream has to wait for another. Sources of copies are held until they have been sent. On a
+CPU the instructions run in that order. Timestamps of every op and transfer give the step a measured
+timeline. `rank_placement` instead runs the instructions of one device per rank, with messages for
+transfers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from hocket.base.errors import RunError, one_line
+from hocket.capture.program import Program
+from hocket.graph.graph import Phase
+from hocket.runtime.device_instructions import Do, Instruction
+from hocket.runtime.device_streams import Arrival, Channel, DeviceStream, new_stream
+from hocket.runtime.placed_program import Setup
+from hocket.runtime.step_record import StepRecord
+from hocket.runtime.tensor_bytes import pack, unpack
+from hocket.runtime.train.eager_step import OpCalls
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.traced_recompute import RecomputedDraws
+
+_SPIN_S = 2e-4
+"""Precision of sleeping in seconds; shorter waits spin."""
+
+
+class HeldTensors(dict[int, torch.Tensor]):
+    """Tensors by number, and their bytes; a storage with several views is counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+        """Bytes of all storages held now."""
+        self.peak_bytes = 0
+        self._num_tensors: dict[int, int] = {}
+
+    def __setitem__(self, number: int, tensor: torch.Tensor) -> None:
+        if number in self:
+            del self[number]
+        storage = tensor.untyped_storage()
+        count = self._num_tensors.get(storage._cdata, 0)
+        self._num_tensors[storage._cdata] = count + 1
+        if not count:
+            self.num_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        super().__setitem__(number, tensor)
+
+    def clear(self) -> None:
+        """Drop all tensors."""
+        super().clear()
+        self._num_tensors.clear()
+        self.num_bytes = self.peak_bytes = 0
+
+    def __delitem__(self, number: int) -> None:
+        storage = self[number].untyped_storage()
+        count = self._num_tensors.pop(storage._cdata) - 1
+        if count:
+            self._num_tensors[storage._cdata] = count
+        else:
+            self.num_bytes -= storage.nbytes()
+        super().__delitem__(number)
+
+
+class PlacedStep:
+    """Forward and backward of a step on several logical devices, each mapped to a real one."""
+
+    slowdown = 1.0
+    """Factor by which ops take longer; a testing aid for unequal devices."""
+
+    def __init__(
+        self, setup: Setup, devices: Mapping[int, torch.device], *, seed: int | None,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """``devices`` maps devices of the plan to real ones; ``keep`` holds numbers of tensors to
+        keep.
+
+        Loss and gradients are kept in any case. Without a ``seed``, draws continue from the state
+        of PyTorch's generators.
+        """
+        self.setup, self._seed = setup, seed
+        program = setup.program
+        self._keep = keep | {*program.outputs}
+        self.streams = {index: new_stream(device) for index, device in devices.items()}
+        self.held = {index: HeldTensors() for index in devices}
+        self._instructions: Sequence[tuple[int, Instruction]] = [
+            each for each in setup.split.sequence if each[0] in devices
+        ]
+        self._calls = {
+            index: OpCalls(setup.graph, program, device, seed, self.held[index])
+            for index, device in devices.items()
+        }
+        self._bound = {
+            op: self._calls[index].bound(op, setup.sent)
+            for op, index in enumerate(setup.device_of)
+            if index in devices and program.calls[op].phase != Phase.OPTIMIZER
+        }
+        self._redraws = {
+            device: RecomputedDraws(program, device) for device in set(devices.values())
+        }
+        real = list(devices.values())
+        self._alone = {i: d.type == "cuda" and real.count(d) == 1 for i, d in devices.items()}
+        """True for logical devices with a CUDA device, and its memory, of their own."""
+        self._marks: dict[str, dict[int, tuple[DeviceStream, Any]]] = {}
+        """Timestamps by event and by op or transfer, each with the stream whose clock it uses."""
+        self._memory: dict[int, list[tuple[Any, int]]] = {}
+        self.gradients: dict[int, torch.Tensor] = {}
+        """Gradients by number of the parameter."""
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self._arriving: dict[int, Arrival | None] = {}
+        self._produced: dict[int, Any] = {}
+        """Event after which a transfer's tensor exists, by transfer."""
+        self._events: dict[int, Any] = {}
+        self._begun: dict[int, Any] = {}
+
+    @property
+    def program(self) -> Program:
+        """The traced program."""
+        return self.setup.program
+
+    def run(
+        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
+    ) -> StepRecord:
+        """Run the step from tensors that exist before it, per device; return its measured times."""
+        self.forget()
+        for index, held in self.held.items():
+            for number, tensor in given[index].items():
+                held[number] = tensor
+            held.peak_bytes = held.num_bytes
+        for calls in self._calls.values():
+            calls.weight, calls.draw = weight, step
+        self._marks = {kind: {} for kind in ("start", "end", "sent", "posted", "arrived")}
+        self._memory = {index: [] for index in self.streams}
+        for stream in self.streams.values():
+            stream.settle()
+        self._meet()
+        for stream in self.streams.values():
+            stream.begin()
+        self._begun = {index: stream.event() for index, stream in self.streams.items()}
+        record = StepRecord(start_s=time.perf_counter())
+        with ExitStack() as stack:
+            for calls in self._calls.values():
+                stack.enter_context(calls.as_traced())
+            self._run_all(step)
+        self._flush()
+        for stream in self.streams.values():
+            stream.finish()
+        record.end_s = time.perf_counter()
+        self._fill(record)
+        self._produced.clear()
+        self._events.clear()
+        self._take_gradients()
+        return record
+
+    def value(self, tensor: int) -> torch.Tensor:
+        """Return a tensor that was kept."""
+        return next(held[tensor] for held in self.held.values() if tensor in held)
+
+    def forget(self) -> None:
+        """Drop all tensors of the step."""
+        for held in self.held.values():
+            held.clear()
+        self.gradients = {}
+
+    # ── where ranks differ ───────────────────────────────────────────────────────────────────
+
+    def _meet(self) -> None:
+        """Begin a step at the same time as other ranks; within one process there is nothing to
+        do."""
+
+    def _flush(self) -> None:
+        """Wait until all tensors have been sent to other ranks; nothing to do in one process."""
+
+    def _take_gradients(self) -> None:
+        """Collect gradients of parameters that no update of the plan has used."""
+        for parameter, gradient in self.program.gradients.items():
+            if parameter not in self.gradients:
+                self.gradients[parameter] = self.value(gradient)
+
+    def _send(self, device: int, number: int) -> None:
+        """Start to copy a tensor to another device."""
+        tensor, src, dst = self.setup.split.transfers[number]
+        spec, receiver = self.program.tensors[tensor], self.streams[dst]
+        produced = self._produced[number] = self._events.get(spec.producer, self._begun[src])
+        self._arriving[number] = None
+        start = end = receiver.mark()
+        if spec.layout is not None:
+            value = self.held[device][tensor]
+            packed = partial(pack, spec=spec, whole=self.setup.is_whole[number])
+            channel = self._channels.get((src, dst))
+            if channel is None:
+                channel = self._channels[src, dst] = Channel(self.streams[src], receiver)
+            if self.streams[src].is_cuda and not value.is_cuda:
+                # Some kernels hand small things, such as the state of a generator, to the host.
+                arrival = channel.copy_on_host(packed(value))
+            else:
+                arrival = channel.copy(value, packed, produced)
+            self._arriving[number], start, end = arrival, arrival.start, arrival.end
+        for kind, mark in (("sent", start), ("posted", start), ("arrived", end)):
+            self._marks[kind][number] = receiver, mark
+
+    def _post(self, number: int) -> None:
+        """Prepare to receive; copies within a process need no receiver."""
+
+    def _wait(self, device: int, number: int) -> None:
+        """Make a device wait for a transfer, and hold the tensor that arrives."""
+        stream, arrival = self.streams[device], self._arriving.pop(number)
+        if arrival is None:
+            stream.wait(self._produced[number])
+            return
+        stream.wait(arrival.event)
+        if arrival.data.is_cuda:
+            arrival.data.record_stream(torch.cuda.current_stream(stream.device))
+        tensor = self.setup.split.transfers[number].tensor
+        spec = self.program.tensors[tensor]
+        self.held[device][tensor] = unpack(arrival.data, spec, self.setup.is_whole[number])
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────
+
+    def _run_all(self, step: int) -> None:
+        before = -1
+        try:
+            for device, instruction in self._instructions:
+                if device != before:
+                    self.streams[device].make_current()
+                    before = device
+                self._obey(device, instruction, step)
+        finally:
+            for stream in reversed(self.streams.values()):
+                stream.release_current()
+
+    def _obey(self, device: int, instruction: Instruction, step: int) -> None:
+        do, number = instruction
+        if do == Do.RUN:
+            self._run_op(device, number, step)
+        elif do == Do.SEND:
+            self._send(device, number)
+        elif do == Do.POST:
+            self._post(number)
+        elif do == Do.WAIT:
+            self._wait(device, number)
+        elif number in self.held[device] and number not in self._keep:
+            # A tensor that only orders ops has no data, and was never held.
+            del self.held[device][number]
+
+    def _run_op(self, device: int, op: int, step: int) -> None:
+        held, stream, started_s = self.held[device], self.streams[device], time.perf_counter()
+        start = stream.mark()
+        self._memory[device].append((start, held.num_bytes))
+        try:
+            self._perform(device, op)
+        # Whatever an op of a user's model raises is a failed run, not a bug of ours.
+        except Exception as error:
+            name = self.setup.graph.op_names[op]
+            raise RunError(
+                f"op {name!r} failed on {stream.device} in step {step}: {one_line(error)}"
+            ) from error
+        if self.slowdown > 1.0:
+            _stand_still((time.perf_counter() - started_s) * (self.slowdown - 1.0))
+        end = stream.mark()
+        self._marks["start"][op], self._marks["end"][op] = (stream, start), (stream, end)
+        self._memory[device].append((end, held.num_bytes))
+        if op in self.setup.senders:
+            self._events[op] = stream.event()
+
+    def _perform(self, device: int, op: int) -> None:
+        call = self.program.calls[op]
+        if call.phase == Phase.OPTIMIZER:
+            # The user's own optimizer updates; it is handed the gradient.
+            self.gradients[call.args[0].number] = self.held[device][call.args[1].number]
+        elif self._seed is None:
+            self._redraws[self.streams[device].device].run(op, self._bound[op])
+        else:
+            self._bound[op]()
+
+    def _fill(self, record: StepRecord) -> None:
+        """Convert timestamps to seconds, once all work is complete."""
+
+        def seconds(kind: str) -> dict[int, float]:
+            marks: Iterable[tuple[int, tuple[DeviceStream, Any]]] = self._marks[kind].items()
+            return {number: stream.seconds(mark) for number, (stream, mark) in marks}
+
+        record.op_start_s, record.op_end_s = seconds("start"), seconds("end")
+        record.sent_s, record.posted_s = seconds("sent"), seconds("posted")
+        record.arrived_s = seconds("arrived")
+        for device, stream in self.streams.items():
+            record.memory[device] = [(stream.seconds(m), size) for m, size in self._memory[device]]
+            record.peak_bytes[device] = (
+                torch.cuda.max_memory_allocated(stream.device)
+                if self._alone[device]
+                else self.held[device].peak_bytes
+            )
+
+
+def _stand_still(duration_s: float) -> None:
+    until_s = time.perf_counter() + duration_s
+    if duration_s > 2 * _SPIN_S:
+        time.sleep(duration_s - _SPIN_S)
+    while time.perf_counter() < until_s:
+        pass
