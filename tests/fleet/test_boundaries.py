@@ -30,7 +30,7 @@ from hocket.fleet.solve.linear import LinearProgram, _ProgramRows, maximise
 from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
-from hocket.fleet.solve.sharing import all_columns, pair_rates
+from hocket.fleet.solve.sharing import all_columns, pair_rates, rates_beside
 from hocket.fleet.traces import Trace
 from hocket.kernels.containers import table
 
@@ -156,7 +156,9 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     setup = set_up(snapshot, level_problem, pools_kinds=False)
     program = LinearProgram(job_classes=setup.job_classes)
     if shares:
-        pairs = pair_rates(snapshot, setup, snapshot.usable_steps_per_s)
+        pairs = pair_rates(
+            snapshot, setup, rates_beside(snapshot, setup, snapshot.usable_steps_per_s)
+        )
         program = LinearProgram(
             job_classes=setup.job_classes, pairs=pairs.rates, columns=all_columns(pairs)
         )
@@ -182,7 +184,7 @@ def test_what_pairs_earn_beyond_prices_is_in_the_bound() -> None:
     pairs = Pairs(profile_of=np.zeros(2, dtype=np.int64), steps_per_s=np.full((1, 1, 1), 0.9))
     snapshot = make_snapshot([[1.0], [1.0]], [1], pairs=pairs)
     setup = set_up(snapshot, LevelProblem(rates=snapshot.steps_per_s, marks=np.zeros((2, 0))))
-    beside = pair_rates(snapshot, setup, snapshot.steps_per_s)
+    beside = pair_rates(snapshot, setup, rates_beside(snapshot, setup, snapshot.steps_per_s))
     program = LinearProgram(
         job_classes=setup.job_classes, pairs=beside.rates, columns=all_columns(beside)
     )

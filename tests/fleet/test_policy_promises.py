@@ -15,6 +15,7 @@ from hocket.fleet.explain import _earliest_s
 from hocket.fleet.forecast import first_start
 from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, Tick, new_state, step
+from hocket.fleet.solve import water_filling
 from hocket.fleet.solve.check import verify_allocation
 
 
@@ -102,10 +103,12 @@ def test_in_a_strict_line_a_job_holds_up_only_those_who_want_the_same_devices() 
 
 @pytest.mark.parametrize(
     ("policy", "scarce", "least", "most"),
-    [("las", 1, 1.55, 1.65), ("las", 2, 1.7, 1.85), ("makespan", 2, 0.5, 0.6)],
+    [("las", 1, 1.55, 1.65), ("las", 2, 1.65, 1.85), ("makespan", 2, 0.5, 0.6)],
 )
-def test_many_jobs_of_which_no_two_are_alike_share_within_a_proven_gap(policy, scarce, least, most):
-    """Above a number of classes, programs of pairs are solved by interior points to a known gap."""
+def test_many_jobs_of_which_no_two_are_alike_share_within_a_proven_gap(
+    policy, scarce, least, most, monkeypatch
+):
+    """Above a number of classes, jobs that share are solved in parts, to a known gap."""
     random = np.random.default_rng(scarce)
     steps_per_s = random.uniform(1.0, 9.0, (200, 2))
     part = np.minimum(random.uniform(0.45, 0.95, (200, 200, 1)), 1.0)
@@ -113,7 +116,11 @@ def test_many_jobs_of_which_no_two_are_alike_share_within_a_proven_gap(policy, s
     num_devices = [40 // scarce, 60 // scarce]
     alone = make_snapshot(steps_per_s, num_devices, gang=random.choice([1, 2], 200))
     shared = replace(alone, pairs=pairs)
-    answer, without = POLICIES[policy](shared), POLICIES[policy](alone)
+    exact, without = POLICIES[policy](shared), POLICIES[policy](alone)
+    monkeypatch.setattr(water_filling, "MANY", 100)
+    answer = POLICIES[policy](shared)
     verify_allocation(shared, answer)
-    assert answer.gap <= 0.05
+    assert exact.gap <= 1e-6
+    assert answer.gap <= 0.25
+    assert answer.objective == pytest.approx(exact.objective, rel=0.06)
     assert least < answer.objective / without.objective < most

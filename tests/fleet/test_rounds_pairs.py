@@ -105,6 +105,22 @@ def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
     assert rates <= {(True, 6.0 * 5.0 / 8.0), (False, 6.0)}
 
 
+def test_a_pair_of_gangs_that_finds_no_server_leaves_its_devices_to_others() -> None:
+    devices = [FleetDevice(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4)]
+    table = PairTable(steps_per_s=np.full((2, 2, 1), 1.8))
+    state = new_state(("fast",), (devices[0], devices[2]), NO_SLACK, pair_table=table)
+    bound = [Job(number=n, name="", steps_per_s=(2.0,), preemptible=False) for n in (0, 1)]
+    state = submit(state, *bound)
+    # One device is free on either server now.
+    state, _ = step(state, AddDevices(time_s=0.0, devices=(devices[1], devices[3])))
+    gang = Job(number=2, name="", steps_per_s=(2.0,), spread_steps_per_s=(0.0,), gang=2, profile=0)
+    small = [Job(number=n, name="", steps_per_s=(2.0,), profile=1) for n in (4, 5)]
+    state = submit(state, gang, replace(gang, number=3), *small)
+    for _ in range(25):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.jobs.rows["held_s"].tolist() == [9000.0, 9000.0, 0.0, 0.0, 9000.0, 9000.0]
+
+
 def test_reasons_name_the_partner_and_the_server() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)

@@ -72,5 +72,5 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             step(state, event)
-    with pytest.raises(UsageError, match="at least one kind"):
+    with pytest.raises(UsageError, match="at least one device type"):
         new_state((), ())

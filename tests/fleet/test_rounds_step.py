@@ -155,6 +155,18 @@ def test_a_job_that_waits_for_a_kind_does_not_hold_up_those_of_others() -> None:
     assert state.jobs.rows["kind"].tolist() == [0, -1, -1, 1]
 
 
+def test_a_device_that_a_job_does_not_move_to_is_given_out_in_the_same_round() -> None:
+    state = submit(fleet(1, 1), job(0, fast=1.0, slow=2.0), job(1, slow=0.0))
+    assert (state.devices_of(0), state.devices_of(1)) == (("slow0",), ("fast0",))
+    # Job 0 comes first on the device of job 1, on which it is no faster, so it stays.
+    deficits = state.jobs._replace(
+        shares=np.array([[0.5, 0.5], [0.5, 0.0]]),
+        credit_s=np.array([[1000.0, 0.0], [-1000.0, 0.0]]),
+    )
+    state, _ = step(state.but(jobs=deficits), Tick(time_s=state.next_tick_s))
+    assert (state.devices_of(0), state.devices_of(1)) == (("slow0",), ("fast0",))
+
+
 def test_short_jobs_do_not_go_first_where_the_last_end_counts() -> None:
     def first(policy: str) -> int:
         state = submit(fleet(1, rules=Rules(policy=policy)), job(0, slow=0.0, steps=1e6))
@@ -234,7 +246,7 @@ def test_reasons_carry_evidence() -> None:
     assert reason(state, 0) == "runs on fast0"
     assert "0 of 1 fast free" in reason(state, 1)
     assert "at most 2" in reason(state, 2)
-    assert "no kind" in reason(state, 3)
+    assert "no device type" in reason(state, 3)
     state, _ = step(state, Pause(time_s=1.0, numbers=(0,)))
     assert "paused" in reason(state, 0)
 
@@ -292,3 +304,13 @@ def test_devices_of_one_server_may_come_one_by_one() -> None:
     assert state.layout.largest_server.tolist() == [2, 1]
     with pytest.raises(UsageError, match="there as"):
         step(state, AddDevices(time_s=7.0, devices=(FleetDevice(name="d2", kind="slow"),)))
+
+
+def test_shares_wait_for_the_next_round_where_no_device_is_free() -> None:
+    state = submit(fleet(1), job(0))
+    assert not state.is_dirty
+    state, actions = step(state, Submit(time_s=state.time_s + 1.0, jobs=(job(1),)))
+    assert not len(actions.started)
+    assert state.is_dirty, "nothing to hand out, so nothing was solved"
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert not state.is_dirty

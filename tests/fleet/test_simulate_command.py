@@ -67,9 +67,20 @@ def test_policies_stand_side_by_side(trace: Path) -> None:
 
 
 def test_gavel_is_slower_to_start(trace: Path) -> None:
-    ours = json.loads(run(trace, "--json"))["average_jct_s"]
-    gavels = json.loads(run(trace, "--json", "--compatible", "gavel"))["average_jct_s"]
+    single = trace.with_name("single.csv")
+    single.write_text(
+        "name,job_type,arrival_s,gang,duration_s\n"
+        "one,x,0,1,3600\ntwo,x,100,1,3600\nthree,x,200,1,3600\n"
+    )
+    ours = json.loads(run(single, "--json"))["average_jct_s"]
+    gavels = json.loads(run(single, "--json", "--compatible", "gavel"))["average_jct_s"]
     assert gavels > ours
+
+
+@pytest.mark.parametrize("policy", ["las", "las-lexicographic"])
+def test_max_min_fairness_of_gangs_cannot_be_compared_with_gavel(trace: Path, policy: str) -> None:
+    with pytest.raises(UsageError, match="with gangs, many allocations have the same lowest job"):
+        run(trace, "--policy", policy, "--compatible", "gavel")
 
 
 @pytest.mark.parametrize("policy", ["finish-time-fairness", "ftf-agnostic", "fifo-agnostic"])
@@ -93,7 +104,10 @@ def told(trace: Path, *arguments: str) -> str:
 
 def test_a_gang_that_can_never_fit_is_told(trace: Path) -> None:
     text = told(trace, "--cluster", "a:1x2,b:2", "--json")
-    assert "1 of 3 jobs are left out ('three'): no kind of the cluster has enough devices" in text
+    assert (
+        "1 of 3 jobs are left out ('three'): no device type of the cluster has enough devices"
+        in text
+    )
 
 
 def test_what_a_trace_says_and_is_not_followed_is_told(tmp_path: Path) -> None:

@@ -28,16 +28,16 @@ def test_a_trace_of_many_short_lines(tmp_path: Path, end: bytes) -> None:
 def test_a_table_of_many_jobs(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"v100": {f"('{job}', 1)": {"null": 1.0} for job in range(5000)}}))
-    with pytest.raises(InputFileError, match="5,000 kinds of jobs on 1 kinds of devices"):
+    with pytest.raises(InputFileError, match="5,000 job types on 1 device types"):
         read_throughputs(path)
 
 
 def test_a_problem_of_many_kinds() -> None:
     jobs = [{"id": "a", "throughputs": {}}]
-    with pytest.raises(InputFileError, match="devices has 50,000 kinds"):
+    with pytest.raises(InputFileError, match="devices has 50,000 types"):
         parse_problem({"devices": dict.fromkeys(map(str, range(50_000)), 1), "jobs": jobs})
     jobs = [{"id": str(job), "throughputs": {}} for job in range(20_001)]
-    with pytest.raises(InputFileError, match="20,001 jobs on 1,000 kinds"):
+    with pytest.raises(InputFileError, match="20,001 jobs on 1,000 device types"):
         parse_problem({"devices": dict.fromkeys(map(str, range(1000)), 1), "jobs": jobs})
     with pytest.raises(UsageError, match="more than 1000 kinds"):
         parse_cluster(",".join(f"k{kind}:1" for kind in range(1001)))
@@ -49,4 +49,4 @@ def test_who_can_never_run_is_told_by_every_policy(tmp_path: Path, policy: str) 
     jobs = [{"id": "large", "gang": 4, "throughputs": {"v100": 1.0}}]
     path.write_text(json.dumps({"devices": {"v100": 2}, "jobs": jobs}))
     result = CliRunner().invoke(allocate, [str(path), "--policy", policy])
-    assert "cannot run: large: no kind has enough devices that it can use" in result.stdout
+    assert "cannot run: large: no device type has enough usable devices" in result.stdout

@@ -42,13 +42,13 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "no kinds"),
+        ({}, "no device types"),
         ([], "throughputs is"),
-        ({"fast": {"nonsense": {"null": 1.0}}}, "no kind of job"),
-        ({"fast": {"('a', 0)": {"null": 1.0}}}, "no kind of job"),
-        ({"fast": {"('a', True)": {"null": 1.0}}}, "no kind of job"),
+        ({"fast": {"nonsense": {"null": 1.0}}}, "no job type"),
+        ({"fast": {"('a', 0)": {"null": 1.0}}}, "no job type"),
+        ({"fast": {"('a', True)": {"null": 1.0}}}, "no job type"),
         ({"fast": {A: {"null": 1.0}, "('a',1)": {"null": 2.0}}}, "in two ways"),
-        ({"fast": {"__import__('os')": {"null": 1.0}}}, "no kind of job"),
+        ({"fast": {"__import__('os')": {"null": 1.0}}}, "no job type"),
         ({"fast": {A: {"null": -1.0}}}, "null"),
         ({"fast": {A: {"null": 1.0, B: [1.0, 1.0]}}}, "unknown job"),
         ({"fast": {A: {"null": 1.0, A: [1.0]}}}, "expected 2"),

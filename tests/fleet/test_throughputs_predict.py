@@ -149,7 +149,7 @@ def test_a_gang_follows_from_what_one_device_was_measured_to_do() -> None:
     assert 4 / told.throughputs.alone[1, 0] - one_s == pytest.approx(
         max(0.1 * ring_s, 2 * 3 * (10e-6 + 4e7 / 4 / 12e9)), rel=1e-3
     )
-    with pytest.raises(UsageError, match="unknown kind of device 'k8'"):
+    with pytest.raises(UsageError, match="unknown device type 'k8'"):
         predict(graph, servers, measured={"k8": 1.0})
     with pytest.raises(UsageError, match="no number of steps"):
         predict(graph, servers, measured={"k80": 0.0})
@@ -207,7 +207,7 @@ def test_a_graph_without_work_is_refused() -> None:
         ("=v100", "cannot read"),
         ("v100=", "cannot read"),
         ("a_unconsolidated=v100", "cannot read"),
-        ("mixed-desktop", "3 kinds"),
+        ("mixed-desktop", "3 device types"),
         ("4xv100-16g", "unknown hardware"),
     ],
 )
@@ -246,6 +246,13 @@ def test_the_ring_is_as_wide_as_the_best_of_all_rings(data: st.DataObject) -> No
 def test_the_ring_of_a_dgx1_uses_double_links() -> None:
     routes = cluster_from_text("dgx1-v100").routes
     assert narrowest(routes.bandwidth_bps, widest_ring(routes.bandwidth_bps, 8)) == 50e9
+
+
+def test_a_ring_that_takes_too_long_to_find_is_that_of_the_numbers() -> None:
+    """No cycle over two sides has an odd length, and only trying all of them would show it."""
+    side = np.arange(18) % 2
+    bandwidth = np.where(side[:, None] != side, 2.0, 1.0)
+    assert widest_ring(bandwidth, 17) == tuple(range(17))
 
 
 def test_a_gang_larger_than_a_server_goes_through_the_network() -> None:

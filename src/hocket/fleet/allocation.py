@@ -1,4 +1,4 @@
-"""Answer of a policy: the share of time that each job gets on each kind of device."""
+"""Answer of a policy: the share of time that each job gets on each device type."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from hocket.base.arrays import FloatArray, LongArray
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Warm:
-    """Warm start for the next answer."""
+    """Start values for the next solve."""
 
     prices: FloatArray
     """``[question, pool]``: prices of devices that are good to ask first."""
     level: float
     columns: LongArray | None = None
-    """``[pair, 3]``: kind of device and the profiles that shared it, where jobs may share."""
+    """``[pair, 3]``: device type and the profiles that shared it, where jobs may share."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SharedTime:
-    """Time that jobs spend two on a device, by profile; rounds choose the single jobs."""
+    """Time that two jobs spend on the same devices, summed by pair of profiles; rounds choose the
+    jobs."""
 
     profile_a: LongArray
     profile_b: LongArray
     kind: LongArray
     amount: FloatArray
-    """Summed shares of all pairs of these two profiles on this kind."""
+    """Summed shares of all pairs of these two profiles on this device type."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairedTime:
-    """The same time as each job sees it: a row per job, profile of the other, and kind."""
+    """The same time per job: one row for each job, profile of the partner, and device type."""
 
     job: LongArray
     profile: LongArray
@@ -42,11 +43,11 @@ class PairedTime:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Allocation:
-    """Shares of time, and how good they are proven to be."""
+    """Shares of time, with objective and proven bound."""
 
     policy: str
     shares: FloatArray
-    """``[job, kind]``: part of its time that a job has devices of a kind alone."""
+    """``[job, type]``: part of its time that a job has devices of one type alone."""
     shared: SharedTime | None = None
     """Time spent two on a device."""
     paired: PairedTime | None = None

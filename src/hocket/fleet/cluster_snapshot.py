@@ -1,7 +1,7 @@
 """Input of an allocation policy: device types and jobs, as arrays.
 
-Rows are jobs, columns are device types. A share is the part of its time that a job spends
-on a kind; shares of a job sum to at most one; a job that runs holds as many devices as its gang.
+Rows are jobs, columns are device types. A share is the part of its time that a job spends on a
+device type; shares of a job sum to at most one; a job that runs holds as many devices as its gang.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pairs:
-    """Throughputs of two jobs of equal gang that share the same devices, by profile.
+    """Throughputs of two jobs of equal gang on the same devices, by profile.
 
-    Jobs with one profile have one gang and behave the same, alone and in any company.
+    Jobs of one profile have the same gang and the same throughputs, alone and beside others.
     """
 
     profile_of: LongArray
     """The profile of each job."""
     steps_per_s: FloatArray
-    """``[a, b, kind]``: what a job of profile a does beside one of profile b; 0 where they may not
-    share a device of that kind."""
+    """``[a, b, type]``: what a job of profile a does beside one of profile b; 0 where they may not
+    share a device of that type."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClusterSnapshot:
-    """Devices to share and the jobs that want them, at one moment."""
+    """Devices and jobs at one moment."""
 
     kinds: tuple[str, ...]
     num_devices: LongArray
-    """Devices of each kind."""
+    """Devices of each type."""
     price_per_hour: FloatArray
-    """Of one device of each kind."""
+    """Of one device of each type."""
     ids: tuple[str, ...]
     """Names of the jobs."""
     steps_per_s: FloatArray
-    """``[job, kind]``: of the whole gang; 0 where the job may not or cannot run."""
+    """``[job, type]``: of the whole gang; 0 where the job may not or cannot run."""
     gang: LongArray
     """Devices that each job holds when it runs."""
     weight: FloatArray
@@ -74,16 +74,16 @@ class ClusterSnapshot:
 
     @property
     def num_kinds(self) -> int:
-        """Number of kinds of devices."""
+        """Number of device types."""
         return len(self.kinds)
 
     @property
     def keeps_word(self) -> BoolArray:
-        """True if what jobs said to need may still be so."""
+        """``[job]``: False once a job has run much longer than it claimed to need."""
         return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 
     @property
     def usable_steps_per_s(self) -> FloatArray:
-        """Throughputs, 0 also where the kind has no device or fewer than the gang needs."""
+        """Throughputs; 0 also where a device type has fewer devices than the gang needs."""
         has_capacity = self.gang[:, None] <= self.num_devices[None, :]
         return np.where(has_capacity, self.steps_per_s, 0.0)

@@ -1,4 +1,4 @@
-"""Why a job waits: one sentence, the evidence behind it, and when it is expected to start."""
+"""Explain why a job waits: one sentence, the evidence, and the expected start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.base.jsonfile import finite_or_none
 from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.assign import reserve_after_s
-from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.reasons import free_devices, reason
 from hocket.fleet.rounds.state import PHASES, RUNNING, UNDECIDED, WAITING, FleetState
 
 _MOST_NAMED = 3
@@ -24,7 +24,7 @@ MAX_HOLDERS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Explanation of what a job does or waits for."""
+    """What a job does or waits for, with evidence."""
 
     number: int
     sentence: str
@@ -39,7 +39,7 @@ class Explanation:
     """End of the forecast where no start was found; None where a longer one would not help."""
 
     def to_data(self) -> dict[str, Any]:
-        """As an answer to a request."""
+        """Convert to the body of a REST response."""
         return {
             "job": self.number,
             "sentence": self.sentence,
@@ -51,7 +51,7 @@ class Explanation:
 
 
 def explain(state: FleetState, number: int) -> Explanation:
-    """Explain what a job does or waits for; raises `UsageError` where it is not there or ended."""
+    """Explain what a job does or waits for; raises `UsageError` if there is no such job."""
     row = state.row_of(number)
     phase = int(state.jobs.rows["phase"][row])
     sentence = f"job {number} {reason(state, number)}"
@@ -66,6 +66,7 @@ def explain(state: FleetState, number: int) -> Explanation:
             span = words_for_seconds(not_before_s - state.time_s)
             sentence += f"; it is not expected to start within {span}{_endless(state, row)}"
         later_s = _reserved_after_s(state, row) - state.time_s
+        # A job that has a reservation already says so in its sentence.
         if 0.0 < later_s < np.inf and not state.jobs.rows["reserved_s"][row]:
             sentence += f"; devices are reserved for it after {words_for_seconds(later_s)} more"
         earliest_s = _earliest_s(state, number, ahead)
@@ -91,7 +92,7 @@ def _reserved_after_s(state: FleetState, row: int) -> float:
 
 
 def _endless(state: FleetState, row: int) -> str:
-    """Jobs without a known end that hold what a job could use; empty for none."""
+    """Name the jobs without a known end that hold suitable devices; empty if there are none."""
     others, left_s = _holding(state, row)
     numbers = state.jobs.rows["number"][others[np.isinf(left_s)]].tolist()
     if not numbers:
@@ -107,8 +108,8 @@ def _endless(state: FleetState, row: int) -> str:
 
 
 def _earliest_s(state: FleetState, number: int, expected: Forecast) -> float | None:
-    """An earlier start than expected, where jobs that hold devices have not shown that they
-    cannot be stopped."""
+    """An earlier start, which holds if jobs with unknown preemptibility turn out to save their
+    work; None if there is none."""
     rows = state.jobs.rows
     if not np.any((rows["phase"] == RUNNING) & (rows["preemptible"] == UNDECIDED)):
         return None
@@ -162,15 +163,8 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
     }
 
 
-def free_devices(state: FleetState) -> list[int]:
-    """Working devices that nobody holds, of each kind."""
-    held = state.device_kind[state.is_up & (state.holders[:, 0] >= 0)]
-    free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_kinds)).tolist()
-    return free
-
-
 def _holders(state: FleetState, row: int) -> dict[str, Any]:
-    """The jobs on devices that this one could use, those that end first at the front."""
+    """Jobs on suitable devices, those that end first at the front."""
     rows = state.jobs.rows
     others, left_s = _holding(state, row)
     order = np.argsort(left_s, kind="stable")
@@ -189,7 +183,7 @@ def _holders(state: FleetState, row: int) -> dict[str, Any]:
 
 
 def _holding(state: FleetState, row: int) -> tuple[LongArray, FloatArray]:
-    """Rows of the jobs on devices that this one could use, and the seconds that they still need."""
+    """Rows of the jobs on suitable devices, and the seconds that they still need."""
     rows = state.jobs.rows
     others = np.flatnonzero(rows["phase"] == RUNNING)
     others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]

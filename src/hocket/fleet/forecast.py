@@ -1,9 +1,9 @@
-"""Forecast of the jobs of a fleet: its own state run forward with the same ``step``.
+"""Forecast the jobs of a fleet by running its state forward with the same ``step``.
 
-No jobs come, nothing breaks, and a job ends when its rate says so, as in the simulator; so with
-the same jobs both decide the same. Another policy, more devices or fewer answer "what if". The run
-is bounded by a count of events and says where it was cut off; a job of which nobody knows when it
-ends never does. O(events x jobs).
+No jobs arrive, nothing fails, and a job ends when its rate says so, as in the simulator, so both
+decide the same for the same jobs. Another policy, more devices or fewer answer "what if". The
+number of events is bounded, and the result says where it was cut off. A job without known length
+never ends. O(events x jobs).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MANY_JOBS = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Forecast:
-    """When the jobs of a state start and end; NaN for what did not happen within the forecast."""
+    """When the jobs of a state start and end; NaN if that is beyond the forecast."""
 
     policy: str
     time_s: float
@@ -53,7 +53,7 @@ class Forecast:
     """When a job next gets devices; the moment of the forecast for one that holds some."""
     end_s: FloatArray
     busy_device_s: FloatArray
-    """``[kind]``, as what follows."""
+    """``[type]``, as what follows."""
     up_device_s: FloatArray
 
     @property
@@ -75,7 +75,7 @@ class Forecast:
 
     @property
     def utilisation(self) -> float:
-        """Part of the devices' time that is used until then; NaN where no time passes."""
+        """Part of the device time that is used; NaN if no time passes."""
         up_s = float(self.up_device_s.sum())
         return float(self.busy_device_s.sum()) / up_s if up_s > 0.0 else np.nan
 
@@ -88,7 +88,7 @@ class Forecast:
         return finite_or_none(self.end_s[self._row(number)])
 
     def to_data(self) -> dict[str, Any]:
-        """All of it as plain data; null for what is not known."""
+        """Convert to plain data; null for unknown values."""
         jobs = zip(self.numbers.tolist(), self.names, self.start_s, self.end_s, strict=True)
         return {
             "policy": self.policy,
@@ -130,13 +130,14 @@ def forecast(
     grain_s: float = 0.0,
     max_events: int | None = None,
 ) -> Forecast:
-    """Run a state forward until its jobs have ended, or those asked for have started.
+    """Run a state forward until all jobs have ended, or the given jobs have started.
 
-    With another ``policy`` shares are computed anew when the next round begins; devices come and
-    go at once. Jobs that end within ``grain_s`` of each other end together, which looks further
-    ahead for the same work and is wrong by less than that per end. Without ``max_events`` it takes
-    a second or two at most. Raises `UsageError` for names that are not known.
+    With another ``policy`` shares are computed anew at the next round; devices change at once. Jobs
+    that end within ``grain_s`` of each other end together, which looks further ahead for the same
+    work, with an error below that per end. Without ``max_events`` it takes a second or two at most.
+    Raises `UsageError` for unknown names.
     """
+    # A full forecast may take twice as long as one of a first start.
     most = 2 * affordable_events(state) if max_events is None else max_events
     policy = policy or state.rules.policy
     find_policy(policy)
@@ -156,13 +157,13 @@ def forecast(
 
 
 def first_start(state: FleetState, number: int) -> Forecast:
-    """A forecast that ends when a job gets devices, or after some tenths of a second."""
+    """Forecast until a job gets devices; takes some tenths of a second at most."""
     state.row_of(number)
     return first_starts(state, (number,))
 
 
 def first_starts(state: FleetState, numbers: Iterable[int]) -> Forecast:
-    """As `first_start`, until all these jobs got devices once."""
+    """Forecast until each of these jobs has had devices; takes some tenths of a second at most."""
     return forecast(
         state,
         until_started=numbers,
@@ -172,51 +173,52 @@ def first_starts(state: FleetState, numbers: Iterable[int]) -> Forecast:
 
 
 def earliest_start(state: FleetState, number: int) -> Forecast:
-    """As `first_start`, where all jobs of which nobody knows whether they save their work do."""
+    """As `first_start`, assuming that jobs with unknown preemptibility save their work."""
     rows = state.jobs.rows.copy()
     rows["preemptible"][rows["preemptible"] == UNDECIDED] = 1
     return first_start(state.but(jobs=state.jobs._replace(rows=rows)), number)
 
 
 def affordable_events(state: FleetState) -> int:
-    """Events of some tenths of a second: each costs more the more jobs there are."""
+    """Number of events that take some tenths of a second; an event costs more with more jobs."""
     return max(_JOBS_IN_TIME // (len(state.jobs.rows) + _JOBS_PER_EVENT), 50)
 
 
 def affordable_grain_s(state: FleetState) -> float:
-    """Accuracy with which ends are predicted: half a round where there are many jobs."""
+    """Accuracy of predicted ends in seconds: half a round if there are many jobs."""
     return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
 
 
 def resized(
     state: FleetState, counts: Mapping[str, int]
 ) -> tuple[tuple[FleetDevice, ...], tuple[str, ...]]:
-    """Devices to add and names to remove, so that so many of each kind work; idle ones go first."""
+    """Devices to add and names to remove to reach given counts by device type; idle devices go
+    first."""
     add: list[FleetDevice] = []
     remove: list[str] = []
     for kind, count in counts.items():
         if kind not in state.kinds:
-            raise unknown_name("kind of device", kind, state.kinds)
+            raise unknown_name("device type", kind, state.kinds)
         if count < 0:
-            raise UsageError(f"there cannot be {count} devices of kind {kind!r}")
+            raise UsageError(f"there cannot be {count} devices of type {kind!r}")
         more = count - int(state.num_devices[state.kinds.index(kind)])
         if more > MAX_ADDED_DEVICES:
             hint = f"at most {MAX_ADDED_DEVICES:,} more than there are"
-            raise UsageError(f"{count} devices of kind {kind!r} are too many", hint=hint)
+            raise UsageError(f"{count} devices of type {kind!r} are too many", hint=hint)
         add.extend(_fresh_devices(state, kind, more))
         remove.extend(_least_used(state, kind, -more))
     return tuple(add), tuple(remove)
 
 
 def at_moment(state: FleetState, time_s: float) -> FleetState:
-    """The state with its accounts brought up to a later moment of the same round."""
+    """Bring the figures of a state up to a later moment of the same round."""
     if not state.time_s < time_s < state.next_tick_s:
         return state
     return step(state, Tick(time_s=time_s))[0]
 
 
 def next_event(state: FleetState, grain_s: float = 0.0) -> Event | None:
-    """Next event if nobody interferes: ends of jobs or a round; None for nothing."""
+    """The next event if nothing else happens: ends of jobs, or a round; None for nothing."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
     end_s, row = first_to_finish(state.jobs)
@@ -231,7 +233,7 @@ def next_event(state: FleetState, grain_s: float = 0.0) -> Event | None:
 
 
 def _ends_together(state: FleetState, first_s: float, grain_s: float) -> Finish:
-    """All ends within a grain of the first, at their mean."""
+    """Combine all ends within a grain of the first into one, at their mean."""
     rows = state.jobs.rows
     some = rows[(rows["phase"] == RUNNING) & (rows["rate"] > 0.0)]
     left_s = (some["total_steps"] - some["done_steps"]) / some["rate"]
@@ -274,7 +276,7 @@ def _least_used(state: FleetState, kind: str, count: int) -> list[str]:
 
 
 class _ForecastRun:
-    """A forecast as it goes."""
+    """State and figures of a forecast while it runs."""
 
     def __init__(self, state: FleetState, wanted: set[int] | None) -> None:
         live = state.jobs.rows[state.jobs.rows["phase"] != ENDED]
@@ -306,11 +308,11 @@ class _ForecastRun:
             self._wanted &= set(self._numbers[at[np.isnan(self._start_s[at])]].tolist())
 
     def is_over(self) -> bool:
-        """True if all that was asked for is known."""
+        """True if everything that was asked for is known."""
         return self._num_to_come <= 0 or (self._wanted is not None and not self._wanted)
 
     def take(self, event: Event) -> None:
-        """Let something happen."""
+        """Apply an event and record its results."""
         before = self.state
         self.state, actions = step(before, event)
         self.num_events += 1
@@ -330,12 +332,13 @@ class _ForecastRun:
         at = np.searchsorted(self._numbers, actions.started)
         fresh = at[np.isnan(self._start_s[at])]
         self._start_s[fresh] = self.state.time_s
+        # A restart of a job that ran before is no first start.
         self._num_to_come -= len(fresh)
         if self._wanted is not None:
             self._wanted -= set(self._numbers[fresh].tolist())
 
     def result(self) -> Forecast:
-        """The forecast."""
+        """The finished forecast."""
         return Forecast(
             policy=self.state.rules.policy,
             time_s=self._first.time_s,

@@ -1,15 +1,14 @@
-"""Elastic gangs: how many devices of which kind each job gets while others come and go.
+"""Elastic gangs: how many devices of which type each job gets while others come and go.
 
-Every job first gets the number of devices of a kind of which each does most, mostly one; kinds go
-to the jobs that they quicken most. While devices are left, the job is given more, or others, that
-is quickened most per device that it gets: the greedy rule of Optimus (Peng et al., EuroSys 2018),
-by the part of the remaining time that is saved instead of seconds. That part counts once for every
-job that lasts at least as long: devices that a short job leaves serve all of them, and with
-sublinear speed-ups the least average time of completion gives short jobs more in about that measure
-(heSRPT, Berg, Vesilo and Harchol-Balter, Performance Evaluation 2020). Another choice than the one
-that a job runs with must save more than several stops cost. Where not all jobs find devices, each
-keeps its most efficient size (most progress per device), and the policy says who runs where.
-O(moves x jobs x choices).
+Every job first gets its most efficient gang on some device type, mostly one device; device types go
+to the jobs that they speed up most. While devices are left, the job with the largest saving per
+added device gets more, or another type. This is the greedy rule of Optimus (Peng et al., EuroSys
+2018), with savings as part of the remaining time instead of seconds. A saving counts once for every
+job that lasts at least as long: devices that a short job frees serve all of them. With sublinear
+speed-ups the optimal average completion time gives short jobs more in about that measure (heSRPT,
+Berg, Vesilo and Harchol-Balter, Performance Evaluation 2020). A running job changes its size only
+if that saves more than several restarts cost. If not all jobs fit, each keeps its most efficient
+size, and the policy decides who runs where. O(moves x jobs x choices).
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ _NEVER = -1.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GangSpeeds:
-    """Steps per second of a job with some numbers of devices."""
+    """Steps per second of a job for each gang size."""
 
     gangs: tuple[int, ...]
     """Ascending."""
     steps_per_s: FloatArray
-    """``[gang, kind]``: 0 where it does not fit."""
+    """``[gang, type]``: 0 where it does not fit."""
 
     def on(self, num_devices: LongArray) -> FloatArray:
-        """The same without gangs for which a kind has not enough devices."""
+        """The same; 0 where a device type has fewer devices than the gang."""
         enough = np.array(self.gangs)[:, None] <= num_devices[None, :]
         return np.where(enough, self.steps_per_s, 0.0)
 
 
 class Chosen(NamedTuple):
-    """A number of devices, and the kind that they are of."""
+    """A gang size and its device type."""
 
     gang: int
     kind: int
@@ -65,7 +64,7 @@ class ElasticJob:
 def choose_gangs(
     jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float
 ) -> dict[int, Chosen]:
-    """The gang of each job, by number; jobs that fit nowhere have none."""
+    """Choose the gang of each job, by number; jobs that fit nowhere are left out."""
     able = [job for job in jobs if job.speeds.on(num_devices).any()]
     if not able:
         return {}
@@ -79,14 +78,15 @@ def choose_gangs(
 
 
 def _most_efficient(speeds: GangSpeeds, num_devices: LongArray) -> int:
-    """The gang whose devices do most each, over all kinds; the smallest of such."""
+    """The gang with the most progress per device over all device types; the smallest of equal
+    ones."""
     known = speeds.on(num_devices)
     each = (known * num_devices).sum(axis=1) / np.array(speeds.gangs)
     return speeds.gangs[int(np.argmax(np.where(known.any(axis=1), each, _NEVER)))]
 
 
 class _GangChoices:
-    """Remaining time of each job with each choice, and the choices taken."""
+    """Remaining time of each job for each choice, and the choices made so far."""
 
     def __init__(
         self, jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float
@@ -115,7 +115,7 @@ class _GangChoices:
         self.choice = np.full(len(jobs), -1)
 
     def _efficient(self, speed: FloatArray) -> BoolArray:
-        """Of each kind, the choice whose devices do most each."""
+        """``[job, choice]``: has the most progress per device of all sizes on its device type."""
         each = np.where(speed > 0.0, speed / self.gang, _NEVER)
         found = np.zeros(speed.shape, dtype=np.bool_)
         for kind in range(len(self.free)):
@@ -125,14 +125,16 @@ class _GangChoices:
         return found & (speed > 0.0)
 
     def _weights(self, time_s: FloatArray) -> FloatArray:
-        """Jobs that last at least as long with an efficient gang, each job itself included."""
+        """``[job]``: number of jobs that last at least as long with an efficient gang, itself
+        included."""
         least_s = np.where(self.is_efficient, time_s, np.inf).min(axis=1)
         found: FloatArray = (least_s[None, :] >= least_s[:, None]).sum(axis=1).astype(np.float64)
         return found
 
     def begin(self) -> bool:
-        """Give every job an efficient gang, where it saves most; False if some do not fit."""
+        """Give every job an efficient gang; False if some jobs do not fit."""
         burden = np.where(self.is_efficient, self.burden, np.nan)
+        # Compared with the mean over device types: a job that gains little takes what is left.
         saved = (np.nanmean(burden, axis=1)[:, None] - burden) / self.gang
         for _ in range(len(self.choice)):
             fits = self.is_efficient & (self.gang <= self.free[self.kind])
@@ -144,7 +146,7 @@ class _GangChoices:
         return True
 
     def improve(self) -> None:
-        """Make the move that saves most per device, as long as there is one."""
+        """Apply the change with the largest saving per device until none saves anything."""
         rows = np.arange(len(self.choice))
         for _ in range(4 * int(self.free.sum()) + len(rows)):
             own_gang, own_kind = self.gang[self.choice], self.kind[self.choice]

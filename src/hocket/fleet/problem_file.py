@@ -1,4 +1,4 @@
-"""A snapshot from a JSON file: devices by kind, jobs with their throughputs.
+"""A snapshot from a JSON file: devices by type, jobs with their throughputs.
 
     {"devices": {"v100": 36, "k80": {"num": 36, "price_per_hour": 0.45}},
      "jobs": [{"id": "a", "throughputs": {"v100": 10.0, "k80": null}, "gang": 1, "weight": 1,
@@ -26,7 +26,7 @@ _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000
 _MAX_KINDS = 1000
 _MAX_CELLS = 20_000_000
-"""Jobs times kinds of devices: each is a number in several tables."""
+"""Jobs times device types: each is a number in several tables."""
 _LARGE = 1e15
 _JOB_KEYS = ("gang", "weight", "remaining_steps", "elapsed_s", "deadline_s", "isolated_s", "team")
 
@@ -42,9 +42,9 @@ def parse_problem(value: object) -> ClusterSnapshot:
     top = record(value, "the problem", required=("devices", "jobs"), optional=("teams",))
     devices = mapping(top["devices"], "devices")
     if not devices:
-        raise InputFileError("devices is empty", hint="name at least one kind of device")
+        raise InputFileError("devices is empty", hint="name at least one device type")
     if len(devices) > _MAX_KINDS:
-        raise InputFileError(f"devices has {len(devices):,} kinds", hint=f"at most {_MAX_KINDS:,}")
+        raise InputFileError(f"devices has {len(devices):,} types", hint=f"at most {_MAX_KINDS:,}")
     num_devices, price_per_hour = _devices(devices)
     jobs = [
         record(job, f"jobs[{index}]", required=("id", "throughputs"), optional=_JOB_KEYS)
@@ -52,10 +52,11 @@ def parse_problem(value: object) -> ClusterSnapshot:
     ]
     if len(jobs) > _MAX_JOBS:
         raise InputFileError(f"jobs has {len(jobs)} entries", hint=f"at most {_MAX_JOBS}")
+    # Checked before arrays of that size are allocated.
     if len(jobs) * len(devices) > _MAX_CELLS:
         raise InputFileError(
-            f"{len(jobs):,} jobs on {len(devices):,} kinds of devices are too many",
-            hint=f"at most {_MAX_CELLS:,} jobs times kinds",
+            f"{len(jobs):,} jobs on {len(devices):,} device types are too many",
+            hint=f"at most {_MAX_CELLS:,} jobs times device types",
         )
     kinds, teams = tuple(devices), _team_weights(top.get("teams"), jobs)
     return ClusterSnapshot(
@@ -112,7 +113,7 @@ def _throughputs(jobs: list[Mapping[str, Any]], kinds: tuple[str, ...]) -> Any:
         for kind, value in mapping(job["throughputs"], path).items():
             if kind not in column:
                 hint = did_you_mean(kind, kinds)
-                raise InputFileError(f"unknown kind of device {shown(kind)} in {path}", hint=hint)
+                raise InputFileError(f"unknown device type {shown(kind)} in {path}", hint=hint)
             if value is not None:
                 steps[row, column[kind]] = number(value, inside(path, kind), 0.0, _LARGE)
     return steps
@@ -141,7 +142,7 @@ def _integers(jobs: list[Mapping[str, Any]], key: str, default: int) -> Any:
 
 
 def _team_weights(given: object, jobs: list[Mapping[str, Any]]) -> dict[str, float]:
-    """The weight of each team; without a table of teams those of the jobs count the same."""
+    """The weight of each team; 1 for each team of the jobs if no weights are given."""
     if given is None:
         names = [text(job.get("team", ""), f"jobs[{i}].team") for i, job in enumerate(jobs)]
         return dict.fromkeys(names, 1.0) or {"": 1.0}

@@ -1,6 +1,6 @@
-"""Scenarios: the jobs of a fleet under another policy, or with more devices or fewer.
+"""Scenarios: the same jobs under another policy, or with more or fewer devices.
 
-Both futures are run from the same state with the same bounds, and are compared up to the moment
+Both forecasts start from the same state with the same bounds. They are compared up to the moment
 that both reached, on jobs that end in both.
 """
 
@@ -25,20 +25,20 @@ from hocket.fleet.rounds.state import FleetState
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TwoFutures:
-    """Two futures of one state: as things are, and as asked."""
+    """Two forecasts of one state: unchanged, and with the scenario."""
 
     now: Forecast
     then: Forecast
 
     @property
     def horizon_s(self) -> float:
-        """The moment up to which both can be compared; infinite where both saw all."""
+        """Moment up to which both forecasts can be compared; infinite if both are complete."""
         cut = [future.reached_s for future in (self.now, self.then) if future.is_cut_off]
         return min(cut, default=np.inf)
 
     @property
     def num_ended(self) -> tuple[int, int]:
-        """Jobs that end up to then, now and as asked."""
+        """Jobs that end up to the horizon, unchanged and in the scenario."""
         now, then = self._ended()
         return int(now.sum()), int(then.sum())
 
@@ -56,7 +56,7 @@ class TwoFutures:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """As an answer to a request."""
+        """Convert to the body of a REST response."""
         averages = [finite_or_none(value) for value in self.average_completion_s]
         futures = (self.now.to_data(), self.then.to_data())
         both = zip(futures, self.num_ended, averages, strict=True)
@@ -76,7 +76,7 @@ class TwoFutures:
 def what_if(
     state: FleetState, *, policy: str | None = None, num_devices: Mapping[str, int] | None = None
 ) -> TwoFutures:
-    """The future of a state, and that with another policy or other numbers of devices by kind."""
+    """Forecast a state unchanged, and with another policy or other numbers of devices by type."""
     add, remove = resized(state, num_devices or {})
     grain_s = affordable_grain_s(state)
     return TwoFutures(

@@ -1,4 +1,4 @@
-"""Allocation policies: each a function from a snapshot to shares of time, found by name."""
+"""Allocation policies by name; each is a function from a snapshot to shares of time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic
 from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.hierarchical import hierarchical, hierarchical_fifo
-from hocket.fleet.policies.las import las
-from hocket.fleet.policies.las_lexicographic import las_lexicographic
+from hocket.fleet.policies.las import las, las_lexicographic
 from hocket.fleet.policies.lists import fifo, fifo_agnostic, fifo_strict, shortest_job_first
 from hocket.fleet.policies.makespan import makespan
-from hocket.fleet.policies.max_throughput import max_throughput
-from hocket.fleet.policies.min_cost import min_cost
 from hocket.fleet.policies.min_cost_slo import min_cost_slo
+from hocket.fleet.policies.total_throughput import max_throughput, min_cost
 
 __all__ = ["POLICIES", "Policy", "find_policy"]
 
 
 class Policy(Protocol):
-    """Shares of time for the jobs of a snapshot; ``warm`` is a start from an earlier answer."""
+    """Computes shares of time for the jobs of a snapshot; ``warm`` holds start values of an earlier
+    answer."""
 
     def __call__(self, snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-        """The allocation."""
+        """Compute the allocation."""
 
 
 POLICIES: dict[str, Policy] = {
@@ -49,7 +48,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(name: str) -> Policy:
-    """A policy by its name; raises `UsageError` for an unknown one."""
+    """Look up a policy by name; raises `UsageError` for an unknown one."""
     if name not in POLICIES:
         raise unknown_name("policy", name, POLICIES)
     return POLICIES[name]

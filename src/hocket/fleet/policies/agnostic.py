@@ -1,7 +1,8 @@
-"""Policies that take all kinds of devices for equal: the baselines of OSDI 2020.
+"""Heterogeneity-agnostic baselines of OSDI 2020: policies that treat all device types as equal.
 
-Max-min fairness then takes every throughput for 1; where steps have to be counted, every kind is as
-fast as the fastest one. Objectives are in the eyes of the policy, not what the jobs will see.
+Max-min fairness then counts every throughput as 1; where steps have to be counted, every device
+type is as fast as the fastest one. The reported objective uses these equal
+speeds, not the real ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.makespan import makespan
 
-_SEEN = "as seen by a policy that takes all kinds of devices for equal"
+_SEEN = "as seen by a policy that takes all device types for equal"
 
 
 def las_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
@@ -27,17 +28,17 @@ def las_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocat
 
 
 def ftf_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Finish-time fairness as if every kind were the fastest."""
+    """Finish-time fairness as if every device type were the fastest."""
     return _renamed("ftf-agnostic", finish_time_fairness, all_fastest(snapshot), warm)
 
 
 def makespan_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Makespan as if every kind were the fastest."""
+    """Makespan as if every device type were the fastest."""
     return _renamed("makespan-agnostic", makespan, all_fastest(snapshot), warm)
 
 
 def all_fastest(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot as seen by a policy that takes every type for the fastest."""
+    """The snapshot with every device type as fast as the fastest."""
     fastest = snapshot.steps_per_s.max(axis=1, initial=0.0)[:, None]
     steps_per_s = np.where(snapshot.steps_per_s > 0.0, fastest, 0.0)
     return replace(snapshot, steps_per_s=steps_per_s, pairs=None)

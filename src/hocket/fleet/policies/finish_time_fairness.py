@@ -1,8 +1,8 @@
-"""No job ends much later than it would have on an equal part of the cluster.
+"""Finish-time fairness: no job ends much later than on an equal part of the cluster.
 
-Mahajan et al., "Themis", NSDI 2020; in the form of OSDI 2020, section 4.2: make the largest
-rho_m = (e_m + r_m / thr_m) / D_m as small as can be, D_m being the same time on an equal part. One
-over rho is a level at which every job is due 1 / (D_m rho - e_m) of its remaining steps.
+Mahajan et al., "Themis", NSDI 2020; in the form of OSDI 2020, section 4.2: minimise the largest
+rho_m = (e_m + r_m / thr_m) / D_m, D_m being the same time on an equal part. One over rho is a level
+at which the demand of a job is 1 / (D_m rho - e_m) of its remaining steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.fleet.solve.water_filling import climb
 
 
 def finish_time_fairness(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """The largest ratio of finish time to finish time on an equal part is smallest."""
+    """Minimise the largest ratio of finish time to finish time on an equal part."""
     remaining = _cautious(snapshot, known_remaining_steps(snapshot, "finish-time-fairness"))
     isolated = isolated_steps_per_s(snapshot)
     alone_s = snapshot.isolated_s + remaining / np.where(isolated > 0.0, isolated, np.inf)
@@ -38,8 +38,10 @@ def finish_time_fairness(snapshot: ClusterSnapshot, warm: Warm | None = None) ->
 
 
 def _cautious(snapshot: ClusterSnapshot, remaining: FloatArray) -> FloatArray:
-    """A job that should have ended long ago needs as long as any that keeps its word: waiting
-    would otherwise count for more with it than with those that said how long they are."""
+    """Remaining steps; an overdue job counts as long as the longest job that is not.
+
+    Otherwise its waiting time would weigh more than that of jobs with honest claims.
+    """
     fastest = np.maximum(snapshot.usable_steps_per_s.max(axis=1, initial=0.0), 1e-300)
     longest_s = (remaining / fastest).max(initial=0.0, where=snapshot.keeps_word)
     return np.where(snapshot.keeps_word, remaining, np.maximum(remaining, longest_s * fastest))

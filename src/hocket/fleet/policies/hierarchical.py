@@ -1,9 +1,9 @@
-"""Teams share the cluster by their weights; inside a team jobs share fairly, or queue.
+"""Teams share the cluster by weight; inside a team jobs share fairly, or in order of arrival.
 
 OSDI 2020, section 4.3 (water filling). The budget of a team rises with the level, by its weight.
-Fair inside: all jobs of a team rise together, by their weights, and what a job leaves that cannot
-rise goes to its siblings. First come, first served inside: the earliest job takes all until it
-cannot rise. In both cases the demand at a level is a closed form of who can rise how far.
+Fair: all jobs of a team rise together, by weight, and the part of a job that cannot rise goes to
+its siblings. First come, first served: the earliest job takes its team's whole budget until its
+speed cannot grow. In both cases the demand at a level has a closed form.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _fair_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> D
 def _spent_until_each_stop(
     team: NDArray[np.int64], weight: FloatArray, stop: FloatArray
 ) -> FloatArray:
-    """Budget that a team has spent when each of its classes stops: the sum of w min(stop, .)."""
+    """Budget that a team has spent when each of its classes reaches its cap: the sum of w min(stop,
+    .)."""
     order = np.lexsort((stop, team))
     ordered, is_first = team[order], np.ones(len(team), dtype=bool)
     is_first[1:] = ordered[1:] != ordered[:-1]

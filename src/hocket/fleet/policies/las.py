@@ -1,11 +1,13 @@
-"""Max-min fairness (least attained service) that knows how fast each job is on each kind.
+"""Max-min fairness (least attained service) that knows how fast each job is on each device type.
 
 Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads",
-OSDI 2020, section 4.1: make the lowest s_m thr_m / (w_m T_m) as high as can be, T_m being the
-throughput on a proportional mix of all devices. Ties are broken by going on to the next lowest.
+OSDI 2020, section 4.1: maximise the lowest s_m thr_m / (w_m T_m), T_m being the throughput on a
+proportional mix of all devices. Ties are broken by maximising the next lowest, and so on.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,22 +15,39 @@ from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
+from hocket.fleet.solve.check import throughputs
 from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.water_filling import climb
 
+_MAX_LISTED = 20
+
 
 def las(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Every job is due the same normalised throughput, by weight and per device of its gang."""
+    """Maximise the lowest normalised throughput, by weight and per device of the gang."""
     return climb("las", snapshot, las_level_problem(snapshot), warm)
+
+
+def las_lexicographic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
+    """The allocation of `las`, with the levels at which jobs stop rising in its notes."""
+    answer = las(snapshot, warm)
+    reached = per_unit(throughputs(snapshot, answer)[:, None], _due(snapshot))
+    levels, counts = np.unique(np.round(reached, 6), return_counts=True)
+    listed = [f"{level:g} ({count})" for level, count in zip(levels, counts, strict=True)]
+    more = ", …" if len(listed) > _MAX_LISTED else ""
+    notes = {**answer.notes, "reached (jobs)": ", ".join(listed[:_MAX_LISTED]) + more}
+    return replace(answer, policy="las-lexicographic", notes=notes)
 
 
 def las_level_problem(snapshot: ClusterSnapshot) -> LevelProblem:
     """Level problem of LAS; it depends on throughputs, gangs and weights only."""
-    due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
-    rates = per_unit(snapshot.usable_steps_per_s, due)
+    rates = per_unit(snapshot.usable_steps_per_s, _due(snapshot))
     return LevelProblem(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
 
 
+def _due(snapshot: ClusterSnapshot) -> FloatArray:
+    return np.asarray(snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang)
+
+
 def lowest(progress: FloatArray) -> float:
-    """Progress of the job that is worst off."""
+    """The lowest progress of all jobs."""
     return float(progress.min(initial=np.inf))

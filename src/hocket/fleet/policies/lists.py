@@ -1,10 +1,10 @@
-"""First come, first served, and shortest job first: jobs in order, each to the best free devices.
+"""First come, first served, and shortest job first: jobs in order, each on the best free devices.
 
-Each job in turn takes the kind on which it is fastest among those with enough free devices. One
-that finds none closes the kinds that it could run on to all behind it, so that nobody overtakes.
-Where jobs may share devices, waiting jobs then join running ones of equal gang, if both together do
-more than 1.5 of what each does alone (the rule of the baselines of OSDI 2020).
-O(jobs that run x kinds), plus pairs.
+Each job in turn takes the fastest device type with enough free devices. A job that finds none
+closes the device types on which it could run to all jobs behind it, so that nobody overtakes. If
+jobs may share devices, waiting jobs then join running ones of equal gang if the sum of their
+relative throughputs exceeds 1.5 (the rule of the baselines of OSDI 2020). O(running jobs x types),
+plus pairs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
 
 
 def staying_on(snapshot: ClusterSnapshot) -> LongArray:
-    """The kind on which each job had all its time and stays; -1 for none.
+    """The device type on which each job had all its time and stays; -1 for none.
 
-    Where devices have become fewer, those stay that came first.
+    If there are fewer devices now, the earliest jobs stay.
     """
     stays_on = np.full(snapshot.num_jobs, -1)
     if snapshot.last_shares is None:
@@ -45,13 +45,13 @@ _WORTH_SHARING = 1.5
 
 
 def fifo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Jobs in order of arrival, each where it is fastest; those who had a kind stay."""
+    """Jobs in order of arrival, each on its fastest free device type; running jobs stay."""
     order, liking = _stay(snapshot, snapshot.usable_steps_per_s)
     return _listed("fifo", snapshot, order, liking)
 
 
 def fifo_strict(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """The same; rounds then let nobody overtake, where those of ``fifo`` backfill."""
+    """The shares of ``fifo``; rounds then let nobody overtake, while ``fifo`` backfills."""
     return replace(fifo(snapshot, warm), policy="fifo-strict")
 
 
@@ -62,7 +62,7 @@ def fifo_as_gavel(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Alloca
 
 
 def fifo_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """Jobs in order of arrival, each to any kind with free devices; those who had one stay."""
+    """Jobs in order of arrival, each on any free device type; running jobs stay."""
     order, liking = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_kinds))
     return _listed(
         "fifo-agnostic", snapshot, order, np.where(snapshot.steps_per_s > 0.0, liking, 0.0)
@@ -70,7 +70,8 @@ def fifo_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Alloca
 
 
 def _stay(snapshot: ClusterSnapshot, liking: FloatArray) -> tuple[LongArray, FloatArray]:
-    """Jobs that had a kind first, then by arrival, and how much each likes a kind."""
+    """Order of jobs (running ones first, then by arrival) and their preference for each device
+    type."""
     stays_on = staying_on(snapshot)
     stay = np.flatnonzero(stays_on >= 0)
     liking = liking.copy()
@@ -79,8 +80,7 @@ def _stay(snapshot: ClusterSnapshot, liking: FloatArray) -> tuple[LongArray, Flo
 
 
 def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """The job that would end first on its fastest devices goes first; those that should have ended
-    long ago come last, whoever had least first."""
+    """Shortest remaining time on the fastest device type first; overdue jobs come last."""
     remaining = known_remaining_steps(snapshot, "shortest-job-first")
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     length_s = remaining / np.where(fastest > 0.0, fastest, 1e-300)
@@ -89,7 +89,7 @@ def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> A
 
 
 def _drawn(names: tuple[str, ...], num_kinds: int) -> FloatArray:
-    """``[job, kind]``: a draw above 0 that hangs on the job's name only, so always the same."""
+    """``[job, type]``: a random preference above 0 that depends on the job name alone."""
     drawn = b"".join(_draw(name, num_kinds) for name in names)
     places = np.frombuffer(drawn, dtype=np.uint32).reshape(len(names), num_kinds)
     return places.astype(np.float64) + 1.0
@@ -137,7 +137,7 @@ def _listed(
 def _place(
     snapshot: ClusterSnapshot, order: LongArray, speed: FloatArray, is_strict: bool
 ) -> LongArray:
-    """The kind of each job that runs, -1 for the others."""
+    """``[job]``: the device type on which it runs, -1 for none."""
     free = snapshot.num_devices.astype(np.int64)
     kind_of = np.full(snapshot.num_jobs, -1)
     can_run = (speed > 0.0) & (snapshot.usable_steps_per_s > 0.0)
@@ -146,11 +146,13 @@ def _place(
         has_capacity = free >= gang
         fits = can_run[job] & has_capacity
         if not fits.any():
+            # Nobody behind may overtake on a device type that this job waits for.
             if is_strict:
                 free[can_run[job]] = 0
             if not (free if is_strict else has_capacity).any():
                 break
             continue
+        # Of equally fast types, the one with most free devices.
         best = fits & (speed[job] == speed[job][fits].max())
         kind = int(np.argmax(np.where(best, free, -1)))
         kind_of[job] = kind
@@ -161,10 +163,8 @@ def _place(
 def _join(
     snapshot: ClusterSnapshot, order: LongArray, kind_of: LongArray, shares: FloatArray
 ) -> tuple[LongArray, LongArray]:
-    """Waiting jobs join the running job beside which both do most; those lose their own time.
-
-    Couples of jobs, and the kind of each.
-    """
+    """Let waiting jobs join the running job with the largest summed throughput; returns the couples
+    of jobs and their device types."""
     assert snapshot.pairs is not None
     profile, beside = snapshot.pairs.profile_of, snapshot.pairs.steps_per_s
     alone = np.where(snapshot.usable_steps_per_s > 0.0, snapshot.usable_steps_per_s, np.inf)
@@ -192,7 +192,7 @@ def _join(
 def time_of_couples(
     snapshot: ClusterSnapshot, couples: LongArray, kind: LongArray, amount: FloatArray
 ) -> tuple[SharedTime, PairedTime]:
-    """Time of couples of jobs ``[couple, 2]``, summed by profiles and as each job sees it."""
+    """Time of couples ``[couple, 2]``, summed by profile and per job."""
     assert snapshot.pairs is not None
     profile = snapshot.pairs.profile_of[couples]
     keys, at = np.unique(

@@ -1,7 +1,7 @@
-"""The last job ends as early as can be.
+"""Makespan: the last job ends as early as possible.
 
-OSDI 2020, section 4.2: make the largest r_m / thr_m as small as can be. One over the makespan is a
-level at which every job is due its remaining steps per second, so no bisection is needed.
+OSDI 2020, section 4.2: minimise the largest r_m / thr_m. One over the makespan is a level at which
+the demand of every job is its remaining steps, so no bisection is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hocket.fleet.solve.water_filling import climb
 
 
 def makespan(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """The time until all jobs have ended, in seconds, is smallest."""
+    """Minimise the time until all jobs have ended, in seconds."""
     remaining = known_remaining_steps(snapshot, "makespan")
     rates = per_unit(snapshot.usable_steps_per_s, remaining)
     marks = np.empty((len(rates), 0))

@@ -1,9 +1,9 @@
-"""Least cost, with deadlines: a job that has one is due its remaining steps until then.
+"""Least cost with deadlines: a job with a deadline must make its remaining steps by then.
 
-OSDI 2020, section 4.2. Where not all deadlines can be met, they are taken in by weight, heaviest
-first, then earliest first, and one that no longer fits beside those taken in is dropped and named.
-So is that of a job that should have ended long ago: nobody knows what it needs until then.
-A bisection per dropped deadline over the least load of what is kept.
+OSDI 2020, section 4.2. If not all deadlines can be met, they are accepted by falling weight, then
+earliest deadline, and one that does not fit with those accepted before it is dropped and named.
+Deadlines of overdue jobs are dropped too: nobody knows what they need. One bisection per dropped
+deadline.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from hocket.base.arrays import BoolArray, FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
-from hocket.fleet.policies.min_cost import values_per_step
 from hocket.fleet.policies.normalise import known_remaining_steps
+from hocket.fleet.policies.total_throughput import values_per_step
 from hocket.fleet.solve.sums import best_sum, can_serve
 
 _MAX_NAMED = 50
 
 
 def min_cost_slo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """`min-cost` among the allocations that keep the deadlines."""
+    """`min-cost` among the allocations that meet the accepted deadlines."""
     has_deadline = np.isfinite(snapshot.deadline_s)
     can_be_kept = has_deadline & snapshot.keeps_word
     asked = np.flatnonzero(can_be_kept)
@@ -43,13 +43,14 @@ def min_cost_slo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocat
 
 
 def _keep(snapshot: ClusterSnapshot, order: NDArray[np.int64], needs: FloatArray) -> BoolArray:
-    """The deadlines that are taken in, in order, each if all before it still fit."""
+    """``[job]``: has an accepted deadline, each accepted if it fits beside those before it."""
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     order = order[needs[order] <= fastest[order]]
     kept = np.zeros(snapshot.num_jobs, dtype=bool)
     while len(order):
         fitting = _longest_fitting(snapshot, kept, order, needs)
         kept[order[:fitting]] = True
+        # The one after the fitting ones is dropped.
         order = order[fitting + 1 :]
     return kept
 
@@ -57,7 +58,7 @@ def _keep(snapshot: ClusterSnapshot, order: NDArray[np.int64], needs: FloatArray
 def _longest_fitting(
     snapshot: ClusterSnapshot, kept: BoolArray, order: NDArray[np.int64], needs: FloatArray
 ) -> int:
-    """Number of further deadlines, in order, that fit beside those kept."""
+    """Number of further deadlines, in order, that fit beside those accepted."""
 
     def fits(count: int) -> bool:
         tried = kept.copy()

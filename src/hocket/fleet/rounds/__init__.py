@@ -1,4 +1,4 @@
-"""Shares of time become jobs on devices, round by round: ``step(state, event)`` and its values."""
+"""Rounds turn shares of time into jobs on devices: ``step(state, event)`` and its types."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Stored as arrays, because a round of a large fleet starts hundreds of jobs; `Act
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ STOP_REASONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Start an attempt of a job on these devices, all together."""
+    """Start an attempt of a job on these devices."""
 
     number: int
     attempt: int
@@ -45,7 +45,7 @@ class Stop:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Actions:
-    """Stops, then starts. Jobs that are in neither keep what they have: their lease goes on."""
+    """Jobs to stop, then jobs to start. A job in neither list keeps its devices."""
 
     stopped: LongArray
     stopped_attempt: LongArray
@@ -60,14 +60,14 @@ class Actions:
 
     @property
     def stops(self) -> Iterator[Stop]:
-        """Jobs to stop."""
+        """Yield the jobs to stop."""
         rows = zip(self.stopped, self.stopped_attempt, self.stopped_reason, strict=True)
         for number, attempt, reason in rows:
             yield Stop(number=int(number), attempt=int(attempt), reason=STOP_REASONS[reason])
 
     @property
     def starts(self) -> Iterator[Start]:
-        """Jobs to start, after the stops."""
+        """Yield the jobs to start, once the stops are done."""
         for at, number in enumerate(self.started):
             devices = self.device[self.device_ptr[at] : self.device_ptr[at + 1]]
             yield Start(
@@ -83,7 +83,7 @@ _FIRST = np.zeros(1, dtype=np.int64)
 
 
 def only_stops(numbers: LongArray, attempts: LongArray, reason: int) -> Actions:
-    """Jobs that stop for one reason, and nothing else."""
+    """Actions that stop jobs for one reason and start none."""
     return Actions(
         stopped=numbers,
         stopped_attempt=attempts,
@@ -93,6 +93,16 @@ def only_stops(numbers: LongArray, attempts: LongArray, reason: int) -> Actions:
         partner=_EMPTY,
         device_ptr=_FIRST,
         device=_EMPTY,
+    )
+
+
+def with_stops(actions: Actions, before: Actions) -> Actions:
+    """Join the stops of both and keep the starts of the first."""
+    return replace(
+        actions,
+        stopped=np.concatenate([before.stopped, actions.stopped]),
+        stopped_attempt=np.concatenate([before.stopped_attempt, actions.stopped_attempt]),
+        stopped_reason=np.concatenate([before.stopped_reason, actions.stopped_reason]),
     )
 
 

@@ -1,4 +1,4 @@
-"""From wishes in their order to devices, rows and actions."""
+"""Run the compiled part of a round: from ranked wishes to devices, rows and actions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_round
 def assign(
     state: FleetState, jobs: Jobs, asked: Asked, *, keeps_running: bool
 ) -> tuple[FleetState, Actions]:
-    """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
+    """Give devices to the most urgent jobs; ``jobs`` are changed in place and belong to the new
+    state."""
     from hocket.fleet.rounds.kernels.place import play
 
     pace = _pace(state.rules, keeps_running, keeps_line(state), backfills(state))
     pace = pace._replace(
         reserve_after_s=reserve_after_s(state, jobs), next_round_s=float(state.next_tick_s)
     )
-    made = new_round(state.time_s, jobs, asked, pace, speeds_of(state), state.layout, state.holders)
+    held = rows_of(jobs, state.holders)
+    made = new_round(state.time_s, jobs, asked, pace, speeds_of(state), state.layout, held)
     play(made)
+    # FIFO solves nothing: a running job has all of its time where it runs.
     if pace.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
         jobs.shares[:] = 0.0
@@ -61,7 +64,7 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) 
         backfills=backfills,
         reserve_after_s=np.inf,
         next_round_s=np.inf,
-        # Kinds that are equally fast may differ in price.
+        # Device types that are equally fast may differ in price.
         keeps_equal=not rules.policy.startswith("min-cost"),
         min_run_s=min_run_s,
         min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
@@ -71,14 +74,13 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) 
 
 
 def slack_rounds(rules: Rules) -> float:
-    """Slack of short jobs; none where the last job's end or a deadline is
-    what counts."""
+    """Slack of short jobs in rounds; 0 for policies about the last end or deadlines."""
     is_about_ends = rules.policy.startswith("makespan") or rules.policy == "min-cost-slo"
     return 0.0 if is_about_ends else float(rules.slack_rounds)
 
 
 def keeps_line(state: FleetState) -> bool:
-    """True if jobs run to their end in order of arrival; Gavel's move, and those who share do."""
+    """True if jobs run to their end in order of arrival (improved FIFO without sharing)."""
     is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
     return is_improved and state.rules.policy.startswith("fifo")
 
@@ -89,8 +91,8 @@ def backfills(state: FleetState) -> bool:
 
 
 def reserve_after_s(state: FleetState, jobs: Jobs) -> float:
-    """Wait after which devices are reserved for a gang: what the rules say, else two rounds or the
-    median length of the jobs that are there, whichever is larger."""
+    """Wait in seconds after which devices are reserved for a gang: as set in the rules, else two
+    rounds or the median job length, whichever is larger."""
     rules, rows = state.rules, jobs.rows
     # Where all jobs can be stopped, deficits decide; but who is reserved stays so.
     concerns = (rows["preemptible"] <= 0).any() or (rows["reserved_s"] > 0.0).any()
@@ -108,20 +110,15 @@ def reserve_after_s(state: FleetState, jobs: Jobs) -> float:
 
 
 def speeds_of(state: FleetState) -> Speeds:
-    """Inputs of rates beside the jobs."""
+    """Tables that rates of running jobs depend on, besides the jobs themselves."""
     whole_s = float(state.rules.round_s) if state.rules.mechanism == "gavel" else 0.0
-    if state.pair_table is None:
-        return _speeds_alone(state.num_kinds, whole_s)
-    return Speeds(beside=state.pair_table.steps_per_s, whole_s=whole_s)
-
-
-@lru_cache(maxsize=64)
-def _speeds_alone(num_kinds: int, whole_s: float) -> Speeds:
-    return Speeds(beside=np.zeros((0, 0, num_kinds)), whole_s=whole_s)
+    pairs = state.pair_table
+    beside = np.zeros((0, 0, state.num_kinds)) if pairs is None else pairs.steps_per_s
+    return Speeds(beside=beside, whole_s=whole_s)
 
 
 def rows_of(jobs: Jobs, numbers: LongArray) -> LongArray:
-    """Rows of jobs by number; -1 where there is none."""
+    """Look up rows of jobs by number; -1 for a number that is not there."""
     if not len(jobs.rows):
         return np.full(numbers.shape, -1)
     at = np.minimum(np.searchsorted(jobs.rows["number"], numbers), len(jobs.rows) - 1)

@@ -1,4 +1,4 @@
-"""Checks of a stored state: its indices point to something, which compiled code assumes."""
+"""Check the indices of a stored state, because compiled code reads arrays without bounds checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refuse_wrong_indices(state: FleetState) -> None:
     if {len(part) for part in state.jobs} != {len(rows)} or any(
         part.shape[1:] != (num_kinds,) for part in by_kind
     ):
-        raise ValueError("tables of jobs do not have one row per job and one column per kind")
+        raise ValueError("tables of jobs do not have a row per job and a column per device type")
     devices = (state.device_kind, state.device_server, state.is_up, state.holders)
     if any(len(column) != num_devices for column in devices):
         raise ValueError("tables of devices do not have one row per device")

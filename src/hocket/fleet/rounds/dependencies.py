@@ -7,12 +7,18 @@ ends too, without having run, and so do those that come after it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.fleet.rounds.actions import DEPENDENCY, FINISHED, GIVEN_UP, TIMED_OUT, Actions
+from hocket.fleet.rounds.actions import (
+    DEPENDENCY,
+    FINISHED,
+    GIVEN_UP,
+    TIMED_OUT,
+    Actions,
+    only_stops,
+    with_stops,
+)
 from hocket.fleet.rounds.state import (
     BLOCKED,
     CONDITIONS,
@@ -26,14 +32,14 @@ from hocket.fleet.rounds.state import (
 
 
 def is_satisfied(condition: str, reason: int) -> bool:
-    """True if a job that ended for a reason lets those start that come after it."""
+    """True if a job that ended for this reason lets the jobs that wait for it start."""
     if condition == "any":
         return True
     return reason == FINISHED if condition == "ok" else reason in (GIVEN_UP, TIMED_OUT)
 
 
 def with_new(state: FleetState, fresh: tuple[Job, ...]) -> FleetState:
-    """Add the dependencies of jobs that have just come."""
+    """Add the dependencies of newly submitted jobs."""
     edges = [
         (job.number, needed, CONDITIONS.index(condition))
         for job in fresh
@@ -47,9 +53,10 @@ def with_new(state: FleetState, fresh: tuple[Job, ...]) -> FleetState:
 def settle(
     state: FleetState, jobs: Jobs, ended: LongArray, reason: int, before: Actions
 ) -> tuple[FleetState, Actions]:
-    """Unblock or end the jobs that waited for those that have just ended; ``jobs`` are writable.
+    """Unblock or end the jobs that waited for jobs that have just ended; ``jobs`` are changed in
+    place.
 
-    Jobs that end so are among the stops of the answer, though they may never have run.
+    Jobs that end because a dependency failed are listed as stopped, even if they never ran.
     """
     edges = state.dependencies.tolist()
     if not edges:
@@ -72,25 +79,17 @@ def settle(
     rows["phase"][free] = WAITING
     rows["waiting_since_s"][free] = state.time_s
     rest = np.array(edges, dtype=np.int64).reshape(-1, 3)
-    return state.but(dependencies=rest), _with_stops(before, jobs, at)
-
-
-def _with_stops(before: Actions, jobs: Jobs, at: LongArray) -> Actions:
     if not len(at):
-        return before
-    return replace(
-        before,
-        stopped=np.append(before.stopped, jobs.rows["number"][at]),
-        stopped_attempt=np.append(before.stopped_attempt, jobs.rows["attempt"][at]),
-        stopped_reason=np.append(before.stopped_reason, np.full(len(at), DEPENDENCY)),
-    )
+        return state.but(dependencies=rest), before
+    skipped = only_stops(rows["number"][at], rows["attempt"][at], DEPENDENCY)
+    return state.but(dependencies=rest), with_stops(skipped, before)
 
 
 # ── limits of time ───────────────────────────────────────────────────────────────────────────────
 
 
 def next_limit_s(state: FleetState) -> float:
-    """Moment at which the first running job reaches its time limit; infinite for none."""
+    """Moment at which the first running job reaches its time limit; infinite if none has one."""
     rows = state.jobs.rows
     running = rows[rows["phase"] == RUNNING]
     left_s = running["time_limit_s"] - running["held_s"]

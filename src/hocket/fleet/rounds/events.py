@@ -9,7 +9,7 @@ from hocket.fleet.rounds.state import FleetDevice, Job
 
 @dataclass(frozen=True, kw_only=True)
 class Submit:
-    """New jobs; their numbers are larger than those of all jobs before."""
+    """Submit new jobs; their numbers are larger than those of all earlier jobs."""
 
     time_s: float
     jobs: tuple[Job, ...]
@@ -25,7 +25,7 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:
-    """Jobs are not wanted any more."""
+    """Jobs are cancelled by a user."""
 
     time_s: float
     numbers: tuple[int, ...]
@@ -35,7 +35,7 @@ class Cancel:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeOut:
-    """Jobs have held devices for as long as they may."""
+    """Jobs have reached their time limits."""
 
     time_s: float
     numbers: tuple[int, ...]
@@ -43,8 +43,8 @@ class TimeOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """Devices take no new jobs until they are reopened; jobs that save their work leave them, and
-    others stay until they end."""
+    """Devices take no new jobs until they are reopened. Jobs that save their work are stopped
+    there; others stay until they end."""
 
     time_s: float
     names: tuple[str, ...]
@@ -60,7 +60,7 @@ class Reopen:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """The running attempt of a job ended without finishing it."""
+    """The running attempt of a job crashed."""
 
     time_s: float
     number: int
@@ -71,7 +71,7 @@ class Fail:
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
-    """An attempt that the rounds stopped left less behind than it had done."""
+    """An attempt that was stopped saved less than it had done."""
 
     time_s: float
     number: int
@@ -81,7 +81,7 @@ class Lose:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Jobs shall hold no devices until resumed."""
+    """Jobs give up their devices until they are resumed."""
 
     time_s: float
     numbers: tuple[int, ...]
@@ -89,7 +89,7 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Paused jobs want devices again."""
+    """Paused jobs wait for devices again."""
 
     time_s: float
     numbers: tuple[int, ...]
@@ -97,7 +97,7 @@ class Resume:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A measurement: how many steps a job has done by now, how many of them are saved."""
+    """A measurement: steps that a job has done so far, and steps in its last checkpoint."""
 
     time_s: float
     number: int
@@ -112,7 +112,8 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class GangSize:
-    """Another number of devices for a job, and what it does per second there on each kind."""
+    """Another number of devices for a job, and its steps per second with them on each device
+    type."""
 
     number: int
     gang: int
@@ -121,7 +122,7 @@ class GangSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Jobs go on with other numbers of devices."""
+    """Change the number of devices of jobs."""
 
     time_s: float
     sizes: tuple[GangSize, ...]
@@ -129,7 +130,7 @@ class Resize:
 
 @dataclass(frozen=True, kw_only=True)
 class AddDevices:
-    """Devices came, or came back."""
+    """Devices were added, or work again."""
 
     time_s: float
     devices: tuple[FleetDevice, ...]
@@ -137,7 +138,7 @@ class AddDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveDevices:
-    """Devices are gone, with whatever ran there."""
+    """Devices failed or were removed, together with the attempts on them."""
 
     time_s: float
     names: tuple[str, ...]
@@ -145,7 +146,7 @@ class RemoveDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """Time passed; a round begins where ``time_s`` has reached the state's ``next_tick_s``."""
+    """Time passed; a round begins once ``time_s`` has reached the state's ``next_tick_s``."""
 
     time_s: float
 

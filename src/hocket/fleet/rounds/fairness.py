@@ -27,7 +27,7 @@ MAX_PRIORITY = 3
 
 
 def week_start_s(time_s: float) -> float:
-    """Monday 0:00 UTC of the week of a moment."""
+    """Monday 0:00 UTC of the week that contains a moment."""
     return (time_s - _MONDAY_S) // WEEK_S * WEEK_S + _MONDAY_S
 
 
@@ -48,6 +48,7 @@ def set_weights(state: FleetState, jobs: Jobs) -> None:
     own = own * PRIORITY_WEIGHT ** np.clip(rows["priority"], -MAX_PRIORITY, MAX_PRIORITY)
     if has_groups(state):
         of, weights = groups_of(state, rows[wanting])
+        # A single group has all weight, whatever its jobs weigh.
         if len(weights) > 1:
             # The total over all groups is that of the jobs, so that a level means the same.
             total = np.bincount(of, own[wanting], len(weights))
@@ -57,7 +58,8 @@ def set_weights(state: FleetState, jobs: Jobs) -> None:
 
 
 def has_groups(state: FleetState) -> bool:
-    """True if shares go by user or team first: some are known, and the policy knows weights."""
+    """True if shares are divided by user or team first: there are several, and the policy uses
+    weights."""
     is_alone = len(state.users) <= 1 and len(state.teams) <= 1
     is_improved = state.rules.mechanism != "gavel"
     return is_improved and not is_alone and state.rules.policy in BY_GROUP
@@ -66,10 +68,10 @@ def has_groups(state: FleetState) -> bool:
 def compare_by_group(
     state: FleetState, jobs: Jobs, wanting: LongArray, slack_rounds: FloatArray
 ) -> None:
-    """Shift urgencies so that the first job of each group stands where its group's deficit is.
+    """Shift urgencies so that the first job of each group ranks by the deficit of the whole group.
 
-    Within a group, deficits and slacks of its jobs order them; nobody gets ahead of another group
-    by having many or short jobs. Slacks are those of the rows ``wanting``.
+    Within a group, deficits and slacks order the jobs. A group does not get ahead of another by
+    having many or short jobs. ``slack_rounds`` are those of the rows ``wanting``.
     """
     rows = jobs.rows
     rows["group_shift"] = 0.0
@@ -84,7 +86,7 @@ def compare_by_group(
 
 
 def hand_on_credit(state: FleetState, jobs: Jobs, ended: LongArray) -> None:
-    """Hand the deficits and surpluses of jobs that have just ended to their groups."""
+    """Add the credits of jobs that have just ended to the other jobs of their groups."""
     if not has_groups(state):
         return
     rows = jobs.rows
@@ -104,17 +106,18 @@ def hand_on_credit(state: FleetState, jobs: Jobs, ended: LongArray) -> None:
 
 
 def has_quotas(state: FleetState) -> bool:
-    """True if anybody has a quota."""
+    """True if any user or team has a quota."""
     return bool(np.isfinite(state.user_quota).any() or np.isfinite(state.team_quota).any())
 
 
 def with_usage(state: FleetState, time_s: float) -> FleetState:
-    """Count device time of users and teams up to a moment; each week begins with none."""
+    """Add up device time of users and teams until a moment; it starts at 0 each week."""
     if not has_quotas(state):
         return state
     rows = state.jobs.rows
     running = rows[rows["phase"] == RUNNING]
     week_s = week_start_s(time_s)
+    # Time before Monday belongs to the week before.
     since_s = np.maximum(running["counted_s"], week_s)
     device_s = running["gang"] * (time_s - since_s)
     week = int(week_s // WEEK_S)
@@ -131,7 +134,8 @@ def with_usage(state: FleetState, time_s: float) -> FleetState:
 
 
 def mark_over_quota(state: FleetState, jobs: Jobs) -> None:
-    """Mark the waiting jobs that a quota keeps from starting, the smallest deficits first."""
+    """Mark the waiting jobs that a quota keeps from starting, those with the smallest deficits
+    first."""
     rows = jobs.rows
     rows["over_quota"] = 0
     if not has_quotas(state):
@@ -153,6 +157,7 @@ def _beyond(jobs: Jobs, mine: LongArray, max_devices: float, is_spent: bool) -> 
         return np.asarray(waits)
     deficit = jobs.credit_s[mine].max(axis=1, initial=0.0)
     order = np.lexsort((rows["number"][mine], -deficit, -rows["priority"][mine], waits))
+    # Running jobs count first: nobody is stopped for a quota.
     left = max_devices - float(rows["gang"][mine[~waits]].sum())
     beyond = np.zeros(len(mine), dtype=bool)
     for at in order[int((~waits).sum()) :].tolist():

@@ -1,15 +1,15 @@
 """Rounds that pay deficits: every job earns its share of time, the largest deficit goes first.
 
-Shares earn credit in seconds for a kind of device, holding devices spends it (deficit round robin:
+Shares earn credit in seconds for a device type, holding devices spends it (deficit round robin:
 Shreedhar and Varghese, SIGCOMM 1995). A running job keeps its devices until the deficit of another
 is larger by some rounds and by what a stop would cost, which saves preemptions. Within a slack the
 job that ends sooner goes first, which shortens the average, unless it has long had the time that it
 said to need. One with too large a deficit goes before all, and devices are kept for its gang. Of
 running jobs with equal deficits, the one is stopped that did least since its last checkpoint.
-Nobody is moved who gains nothing by it: kinds that are equally fast are one kind to a job. Devices
-for which nobody has a deficit go to whoever is fastest there. Between rounds, free devices are
-given out at once, by shares that know of the change. Credits are compared in coarse units, so that
-noise of the solver decides nothing. O(jobs x kinds (kinds + log)) per round.
+Nobody is moved who gains nothing by it: device types that are equally fast are one to a
+job. Devices for which nobody has a deficit go to whoever is fastest there. Between rounds, free
+devices are given out at once, by shares that know of the change. Credits are compared in coarse
+units, so that noise of the solver decides nothing. O(jobs x types (types + log)) per round.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
 
 def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
-    """A round; ``jobs`` are counted up to now, writable and without ended ones."""
+    """Run a round; ``jobs`` are writable, without ended ones, with work counted up to now."""
     if state.is_dirty or _depends_on_time(state.rules.policy):
         state = _share(state, jobs)
     if state.pair_plan is not None:
         most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
+        # Deficits that could not be served for long must not crowd out all others.
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
     _settle_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), keeps_running=False)
@@ -55,7 +56,7 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
 
 
 def _settle_groups(state: FleetState, jobs: Jobs) -> None:
-    """Apply quotas and shares of users and teams before wishes are granted."""
+    """Apply quotas, and shares of users and teams, before devices are granted."""
     mark_over_quota(state, jobs)
     if has_groups(state):
         wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
@@ -63,7 +64,7 @@ def _settle_groups(state: FleetState, jobs: Jobs) -> None:
 
 
 def _share(state: FleetState, jobs: Jobs) -> FleetState:
-    """New shares, unless the last ones are too young."""
+    """Compute new shares, unless the last ones are younger than ``min_solve_s``."""
     if backfills(state):
         # In line, the places of jobs say all; there is nothing to solve.
         jobs.rows["has_share"] = 2
@@ -73,14 +74,14 @@ def _share(state: FleetState, jobs: Jobs) -> FleetState:
 
 
 def _depends_on_time(policy: str) -> bool:
-    """True if a policy looks at what the jobs did since the last answer."""
+    """True if the answer of a policy changes while jobs run (remaining steps, elapsed time)."""
     return policy.split("-agnostic")[0] in {
         "finish-time-fairness", "ftf", "makespan", "min-cost-slo", "shortest-job-first",
     }  # fmt: skip
 
 
 def _asked(state: FleetState, jobs: Jobs) -> Asked:
-    """Pairs of profiles that are due shared devices, and queues of jobs that want to share."""
+    """Pairs of profiles that are due shared devices, and queues of the jobs that may share."""
     if state.pair_plan is None:
         return NO_PAIRS
     queue, queue_at, slack = _queues(state.rules, jobs, len(state.pair_plan.amount))
@@ -91,16 +92,17 @@ def _asked(state: FleetState, jobs: Jobs) -> Asked:
 def _pair_wishes(
     rules: Rules, plan: PairPlan, queue_at: LongArray, slack: FloatArray
 ) -> tuple[LongArray, FloatArray]:
-    """One wish per device that a pair of profiles has a deficit for now.
+    """One wish per device for each pair of profiles with a deficit.
 
-    A pair gets the mean slack of the two jobs that would take it, so that it ranks like jobs
-    that run alone: plans change too often for its own debt to grow that large.
+    A pair also gets the mean slack of its two jobs, so that it competes with jobs that run alone:
+    plans change too often for its own deficit to grow as large.
     """
     if not plan.amount.any():
         return NO_PAIRS.pairs, NO_PAIRS.urgency
     a, b, kind = np.nonzero(plan.amount)
     amount = plan.amount[a, b, kind]
     deficit = plan.credit_s[a, b, kind] / rules.round_s + amount
+    # One more than planned, for the deficit from earlier rounds.
     copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
@@ -115,15 +117,15 @@ def _pair_wishes(
 def _nth_slack(
     profile: LongArray, nth: LongArray, queue_at: LongArray, slack: FloatArray
 ) -> FloatArray:
-    """Slack of the nth job in the queue of a profile, or of the last; 0 where nobody is in it."""
+    """Slack of the nth job in the queue of a profile, or of the last; 0 for an empty queue."""
     first, end = queue_at[profile].T
     at = np.minimum(first + nth, end - 1)
     return np.where(end > first, np.append(slack, 0.0)[at], 0.0)
 
 
 def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[LongArray, LongArray, FloatArray]:
-    """Jobs of each profile that want to share, the neediest first; where a queue begins and ends,
-    and the slack of those in it."""
+    """Jobs of each profile that may share, the largest need first; ``[profile, 2]`` start and end
+    of each queue; slack of the queued jobs."""
     wants = np.flatnonzero((jobs.rows["phase"] <= RUNNING) & (jobs.rows["pair_share"] > 0.0))
     slack = _slack_rounds(rules, jobs, wants)
     stays = (jobs.rows["partner"][wants] >= 0) * rules.stickiness_rounds
@@ -136,7 +138,7 @@ def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[LongArray, Lon
 
 
 def _slack_rounds(rules: Rules, jobs: Jobs, some: LongArray) -> FloatArray:
-    """Rounds by which jobs go before others, more for those that end sooner, as for one alone."""
+    """Bonus in rounds for jobs that end soon, as for jobs that run alone."""
     rows = jobs.rows
     speeds = jobs.steps_per_s[some]
     left = np.maximum(rows["total_steps"][some] - rows["done_steps"][some], 0.0)

@@ -29,8 +29,8 @@ EstimateParts = Callable[[PairEstimates], FloatArray]
 def with_profile(
     state: FleetState, profile: str, alone: tuple[float, ...], estimate: EstimateParts
 ) -> tuple[FleetState, int]:
-    """The state in which jobs of a profile may share devices, and the profile's row; -1 where there
-    are too many profiles."""
+    """Add a profile whose jobs may share devices; returns the state and the row of the profile, -1
+    if there are too many."""
     known = state.pair_estimates or _nothing(state.num_kinds)
     if profile in known.profiles:
         return state, known.profiles.index(profile)
@@ -52,8 +52,7 @@ def with_profile(
 
 
 def with_estimates(state: FleetState, known: PairEstimates) -> FleetState:
-    """The state whose table of pairs follows from estimates; it may have more profiles than
-    before."""
+    """Replace the estimates, and compute the table of pairs from them; profiles may be added."""
     # The last profile is that of jobs that share with nobody.
     last, more = state.num_profiles, len(known.profiles) - state.num_profiles
     steps_per_s = np.pad(known.part * known.alone[:, None, :], ((0, 1), (0, 1), (0, 0)))
@@ -77,7 +76,7 @@ def with_estimates(state: FleetState, known: PairEstimates) -> FleetState:
 
 
 def with_more_kinds(state: FleetState, count: int) -> FleetState:
-    """The state after as many device types were added: nobody is known to share there yet."""
+    """Extend the tables by new device types, on which no pair is known to share yet."""
     known, plan = state.pair_estimates, state.pair_plan
     if known is None or plan is None:
         return state
@@ -93,7 +92,7 @@ def with_more_kinds(state: FleetState, count: int) -> FleetState:
 
 
 def without_pairs(state: FleetState) -> FleetState:
-    """The state in which nobody shares devices, and no job that runs does."""
+    """Turn sharing off."""
     rows = state.jobs.rows.copy()
     rows["profile"] = 0
     jobs = state.jobs._replace(rows=rows)
@@ -101,7 +100,7 @@ def without_pairs(state: FleetState) -> FleetState:
 
 
 def learn_alone(state: FleetState, jobs: Jobs, at: int) -> FleetState:
-    """Take over what is known of a job that may share without company."""
+    """Copy the measured throughput of a job alone to its profile."""
     known, profile = state.pair_estimates, int(jobs.rows["profile"][at])
     if known is None or profile >= len(known.profiles):
         return state
@@ -113,18 +112,20 @@ def learn_alone(state: FleetState, jobs: Jobs, at: int) -> FleetState:
 def learn_together(
     state: FleetState, jobs: Jobs, at: int, partner: int, steps_per_s: float
 ) -> FleetState:
-    """The part of its speed that a job was measured to keep beside its partner; rows of both."""
+    """Update the part of its speed that a job keeps beside its partner; ``at`` and ``partner`` are
+    rows."""
     kind = int(jobs.rows["kind"][at])
     known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
     alone = float(known[at, kind])
     if state.pair_estimates is None or not alone > 0.0:
         return state
+    # A job is not faster in company; more is noise of the measurement.
     part = min(steps_per_s / alone, 1.0)
     return _with_part(state, jobs, [(at, partner)], kind, part, _LEARNING)
 
 
 def forbid_pair(state: FleetState, jobs: Jobs, at: int, partner: int) -> FleetState:
-    """The state in which two profiles do not share again: one of them failed beside the other."""
+    """Forbid two profiles to share again after one of them failed beside the other."""
     kind = int(jobs.rows["kind"][at])
     return _with_part(state, jobs, [(at, partner), (partner, at)], kind, 0.0, 1.0)
 
@@ -160,7 +161,7 @@ def _nothing(num_kinds: int) -> PairEstimates:
 
 
 def _grown(known: PairEstimates) -> PairEstimates:
-    """Copy of the tables with capacity for one more profile."""
+    """Copy the tables with space for one more profile."""
     wider = [(0, 1), (0, 1), (0, 0)]
     measured: BoolArray = np.pad(known.is_measured, wider)
     return PairEstimates(

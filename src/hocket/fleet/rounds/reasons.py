@@ -22,12 +22,12 @@ def reason(state: FleetState, number: int) -> str:
         return f"waits until {_whose_quota(state, row)} has room in the quota"
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
-        return "can run on no kind of device"
+        return "can run on no device type"
     gang = int(job["gang"])
     fits = able & (state.num_devices >= gang)
     if not fits.any():
         most = int(state.num_devices[able].max(initial=0))
-        return f"needs {gang} devices of one kind that it can run on; at most {most} work"
+        return f"needs {gang} devices of one type that it can run on; at most {most} work"
     largest = state.layout.largest_server
     fits &= (gang <= largest) | (state.jobs.spread_steps_per_s[row] > 0.0)
     if not fits.any():
@@ -35,6 +35,13 @@ def reason(state: FleetState, number: int) -> str:
     if job["has_share"] == 0:
         return f"came after the last allocation; the next round begins {_soon(state)}"
     return _queued(state, row, fits)
+
+
+def free_devices(state: FleetState) -> list[int]:
+    """Working devices that nobody holds, of each device type."""
+    held = state.device_kind[state.is_up & (state.holders[:, 0] >= 0)]
+    free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_kinds)).tolist()
+    return free
 
 
 def _whose_quota(state: FleetState, row: int) -> str:
@@ -55,11 +62,9 @@ def _needed(state: FleetState, number: int) -> str:
 def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
     job = state.jobs.rows[row]
     share = float(state.jobs.shares[row].sum() + job["pair_share"])
-    free = state.num_devices - np.bincount(
-        state.device_kind[state.is_up & (state.holders[:, 0] >= 0)], minlength=state.num_kinds
-    )
+    free = free_devices(state)
     kinds = ", ".join(
-        f"{int(free[kind])} of {int(state.num_devices[kind])} {state.kinds[kind]} free"
+        f"{free[kind]} of {int(state.num_devices[kind])} {state.kinds[kind]} free"
         for kind in np.flatnonzero(fits)
     )
     if share <= 0.0 and state.is_dirty and job["reserved_s"] <= 0.0:

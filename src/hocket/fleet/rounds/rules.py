@@ -44,8 +44,8 @@ MIN_ROUNDS_TO_RESERVE = 2.0
 
 @kernel
 def is_bound(preemptible: int) -> bool:
-    """True if a stop would cost a job its work: it may not be stopped for others. ``preemptible``
-    is 1, 0, or -1 where nobody knows."""
+    """True if a job loses its work when it is stopped, so it must not be preempted. ``preemptible``
+    is 1, 0, or -1 if unknown."""
     return preemptible <= 0
 
 
@@ -57,8 +57,8 @@ def is_kept(is_running: bool, bound: bool, ran_s: float, min_run_s: float, keeps
 
 @kernel
 def is_overdue(held_s: float, restarts_s: float, longest_s: float, round_s: float) -> bool:
-    """True if a job has long had the time that it said to need where it is slowest: what it said
-    cannot be trusted any more."""
+    """True if a job has run much longer than it claimed to need on its slowest device type: its
+    claim is no longer trusted."""
     return held_s - restarts_s > LONGEST * longest_s + round_s
 
 
@@ -66,11 +66,11 @@ def is_overdue(held_s: float, restarts_s: float, longest_s: float, round_s: floa
 def stop_cost_rounds(
     restart_s: float, lost_s: float, losses: int, stickiness_rounds: float, round_s: float
 ) -> float:
-    """Rounds that a stop would cost a running job: its restart, and the work since its last
-    checkpoint where it is known to lose that.
+    """Cost of stopping a running job in rounds: its restart, and the work since its last checkpoint
+    if it is known to lose that.
 
-    The work counts up to a turn that doubles with each loss. So a job that saves nothing gets
-    longer and longer turns, in which it can end, but never more than its share in the long run.
+    The lost work counts up to a limit that doubles with each loss. So a job that saves nothing gets
+    longer turns, in which it can end, but no more than its share in the long run.
     """
     cost_s = restart_s
     if losses > 0:
@@ -90,7 +90,7 @@ def urgency_of_deficit(
     round_s: float,
     priority: int,
 ) -> float:
-    """Urgency of a wish on a device type of which a job has a share, in rounds."""
+    """Urgency, in rounds, of a wish for a device type on which the job has a share."""
     deficit = credit_s / round_s + stays_rounds + priority * PRIORITY_FIRST
     rounds_left = left_steps / (steps_per_s * round_s)
     deficit += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
@@ -99,14 +99,14 @@ def urgency_of_deficit(
 
 @kernel
 def urgency_filling(steps_per_s: float, best_steps_per_s: float, runs_there: bool) -> float:
-    """Urgency of a wish for devices without a deficit: they go to whoever is fastest there."""
+    """Urgency of a wish for devices without a deficit: they go to the job that is fastest there."""
     speed = np.rint(steps_per_s / best_steps_per_s * 1e6) / 1e6
     return float(FILLING_LAST + speed + (0.5 if runs_there else 0.0))
 
 
 @kernel
 def has_large_deficit(deficit_s: float, share: float, patience_s: float) -> bool:
-    """True if the deficit of a job on a device type is beyond patience."""
+    """True if the deficit of a job on a device type exceeds the patience."""
     return deficit_s > patience_s and share > 0.0
 
 
@@ -119,9 +119,9 @@ def has_waited_too_long(
     fits_by_stops: bool,
     was_reserved: bool,
 ) -> bool:
-    """True if a gang is to be reserved: it has waited for long, and stopping others would not help
-    because bound jobs hold what it needs. It then stays reserved until it starts. A single device
-    is free sooner or later."""
+    """True if devices are to be reserved for a gang: it has waited long, and jobs that must not be
+    stopped hold what it needs. It then stays reserved until it starts. A job of one device never
+    is: one device becomes free sooner or later."""
     if gang <= 1 or not is_waiting or reserve_after_s == np.inf:
         return False
     return was_reserved or (waited_s >= reserve_after_s and not fits_by_stops)
@@ -131,8 +131,8 @@ def has_waited_too_long(
 def ends_in_s(
     left_steps: float, steps_per_s: float, limit_left_s: float, restart_s: float, overdue: bool
 ) -> float:
-    """Time after which a job has ended, infinite where that is not known: what it says itself
-    counts as long as it can be trusted, and its time limit always."""
+    """Seconds until a job ends, infinite if unknown: by its claimed steps as long as they are
+    trusted, and by its time limit."""
     work_s = np.inf
     if steps_per_s > 0.0 and not overdue:
         work_s = restart_s + left_steps / steps_per_s

@@ -11,7 +11,6 @@ from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.agnostic import all_fastest
-from hocket.fleet.policies.las_central import CENTRAL
 from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import keeps_line
@@ -21,14 +20,12 @@ from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows,
 
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""
-_AS_GAVEL = {**CENTRAL, "fifo": fifo_as_gavel}
-"""Policies for which Gavel's program gives answers of its own."""
 _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 
 
 def share(state: FleetState, jobs: Jobs) -> FleetState:
-    """Compute shares; ``jobs`` are writable."""
+    """Compute shares by the policy; ``jobs`` are changed in place."""
     if state.rules.policy in _ISOLATING:
         _advance_alone(jobs)
     state = state.but(solved_s=state.time_s, is_dirty=False)
@@ -37,6 +34,7 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     has_devices = bool(state.layout.num_devices.any())
     wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
     last_shares = _last_shares(state, jobs, wanting)
+    # Paused and blocked jobs have no share.
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
     # First come, first served leaves devices idle rather than let anybody overtake.
@@ -58,7 +56,8 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
 
 
 def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray | None:
-    """Where jobs are that a policy leaves there; the improved rounds weigh moves themselves."""
+    """Where the jobs run now, for policies that leave them there; improved rounds weigh moves
+    themselves."""
     if state.rules.mechanism == "gavel":
         return jobs.shares[wanting]
     if not keeps_line(state):
@@ -68,11 +67,10 @@ def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArra
 
 
 def _policy(state: FleetState) -> Callable[[ClusterSnapshot, Warm | None], Allocation]:
-    """Gavel's rounds take what its own program would answer."""
-    policy = find_policy(state.rules.policy)
-    if state.rules.mechanism != "gavel" or state.pair_table is not None:
-        return policy
-    return _AS_GAVEL.get(state.rules.policy, policy)
+    """The policy of the rules; Gavel's rounds have their own FIFO."""
+    rules = state.rules
+    is_fifo_of_gavel = rules.mechanism == "gavel" and rules.policy == "fifo"
+    return fifo_as_gavel if is_fifo_of_gavel else find_policy(rules.policy)
 
 
 def _coarse(shares: FloatArray) -> FloatArray:
@@ -80,7 +78,7 @@ def _coarse(shares: FloatArray) -> FloatArray:
 
 
 def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray:
-    """Throughputs of some rows, each gang on as few servers as there can be; 0 for nowhere."""
+    """Throughputs of some jobs, each gang on as few servers as possible; 0 where it cannot run."""
     gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
     if gang.max() <= largest.min():
         return jobs.steps_per_s[wanting]
@@ -89,7 +87,8 @@ def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> Float
 
 
 def _advance_alone(jobs: Jobs) -> None:
-    """Time that the work since the last answer would have taken on an equal part of the cluster."""
+    """Add the time that the work since the last answer would have taken on an equal part of the
+    cluster."""
     rows = jobs.rows
     rate = rows["isolated_rate"]
     done = np.maximum(rows["done_steps"] - rows["isolated_steps"], 0.0)
@@ -100,7 +99,7 @@ def _advance_alone(jobs: Jobs) -> None:
 def to_snapshot(
     state: FleetState, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
 ) -> ClusterSnapshot:
-    """Input of the policy."""
+    """Build the input of the policy."""
     pairs = None
     if state.pair_table is not None:
         pairs = Pairs(
@@ -141,14 +140,15 @@ def _are_late(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
 
 
 def _alone_s(rows: Rows, steps: FloatArray) -> FloatArray:
-    """Time that some steps would have taken on an equal part of the cluster."""
+    """Seconds that some steps would have taken on an equal part of the cluster."""
     rate = rows["isolated_rate"]
     alone_s = np.divide(steps, rate, out=np.zeros(len(rows)), where=rate > 0.0)
     return np.asarray(np.maximum(alone_s, rows["isolated_s"]))
 
 
 def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
-    """True if jobs have long had the time that they said to need, even where they are slowest."""
+    """True for jobs that have run much longer than they claimed to need on their slowest device
+    type."""
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
     # Any speed will do for a job that can run nowhere: it has had no time.
     slowest = np.where(np.isinf(slowest), 1.0, slowest)
@@ -158,7 +158,7 @@ def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
 
 
 def _no_pairs(state: FleetState) -> PairPlan | None:
-    """No pair has a deficit."""
+    """An empty pair plan."""
     if state.pair_plan is None:
         return None
     nothing = np.zeros(state.pair_plan.amount.shape)
@@ -168,7 +168,8 @@ def _no_pairs(state: FleetState) -> PairPlan | None:
 def _pair_plan(
     state: FleetState, jobs: Jobs, wanting: LongArray, answer: Allocation
 ) -> PairPlan | None:
-    """Pair time by profile; debts of pairs that are not wanted any more are forgotten."""
+    """Sum the pair time of an answer by profile; deficits of pairs that are no longer planned are
+    dropped."""
     plan = state.pair_plan
     if plan is None:
         return None

@@ -21,13 +21,13 @@ _DAY_S = 86_400.0
 
 
 class Sizes:
-    """Throughputs of jobs with each number of devices, by job number."""
+    """Throughputs of elastic jobs for each gang size, by job number."""
 
     def __init__(self, speeds: Mapping[int, GangSpeeds]) -> None:
         self._speeds = speeds
 
     def begin(self, state: FleetState, number: int, total_steps: float) -> GangSize:
-        """The size with which a job begins beside those that are there."""
+        """Gang size with which a new job starts, given the other jobs."""
         speeds = self._speeds[number]
         left_steps = _left_steps(speeds, total_steps, 0.0)
         fresh = ElasticJob(number=number, left_steps=left_steps, speeds=speeds, now=None)
@@ -40,7 +40,7 @@ class Sizes:
         return self._size(number, Chosen(gang, ANY_KIND))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
-        """Resize event of now; None for no change."""
+        """Event that resizes jobs now; None if nothing changes."""
         found = choose_gangs(self.jobs(state), state.num_devices, state.rules.restart_s)
         sizes = [
             self._size(number, chosen) for number, chosen in found.items()
@@ -77,7 +77,7 @@ class Sizes:
 
 
 def is_unsettled(state: FleetState) -> bool:
-    """True if somebody waits or devices are free: else no job would take another size."""
+    """True if a job waits or a device is free: otherwise no job would change its size."""
     is_free = state.is_up & (state.holders < 0).all(axis=1)
     return bool(is_free.any() or (state.jobs.rows["phase"] == WAITING).any())
 
@@ -93,7 +93,7 @@ def _now(row: Rows) -> Chosen | None:
 
 
 def _has(state: FleetState, size: GangSize) -> bool:
-    """True if a job has this size already; one that runs where it shall is left alone."""
+    """True if a job already has this size, or runs where it should."""
     at = state.row_of(size.number)
     row, known = state.jobs.rows[at], state.jobs.steps_per_s[at]
     if row["gang"] != size.gang:

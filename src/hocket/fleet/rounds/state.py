@@ -64,7 +64,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetDevice:
-    """One device; those of one server are joined by faster links."""
+    """One device; devices of one server are joined by faster links."""
 
     name: str
     kind: str
@@ -78,7 +78,7 @@ class Job:
     number: int
     name: str
     steps_per_s: tuple[float, ...]
-    """Of the whole gang, on each kind of the state; 0 where it cannot run."""
+    """Of the whole gang, on each device type of the state; 0 where it cannot run."""
     total_steps: float = float("inf")
     gang: int = 1
     weight: float = 1.0
@@ -117,7 +117,7 @@ class PairPlan:
     """Time that pairs of profiles are to spend on a device, and their deficits."""
 
     amount: FloatArray
-    """``[a, b, kind]``, a no larger than b."""
+    """``[a, b, type]``, a no larger than b."""
     credit_s: FloatArray
 
 
@@ -128,11 +128,11 @@ class PairEstimates:
     profiles: tuple[str, ...]
     """Names, in the order of the rows."""
     alone: FloatArray
-    """``[profile, kind]``: steps per second without company."""
+    """``[profile, type]``: steps per second without company."""
     part: FloatArray
-    """``[a, b, kind]``: the part of it that a keeps beside b; 0 where they may not share."""
+    """``[a, b, type]``: the part of it that a keeps beside b; 0 where they may not share."""
     is_measured: BoolArray
-    """``[a, b, kind]``: true once the two have run together; else it is an estimate."""
+    """``[a, b, type]``: true once the two have run together; else it is an estimate."""
 
 
 _WHOLE = (
@@ -158,15 +158,15 @@ class Jobs(NamedTuple):
     rows: Rows
     """One record of `JOB_RECORD` per job."""
     steps_per_s: FloatArray
-    """``[job, kind]``, as all that follow."""
+    """``[job, type]``, as all that follow."""
     spread_steps_per_s: FloatArray
     """The same where the gang is spread over several servers."""
     shares: FloatArray
-    """Part of its time that a job shall spend alone on a kind."""
+    """Part of its time that a job shall spend alone on a device type."""
     received_s: FloatArray
-    """Time on a kind (Gavel's mechanism: since the last allocation)."""
+    """Time on a device type (Gavel's mechanism: since the last allocation)."""
     credit_s: FloatArray
-    """Deficit of a job on a kind."""
+    """Deficit of a job on a device type."""
 
 
 def empty_rows(count: int, num_kinds: int) -> Jobs:
@@ -181,6 +181,11 @@ def some_rows(rows: Rows, which: LongArray) -> Rows:
     return rows.view(_BYTES)[which].view(JOB_RECORD)
 
 
+def joined_rows(rows: Rows, more: Rows) -> Rows:
+    """Concatenate rows as bytes, for the same reason."""
+    return np.concatenate([rows.view(_BYTES), more.view(_BYTES)]).view(JOB_RECORD)
+
+
 class DeviceLayout(NamedTuple):
     """Working devices, those of one server together."""
 
@@ -188,14 +193,14 @@ class DeviceLayout(NamedTuple):
     server_ptr: LongArray
     server_kind: LongArray
     num_devices: LongArray
-    """Of each kind."""
+    """Of each device type."""
     largest_server: LongArray
-    """Devices of the largest server of each kind."""
+    """Devices of the largest server of each device type."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FleetState:
-    """A fleet at one moment; never changed, only replaced."""
+    """A fleet at one moment; immutable by convention."""
 
     rules: Rules
     kinds: tuple[str, ...]
@@ -245,21 +250,21 @@ class FleetState:
 
     @property
     def num_kinds(self) -> int:
-        """Kinds of devices."""
+        """Number of device types."""
         return len(self.kinds)
 
     @property
     def num_devices(self) -> LongArray:
-        """Working devices of each kind."""
+        """Working devices of each type."""
         return self.layout.num_devices.copy()
 
     @property
     def num_profiles(self) -> int:
-        """Rows of the pair table, less the last, which is that of jobs without a profile."""
+        """Rows of the pair table without the last, which stands for jobs that share with nobody."""
         return 0 if self.pair_table is None else len(self.pair_table.steps_per_s) - 1
 
     def but(self, **changes: Any) -> FleetState:
-        """The same state but for some fields; several times as fast as `dataclasses.replace`."""
+        """Copy with some fields changed; several times as fast as `dataclasses.replace`."""
         state = object.__new__(FleetState)
         state.__dict__.update(self.__dict__, **changes)
         return state
@@ -291,7 +296,7 @@ BLANK = {
 
 
 def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float) -> None:
-    """Fill the rows from ``first`` on with jobs that have just come."""
+    """Fill the rows from ``first`` on with newly submitted jobs."""
     for at, job in enumerate(fresh, start=first):
         values = {
             **BLANK,
@@ -332,7 +337,7 @@ def new_state(
     """A fleet without jobs."""
     rules = rules or Rules()
     if not kinds:
-        raise UsageError("a fleet needs at least one kind of device")
+        raise UsageError("a fleet needs at least one device type")
     _refuse_wrong_rules(rules)
     if pair_table is not None and rules.mechanism == "gavel":
         hint = "use the improved mechanism"
@@ -380,10 +385,10 @@ def _refuse_wrong_rules(rules: Rules) -> None:
 
 
 def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetState:
-    """The state with more devices; one that was there before is up again, where it stands now."""
+    """Add devices; a device with a known name works again, at its present server."""
     for device in devices:
         if device.kind not in state.kinds:
-            raise UsageError(f"device {device.name!r} is of an unknown kind {device.kind!r}")
+            raise UsageError(f"device {device.name!r} is of an unknown type {device.kind!r}")
     if len({device.name for device in devices}) != len(devices):
         raise UsageError("two devices have one name")
     known = {name: index for index, name in enumerate(state.device_names)}
@@ -414,12 +419,12 @@ def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetSt
 
 
 def is_usable(state: FleetState) -> BoolArray:
-    """Devices that work and take new jobs."""
+    """``[device]``: works and is not drained."""
     return np.asarray(state.is_up & ~_are(state.device_names, state.drained))
 
 
 def _are(names: tuple[str, ...], among: tuple[str, ...]) -> BoolArray:
-    """Names that are among others."""
+    """``[name]``: is one of ``among``."""
     if not among:
         return np.zeros(len(names), dtype=bool)
     found = set(among)
@@ -427,8 +432,9 @@ def _are(names: tuple[str, ...], among: tuple[str, ...]) -> BoolArray:
 
 
 def lay_out(kind: LongArray, server: LongArray, is_up: BoolArray, num_kinds: int) -> DeviceLayout:
-    """Working devices by server."""
+    """Group working devices by server."""
     up = np.flatnonzero(is_up)
+    # Stable, so that devices of a server keep their order.
     order = up[np.argsort(server[up], kind="stable")]
     starts = np.flatnonzero(np.diff(server[order], prepend=-1))
     server_ptr, server_kind = np.append(starts, len(order)), kind[order[starts]]

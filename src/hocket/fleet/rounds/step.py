@@ -29,6 +29,7 @@ from hocket.fleet.rounds.actions import (
     TIMED_OUT,
     Actions,
     only_stops,
+    with_stops,
 )
 from hocket.fleet.rounds.assign import rows_of, speeds_of
 from hocket.fleet.rounds.events import (
@@ -64,6 +65,7 @@ from hocket.fleet.rounds.state import (
     Jobs,
     empty_rows,
     is_usable,
+    joined_rows,
     lay_out,
     some_rows,
     with_devices,
@@ -75,7 +77,7 @@ _LEARNING = 0.5
 
 
 def step(state: FleetState, event: Event) -> tuple[FleetState, Actions]:
-    """The state after an event, and what is to be done about it."""
+    """Apply an event: the next state, and the jobs to stop and to start."""
     if not state.time_s <= event.time_s < math.inf:
         raise UsageError(f"an event at {event.time_s} s comes after one at {state.time_s} s")
     state, jobs = _count(state, event)
@@ -83,7 +85,8 @@ def step(state: FleetState, event: Event) -> tuple[FleetState, Actions]:
 
 
 def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
-    """The state at a later moment and its rows, to write to, with capacity for arriving jobs."""
+    """The state at the time of the event, with writable rows, ended jobs removed at a round, and
+    space for new jobs."""
     from hocket.fleet.rounds.kernels.count import count
 
     time_s = float(event.time_s)
@@ -102,7 +105,8 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
     count(jobs, time_s, earns, credit_s, amount)
     if isinstance(event, Submit):
         fresh = empty_rows(len(event.jobs), state.num_kinds)
-        jobs = Jobs(*(np.concatenate(both) for both in zip(jobs, fresh, strict=True)))
+        columns = (np.concatenate(both) for both in zip(jobs[1:], fresh[1:], strict=True))
+        jobs = Jobs(joined_rows(jobs.rows, fresh.rows), *columns)
     return state.but(time_s=time_s, jobs=jobs, names=names), jobs
 
 
@@ -129,7 +133,8 @@ def _begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
 
 
 def _react(state: FleetState, jobs: Jobs, before: Actions = NOTHING) -> tuple[FleetState, Actions]:
-    """Between rounds: begin one if none is due, else hand out what is free (not in Gavel's)."""
+    """After an event: begin a round if none is scheduled, else hand out free devices (not in
+    Gavel's rounds)."""
     if math.isinf(state.next_tick_s):
         state, after = _begin_round(state, jobs)
     elif state.rules.mechanism == "gavel":
@@ -140,16 +145,7 @@ def _react(state: FleetState, jobs: Jobs, before: Actions = NOTHING) -> tuple[Fl
 
 
 def _joined(before: Actions, after: Actions) -> Actions:
-    if not len(before.stopped):
-        return after
-    if after is NOTHING:
-        return before
-    return replace(
-        after,
-        stopped=np.concatenate([before.stopped, after.stopped]),
-        stopped_attempt=np.concatenate([before.stopped_attempt, after.stopped_attempt]),
-        stopped_reason=np.concatenate([before.stopped_reason, after.stopped_reason]),
-    )
+    return with_stops(after, before) if len(before.stopped) else after
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
@@ -171,7 +167,9 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
             raise UsageError(f"job {job.number} names a profile that does not exist")
         last = job.number
     write_new_jobs(jobs, first, event.jobs, state.time_s)
+    # A profile of -1 becomes the last row, whose jobs share with nobody.
     jobs.rows["profile"][first:] %= state.num_profiles + 1
+    # As in the code of Gavel, so that no priority divides by zero.
     if state.rules.mechanism == "gavel":
         jobs.received_s[first:] = state.rules.round_s / 2.0
     names = state.names.copy()
@@ -181,7 +179,7 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
 
 
 def _fits(state: FleetState, job: Job) -> bool:
-    """True if a job says of every kind how fast it is, and all its numbers make sense."""
+    """True if a job states a speed for every device type and all its numbers are valid."""
     speeds, num_kinds = job.steps_per_s, len(state.kinds)
     if job.spread_steps_per_s:
         speeds, num_kinds = speeds + job.spread_steps_per_s, 2 * num_kinds
@@ -236,6 +234,7 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
         # Whoever filled the memory that they share, they do not fit together.
         state = forbid_pair(state, jobs, int(at[0]), state.row_of(partner))
     max_failures = int(jobs.rows["max_failures"][at[0]]) or state.rules.max_failures
+    # A job may set its own limit; 0 stands for that of the rules.
     if jobs.rows["failures"][at[0]] >= max_failures:
         return _end(state, jobs, at, GIVEN_UP)
     state, actions = _stop(state, jobs, at, FAILED, WAITING)
@@ -243,7 +242,7 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
 
 
 def _lose(state: FleetState, jobs: Jobs, event: Lose) -> tuple[FleetState, Actions]:
-    """Take back what is lost; one that loses too often keeps its devices from then on."""
+    """Subtract lost steps; a job that loses work gets longer turns."""
     _refuse_wrong_steps(event.saved_steps)
     at = int(_rows(state, (event.number,))[0])
     job = jobs.rows[at]
@@ -267,7 +266,8 @@ def _pause(state: FleetState, jobs: Jobs, event: Pause) -> tuple[FleetState, Act
 
 
 def _resize(state: FleetState, jobs: Jobs, event: Resize) -> tuple[FleetState, Actions]:
-    """Stop jobs that run, and let them wait with other needs; one that would lose work stays."""
+    """Change gang sizes: running jobs are stopped and wait with the new size; a job that would lose
+    work keeps its size."""
     rows, stopped = jobs.rows, []
     for size in event.sizes:
         at = int(_rows(state, (size.number,))[0])
@@ -327,7 +327,7 @@ def _refuse_wrong_steps(*counts: float | None) -> None:
 def _measure(
     state: FleetState, jobs: Jobs, at: int, done_steps: float, *, replaces: bool
 ) -> FleetState:
-    """Correct the work done, and the throughput alone or beside the partner since the last
+    """Correct steps done, and the throughput (alone or beside the partner) since the last
     report."""
     from hocket.fleet.rounds.kernels.rates import renew_rate
 
@@ -341,6 +341,7 @@ def _measure(
     elif worked_s > 0.0 and steps > 0.0:
         _learn(state, jobs, at, steps / worked_s, weight=1.0 if replaces else _LEARNING)
         state = learn_alone(state.but(is_dirty=True), jobs, at)
+    # Start-up takes no part in the next measurement.
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
     jobs.rows["measured_steps"][at] = done_steps
     jobs.rows["done_steps"][at] = min(done_steps, job["total_steps"])
@@ -365,7 +366,7 @@ def _rows(state: FleetState, numbers: tuple[int, ...]) -> LongArray:
 def _stop(
     state: FleetState, jobs: Jobs, at: LongArray, reason: int, phase: int
 ) -> tuple[FleetState, Actions]:
-    """Take the devices of jobs away; ``phase`` is what they are then."""
+    """Take the devices of jobs away and set their phase."""
     from hocket.fleet.rounds.kernels.release import take_away
 
     running = at[jobs.rows["phase"][at] == RUNNING]
@@ -409,10 +410,11 @@ def _drain(state: FleetState, jobs: Jobs, event: Drain) -> tuple[FleetState, Act
 
 
 def _leave_drained(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
-    """Stop jobs on drained devices that save their work; others stay there until they end."""
+    """Stop jobs on drained devices if they save their work; others stay there until they end."""
     drained = np.flatnonzero(np.isin(state.device_names, state.drained))
     numbers = np.unique(state.holders[drained])
     at = rows_of(jobs, numbers[numbers >= 0])
+    # Others would lose their work, so they stay until they end.
     at = at[_saves(jobs, at)]
     jobs.rows["saved_steps"][at] = jobs.rows["done_steps"][at]
     return _stop(state, jobs, at, DRAINED, WAITING)

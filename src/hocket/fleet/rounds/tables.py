@@ -1,4 +1,4 @@
-"""Arrays that the compiled parts of a round work on."""
+"""Settings and arrays that are passed to the compiled kernels of a round."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from hocket.fleet.rounds.state import DeviceLayout, Jobs
 
 
 class Pace(NamedTuple):
-    """Rules by which debts are compared and devices handed out."""
+    """Settings of one round: how deficits are compared and devices handed out."""
 
     round_s: float
     stickiness_rounds: float
     slack_rounds: float
     patience_s: float
     max_deficit_s: float
-    """Debts that could not be paid for long are not paid all at once."""
+    """Upper limit of a deficit, so that a job that got nothing for long does not take everything
+    at once."""
     restart_s: float
     keeps_line: bool
     """True if running jobs keep what they have in every round too."""
     backfills: bool
     """True if all jobs are reserved in order of arrival, and others fill gaps."""
     reserve_after_s: float
-    """Wait after which devices are reserved for a gang that bound jobs keep from starting."""
+    """Wait after which devices are reserved for a gang that non-preemptible jobs keep from
+    starting."""
     next_round_s: float
     """When jobs can be stopped that keep their devices until then."""
     keeps_equal: bool
-    """True if a job stays on a kind that is as good to it as the one that it was given."""
+    """True if a job stays on a device type that is as good to it as the one that it was given."""
     min_run_s: float
     """A job that was started so lately stays where it is,"""
     min_turn_s: float
@@ -43,20 +45,20 @@ class Pace(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """Inputs of the rate of a running job, beside the job."""
+    """Tables that the rate of a running job depends on."""
 
     beside: FloatArray
-    """``[profile, profile, kind]``; without rows where jobs do not share devices."""
+    """``[profile, profile, type]``; without rows where jobs do not share devices."""
     whole_s: float
     """Time in which only whole steps count, as in Gavel's rounds; 0 for no such time."""
 
 
 class Asked(NamedTuple):
-    """Wishes of pairs, and the order in which Gavel's rounds take types."""
+    """Wishes of pairs, and the order of device types in Gavel's rounds."""
 
     kinds: LongArray
     pairs: LongArray
-    """``[pair, 3]``: profile, profile and kind."""
+    """``[pair, 3]``: profile, profile and device type."""
     urgency: FloatArray
     """``[pair]``: its deficit in rounds."""
     queue: LongArray
@@ -75,7 +77,7 @@ NO_PAIRS = Asked(
 
 
 class Round(NamedTuple):
-    """All that a round reads and writes, made anew for each."""
+    """Arrays that a round reads and writes; allocated for each round."""
 
     time_s: float
     jobs: Jobs
@@ -85,9 +87,9 @@ class Round(NamedTuple):
     speeds: Speeds
     layout: DeviceLayout
     held: LongArray
-    """``[device, 2]``: numbers of jobs before the round, -1 for none."""
+    """``[device, 2]``: rows of the jobs on it before the round, -1 for none."""
     holders: LongArray
-    """The same afterwards (rows while devices are given)."""
+    """The same while devices are given; numbers of the jobs in the end."""
     order: LongArray
     """Wishes of jobs and pairs, ``job x types + type``, then pairs. Part by part; the most urgent
     of a part first, once it is sorted."""
@@ -137,8 +139,6 @@ class Round(NamedTuple):
     """``[server]``."""
     closed_s: FloatArray
     """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
-    slots: LongArray
-    """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
     stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
     started: LongArray
@@ -159,7 +159,7 @@ def new_round(
     layout: DeviceLayout,
     held: LongArray,
 ) -> Round:
-    """Allocate the tables of a round for all wishes and grants of some jobs and pairs."""
+    """Allocate the arrays of a round."""
     (num_jobs, num_kinds), num_devices = jobs.shares.shape, len(held)
     num_wishes, num_servers = num_jobs * num_kinds + len(asked.pairs), len(layout.server_kind)
     # A step where a job ends, and two for each that is granted or reserved something.
@@ -205,7 +205,6 @@ def new_round(
         num_steps=whole(num_kinds + 1),
         num_free=whole(num_servers),
         closed_s=np.empty(num_servers),
-        slots=whole(1 << (2 * num_jobs).bit_length()),
         stopped=whole(3, num_jobs),
         started=whole(3, num_jobs),
         device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hocket.fleet.simulator.bind import TraceWork, bind
 from hocket.fleet.simulator.elastic import elastic_speeds
-from hocket.fleet.simulator.faults import Faults
 from hocket.fleet.simulator.fleet_run import FleetRun
-from hocket.fleet.simulator.simulate import simulate
+from hocket.fleet.simulator.simulate import Faults, simulate
 
 __all__ = ["Faults", "FleetRun", "TraceWork", "bind", "elastic_speeds", "simulate"]

@@ -24,19 +24,19 @@ _SAME_TIME = 1.05
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TraceWork:
-    """The jobs of a trace as the fleet sees them."""
+    """The jobs of a trace with their throughputs and steps on given device types."""
 
     trace: Trace
     kinds: tuple[str, ...]
     steps_per_s: FloatArray
-    """``[job, kind]``."""
+    """``[job, type]``."""
     spread_steps_per_s: FloatArray
     """The same where the gang is spread over servers."""
     total_steps: FloatArray
     profile: LongArray
     """Row of ``beside``; -1 for none."""
     beside: FloatArray
-    """``[profile, profile, kind]``: steps per second two on a device."""
+    """``[profile, profile, type]``: steps per second two on a device."""
     notes: tuple[str, ...] = ()
     """Remarks of the trace on its jobs that are not followed."""
 
@@ -59,7 +59,7 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
             known[key] = _rows(table, spread, key)
         rows, profile[job] = known[key]
         if rows is not None and math.isnan(total_steps[job]):
-            # The time is that on the first kind of those on which it can run.
+            # The time is that on the first device type of those on which it can run.
             rows = rows / next((speed for speed in rows[0] if speed > 0.0), 1.0)
             profile[job] = -1
         if rows is None:
@@ -87,12 +87,12 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
 def _other_durations(
     trace: Trace, kinds: tuple[str, ...], steps_per_s: FloatArray, total_steps: FloatArray
 ) -> tuple[str, ...]:
-    """Notes on jobs that say steps and seconds and take other seconds by the table."""
+    """Notes about jobs whose stated steps and seconds contradict the table."""
     says_both = (trace.total_steps > 0.0) & (trace.duration_s > 0.0)
     is_known = (steps_per_s > 0.0) & (total_steps > 0.0)[:, None] & says_both[:, None]
     claimed = np.where(says_both, trace.duration_s, 1.0)[:, None] * steps_per_s
     ratio = np.where(is_known, total_steps[:, None] / np.where(is_known, claimed, 1.0), 1.0)
-    # Traces do not say which kind they mean: one that fits is enough.
+    # Traces do not say which device type they mean: one that fits is enough.
     off = np.where(is_known, np.abs(np.log(ratio)), np.inf).min(axis=1, initial=np.inf)
     count = int((is_known.any(axis=1) & (off > math.log(_SAME_TIME))).sum())
     if not count:
@@ -111,7 +111,7 @@ def _spread_kind(kind: str, throughputs: Throughputs) -> str:
 def _rows(
     table: Throughputs | None, spread: Throughputs | None, key: JobProfile
 ) -> tuple[FloatArray | None, int]:
-    """Throughputs on one server and on several, and the profile; None where nothing is known."""
+    """Throughputs on one server and on several, and the profile; None if nothing is known."""
     row, profile = _row(table, key)
     apart, _ = _row(spread, key)
     if row is None:
@@ -132,6 +132,7 @@ def _row(table: Throughputs | None, key: JobProfile) -> tuple[FloatArray | None,
     if not smaller:
         return None, -1
     last = table.alone[table.find(key.job_type, smaller[-1])]
+    # Without two known sizes, larger gangs are taken to be no faster.
     growth, doublings = 1.0, math.log2(key.gang / smaller[-1])
     if len(smaller) > 1:
         before = table.alone[table.find(key.job_type, smaller[-2])]
@@ -142,7 +143,7 @@ def _row(table: Throughputs | None, key: JobProfile) -> tuple[FloatArray | None,
 
 def _unknown(table: Throughputs | None, key: JobProfile) -> UsageError:
     message = (
-        f"nothing is known of the speed of jobs of kind {key.job_type!r} on {key.gang} devices"
+        f"nothing is known of the speed of jobs of type {key.job_type!r} on {key.gang} devices"
     )
     if table is None:
         return UsageError(message, hint="give a table with --throughputs FILE")

@@ -25,7 +25,7 @@ def elastic_speeds(work: TraceWork, throughputs: Throughputs) -> list[GangSpeeds
     for job, job_type in enumerate(trace.job_types):
         if job_type not in rows:
             raise UsageError(
-                f"the table has no jobs of kind {job_type!r}, so they cannot be elastic",
+                f"the table has no jobs of type {job_type!r}, so they cannot be elastic",
                 hint="make one with hocket fleet throughputs MODEL --planned --gang 1,2,4,8",
             )
         sizes = sorted(rows[job_type])
@@ -39,7 +39,8 @@ def elastic_speeds(work: TraceWork, throughputs: Throughputs) -> list[GangSpeeds
 
 
 def _scale(work: TraceWork, job: int, rows: dict[int, int], table: Throughputs) -> float:
-    """Steps of a job per step of the table: work of which only a time is known has other steps."""
+    """Steps of a job per step of the table: a job with a stated duration counts steps of its
+    own."""
     gang = int(work.trace.gang[job])
     if gang not in rows:
         return 1.0
@@ -48,7 +49,7 @@ def _scale(work: TraceWork, job: int, rows: dict[int, int], table: Throughputs) 
 
 
 class Elastic:
-    """Decides how many devices of which kind each job of a running trace takes."""
+    """Decides how many devices of which type each job of a running trace takes."""
 
     def __init__(self, speeds: Sequence[GangSpeeds], total_steps: FloatArray) -> None:
         """``speeds`` and ``total_steps`` are those of the jobs of a trace, in its order."""
@@ -56,11 +57,12 @@ class Elastic:
         self._seen: tuple[int, ...] = ()
 
     def begin(self, state: FleetState, number: int) -> GangSize:
-        """The size with which a job begins beside those that are there."""
+        """Gang size with which a new job starts, given the other jobs."""
         return self._sizes.begin(state, number, float(self._total_steps[number]))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
-        """Resize event at the beginning of a round, where jobs came or went since the last."""
+        """Event that resizes jobs at the beginning of a round, if jobs came or went since the
+        last."""
         seen = tuple(job.number for job in self._sizes.jobs(state))
         if seen == self._seen:
             return None

@@ -58,7 +58,7 @@ class FleetRun:
     sample_time_s: FloatArray
     """When rounds began, first and last moment included."""
     sample_busy: FloatArray
-    """``[sample, kind]``: devices in use from one of these moments to the next, in the mean."""
+    """``[sample, type]``: devices in use from one of these moments to the next, in the mean."""
     spans: HoldSpans | None
     cpu_seconds: float
     """Of the run, without loading compiled code."""
@@ -72,14 +72,14 @@ class FleetRun:
 
     @property
     def share_received(self) -> FloatArray:
-        """Time held over time promised, of measured jobs that were promised any."""
+        """Time held over time promised, for measured jobs that were promised any."""
         first, end = self.measured
         held, target = self.held_s[first:end], self.target_s[first:end]
         return np.asarray((held / np.where(target > 0, target, np.nan))[target > 0.0])
 
     @property
     def slowdown(self) -> FloatArray:
-        """Completion time over the time alone on the fastest devices, of measured jobs."""
+        """Completion time over the time alone on the fastest devices, for measured jobs."""
         first, end = self.measured
         ideal_s = np.maximum(self.ideal_s[first:end][self.is_finished[first:end]], 1e-9)
         # Of a job that is over at once, nothing is left between two large times.
@@ -87,7 +87,7 @@ class FleetRun:
 
     @property
     def utilisation(self) -> float:
-        """Part of the devices' time that was used."""
+        """Part of the device time that was used."""
         return float(self.busy_device_s.sum() / max(self.up_device_s.sum(), 1e-300))
 
     def figures(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _MAX_SPANS = 2_000_000
 
 
 class FleetRecorder:
-    """Collects what `FleetRun` holds."""
+    """Collects the figures of a `FleetRun` during a simulation."""
 
     def __init__(self, work: TraceWork, state: FleetState, records_spans: bool) -> None:
         count, num_kinds = len(work.trace), state.num_kinds
@@ -31,7 +31,7 @@ class FleetRecorder:
         self._spans = SpanRecorder(state) if records_spans else None
 
     def note(self, before: FleetState, state: FleetState, actions: Actions) -> None:
-        """Take in a step."""
+        """Record a step."""
         passed_s = state.time_s - before.time_s
         self._busy_device_s += passed_s * self._busy
         self._up_device_s += passed_s * before.layout.num_devices
@@ -49,7 +49,7 @@ class FleetRecorder:
     def note_ends(
         self, before: FleetState, state: FleetState, ended: tuple[int, ...], *, is_finish: bool
     ) -> None:
-        """Take in what jobs had when they ended."""
+        """Record the final figures of jobs that ended."""
         for number in ended:
             at = before.row_of(number)
             row = before.jobs.rows[at]
@@ -63,8 +63,9 @@ class FleetRecorder:
     def finished(
         self, state: FleetState, measured: tuple[int, int], left_out: LongArray, cpu_seconds: float
     ) -> FleetRun:
-        """The record of the whole run."""
+        """The result of the whole run."""
         samples = np.array([*self._samples, (state.time_s, *self._busy_device_s)])
+        # Of several rounds at one moment only the last counts.
         samples = samples[np.diff(samples[:, 0], append=np.inf) > 0.0]
         passed_s = np.diff(samples[:, 0])
         return FleetRun(
@@ -121,7 +122,7 @@ class SpanRecorder:
         self._holders = state.holders
 
     def closed(self, state: FleetState) -> HoldSpans:
-        """All spans; those that go on end now."""
+        """All spans; those that are still open end now."""
         self.note(state.but(holders=np.full_like(state.holders, -1)))
         columns = zip(*self._parts, strict=True) if self._parts else [()] * 5
         device, slot, number, start_s, end_s = (

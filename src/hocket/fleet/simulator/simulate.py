@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, PairTable, R
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.elastic import Elastic
-from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.record import FleetRecorder
 
@@ -32,7 +32,7 @@ from hocket.fleet.simulator.record import FleetRecorder
 
 @lru_cache(maxsize=64)
 def load_compiled(policy: str, mechanism: str, num_kinds: int, shares_devices: bool) -> None:
-    """Let one job come and end in a fleet of one device, so that all code of a run is there."""
+    """Simulate one job on one device, so that all kernels are compiled before a run is timed."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
     beside = PairTable(steps_per_s=np.zeros((1, 1, num_kinds))) if shares_devices else None
@@ -48,6 +48,16 @@ def load_compiled(policy: str, mechanism: str, num_kinds: int, shares_devices: b
 _MAX_ROUNDS = 2e7
 """About ten minutes of simulation with few jobs."""
 OnProgress = Callable[[int, int], None]
+
+
+class Faults(Protocol):
+    """Source of events that disturb a fleet, such as devices that break and jobs that crash."""
+
+    next_s: float
+    """When the next one happens."""
+
+    def take(self, state: FleetState) -> Event:
+        """The event of that moment."""
 
 
 def simulate(
@@ -67,7 +77,7 @@ def simulate(
     """Run the jobs of a trace; ends when those ``measured`` (first, end) have ended.
 
     ``elastic`` says what each job does with every number of devices; without it each has those that
-    the trace says. ``check`` is called after every step.
+    the trace says. ``faults`` are further events. ``check`` is called after every step.
     """
     rules = rules or Rules()
     load_compiled(rules.policy, rules.mechanism, len(work.kinds), shares_devices)
@@ -79,6 +89,7 @@ def simulate(
         price_per_hour=price_per_hour,
         pair_table=PairTable(steps_per_s=work.beside) if shares_devices else None,
     )
+    # Every user of a trace has the same weight.
     users = tuple(dict.fromkeys(work.trace.users)) or ("",)
     state = state.but(users=users, user_weight=np.ones(len(users)))
     first, end = measured or (0, len(work.trace))
@@ -88,7 +99,7 @@ def simulate(
     can_run = _can_run(work, state) if elastic is None else _can_begin(elastic, state)
     recorder = FleetRecorder(work, state, records_spans)
     knows_servers = _knows_servers(state) and sizer is None
-    feed = _Feed(work, can_run, FaultSource(faults, devices), knows_servers, sizer)
+    feed = _Feed(work, can_run, faults, knows_servers, sizer)
     num_left = int(can_run[first:end].sum())
     if num_left == 0:
         raise NoFeasiblePlanError(
@@ -124,7 +135,7 @@ def simulate(
 def _refuse_endless(
     work: TraceWork, can_run: BoolArray, state: FleetState, first: int, end: int
 ) -> None:
-    """Refuse work that takes more rounds than anybody would wait for."""
+    """Raise `UsageError` for work that takes more rounds than can be simulated."""
     some = np.flatnonzero(can_run[first:end]) + first
     best = np.maximum(work.steps_per_s[some].max(axis=1), 1e-300)
     alone_s = work.total_steps[some] / best
@@ -148,12 +159,12 @@ def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> BoolArray:
 
 
 def _knows_servers(state: FleetState) -> bool:
-    """True if servers of several devices are known; Gavel's rounds ignore them."""
+    """True if any server has several devices; Gavel's rounds ignore servers."""
     return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
 
 
 def _given_up(actions: Actions) -> tuple[int, ...]:
-    """Jobs that crashed once too often."""
+    """Jobs that failed too often."""
     return tuple(actions.stopped[actions.stopped_reason == GIVEN_UP].tolist())
 
 
@@ -164,7 +175,7 @@ class _Feed:
         self,
         work: TraceWork,
         can_run: BoolArray,
-        faults: FaultSource,
+        faults: Faults | None,
         knows_servers: bool,
         sizer: Elastic | None = None,
     ) -> None:
@@ -179,16 +190,18 @@ class _Feed:
     def next_event(self, state: FleetState) -> tuple[Event, tuple[int, ...]]:
         """The next event, and the jobs that finish by it."""
         end_s, row = self._first_to_finish(state.jobs)
-        arrival_s, fault_s = self._arrival_s[self._at], self._faults.next_s
+        arrival_s = self._arrival_s[self._at]
+        fault_s = math.inf if self._faults is None else self._faults.next_s
         time_s = min(end_s, arrival_s, fault_s, state.next_tick_s)
         if not math.isfinite(time_s):
             raise NoFeasiblePlanError("jobs wait that can never run", hint="check the policy")
+        # Ends come before arrivals of the same moment, so that their devices are free.
         if end_s == time_s:
             number = int(state.jobs.rows["number"][row])
             return Finish(time_s=max(end_s, state.time_s), numbers=(number,)), (number,)
         if arrival_s == time_s:
             return self._submit(state), ()
-        if fault_s == time_s:
+        if self._faults is not None and fault_s == time_s:
             return self._faults.take(state), ()
         return Tick(time_s=time_s), ()
 

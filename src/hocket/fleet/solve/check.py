@@ -13,14 +13,14 @@ TOLERANCE = 1e-9
 
 
 def verify_allocation(snapshot: ClusterSnapshot, allocation: Allocation) -> None:
-    """Raise `CheckError` with everything that is wrong."""
+    """Raise `CheckError` that lists violated limits of an allocation."""
     found = violations(snapshot, allocation)
     if found:
         raise CheckError("; ".join(found[:5]), where=f"allocation by {allocation.policy}")
 
 
 def violations(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
-    """Describe what is wrong with an allocation."""
+    """List the violated limits of an allocation; empty for a legal one."""
     shares = allocation.shares
     if shares.shape != snapshot.steps_per_s.shape or not np.all(np.isfinite(shares)):
         return [f"shares have the shape {shares.shape} or are not numbers"]
@@ -60,7 +60,7 @@ def _too_much_time(snapshot: ClusterSnapshot, allocation: Allocation) -> list[st
 
 
 def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
-    """Differences between jobs and profiles in the time of pairs on a device."""
+    """Differences between the pair time stated by job and by profile."""
     shared, paired, pairs = allocation.shared, allocation.paired, snapshot.pairs
     if (shared is None) != (paired is None):
         return ["time in pairs is stated for jobs or for profiles only"]
@@ -87,6 +87,7 @@ def _too_many_devices(snapshot: ClusterSnapshot, allocation: Allocation) -> list
         gang_of[pairs.profile_of] = snapshot.gang
         devices = shared.amount * gang_of[shared.profile_a]
         used += np.bincount(shared.kind, devices, snapshot.num_kinds)
+    # Relative for large pools, absolute for pools without devices.
     limit = snapshot.num_devices * (1.0 + TOLERANCE) + TOLERANCE
     return [
         f"{used[kind]:.12g} devices of {snapshot.kinds[kind]!r} are used, there are "

@@ -30,7 +30,7 @@ _MAX_TURNS = 64
 
 @kernel
 def fastest_column(rates: FloatArray, price: FloatArray, one: int) -> int:
-    """The column of most progress, the cheapest of equal ones; ``_REST`` where there is none."""
+    """The column of the highest rate, the cheapest of equal ones; ``_REST`` if there is none."""
     fastest, most = _REST, 0.0
     for j in range(rates.shape[1]):
         rate = rates[one, j]
@@ -43,11 +43,12 @@ def fastest_column(rates: FloatArray, price: FloatArray, one: int) -> int:
 def cheapest(
     rates: FloatArray, price: FloatArray, one: int, demand: float, low: int, high: int
 ) -> tuple[int, int, float, float]:
-    """Two columns, the part of the time on the second, and the price of a little more progress.
+    """The cheapest way to meet a demand: two columns, the part of the time on the second, and the
+    marginal price.
 
-    The least price of a demand lies on the edge of the convex hull of all points (progress, price)
-    that spans it; resting makes no progress for nothing. The edge that was bought last is turned
-    about the demand to the point furthest below it, until none is: mostly it is still the edge.
+    It lies on an edge of the lower convex hull of the points (rate, price), idling included as (0,
+    0). The edge of the last purchase is turned towards the point furthest below it until there is
+    none; mostly it is still the right edge.
     """
     if high < 0 or rates[one, high] < demand:
         high = fastest_column(rates, price, one)
@@ -86,7 +87,7 @@ def cheapest(
 
 @kernel
 def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
-    """Cost of a purchase."""
+    """Price of a purchase."""
     cost = 0.0
     if low >= 0:
         cost += (1.0 - part) * price[low]
@@ -97,14 +98,14 @@ def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
 
 @kernel
 def set_prices(job_classes: JobClassTable, prices: FloatArray, price: FloatArray) -> None:
-    """The price of one device of each column."""
+    """Compute the price of one device of each column."""
     for pool in range(job_classes.capacity.shape[0]):
         price[pool] = prices[pool] / job_classes.capacity[pool]
 
 
 @kernel
 def forget_purchases(search: PriceSearch) -> None:
-    """Let everybody start from its fastest column: ties are then broken alike each time."""
+    """Reset all purchases to the fastest column, so that ties are always broken the same way."""
     for one in range(search.low.shape[0]):
         search.low[one] = _REST
         search.high[one] = _REST
@@ -112,7 +113,8 @@ def forget_purchases(search: PriceSearch) -> None:
 
 @kernel
 def ask(job_classes: JobClassTable, demand: FloatArray, search: PriceSearch, at: int) -> float:
-    """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
+    """Record the loads that all classes cause at ``search.asked`` as question ``at``; returns the
+    bill."""
     num_pools = job_classes.capacity.shape[0]
     set_prices(job_classes, search.asked, search.price)
     for pool in range(num_pools):
@@ -137,7 +139,7 @@ def ask(job_classes: JobClassTable, demand: FloatArray, search: PriceSearch, at:
 
 @kernel
 def start_basis(search: PriceSearch, num_pools: int) -> None:
-    """The basis of question 0 alone: the load is that of its fullest pool."""
+    """Initialise the simplex basis with question 0 alone: the load is that of its fullest pool."""
     fullest = 0
     for pool in range(num_pools):
         if search.load[0, pool] > search.load[0, fullest]:
@@ -159,7 +161,7 @@ def start_basis(search: PriceSearch, num_pools: int) -> None:
 
 @kernel
 def load_row(search: PriceSearch, num_pools: int) -> int:
-    """Row of the load in the basis; it never leaves."""
+    """Row of the load variable in the basis; it never leaves."""
     for row in range(num_pools + 1):
         if search.basis[row] == _LOAD:
             return row
@@ -168,7 +170,7 @@ def load_row(search: PriceSearch, num_pools: int) -> int:
 
 @kernel
 def pick_entering(search: PriceSearch, num_pools: int, num_asked: int, row: int) -> int:
-    """The variable whose entry lowers the load fastest, or ``_LOAD`` where none does."""
+    """The variable that lowers the load fastest when it enters, or ``_LOAD`` if none does."""
     chosen, steepest = _LOAD, -_TINY * max(1.0, abs(search.inverse[row, num_pools]))
     for pool in range(num_pools):
         if -search.inverse[row, pool] < steepest:
@@ -184,7 +186,7 @@ def pick_entering(search: PriceSearch, num_pools: int, num_asked: int, row: int)
 
 @kernel
 def pivot(search: PriceSearch, num_pools: int, entering: int, load_at: int) -> bool:
-    """Bring a variable into the basis; returns whether one could leave for it."""
+    """Bring a variable into the basis; returns False if none can leave for it."""
     rows = num_pools + 1
     search.entering[:] = 0.0
     if entering < num_pools:
@@ -223,7 +225,8 @@ def pivot(search: PriceSearch, num_pools: int, entering: int, load_at: int) -> b
 
 @kernel
 def settle(search: PriceSearch, num_pools: int, num_asked: int) -> tuple[float, int]:
-    """Pivot to the mix of questions with the least load; returns that load and the pivots."""
+    """Pivot until the mix of questions has the least load; returns that load and the number of
+    pivots."""
     row = load_row(search, num_pools)
     num_pivots = 0
     while num_pivots < _MAX_PIVOTS:
@@ -236,7 +239,7 @@ def settle(search: PriceSearch, num_pools: int, num_asked: int) -> tuple[float, 
 
 @kernel
 def propose(search: PriceSearch, num_pools: int, caution: float) -> None:
-    """The next prices: the duals of the mix, drawn towards the best prices by ``caution``."""
+    """Set the next prices: the duals of the mix, moved towards the best prices by ``caution``."""
     row = load_row(search, num_pools)
     total = 0.0
     for pool in range(num_pools):
@@ -249,7 +252,7 @@ def propose(search: PriceSearch, num_pools: int, caution: float) -> None:
 
 @kernel
 def read_weights(search: PriceSearch, num_pools: int, num_asked: int) -> None:
-    """The weight of each question in the mix."""
+    """Compute the weight of each question in the mix."""
     search.weight[:num_asked] = 0.0
     total = 0.0
     for row in range(num_pools + 1):
@@ -270,13 +273,14 @@ def find_load(
     num_known: int,
     tolerance: float,
 ) -> tuple[int, float, float]:
-    """Search for the prices at which the bill is highest; the first ``num_known`` are given.
+    """Find the prices with the highest bill by cutting planes; the first ``num_known`` questions
+    are given.
 
-    Returns the number of questions asked, the load of the mix and the highest bill, which is a
-    lower bound on the load of serving the demands. Stops where the two meet, or where both are so
-    far above 1 that the demands are certainly too high. Where throughputs tie, many mixes have one
-    load, and answers change the mix without lowering it: such steps ask for the duals themselves,
-    and only an answer to these that changes nothing ends the search.
+    Returns the number of questions, the load of the mix, and the highest bill, which is a lower
+    bound on the load. Stops when the two meet, or when both exceed 1 so far that the demands are
+    certainly too high. With ties between throughputs, an answer may change the mix without lowering
+    the load. The next question is then the duals themselves, and the search ends when their answer
+    changes nothing.
     """
     num_pools, max_asked = job_classes.capacity.shape[0], search.prices.shape[0]
     highest, num_asked = -1.0, 0
@@ -323,7 +327,8 @@ def find_bill(
     prices: FloatArray,
     slope: FloatArray,
 ) -> float:
-    """Cost of serving the demands at given prices, and of a little more of each."""
+    """Price of serving the demands at given prices; ``slope`` is set to the marginal price of each
+    class."""
     price = search.price
     set_prices(job_classes, prices, price)
     bill = 0.0
@@ -341,9 +346,10 @@ def find_bill(
 def mix_purchases(
     job_classes: JobClassTable, search: PriceSearch, num_asked: int, shares: FloatArray
 ) -> None:
-    """The time of one job of each class on each column, mixed over the questions.
+    """Average the purchases of all questions by weight into ``shares``.
 
-    All questions are asked again as they were, because at equal prices the order decides.
+    All questions are asked again in order, because ties at equal prices are broken by the last
+    purchase.
     """
     forget_purchases(search)
     for question in range(num_asked):

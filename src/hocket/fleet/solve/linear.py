@@ -1,4 +1,4 @@
-"""The class program as a plain linear program, for sums, for pairs, and as a second opinion.
+"""Linear programs over job classes: sums of throughput, and levels with pairs on shared devices.
 
 Variables are the summed time of each class on each column, alone and in pairs. Solved by HiGHS
 (Huangfu and Hall, Mathematical Programming Computation 2018) through scipy.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearProgram:
-    """Where classes may run, alone and two on a device."""
+    """Classes, and the pairs of classes that may share devices."""
 
     job_classes: JobClassTable
     pairs: FloatArray | None = None
@@ -35,7 +35,7 @@ class LinearProgram:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Solved:
-    """The summed time of classes, and what rows are worth."""
+    """Summed time of classes, and the duals."""
 
     level: float
     alone: FloatArray
@@ -50,10 +50,10 @@ class Solved:
 
 
 def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: float) -> Solved:
-    """The highest level at which every class makes ``base + slope x level`` progress per job.
+    """Find the highest level at which every class makes ``base + slope x level`` progress per job.
 
-    Levels and demands may be of any size, and the solver's tolerances are absolute: ``near`` is a
-    level of the right size to measure in.
+    ``near`` is a level of the expected size: rows are scaled by it, because the tolerances of the
+    solver are absolute.
     """
     num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
@@ -62,6 +62,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
     due = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
     limits = np.concatenate([-num_jobs * due, num_jobs, program.job_classes.capacity])
     value = np.zeros(matrix.shape[1])
+    # The level is the last variable and the whole objective.
     value[-1] = 1.0
     demand = base + slope * near
     unit = np.where(demand > 0.0, demand, parts.fastest)
@@ -69,7 +70,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
 
 
 def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -> Solved:
-    """The most summed value of progress ``[class, column]``, each job making ``need``."""
+    """Maximise the summed value of progress ``[class, column]`` while each job makes ``need``."""
     num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=np.zeros(len(num_jobs)))
@@ -82,7 +83,8 @@ def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -
 
 
 class _ProgramRows:
-    """Rows: demands of classes, times of classes, devices of pools; then the level's column."""
+    """Builds the program. Rows: demands of classes, times of classes, devices of pools; the last
+    column is the level."""
 
     def __init__(self, program: LinearProgram) -> None:
         self.program = program
@@ -129,15 +131,16 @@ class _ProgramRows:
     def answer(
         self, value: FloatArray, matrix: Any, limits: FloatArray, unit: FloatArray, large: float
     ) -> Solved:
-        """Solve, and read the result back into classes and columns.
+        """Solve and convert the result to classes and columns.
 
-        ``unit`` is the size of a demand per job, ``large`` that of the sum or of the level.
+        ``unit`` is the size of a demand per job, ``large`` the size of the sum or of the level.
         """
         from scipy.sparse import diags_array
 
         job_classes = self.program.job_classes
         num_classes, num_single = len(job_classes.gang), len(self.one)
         is_level = value[-1] > 0.0
+        # The tolerances of HiGHS are absolute, so every row is scaled to about 1.
         row_unit = np.concatenate(
             [job_classes.num_jobs * unit, job_classes.num_jobs, job_classes.capacity]
         )
@@ -145,6 +148,7 @@ class _ProgramRows:
         result = _highs(cost, diags_array(1.0 / row_unit) @ matrix, limits / row_unit)
         worth = np.maximum(-result.ineqlin.marginals, 0.0) / row_unit
         bound = self._bound(cost, matrix, limits, worth) * large
+        # The solver may return -1e-17.
         time = np.maximum(result.x[:-1], 0.0)
         alone = np.zeros(job_classes.rates.shape)
         alone[self.one, self.at] = time[:num_single]
@@ -166,7 +170,8 @@ class _ProgramRows:
         )
 
     def _bound(self, cost: FloatArray, matrix: Any, limits: FloatArray, worth: FloatArray) -> float:
-        """Bound that the duals prove by themselves: no time exceeds that of a class."""
+        """Upper bound proven by the duals alone, using that no column exceeds the time of its
+        class."""
         if cost[-1] < 0.0:
             # The level has no limit of its own, so its column must balance exactly.
             worth = worth / max(float((matrix.T @ worth)[-1]), 1e-300)

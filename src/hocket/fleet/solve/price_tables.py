@@ -1,4 +1,4 @@
-"""The tables that the price search runs on, made in numpy for compiled code."""
+"""Arrays of the price search, allocated in numpy for compiled code."""
 
 from __future__ import annotations
 

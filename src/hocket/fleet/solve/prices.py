@@ -30,7 +30,7 @@ FREE = 1e-11
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Duals:
-    """Dual values: the worth of a little more of everything, in levels."""
+    """Dual values in units of the level."""
 
     worth: FloatArray
     """``[class]``: of the progress of one job."""
@@ -42,7 +42,7 @@ class Duals:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairTime:
-    """Time that classes spend two on a device, and the progress that one job makes in it."""
+    """Time of classes in pairs on shared devices, and the progress that one job makes in it."""
 
     class_a: LongArray
     class_b: LongArray
@@ -54,7 +54,7 @@ class PairTime:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LevelAnswer:
-    """The highest level that all demands reach together."""
+    """The highest level that all demands reach together, with shares and proof."""
 
     level: float
     demand: FloatArray
@@ -68,14 +68,12 @@ class LevelAnswer:
     duals: Duals
     pairs: PairTime | None = None
     """Time of two jobs on a device, where they may share."""
-    served: float = 1.0
-    """The least part that a class makes of what it is due; 1 but for many classes that share."""
 
 
 def highest_level(
     job_classes: JobClassTable, demand_at: DemandAt, cap: FloatArray, warm: Warm | None
 ) -> LevelAnswer:
-    """Climb as high as the devices allow."""
+    """Find the highest level that the devices allow, without sharing."""
     from hocket.fleet.solve.kernel import find_bill
 
     search = new_search(job_classes, MAX_QUESTIONS)
@@ -104,8 +102,8 @@ def _find_level(
     start: tuple[float, float],
     num_known: int,
 ) -> tuple[float, int]:
-    """The highest level that the devices allow, from ``start``: the top and a first guess; and the
-    number of questions asked at it."""
+    """The highest level and the number of questions asked at it; ``start`` is the top level and a
+    first guess."""
     from hocket.fleet.solve.kernel import find_bill, find_load
 
     best, slope = search.prices[0].copy(), np.zeros(len(job_classes.gang))
@@ -132,7 +130,7 @@ def _find_level(
 
 
 def kernels_are_compiled() -> bool:
-    """True if the next search starts at once instead of compiling first."""
+    """True if the kernels of the price search are compiled already."""
     from hocket.fleet.solve.kernel import find_bill, find_load, mix_purchases
     from hocket.kernels import is_compiled
 
@@ -143,13 +141,15 @@ def _first_questions(search: PriceSearch, num_pools: int, warm: Warm | None) -> 
     search.prices[0] = 1.0 / num_pools
     if warm is None or warm.prices.shape[1] != num_pools:
         return 1
+    # The rest of the questions is for the new search.
     known = warm.prices[: MAX_QUESTIONS // 4]
     search.prices[: len(known)] = known
     return max(len(known), 1)
 
 
 def _keep_mixed(search: PriceSearch, asked: int) -> int:
-    """Move the best prices, and those that the mix consists of, to the front as known questions."""
+    """Move the best prices and those in the mix to the front, as known questions of the next
+    search."""
     mixed = search.prices[:asked][search.weight[:asked] > 0]
     search.prices[0] = search.best
     search.prices[1 : 1 + len(mixed)] = mixed
@@ -163,7 +163,8 @@ def _free_caps(
     prices: FloatArray,
     slope: FloatArray,
 ) -> FloatArray:
-    """Caps of classes: those who must pay for more stay, others rise on pools without a price."""
+    """Caps of classes for the next level: a class that must pay for more stays, others rise on
+    pools without a price."""
     is_free = prices <= FREE
     on_free = np.where(is_free, job_classes.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))
@@ -195,16 +196,17 @@ def _shares(job_classes: JobClassTable, search: PriceSearch, asked: int) -> Floa
 
 
 def top_level(demand_at: DemandAt, cap: FloatArray) -> float:
-    """A level at which everybody is as high as it can be."""
+    """A level at which every class is at its cap."""
     level = max(float(cap.max(initial=0.0)), 1e-300)
+    # Demands of finish-time fairness reach their caps far above the largest cap.
     while np.any(demand_at(level) < cap) and level < 1e300:
         level *= 4.0
     return level
 
 
 def _fall(excess: Callable[[float], float], high: float, hint: float) -> tuple[float, float]:
-    """Two levels next to each other up to ``high`` between which the excess is 0, or ``high`` twice
-    where there is none; looked for near ``hint``, unless that is 0."""
+    """Bracket the zero of ``excess`` below ``high`` by two adjacent levels, or return ``high``
+    twice if there is none. The search starts near ``hint``, unless that is 0."""
     over = excess(high)
     if over <= 0.0:
         return high, high
@@ -222,10 +224,10 @@ def _fall(excess: Callable[[float], float], high: float, hint: float) -> tuple[f
 def proven_level(
     job_classes: JobClassTable, demand_at: DemandAt, duals: Duals, top: float
 ) -> float:
-    """A level at which demands are worth more than all that time and devices are: none is served
-    there or higher, however badly the search for the lowest such level ended.
+    """A level that no allocation reaches: demands there are worth more than all time and devices.
 
-    For duals at which no column earns more than its rent and devices cost.
+    Holds for duals at which no column earns more than its rent and devices cost, however the search
+    for the lowest such level ended.
     """
     worth = job_classes.num_jobs * duals.worth
     all_there_is = float(job_classes.num_jobs @ duals.rent + job_classes.capacity @ duals.price)
@@ -237,14 +239,16 @@ def proven_level(
 def root(
     function: Callable[[float], float], low: float, under: float, high: float, over: float
 ) -> tuple[float, float]:
-    """The last place where a rising function is not above 0 and the first where it is, of two that
-    it is between (method of Illinois, a bisection where that is slow: O(log) evaluations)."""
+    """Bracket the zero of a rising function between ``low`` and ``high`` by two adjacent numbers
+    (Illinois method, bisection where that is slow): the last place where it is at most 0, and the
+    first where it is not."""
     kept, width = 0, 2.0 * (high - low)
     for turn in range(_MAX_STEPS):
         if high - low <= 1e-15 * high:
             break
         middle = low - under * (high - low) / (over - under)
         is_slow = False
+        # Every third step checks that the bracket shrank to a quarter at least.
         if turn % 3 == 2:
             is_slow, width = high - low > 0.25 * width, high - low
         if is_slow or not low < middle < high:

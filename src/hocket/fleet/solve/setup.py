@@ -1,7 +1,7 @@
-"""From a snapshot to the tables of the solvers, and back from classes to jobs.
+"""Convert a snapshot to the tables of the solvers, and shares of classes back to jobs.
 
-Kinds of devices that nobody can tell apart are pooled as jobs are: a job gets of each as much of
-the pool as there is of it, so that a policy that takes all kinds for equal treats them equally.
+Device types that are equal for all jobs are pooled. A job gets of each type in proportion to its
+devices, so that a policy that treats all types as equal uses them equally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_ORDERED = 180
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JobClasses:
-    """Which jobs are alike, and the rows that stand for them."""
+    """Classes of interchangeable jobs."""
 
     of: LongArray
     """The class of each job."""
@@ -61,7 +61,8 @@ def find_classes(values: FloatArray, exact: FloatArray) -> JobClasses:
 
 
 def _similar_together(rows: FloatArray) -> LongArray:
-    """An order in which neighbours favour the same columns: compiled code guesses right then."""
+    """Order rows so that neighbours favour the same columns, which helps branch prediction in
+    kernels."""
     num_rows, num_columns = rows.shape
     if not num_rows or not 2 <= num_columns <= _MAX_ORDERED:
         return np.arange(num_rows)
@@ -74,7 +75,7 @@ def _similar_together(rows: FloatArray) -> LongArray:
 
 
 def snap(values: FloatArray) -> tuple[FloatArray, bool]:
-    """Every column with its nearly equal values made equal, and whether there were any."""
+    """Make nearly equal values of each column equal; also returns whether there were any."""
     columns = np.ascontiguousarray(values.T)
     snapped, has_merged = _shortened(columns), False
     for column, ascending in enumerate(np.sort(columns)):
@@ -89,7 +90,7 @@ def snap(values: FloatArray) -> tuple[FloatArray, bool]:
 def _merge(
     values: FloatArray, ascending: FloatArray, is_near: BoolArray, snapped: FloatArray
 ) -> None:
-    """Give values that follow each other closely that of the lowest of them."""
+    """Replace runs of close values by the lowest of the run."""
     place = np.arange(1, len(ascending))
     start = np.maximum.accumulate(np.where(is_near, 0, place))
     moved = ascending[1:][is_near]
@@ -99,7 +100,8 @@ def _merge(
 
 
 def _shortened(values: FloatArray) -> FloatArray:
-    """A shorter mantissa, so that the same class gets the same number whoever is in it."""
+    """Round to a shorter mantissa, so that a class gets the same number whichever jobs are in
+    it."""
     fraction, exponent = np.frexp(values)
     return np.asarray(
         np.ldexp(np.round(np.ldexp(fraction, _CLASS_GRID_BITS)), exponent - _CLASS_GRID_BITS)
@@ -107,7 +109,7 @@ def _shortened(values: FloatArray) -> FloatArray:
 
 
 def _distinct(rows: FloatArray) -> tuple[LongArray, LongArray]:
-    """The first of all equal rows, in order of appearance, and which of them each row equals."""
+    """Indices of the first of all equal rows, in order of appearance, and the group of each row."""
     # Compared as bytes, which sorts faster than by columns; adding 0.0 makes one of the two zeros.
     keys = np.ascontiguousarray(rows + 0.0).view(f"V{8 * rows.shape[1]}").reshape(-1)
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
@@ -120,31 +122,34 @@ _GRID_BITS = 38
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SolveSetup:
-    """Classes of jobs, pools of devices, and how to expand an answer about them."""
+    """Classes of jobs, pools of devices, and how to expand their shares to jobs and device
+    types."""
 
     classes: JobClasses
     job_classes: JobClassTable
     spread: FloatArray
-    """``[column of the classes, column of the snapshot]``: how shares divide over pooled kinds."""
+    """``[column of the classes, column of the snapshot]``: how shares divide over pooled device
+    types."""
     can_run: BoolArray
     """``[job]``: whether any device may run it."""
     snapping: float
     """Largest relative change of a rate by making nearly equal ones equal."""
 
     def expand(self, shares: FloatArray) -> FloatArray:
-        """Shares of jobs on the kinds of the snapshot."""
+        """Shares of jobs on the device types of the snapshot, from shares of classes on pools."""
         return np.asarray((shares @ self.spread)[self.classes.of])
 
 
 def set_up(
     snapshot: ClusterSnapshot, level_problem: LevelProblem, *, pools_kinds: bool = True
 ) -> SolveSetup:
-    """Classes and pools of a snapshot as a level problem sees it."""
+    """Group the jobs of a snapshot into classes and device types into pools."""
     exact = [snapshot.gang[:, None].astype(float), level_problem.marks]
     if snapshot.pairs is not None:
         exact.append(snapshot.pairs.profile_of[:, None].astype(float))
     classes = find_classes(level_problem.rates, np.hstack(exact))
     group_of = np.arange(snapshot.num_kinds)
+    # Pair tables are by device type, so types stay apart where jobs share.
     if pools_kinds and snapshot.pairs is None:
         group_of = _alike_columns(classes.rows)
     spread, first = _spread(snapshot, group_of)
@@ -159,6 +164,7 @@ def set_up(
             rates=table(rates, np.float64),
             num_jobs=table(classes.num_jobs, np.float64),
             gang=table(snapshot.gang[classes.first], np.float64),
+            # A pool without devices would divide by zero.
             capacity=table(np.maximum(capacity, 1e-9), np.float64),
         ),
         spread=spread,
@@ -168,13 +174,13 @@ def set_up(
 
 
 def trim(shares: FloatArray) -> FloatArray:
-    """Shares with a shorter mantissa, rounded down: limits stay kept and noise does not show."""
+    """Round shares down to a shorter mantissa: limits stay kept, and solver noise disappears."""
     fraction, exponent = np.frexp(shares)
     return np.asarray(np.ldexp(np.floor(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS))
 
 
 def _alike_columns(rates: FloatArray) -> LongArray:
-    """The first column that each column equals for every class."""
+    """For each column, the first column that is equal to it for every class."""
     group_of = np.arange(rates.shape[1])
     for column in range(1, rates.shape[1]):
         for other in range(column):
@@ -185,6 +191,8 @@ def _alike_columns(rates: FloatArray) -> LongArray:
 
 
 def _spread(snapshot: ClusterSnapshot, group_of: LongArray) -> tuple[FloatArray, LongArray]:
+    if np.array_equal(group_of, np.arange(snapshot.num_kinds)):
+        return np.eye(snapshot.num_kinds), group_of
     first = np.unique(group_of)
     spread = np.zeros((len(first), snapshot.num_kinds))
     for row, column in enumerate(first):

@@ -1,14 +1,15 @@
-"""Levels where two jobs may share a device: the class program with pairs, columns by price.
+"""Highest level if two jobs may share a device: linear programs with pairs of classes.
 
 Narayanan et al. (OSDI 2020, section 3.1) give every pair of jobs its own variable, n(n+1)/2 of
-them. Summed over classes, a variable per pair of classes and column is exact, and a pair that does
-no more than two jobs taking turns is never needed. Where many classes are left, the program starts
-with the pairs that pay at the prices of the answer without sharing, and takes in what its own duals
-ask for until none pays. One program of 2 x classes + pools rows per round.
+them. One variable per pair of classes and column is exact too, and a pair that makes no more
+progress than two jobs taking turns is never needed. With many pairs, the program starts with those
+that pay at the prices of the answer without sharing and adds pairs by reduced cost (column
+generation). Programs have 2 x classes + pools rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,7 +48,7 @@ _PAYS = 1e-9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairRates:
-    """Progress of classes beside each other."""
+    """Progress of classes beside each other on shared devices."""
 
     rates: FloatArray
     """``[column, class a, class b]``: progress of a job of a beside one of b, in the unit of a."""
@@ -57,7 +58,7 @@ class PairRates:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairColumns:
-    """Pairs of classes, a no later than b, on a column."""
+    """Pairs of classes (a no later than b) on a column."""
 
     class_a: LongArray
     class_b: LongArray
@@ -67,7 +68,7 @@ class PairColumns:
         return len(self.class_a)
 
     def where(self, is_kept: BoolArray) -> PairColumns:
-        """Some of them."""
+        """Keep some of the columns."""
         return PairColumns(
             class_a=self.class_a[is_kept],
             class_b=self.class_b[is_kept],
@@ -75,7 +76,7 @@ class PairColumns:
         )
 
     def joined(self, other: PairColumns) -> PairColumns:
-        """The columns of both, each once."""
+        """Union with other columns."""
         return _columns(
             np.concatenate([self.class_a, other.class_a]),
             np.concatenate([self.class_b, other.class_b]),
@@ -83,29 +84,43 @@ class PairColumns:
         )
 
 
-def pair_rates(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray) -> PairRates:
-    """Rates of pairs of classes; 0 where they may not share a device, or had better take turns."""
+RatesOf = Callable[[LongArray, LongArray], FloatArray]
+"""``[column, a, b]``: progress of some classes beside others; 0 where they may not share."""
+
+
+def rates_beside(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray) -> RatesOf:
+    """Look up the progress of classes beside each other in the pair table of a snapshot."""
     assert snapshot.pairs is not None
-    first = setup.classes.first
-    profile = snapshot.pairs.profile_of[first]
-    unit = snapshot.usable_steps_per_s[first].max(axis=1) / np.maximum(
-        rates[first].max(axis=1), 1e-300
-    )
-    can_meet = snapshot.gang[first][:, None] == snapshot.gang[first][None, :]
-    single = np.flatnonzero(setup.classes.num_jobs < 2)
-    can_meet[single, single] = False
-    scale = 1.0 / np.where(unit > 0.0, unit, np.inf)
-    result = np.empty((snapshot.num_kinds, len(first), len(first)))
-    for kind in range(snapshot.num_kinds):
-        beside = snapshot.pairs.steps_per_s[:, :, kind][np.ix_(profile, profile)]
-        beside *= scale[:, None]
-        alone = np.where(
-            setup.job_classes.rates[:, kind] > 0.0, setup.job_classes.rates[:, kind], np.inf
-        )
-        relative = beside / alone[:, None]
-        pays = can_meet & (relative + relative.T > 1.0 + _PAYS) & (beside > 0.0) & (beside.T > 0.0)
-        np.multiply(beside, pays, out=result[kind])
-    return PairRates(rates=result, profile_of=profile)
+    first, job_classes = setup.classes.first, setup.job_classes
+    profile, steps_per_s = snapshot.pairs.profile_of[first], snapshot.pairs.steps_per_s
+    fastest = snapshot.usable_steps_per_s[first].max(axis=1, initial=0.0)
+    # Rates are throughputs in a unit per job, and pairs must be in the same one.
+    scale = rates[first].max(axis=1, initial=0.0) / np.where(fastest > 0.0, fastest, np.inf)
+    can_run = job_classes.rates > 0.0
+
+    def rates_of(a: LongArray, b: LongArray) -> FloatArray:
+        found = steps_per_s[np.ix_(profile[a], profile[b])] * scale[a][:, None, None]
+        can_meet = job_classes.gang[a][:, None] == job_classes.gang[b]
+        # A class of one job has no partner in itself.
+        can_meet &= (a[:, None] != b) | (job_classes.num_jobs[a][:, None] >= 2)
+        found *= can_meet[:, :, None] & can_run[a][:, None] & can_run[b]
+        return np.ascontiguousarray(found.transpose(2, 0, 1))
+
+    return rates_of
+
+
+def pair_rates(
+    snapshot: ClusterSnapshot, setup: SolveSetup, rates_of: RatesOf, some: LongArray | None = None
+) -> PairRates:
+    """Rates of pairs of classes (all, or some); 0 where taking turns is better than sharing."""
+    assert snapshot.pairs is not None
+    which = np.arange(len(setup.classes.first)) if some is None else some
+    beside, alone = rates_of(which, which), setup.job_classes.rates[which].T[:, :, None]
+    relative = beside / np.where(alone > 0.0, alone, np.inf)
+    theirs = beside.transpose(0, 2, 1)
+    pays = (relative + relative.transpose(0, 2, 1) > 1.0 + _PAYS) & (beside > 0.0) & (theirs > 0.0)
+    profile_of = snapshot.pairs.profile_of[setup.classes.first[which]]
+    return PairRates(rates=beside * pays, profile_of=profile_of)
 
 
 def highest_shared_level(
@@ -115,7 +130,7 @@ def highest_shared_level(
     cap: FloatArray,
     warm: Warm | None,
 ) -> LevelAnswer:
-    """Climb as high as the devices allow where jobs may share them."""
+    """Find the highest level that the devices allow if jobs may share them."""
     alone = highest_level(job_classes, demand_at, cap, warm)
     if np.all(alone.demand >= cap * (1.0 - _SAME)):
         return replace(alone, pairs=no_pairs(len(cap)))
@@ -144,7 +159,7 @@ def highest_shared_level(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Found:
-    """An answer, the level that it reaches, and one that none exceeds."""
+    """A solution, the level that it reaches, and a proven ceiling."""
 
     solved: Solved
     columns: PairColumns
@@ -159,10 +174,11 @@ def _highest(
     columns: PairColumns,
     levels: tuple[float, float, float],
 ) -> _Found:
-    """The highest level from a guess, one that is reached alone, and one that is too high.
+    """Find the highest level; ``levels`` are a guess, one that is reached without sharing, and one
+    that is too high.
 
-    Programs take demands near a level for straight lines. Duals prove a ceiling for the demands as
-    they are, so steps that overshoot fall to it and never swing between two sides of a bend.
+    Programs linearise demands near a level. Duals prove a ceiling for the exact demands, so a step
+    that overshoots falls back to it and does not oscillate.
     """
     near, reached, ceiling = levels
     best: _Found | None = None
@@ -183,6 +199,7 @@ def _highest(
             best = _Found(solved=solved, columns=columns, level=level, ceiling=ceiling)
         if ceiling - best.level <= _SAME * ceiling:
             break
+        # A program that gains nothing more is solved again at the ceiling.
         near = solved.level if near < solved.level < ceiling else ceiling
         columns = _in_reach(job_classes, pairs, columns, duals)
     assert best is not None
@@ -196,7 +213,8 @@ def _generate(
     line: tuple[FloatArray, FloatArray],
     level: float,
 ) -> tuple[Solved, PairColumns, Duals]:
-    """Solve, take in the pairs that would pay, and again; with the columns and duals over all."""
+    """Column generation: solve, add the pairs with a positive gain, repeat; returns the columns and
+    duals too."""
     for _ in range(_MAX_GENERATIONS):
         solved_columns = columns
         program = LinearProgram(job_classes=job_classes, pairs=pairs.rates, columns=columns)
@@ -215,7 +233,7 @@ def _generate(
 
 
 def _with_rents(job_classes: JobClassTable, duals: Duals) -> Duals:
-    """Duals whose rents cover what jobs earn alone, whatever the solver rounded."""
+    """Raise rents until they cover what jobs earn alone, because the solver rounds."""
     margin = duals.worth[:, None] * job_classes.rates - job_classes.gang[:, None] * duals.price
     return replace(duals, rent=np.maximum(duals.rent, margin.max(axis=1, initial=0.0)))
 
@@ -223,7 +241,7 @@ def _with_rents(job_classes: JobClassTable, duals: Duals) -> Duals:
 def _in_reach(
     job_classes: JobClassTable, pairs: PairRates, columns: PairColumns, duals: Duals
 ) -> PairColumns:
-    """Columns that pay, or nearly: a program a little further on needs few others."""
+    """Keep the columns that pay, or nearly do: a program at a near level needs few others."""
     a, b, j = columns.class_a, columns.class_b, columns.column
     earned = duals.worth[a] * pairs.rates[j, a, b] + duals.worth[b] * pairs.rates[j, b, a]
     spent = duals.rent[a] + duals.rent[b] + job_classes.gang[a] * duals.price[j]
@@ -231,7 +249,8 @@ def _in_reach(
 
 
 def gains(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> FloatArray:
-    """``[column, class a, class b]``: what the time of a pair is worth above what it costs."""
+    """``[column, class a, class b]``: value of the progress of a pair minus its cost at the
+    duals."""
     gain = np.empty(pairs.rates.shape)
     for column, rates in enumerate(pairs.rates):
         earned = rates * duals.worth[:, None]
@@ -239,19 +258,21 @@ def gains(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> FloatAr
         np.add(earned, earned.T, out=gain[column])
         gain[column] -= spent[:, None]
         gain[column] -= spent[None, :]
+        # Pairs that may not share must never be picked.
         gain[column][rates <= 0.0] = -np.inf
     return gain
 
 
 def first_columns(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> PairColumns:
-    """All pairs where they are few, else the best partners of each class at given prices."""
+    """All pairs if there are few, else the best partners of each class at given prices."""
+    # A pair counts twice, once from each side.
     if np.count_nonzero(pairs.rates) <= 2 * _FEW:
         return all_columns(pairs)
     return _most_gaining(gains(job_classes, pairs, duals), _PER_CLASS)
 
 
 def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
-    """For every class and column, the partners that gain most, if any gain."""
+    """The partners with the largest positive gain, for every class and column."""
     num_columns, num_classes, _ = gain.shape
     count = min(per_class, num_classes)
     best = np.empty((num_columns, num_classes, count), dtype=np.int64)
@@ -265,6 +286,7 @@ def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
 def _columns(class_a: LongArray, class_b: LongArray, column: LongArray) -> PairColumns:
     low, high = np.minimum(class_a, class_b), np.maximum(class_a, class_b)
     size = int(high.max(initial=0)) + 1
+    # One integer per pair removes duplicates faster than rows would.
     key = np.unique((column * size + low) * size + high)
     return PairColumns(class_a=key // size % size, class_b=key % size, column=key // size**2)
 
@@ -305,7 +327,7 @@ def all_columns(pairs: PairRates) -> PairColumns:
 
 
 def _used(pairs: PairRates, columns: PairColumns, solved: Solved) -> LongArray:
-    """Columns in use by profile, which means the same when jobs have come and gone."""
+    """Profiles of the pairs in use: unlike classes, these stay the same when jobs come and go."""
     used = columns.where(solved.together > 0.0)
     return np.unique(_by_profile(pairs, used), axis=0)
 
@@ -316,7 +338,7 @@ def _by_profile(pairs: PairRates, columns: PairColumns) -> LongArray:
 
 
 def _still_there(pairs: PairRates, rows: LongArray) -> PairColumns:
-    """Pairs of classes whose profiles shared such devices in an earlier answer."""
+    """Pairs of classes whose profiles shared devices in an earlier answer."""
     columns = all_columns(pairs)
     wanted = _by_profile(pairs, columns)
     size = int(max(wanted.max(initial=0), rows.max(initial=0))) + 1
@@ -325,7 +347,8 @@ def _still_there(pairs: PairRates, rows: LongArray) -> PairColumns:
 
 
 def _line(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
-    """Demands near a level as base + slope x level; exact where they are straight above it."""
+    """Linearise demands at a level as base + slope x level; exact where they are linear above
+    it."""
     higher = level * (1.0 + 1e-7)
     demand = demand_at(level)
     slope = (demand_at(higher) - demand) / (higher - level)
@@ -350,7 +373,7 @@ def pair_time(
 
 
 def no_pairs(num_classes: int) -> PairTime:
-    """Nobody shares."""
+    """Pair time of an answer without sharing."""
     none = np.zeros(0, dtype=np.int64)
     return PairTime(
         class_a=none, class_b=none, column=none, amount=np.zeros(0), progress=np.zeros(num_classes)

@@ -1,4 +1,4 @@
-"""Policies that make a sum large: the class program, solved once, with a bound from its duals."""
+"""Policies that maximise a sum: one linear program over classes, with a bound from its duals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hocket.fleet.solve.sharing import (
     pair_rates,
     pair_time,
     paired_time,
+    rates_beside,
     shared_time,
 )
 from hocket.fleet.solve.water_filling import search_in
@@ -23,19 +24,22 @@ from hocket.fleet.solve.water_filling import search_in
 def best_sum(
     name: str, snapshot: ClusterSnapshot, step_value: FloatArray, needs: FloatArray | None = None
 ) -> Allocation:
-    """The largest summed value of steps per second ``[job, kind]``, each job making ``needs``."""
+    """Maximise the summed value of steps per second ``[job, type]``, while each job makes
+    ``needs``."""
     needed = np.zeros(snapshot.num_jobs) if needs is None else needs
     setup = _classes(snapshot, step_value, needed)
     first = setup.classes.first
     program = LinearProgram(job_classes=setup.job_classes)
     if snapshot.pairs is not None:
-        pairs = pair_rates(snapshot, setup, snapshot.usable_steps_per_s)
+        rates_of = rates_beside(snapshot, setup, snapshot.usable_steps_per_s)
+        pairs = pair_rates(snapshot, setup, rates_of)
         program = LinearProgram(
             job_classes=setup.job_classes, pairs=pairs.rates, columns=all_columns(pairs)
         )
     # Doing what a deadline asks for exactly would fail by a rounding error.
     rounding = 1e-12 if snapshot.pairs is None else 1e-8
     solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))
+    # A class has the summed time of its jobs.
     shares = trim(setup.expand(solved.alone / setup.job_classes.num_jobs[:, None]))
     objective = float((step_value * snapshot.steps_per_s * shares).sum())
     shared = paired = None
@@ -66,7 +70,8 @@ def can_serve(snapshot: ClusterSnapshot, needs: FloatArray) -> bool:
 
 
 def _classes(snapshot: ClusterSnapshot, step_value: FloatArray, needs: FloatArray) -> SolveSetup:
-    """Classes of jobs of equal throughput, value and need; kinds differ in value, so none pool."""
+    """Group jobs of equal throughput, value and need. Device types differ in value, so they are not
+    pooled."""
     marks = np.hstack([step_value, needs[:, None]])
     level_problem = LevelProblem(rates=snapshot.usable_steps_per_s, marks=marks)
     return set_up(snapshot, level_problem, pools_kinds=False)

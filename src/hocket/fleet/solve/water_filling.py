@@ -1,10 +1,11 @@
-"""Lexicographic max-min: raise all jobs together, leave those behind that cannot rise, go on.
+"""Lexicographic max-min by water filling: raise all jobs together, fix those that cannot rise,
+repeat.
 
-A job stays behind where it runs all the time on the fastest column that it can still have, or where
-a little more of it costs something at the prices that stopped the others (Bertsekas and Gallager,
-Data Networks, section 6.5.2, for the principle). A pool that has a price is full for good, so jobs
-that rise further do it on pools without one, and there are no more rounds than pools: no integer
-program is needed to find who is stuck. At most ``pools`` searches for prices.
+A job is fixed if it runs all the time on the fastest column left to it, or if more progress costs
+something at the prices that stopped the others (Bertsekas and Gallager, Data Networks, section
+6.5.2, for the principle). A pool with a price stays full, so jobs that rise further use pools
+without one. So there are at most as many levels as pools, and no integer program is needed to find
+the fixed jobs.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.solve.levels import DemandAt, LevelProblem, reached_level
-from hocket.fleet.solve.pair_levels import highest_level_of_many, pair_table
+from hocket.fleet.solve.partitioned import highest_level_of_parts
 from hocket.fleet.solve.prices import LevelAnswer, highest_level
 from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (
+    RatesOf,
     highest_shared_level,
     no_pairs,
     pair_rates,
     paired_time,
+    rates_beside,
     shared_time,
 )
 
@@ -36,17 +39,17 @@ MARGIN = 1e-10
 """Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 """Accuracy with which demands are met: by prices, and by a solver of seven digits."""
-MANY, MANY_KNOWN = 150, 300
-"""Classes from which on programs of pairs are solved to a known gap only, at the first level; also
-where the pairs of an earlier answer are known, which leave few others to look for."""
+MANY = 300
+"""Classes from which on jobs that share are solved in parts, at the first level only."""
 MAX_LEVELS = 8
-"""Without sharing no more than kinds of devices are needed, and nearly always one or two."""
+"""Without sharing there are no more levels than device types, and nearly always one or two."""
 
 
 def climb(
     name: str, snapshot: ClusterSnapshot, level_problem: LevelProblem, warm: Warm | None = None
 ) -> Allocation:
-    """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
+    """Lexicographic max-min allocation: raise the lowest job as high as possible, then the next
+    lowest, and so on."""
     setup = set_up(snapshot, level_problem)
     level_answers = fill(
         setup, level_problem, search_in(snapshot, setup, level_problem, warm), warm
@@ -77,14 +80,15 @@ def _measure(
     level_answer: LevelAnswer,
     rounding: float,
 ) -> tuple[float, float]:
-    """The objective of what the jobs get, and its bound, widened by what snapping changed."""
+    """Objective of what the jobs get, and its bound, widened by the error of snapping."""
     classes, slack, ceiling = setup.classes, 2.0 * setup.snapping + 1e-11, level_answer.ceiling
     demand_at = _demands(setup, level_problem, _caps(setup))
     if level_problem.score is None:
         met = np.full(len(classes.first), np.inf)
         # A job that is as high as it can be, but for rounding, must not decide the level.
-        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding) / level_answer.served)
-        return level_answer.served * reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
+        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding))
+        return reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
+    # A job that can run nowhere must not decide the objective.
     best = np.where(setup.can_run, demand_at(ceiling)[classes.of], np.inf)
     bound = level_problem.score(best) * (1.0 - slack if level_problem.is_cost else 1.0 + slack)
     return level_problem.score(np.where(setup.can_run, progress, np.inf)), bound
@@ -106,7 +110,7 @@ def fill(
     search: Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer],
     warm: Warm | None,
 ) -> list[LevelAnswer]:
-    """All levels up to the one from which nobody can rise."""
+    """Compute levels until no job can rise further."""
     cap = _caps(setup)
     level_answers: list[LevelAnswer] = []
     while True:
@@ -131,29 +135,37 @@ def search_in(
     level_problem: LevelProblem,
     warm: Warm | None = None,
 ) -> Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer]:
-    """The search for the highest level that suits a snapshot: alone, with few or many pairs."""
+    """Choose the search for the highest level: without pairs, with pairs, or in parts."""
     job_classes = setup.job_classes
     if snapshot.pairs is None:
         return lambda demand_at, cap, warm: highest_level(job_classes, demand_at, cap, warm)
-    knows_pairs = warm is not None and warm.columns is not None
-    if len(job_classes.gang) >= (MANY_KNOWN if knows_pairs else MANY):
-        return _search_many(snapshot, setup, level_problem)
-    pairs = pair_rates(snapshot, setup, level_problem.rates)
+    rates_of = rates_beside(snapshot, setup, level_problem.rates)
+    if len(job_classes.gang) >= MANY:
+        return _search_parts(snapshot, setup, rates_of)
+    pairs = pair_rates(snapshot, setup, rates_of)
     return lambda demand_at, cap, warm: highest_shared_level(
         job_classes, pairs, demand_at, cap, warm
     )
 
 
-def _search_many(
-    snapshot: ClusterSnapshot, setup: SolveSetup, level_problem: LevelProblem
+def _search_parts(
+    snapshot: ClusterSnapshot, setup: SolveSetup, rates_of: RatesOf
 ) -> Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer]:
-    job_classes, table = setup.job_classes, pair_table(snapshot, setup, level_problem.rates)
+    job_classes = setup.job_classes
 
     def search(demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> LevelAnswer:
         alone = highest_level(job_classes, demand_at, cap, warm)
         if np.all(alone.demand >= cap * (1.0 - _ROUNDING)):
             return replace(alone, pairs=no_pairs(len(cap)))
-        return highest_level_of_many(job_classes, table, demand_at, cap, alone)
+        return highest_level_of_parts(
+            job_classes,
+            lambda part: pair_rates(snapshot, setup, rates_of, part),
+            rates_of,
+            demand_at,
+            cap,
+            alone,
+            warm,
+        )
 
     return search
 

@@ -1,4 +1,4 @@
-"""Throughputs of kinds of jobs on kinds of devices: read, predicted, corrected."""
+"""Throughputs of job types on device types: read from files, predicted, estimated."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Throughputs of jobs that get the best plan for whatever devices they have.
+"""Throughputs of jobs that run the best parallel plan for each gang.
 
-The batch of a step stays the same on every gang, so a step counts once however many devices do it.
-For each kind and size of gang the whole question is answered (`hocket.planners.parallel`): a gang
-shares the batch, pipelines, recomputes or keeps state on the host as is best there, and a model
-that fits no single device of a kind may still fit two of them. 0 where nothing fits. Gangs are on
-as few servers as possible. O(kinds x gangs) searches.
+The batch of a step is the same for every gang, so a step counts once however many devices do it.
+For each device type and gang size the joint search runs (`hocket.planners.parallel`): a gang may
+use data, tensor or pipeline parallelism, recompute, or keep state on the host. A model that fits no
+single device may still fit two of them; 0 if nothing fits. Gangs are on as few servers as possible.
+O(types x gangs) searches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GangPlan:
 
     @property
     def steps_per_s(self) -> float:
-        """Of the whole batch; 0 where nothing fits."""
+        """Steps of the whole batch per second; 0 if nothing fits."""
         winner = self.comparison.winner
         return 0.0 if winner is None or not winner.step_s else 1.0 / winner.step_s
 
@@ -50,7 +50,8 @@ def plan_gangs(
     *,
     calibration: Calibration | None = None,
 ) -> list[GangPlan]:
-    """The best plan per device type and gang size; raises `UsageError` for other graphs."""
+    """Find the best plan per device type and gang size; raises `UsageError` for a batch that cannot
+    be split."""
     found = []
     for servers in kinds:
         is_known = calibration is not None and servers.kind.name in calibration.kinds
@@ -69,7 +70,7 @@ def plan_gangs(
 
 
 def planned_throughputs(plans: Sequence[GangPlan], job_type: str) -> Throughputs:
-    """Gavel's table of planned gangs: steps of the whole batch per second."""
+    """Gavel's table of the planned gangs: steps of the whole batch per second."""
     names = list(dict.fromkeys(plan.servers.name for plan in plans))
     gangs = sorted({plan.gang for plan in plans})
     alone = np.zeros((len(gangs), len(names)))
@@ -84,7 +85,8 @@ def planned_throughputs(plans: Sequence[GangPlan], job_type: str) -> Throughputs
 
 
 def _gang(servers: Servers, gang: int) -> Cluster:
-    """So many devices on as few servers as possible; unequal devices of a server count as one."""
+    """A cluster of one gang on as few servers as possible; unequal devices of a server count as
+    one."""
     server = servers.server
     if servers.is_unequal:
         return server

@@ -1,10 +1,10 @@
-"""Throughputs of a model that nobody ran yet, from the costs and the simulator.
+"""Predict throughputs of a model that never ran, by the cost model and the simulator.
 
-One device: the step is simulated alone on it. A gang trains data parallel: every member does the
-step on a batch of its own, and gradients are summed around a ring while the backward pass makes
-more of them (`hocket.fleet.throughputs.predict`). Steps of all members count, as in Gavel's table,
-so a gang of n that scales perfectly has n times the throughput of one device. Not modelled: loading
-of data, memory of buckets, other jobs on the same links. O(kinds x (ops + reads)).
+One device: the step is simulated on it. A gang trains data parallel: every member has a batch of
+its own, and gradients are all-reduced around a ring during the backward pass. Steps of all members
+count, as in Gavel's table, so a gang of n that scales perfectly has n times the throughput of one
+device. Not modelled: data loading, memory of buckets, other jobs on the same links. O(types x (ops
++ reads)).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Gradients:
         return int(self.size_bytes.sum())
 
     def scaled(self, factor: float) -> Gradients:
-        """The same where everything takes ``factor`` times as long."""
+        """The same with all times multiplied by ``factor``."""
         return Gradients(ready_s=self.ready_s * factor, size_bytes=self.size_bytes)
 
 
 def gradients_of(graph: Graph, op_start_s: FloatArray, op_end_s: FloatArray) -> Gradients:
-    """The gradients of a step whose ops start and end so; none in inference."""
+    """The gradients of a step, given the times of its ops; empty in inference."""
     backward = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
     made = np.flatnonzero((graph.tensor_role == Role.GRADIENT) & (graph.held_bytes > 0))
     made = made[graph.tensor_producer[made] >= 0]
@@ -79,11 +79,12 @@ def gradients_of(graph: Graph, op_start_s: FloatArray, op_end_s: FloatArray) -> 
 
 
 def in_buckets(gradients: Gradients) -> Gradients:
-    """Gradients put together until a bucket is full; a bucket is ready when its last part is."""
+    """Merge gradients into buckets; a bucket is ready when its last gradient is."""
     ready_s: list[float] = []
     size_bytes: list[float] = []
     filled = np.inf
     for at_s, more in zip(gradients.ready_s.tolist(), gradients.size_bytes.tolist(), strict=True):
+        # A full bucket is reduced; the next gradient opens another.
         if filled >= BUCKET_BYTES:
             ready_s.append(at_s)
             size_bytes.append(0.0)
@@ -94,7 +95,7 @@ def in_buckets(gradients: Gradients) -> Gradients:
 
 
 def exposed_s(buckets: Gradients, gang: int, path: RingPath) -> float:
-    """Delay of a step of a gang against a step of one device.
+    """Time that the gradient sums add to a step of a gang.
 
     A part of the sums is never hidden, by the rule of `hocket.cost.parallel`: they take memory
     bandwidth and SMs from the concurrent kernels.
@@ -108,7 +109,7 @@ def exposed_s(buckets: Gradients, gang: int, path: RingPath) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStep:
-    """One step on one device of a kind."""
+    """One step on one device of a type."""
 
     servers: Servers
     step_s: float
@@ -132,11 +133,11 @@ class DeviceStep:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PredictedThroughputs:
-    """Throughputs of one model, with what they were made from."""
+    """Throughputs of one model, and the steps that they follow from."""
 
     throughputs: Throughputs
     steps: tuple[DeviceStep, ...]
-    """One of each kind."""
+    """One of each device type."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -153,14 +154,14 @@ def predict(
     calibration: Calibration | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> PredictedThroughputs:
-    """Steps per second of a model on kinds of devices, 0 where it does not fit, and from what.
+    """Predict steps per second of a model on device types; 0 where it does not fit.
 
-    What one device of a kind was ``measured`` to do is kept, and its gangs follow from it.
+    ``measured`` speeds of one device of a type are kept, and its gangs follow from them.
     """
     for name, speed in (measured or {}).items():
         names = [servers.name for servers in kinds]
         if name not in names:
-            raise unknown_name("kind of device", name, names)
+            raise unknown_name("device type", name, names)
         if not 0.0 < speed < np.inf:
             raise UsageError(f"{speed!r} is no number of steps per second")
     steps = tuple(
@@ -183,7 +184,8 @@ def predict(
 
 
 def device_step(graph: Graph, servers: Servers, calibration: Calibration | None) -> DeviceStep:
-    """The step of a graph on one device; raises `InputFileError` for a graph without work."""
+    """Simulate the step of a graph on one device; raises `InputFileError` for a graph without
+    work."""
     one = servers.server.only(servers.server.device_names[:1])
     is_calibrated = calibration is not None and servers.kind.name in calibration.kinds
     costs = estimate_costs(graph, one, calibration=calibration if is_calibrated else None)
@@ -195,7 +197,7 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
     if timeline.makespan_s <= 0.0:
         raise InputFileError(
             f"{graph.name!r} states no work on {servers.hardware!r}",
-            hint="use a graph with FLOPs and bytes, or with times for this kind of device",
+            hint="use a graph with FLOPs and bytes, or with times for this device type",
         )
     return DeviceStep(
         servers=servers,
@@ -206,7 +208,7 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
 
 
 def _as_measured(step: DeviceStep, steps_per_s: float | None) -> DeviceStep:
-    """The step at another speed, its parts in proportion."""
+    """Scale a step to a measured speed."""
     if steps_per_s is None:
         return step
     if not np.isfinite(step.step_s):

@@ -1,7 +1,7 @@
-"""Servers full of one kind of device, and how fast a gang's members reach each other there.
+"""Servers of one device type, and the links between the members of a gang.
 
-A gang is consolidated where it fills as few servers as possible, and spread where each member is on
-a server of its own.
+A gang is consolidated if it fills as few servers as possible, and spread if each member is on a
+server of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MAX_EXTENSIONS = 20_000
 
 
 def widest_ring(bandwidth_bps: FloatArray, length: int) -> tuple[int, ...]:
-    """Devices in ring order; ``bandwidth_bps`` is ``[device, device]`` of pairs."""
+    """Order devices in the ring with the highest bottleneck bandwidth; ``bandwidth_bps`` is
+    ``[device, device]``."""
     mutual_bps = np.minimum(bandwidth_bps, bandwidth_bps.T)
     np.fill_diagonal(mutual_bps, 0.0)
     search = _CycleSearch(length)
@@ -41,14 +42,14 @@ def widest_ring(bandwidth_bps: FloatArray, length: int) -> tuple[int, ...]:
 
 
 class _CycleSearch:
-    """Depth-first search for cycles, with one budget for all thresholds."""
+    """Depth-first search for cycles with one budget for all thresholds."""
 
     def __init__(self, length: int) -> None:
         self._length = length
         self._extensions_left = _MAX_EXTENSIONS
 
     def ring(self, joined: BoolArray) -> tuple[int, ...]:
-        """A cycle over joined pairs; empty where none was found."""
+        """A cycle over joined pairs; empty if none is found."""
         near = [np.flatnonzero(row).tolist() for row in joined]
         for first in range(len(near) - self._length + 1):
             # A cycle is found from its lowest device: those before were tried.
@@ -78,7 +79,7 @@ SPREAD = "_unconsolidated"
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """As many equal servers as anybody wants; devices of one may be unequal."""
+    """Any number of equal servers; the devices of one server may be unequal."""
 
     name: str
     """Name of this device type in the fleet."""
@@ -90,12 +91,12 @@ class Servers:
 
     @property
     def kind(self) -> DeviceKind:
-        """The kind of all devices, or of the first where they are unequal."""
+        """The device type of all devices, or of the first where they are unequal."""
         return self.server.kinds[0]
 
     @property
     def is_unequal(self) -> bool:
-        """True if a server has devices of several kinds: it is then taken whole."""
+        """True if a server has devices of several types: it is then taken whole."""
         return len(self.server.kinds) > 1
 
     def consolidated(self, gang: int) -> RingPath:
@@ -110,25 +111,25 @@ class Servers:
 def find_servers(
     text: str, network_bps: float | None = None, *, is_unequal_allowed: bool = False
 ) -> Servers:
-    """Servers of what ``NAME`` or ``NAME=HARDWARE`` says: a kind, a machine, or a file.
+    """Servers of what ``NAME`` or ``NAME=HARDWARE`` says: a device type, a machine, or a file.
 
-    A kind that comes with several sizes of memory stands for the smallest. Kinds are in servers of
-    eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links. What each of
-    their adapters does in ``network_bps`` goes before both.
+    A device type that comes with several sizes of memory stands for the smallest. Device types are
+    in servers of eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links.
+    What each of their adapters does in ``network_bps`` goes before both.
     """
     name, equals, hardware = (part.strip() for part in text.partition("="))
     if not name or name.endswith(SPREAD) or (equals and not hardware):
         hint = "write it like v100, k80 or v100=dgx1-v100"
-        raise UsageError(f"cannot read {text!r} as a kind of device", hint=hint)
+        raise UsageError(f"cannot read {text!r} as a device type", hint=hint)
     hardware = _preset(hardware or name)
     is_kind = hardware in preset_kinds()
     server = cluster_from_text(f"{PER_HOST}x{hardware}" if is_kind else hardware)
     if len(server.kinds) != 1 and not is_unequal_allowed:
         raise UsageError(
-            f"{hardware!r} has devices of {len(server.kinds)} kinds",
-            hint="name hardware with devices of one kind, such as dgx1-v100",
+            f"{hardware!r} has devices of {len(server.kinds)} device types",
+            hint="name hardware with devices of one type, such as dgx1-v100",
         )
-    # Shorthand puts kinds on one host until it is full.
+    # Shorthand puts device types on one host until it is full.
     two = cluster_from_text(f"{MOST_PER_HOST + 1}x{hardware}" if is_kind else f"2x{hardware}")
     if network_bps is not None:
         two = _with_network(two, network_bps)
@@ -136,7 +137,7 @@ def find_servers(
 
 
 def _preset(name: str) -> str:
-    """The kind that a short name stands for, the one with the least memory of several."""
+    """The device type of a short name, the one with the least memory of several."""
     kinds = preset_kinds()
     if name.lower() in kinds:
         return name.lower()

@@ -1,8 +1,9 @@
-"""Throughputs of kinds of jobs on kinds of devices, alone and two on a device.
+"""Throughputs of job types on device types, alone and two on a device.
 
-The file is the JSON of Gavel as it is: ``{kind: {"('job type', gang)": {"null": steps_per_s,
-"('other type', gang)": [mine, other's]}}}``; kinds that end in ``_unconsolidated`` are gangs spread
-over servers. What is missing or zero cannot run, or may not share.
+The file has Gavel's JSON format, unchanged: ``{kind: {"('job type', gang)": {"null": steps_per_s,
+"('other type', gang)": [mine, other's]}}}``; device types that end in ``_unconsolidated`` are gangs
+spread over servers. An entry that is missing or 0 means: cannot run on that type (alone), or
+may not share it (pair).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MAX_KEY = 1000
 
 
 class JobProfile(NamedTuple):
-    """A kind of job that runs on a number of devices at once."""
+    """A job type with a gang size."""
 
     job_type: str
     gang: int
@@ -40,22 +41,22 @@ class JobProfile(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Throughputs:
-    """Steps per second of the whole gang."""
+    """Steps per second of whole gangs."""
 
     kinds: tuple[str, ...]
     profiles: tuple[JobProfile, ...]
     alone: FloatArray
-    """``[profile, kind]``."""
+    """``[profile, type]``."""
     beside: FloatArray
-    """``[profile, other profile, kind]``: 0 where they may not share a device."""
+    """``[profile, other profile, type]``: 0 where they may not share a device."""
 
     def on(self, kinds: tuple[str, ...]) -> Throughputs:
-        """Only some kinds, in their order; raises `UsageError` for one that is not there."""
+        """Select device types, in the given order; raises `UsageError` for one that is missing."""
         for kind in kinds:
             if kind not in self.kinds:
                 hint = did_you_mean(kind, self.kinds)
                 raise UsageError(
-                    f"there are no throughputs for devices of kind {kind!r}", hint=hint
+                    f"there are no throughputs for devices of type {kind!r}", hint=hint
                 )
         columns = [self.kinds.index(kind) for kind in kinds]
         return Throughputs(
@@ -66,7 +67,7 @@ class Throughputs:
         )
 
     def only(self, rows: Sequence[int]) -> Throughputs:
-        """Only some profiles, by their rows and in that order."""
+        """Select profiles by row, in the given order."""
         return Throughputs(
             kinds=self.kinds,
             profiles=tuple(self.profiles[row] for row in rows),
@@ -75,7 +76,7 @@ class Throughputs:
         )
 
     def find(self, job_type: str, gang: int) -> int:
-        """The row of a profile; -1 where there is none."""
+        """Row of a profile; -1 if there is none."""
         try:
             return self.profiles.index(JobProfile(job_type, gang))
         except ValueError:
@@ -83,10 +84,8 @@ class Throughputs:
 
     @property
     def relative_speed(self) -> FloatArray:
-        """Speed of each kind for a job that nothing is known of: the geometric mean over profiles.
-
-        Relative to the first kind.
-        """
+        """Speed of each device type for an unknown job: geometric mean over profiles, relative to
+        the first type."""
         known = (self.alone > 0.0).all(axis=1)
         if not known.any():
             return np.ones(len(self.kinds))
@@ -95,22 +94,22 @@ class Throughputs:
 
 
 def read_throughputs(path: str | Path) -> Throughputs:
-    """The throughputs of a file; raises `InputFileError` that names what is wrong."""
+    """Read the throughputs of a file; raises `InputFileError` that names what is wrong."""
     with located(str(path)):
         tables = mapping(read_json(path), "throughputs")
         if not tables:
-            raise InputFileError("the file has no kinds of devices")
+            raise InputFileError("the file has no device types")
         return _parse({kind: mapping(rows, inside("", kind)) for kind, rows in tables.items()})
 
 
 def write_throughputs(path: str | Path, table: Throughputs) -> None:
-    """Write a table as `read_throughputs` reads it."""
+    """Write a table in the format of `read_throughputs`."""
     text = json.dumps(throughputs_to_dict(table), indent=1)
     write_atomically(path, (text + "\n").encode())
 
 
 def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, object]]]:
-    """The table in Gavel's form."""
+    """Convert to the layout of Gavel's JSON."""
     keys = [profile_key(profile) for profile in table.profiles]
     return {
         kind: {key: _entries(table, keys, row, column) for row, key in enumerate(keys)}
@@ -119,11 +118,11 @@ def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, obj
 
 
 def profile_key(profile: JobProfile) -> str:
-    """Name of a profile in a file; raises `UsageError` where it could not be read back."""
+    """Key of a profile in a file; raises `UsageError` if it could not be read back."""
     key = repr(tuple(profile))
     if len(key) >= _MAX_KEY:
         raise UsageError(
-            f"the name of a kind of job has {len(profile.job_type)} characters",
+            f"the name of a job type has {len(profile.job_type)} characters",
             hint=f"use fewer than {_MAX_KEY // 2}",
         )
     return key
@@ -138,7 +137,8 @@ def _entries(table: Throughputs, keys: list[str], row: int, column: int) -> dict
 
 
 def stacked(tables: Sequence[Throughputs]) -> Throughputs:
-    """Tables of different jobs on the same kinds as one; pairs across tables may not share."""
+    """Concatenate tables of different jobs on the same device types; pairs across tables may not
+    share."""
     first = tables[0]
     profiles = tuple(profile for table in tables for profile in table.profiles)
     repeated = _repeated(profiles)
@@ -162,10 +162,11 @@ def _repeated(profiles: tuple[JobProfile, ...]) -> JobProfile | None:
 def _parse(tables: dict[str, object]) -> Throughputs:
     kinds = tuple(tables)
     keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
+    # The pair table is dense, so its size is checked before it is allocated.
     num_cells = len(keys) ** 2 * len(kinds)
     if num_cells > _MAX_CELLS:
         raise InputFileError(
-            f"the table has {len(keys):,} kinds of jobs on {len(kinds):,} kinds of devices, which "
+            f"the table has {len(keys):,} job types on {len(kinds):,} device types, which "
             f"makes {num_cells:,} pairs",
             hint=f"at most {_MAX_CELLS:,}; leave out jobs that do not occur",
         )
@@ -200,7 +201,7 @@ def _profile(key: str) -> JobProfile:
     match value:
         case (str(job_type), int(gang)) if gang is not True and 1 <= gang <= _MAX_GANG:
             return JobProfile(job_type, gang)
-    raise InputFileError(f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\"")
+    raise InputFileError(f"{shown(key)} is no job type", hint="expected \"('job type', gang)\"")
 
 
 def _speed(value: object, path: str) -> float:

@@ -1,9 +1,9 @@
-"""A job that the table does not have: its row from a few measurements, alone and beside others.
+"""Estimate the row of a job that a table does not have from a few measurements.
 
-Speeds alone on other kinds follow from those of jobs of like names and gangs (`belief_from`); the
-part of them that is left beside each other job on each kind is one more row of a wide table with
-holes (`complete`). Narayanan et al. (OSDI 2020, section 3.3) give a new job the row of its nearest
-neighbour instead; here what was measured stays as it was measured. Cost of two completions.
+Speeds alone on other device types follow from jobs with similar names and gangs (`belief_from`).
+The part of them that is left beside each other job is one more row of a wide table with holes
+(`complete`). Narayanan et al. (OSDI 2020, section 3.3) give a new job the row of its nearest
+neighbour instead; here measured values stay as they are. Cost of two completions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from hocket.fleet.throughputs.table import JobProfile, Throughputs
 
 # What is expected of a job before it is measured: jobs of like names prefer like devices.
 #
-# How much faster one kind is than another depends on the model most, then on sizes such as that of
-# the batch, and both are in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ in a
-# number only. Rows of such a family, less the mean of all jobs of their gang, are taken for draws
-# of a Gaussian process over the logarithms of the numbers and the gang (Rasmussen and Williams,
-# 2006, section 2.2); a job of no family is expected to be like the mean. O(rows + family^3).
+# How much faster one device type is than another depends on the model most, then on sizes such as
+# that of the batch, and both are in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ
+# in a number only. Rows of such a family, less the mean of all jobs of their gang, are taken for
+# draws of a Gaussian process over the logarithms of the numbers and the gang (Rasmussen and
+# Williams, 2006, section 2.2); a job of no family is expected to be like the mean.
+# O(rows + family^3).
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _REACH = 2.0
@@ -36,7 +37,7 @@ _NOISE = 0.03
 
 
 class Expected(NamedTuple):
-    """Logarithms of the throughputs of a job on each kind, taken for normal."""
+    """Normal distribution of the logarithms of throughputs, per device type."""
 
     mean: FloatArray
     covariance: FloatArray
@@ -48,9 +49,9 @@ class Expected(NamedTuple):
 
 
 def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfile) -> Expected:
-    """Belief about another job from rows of logarithms, one per profile, up to a level of its own.
+    """Prior of another job from rows of logarithms, one per profile, up to a constant level.
 
-    Without any, all kinds are alike.
+    Without any rows, all device types are equal.
     """
     num_kinds = rows.shape[1]
     if not len(rows):
@@ -84,7 +85,7 @@ def _point(profile: JobProfile) -> FloatArray:
 
 
 def _similarity(ones: FloatArray, others: FloatArray) -> FloatArray:
-    """1 for jobs whose numbers are equal, less the further they are apart."""
+    """1 for jobs with equal numbers in their names, less the further they are apart."""
     distance = np.abs(ones[:, None, :] - others[None, :, :]).sum(axis=2)
     return np.asarray(np.exp(-distance / _REACH))
 
@@ -98,13 +99,13 @@ def _similarity(ones: FloatArray, others: FloatArray) -> FloatArray:
 
 _LEVEL_VARIANCE = 10.0
 """Added to all covariances: a step may be any amount of work, so how many a job does per second on
-one kind says much about the other kinds and little about the job."""
+one device type says much about the other device types and little about the job."""
 _NOISE_VARIANCE = 0.05
 """Added to the variance of each entry, so that few rows are not believed to the letter."""
 
 
 def conditional_row(expected: Expected, known: FloatArray) -> Expected:
-    """The row and what is not sure of it; NaN in ``known`` is what is asked for."""
+    """Posterior of the row given its known entries; NaN in ``known`` marks unknown ones."""
     num_columns = len(known)
     prior = expected.covariance + _LEVEL_VARIANCE + _NOISE_VARIANCE * np.eye(num_columns)
     given = np.flatnonzero(np.isfinite(known))
@@ -113,6 +114,7 @@ def conditional_row(expected: Expected, known: FloatArray) -> Expected:
     covariance = prior - prior[:, given] @ weight
     # What is known is known to the last bit.
     mean[given] = known[given]
+    # Measured entries have no uncertainty left.
     covariance[given, :] = covariance[:, given] = 0.0
     return Expected(mean, covariance)
 
@@ -131,7 +133,7 @@ _PASSES = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Completed:
-    """A table without holes."""
+    """A table with all holes filled."""
 
     values: FloatArray
     """Measured entries as they were, estimates elsewhere."""
@@ -160,7 +162,7 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Comple
 
 
 def _centres(logs: FloatArray, known: BoolArray) -> tuple[float, FloatArray, FloatArray]:
-    """Mean, and what rows and columns add to it, shrunk where little is known of them."""
+    """Mean, and offsets of rows and columns, shrunk where few entries are known."""
     centre = float(logs[known].mean()) if known.any() else 0.0
     rows, columns = np.zeros(logs.shape[0]), np.zeros(logs.shape[1])
     for _ in range(_ITERATIONS):
@@ -184,7 +186,7 @@ def _factors(
 
 
 def _solve(rest: FloatArray, known: BoolArray, factor: FloatArray, ridge: float) -> FloatArray:
-    """The ridge regression of every row on the factor, over its known entries."""
+    """Ridge regression of every row on the factor, over its known entries."""
     weight = known.astype(float)
     gram = np.einsum("ij,jr,js->irs", weight, factor, factor) + ridge * np.eye(factor.shape[1])
     right_side = (weight * rest) @ factor
@@ -198,7 +200,7 @@ def _deviation(
     right: FloatArray,
     ridge: float,
 ) -> FloatArray:
-    """Noise of the known entries, widened where a row says little in the direction of a column."""
+    """Noise of the known entries, widened where a row says little about a column."""
     used = left.shape[1] * sum(left.shape[:1] + right.shape[:1])
     freedom = max(int(known.sum()) - used, 1)
     noise = float(np.sqrt((residual[known] ** 2).sum() / freedom)) if known.any() else 1.0
@@ -211,30 +213,30 @@ def _deviation(
 
 # What is believed of a job's throughputs, and how much more may be hoped for.
 #
-# A policy that trusts estimates never tries a kind whose estimate is too low, and never learns
-# that. Here each kind is taken for as fast as it may be: the mean plus some deviations of its
-# logarithm (optimism; Auer, Cesa-Bianchi and Fischer, Machine Learning 2002). Either the hope is
+# A policy that trusts estimates never tries a device type whose estimate is too low, and never
+# learns that. Here each device type counts as fast as it may be: the mean plus some deviations of
+# its logarithm (optimism; Auer, Cesa-Bianchi and Fischer, Machine Learning 2002). Either that is
 # true, or the job is put there and is measured: r measurements leave at most the r-th part of the
-# variance of one, so a hope that is false is given up after a few rounds, and a kind that was
-# measured is taken for what it does. A measurement also says something of the other kinds, by their
-# covariance (a Kalman filter whose state does not move). O(kinds^2) per measurement.
+# variance of one, so a hope that is false is given up after a few rounds, and a device type that
+# was measured counts as fast as measured. A measurement also updates the other device types, by
+# their covariance (a Kalman filter whose state does not move). O(types^2) per measurement.
 
 _MOST = 700.0
 """Logarithms above this are no numbers any more."""
 _MEASURED_VARIANCE = 0.05**2
-"""Of the logarithm of one measurement: rounds of one job, and jobs of one kind, differ by 5 %."""
+"""Of the logarithm of one measurement: rounds of one job, and jobs of one type, differ by 5 %."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Belief:
-    """Throughputs of one kind of job."""
+    """Estimated throughputs of one job type."""
 
     logs: Expected
     can_run: BoolArray
-    """Kinds on which it can run."""
+    """Device types on which it can run."""
 
     def after(self, kind: int, steps_per_s: float) -> Belief:
-        """The belief after a measurement of so many steps per second on a kind."""
+        """Update by a measurement of steps per second on a device type (Kalman filter)."""
         if not 0.0 < steps_per_s < np.inf:
             raise UsageError(f"{steps_per_s!r} is no measured number of steps per second")
         mean, covariance = self.logs
@@ -246,7 +248,7 @@ class Belief:
         return Belief(logs=logs, can_run=self.can_run)
 
     def steps_per_s(self, boldness: float = 0.0) -> FloatArray:
-        """As fast as it may be on each kind by ``boldness`` deviations; 0: what is most likely."""
+        """Mean plus ``boldness`` standard deviations of the logarithm, on each device type."""
         if not 0.0 <= boldness < np.inf:
             raise UsageError(f"{boldness!r} is no boldness", hint="choose 0 to 3 or so")
         hoped = np.exp(np.minimum(self.logs.mean + boldness * self.logs.deviation, _MOST))
@@ -254,23 +256,23 @@ class Belief:
 
 
 def check_kind(table: Throughputs, kind: str) -> None:
-    """Raise `UsageError` for a kind of device that a table does not have."""
+    """Raise `UsageError` for a device type that a table does not have."""
     if kind not in table.kinds:
         hint = did_you_mean(kind, table.kinds)
-        raise UsageError(f"the table has no devices of kind {kind!r}", hint=hint)
+        raise UsageError(f"the table has no devices of type {kind!r}", hint=hint)
 
 
 def check_speed(steps_per_s: float) -> None:
-    """Raise `UsageError` for what is no number of steps per second; 0 is one."""
+    """Raise `UsageError` unless a speed is a finite number of at least 0."""
     if not 0.0 <= steps_per_s < np.inf:
         raise UsageError(f"{steps_per_s!r} is no number of steps per second")
 
 
 def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float]) -> Belief:
-    """Belief about a job that a table does not have, from exact speeds on some types.
+    """Estimate a job that a table does not have from measured speeds on some device types.
 
-    A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for kinds that the table
-    does not have, for what is no speed, and where not even one kind is known.
+    A speed of 0 means that the job cannot run there. Raises `UsageError` for device types that the
+    table does not have, for invalid speeds, and if no speed is known.
     """
     for kind, speed in alone.items():
         check_kind(table, kind)
@@ -278,7 +280,7 @@ def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float])
     measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
     if not (measured > 0.0).any():
         raise UsageError(
-            f"nothing is known of {job.job_type!r}", hint="measure it on one kind of device"
+            f"nothing is known of {job.job_type!r}", hint="measure it on one device type"
         )
     full = np.flatnonzero((table.alone > 0.0).all(axis=1))
     expected = expected_row(np.log(table.alone[full]), [table.profiles[at] for at in full], job)
@@ -292,13 +294,13 @@ PairRates = Mapping[tuple[str, JobProfile], tuple[float, float]]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimated:
-    """A table with one more job, the last, and how sure its numbers are."""
+    """A table with one more job, the last, and the uncertainty of its entries."""
 
     throughputs: Throughputs
     alone_log_deviation: FloatArray
-    """``[kind]``: standard deviation of the logarithm; 0 where it was measured."""
+    """``[type]``: standard deviation of the logarithm; 0 where it was measured."""
     pair_log_deviation: FloatArray
-    """``[other profile, kind]``: the same for the part that the new job keeps beside another."""
+    """``[other profile, type]``: the same for the part that the new job keeps beside another."""
 
 
 def with_unseen_job(
@@ -309,12 +311,11 @@ def with_unseen_job(
     *,
     boldness: float = 0.0,
 ) -> Estimated:
-    """The table with a job of which steps per second on some kinds are known, and perhaps pairs.
+    """Add a job to a table, of which speeds on some device types are known, and perhaps pairs.
 
-    Other kinds are taken to be as fast as they may be by ``boldness`` deviations, so that the job
-    is tried there; 0: what is most likely. A kind with 0 stays 0: the job cannot run there. Raises
-    `UsageError` for names that the table does not have, for what is no speed, and where not even
-    one kind is known.
+    Unknown device types get the mean plus ``boldness`` deviations, so that the job is tried there.
+    A speed of 0 means that the job cannot run there. Raises `UsageError` for names that the table
+    does not have, for invalid speeds, and if no speed is known.
     """
     _check(table, job, beside or {})
     same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
@@ -348,14 +349,14 @@ def _pairs(
         return mine, others, deviation
     kept, lost = _measured_parts(table, row, measured)
     alone = np.where(table.alone > 0.0, table.alone, np.inf)
-    # [other, kind, partner]: what a job keeps of its speed beside a partner.
+    # [other, type, partner]: what a job keeps of its speed beside a partner.
     parts = table.beside[np.ix_(at, at)].transpose(0, 2, 1) / alone[at][:, :, None]
     mine_parts = _last_row(parts, kept[at])
     other_parts = _last_row(parts.transpose(2, 1, 0), lost[at])
     mine[at] = np.minimum(mine_parts.values, 1.0) * row
     others[at] = np.minimum(other_parts.values, 1.0) * table.alone[at]
     deviation[at] = mine_parts.log_deviation
-    # Who shares a kind with nobody does not fit beside anything, whatever its speed would be.
+    # A job that shares a device type with nobody fits beside nothing, whatever its speed would be.
     shares = parts.any(axis=2)
     allowed = np.zeros(shape, dtype=bool)
     allowed[at] = np.where(np.isnan(kept[at]), shares, kept[at] > 0.0)
@@ -378,7 +379,7 @@ def _measured_parts(
 
 
 def _last_row(parts: FloatArray, measured: FloatArray) -> Completed:
-    """``[partner, kind]`` of a new job, from ``[job, kind, partner]`` of those in the table."""
+    """``[partner, type]`` of a new job, from ``[job, type, partner]`` of those in the table."""
     flat = parts.transpose(0, 2, 1).reshape(len(parts), -1)
     filled = complete(np.vstack([np.where(flat > 0.0, flat, np.nan), _known(measured.ravel())]))
     return Completed(

@@ -1,4 +1,4 @@
-"""Jobs over time: read from the formats that are around, or drawn at random."""
+"""Traces of jobs: read from published formats, or generated."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ applications into (small, medium, large, very large: powers of ten of GPU hours)
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """Where the columns of a format stand."""
+    """Columns of a trace format."""
 
     name: str
     columns: dict[str, int] = field(default_factory=dict)
@@ -52,20 +52,15 @@ class Format:
     """Exact number of columns; 0 for at least as many as the header has."""
 
 
-def _headless(name: str, num_columns: int, **columns: int) -> Format:
-    return Format(name=name, num_columns=num_columns, columns=columns)
-
-
 _BY_WIDTH = {
-    10: _headless(
-        "gavel", 10, job_type=0, total_steps=5, gang=6, weight=7, slo_s=8, arrival_s=9
-    ),
-    7: _headless("gavel", 7, job_type=0, total_steps=4, arrival_s=5, gang=6),
-    12: _headless(
-        "shockwave", 12, job_type=0, total_steps=5, gang=6, mode=7, weight=8, slo_s=9,
-        duration_s=10, arrival_s=11,
-    ),
+    10: {"job_type": 0, "total_steps": 5, "gang": 6, "weight": 7, "slo_s": 8, "arrival_s": 9},
+    7: {"job_type": 0, "total_steps": 4, "arrival_s": 5, "gang": 6},
+    12: {
+        "job_type": 0, "total_steps": 5, "gang": 6, "mode": 7, "weight": 8, "slo_s": 9,
+        "duration_s": 10, "arrival_s": 11,
+    },
 }  # fmt: skip
+"""Traces without a header, by their number of columns: Gavel's two forms and Shockwave's."""
 
 _BY_HEADER: dict[str, dict[str, str]] = {
     "gavel-generated": {
@@ -87,7 +82,7 @@ _BY_HEADER: dict[str, dict[str, str]] = {
 
 def read_trace(path: str | Path) -> Trace:
     """The jobs of a file in order of arrival; raises `InputFileError` with file and line."""
-    data = read_bounded(path, _MAX_BYTES, _looks_like_text, "a trace")
+    data = read_bounded(path, _MAX_BYTES, lambda head: b"\0" not in head, "a trace")
     num_lines = max(data.count(b"\n"), data.count(b"\r"))
     if num_lines > _MAX_LINES:
         hint = f"at most {_MAX_LINES:,}; cut the trace"
@@ -109,7 +104,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _left_out(how: Format, rows: list[tuple[int, list[str]]]) -> tuple[str, ...]:
-    """Remarks of a trace on its jobs that are not followed here, in words."""
+    """Notes about properties of jobs that are not simulated."""
     column = how.columns.get("mode", -1)
     modes = Counter(row[column].strip() for _, row in rows) if column >= 0 else Counter()
     names = sorted(mode for mode in modes if mode != "static")
@@ -135,11 +130,8 @@ class _Job:
     user: str
 
 
-def _looks_like_text(head: bytes) -> bool:
-    return b"\0" not in head
-
-
 def _split(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    # A tab in the first line tells tab-separated formats from CSV.
     is_tabbed = "\t" in text.partition("\n")[0]
     lines = io.StringIO(text, newline="")
     reader = csv.reader(lines, delimiter="\t" if is_tabbed else ",", strict=True,
@@ -155,7 +147,7 @@ def _split(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _detect(first: list[str], where: str) -> tuple[Format, int]:
-    """The format, and how many lines its header takes."""
+    """Detect the format and the number of header lines."""
     header = [cell.strip() for cell in first]
     if "arrival_s" in header and set(header) <= {*COLUMNS, USER}:
         return Format(name="hocket", columns={name: header.index(name) for name in header}), 1
@@ -170,7 +162,8 @@ def _detect(first: list[str], where: str) -> tuple[Format, int]:
             where=where,
         )  # fmt: skip
     if len(first) in _BY_WIDTH:
-        return _BY_WIDTH[len(first)], 0
+        width = len(first)
+        return Format(name="headless", num_columns=width, columns=_BY_WIDTH[width]), 0
     raise InputFileError(
         f"no known trace has {len(first)} columns that begin with {shown(first[0])}",
         hint=f"write a CSV with the header {','.join(COLUMNS)}",

@@ -1,8 +1,8 @@
-"""Jobs that come at random: a Poisson process with the job mix of the OSDI 2020 evaluation.
+"""Generate random traces: a Poisson process with the job mix of the OSDI 2020 evaluation.
 
 Durations on the reference device are 10^u minutes, u uniform in [1.5, 3) four times out of five and
-in [3, 4] otherwise; gangs of 1, 2, 4 and 8 in proportions 70, 10, 15 and 5 where asked for.
-Kinds of jobs are drawn evenly from a table. Same seed, same trace.
+in [3, 4] otherwise; gangs of 1, 2, 4 and 8 in proportions 70, 10, 15 and 5 on request. Job types
+are drawn evenly from a table. Same seed, same trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def generate_trace(
     seed: int = 0,
     has_gangs: bool = False,
 ) -> Trace:
-    """Random jobs of the kinds of a table; its first kind of device is the reference."""
+    """Draw jobs of the job types of a table; its first device type is the reference."""
     if num_jobs < 1 or not jobs_per_hour > 0.0:
         raise UsageError("a trace needs at least one job and a rate above 0")
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A trace: what jobs come when, and how much work each is."""
+"""A trace: arrival and work of each job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.atomic import write_atomically
 
 COLUMNS = ("name", "job_type", "arrival_s", "gang", "weight", "total_steps", "duration_s", "slo_s")
-"""The columns of hocket's own CSV; work is in steps, or in seconds on the first kind of device."""
+"""The columns of hocket's own CSV; work is in steps, or in seconds on the first device type."""
 USER = "user"
 """A column that may come with them: with users, fair policies share by user first."""
 

@@ -20,11 +20,12 @@ def count(
     pair_credit_s: FloatArray,
     pair_amount: FloatArray,
 ) -> None:
-    """Bring rows up to a moment."""
+    """Add work, held time, deficits and credits of all jobs up to a moment."""
     passed_s = 0.0
     # One loop and no calls per job: the arrays of a tuple are passed one by one, every time.
     for i in range(jobs.rows.shape[0]):
         since_s, phase = time_s - jobs.rows.counted_s[i], jobs.rows.phase[i]
+        # Ended jobs keep their figures until the next round.
         if since_s <= 0.0 or phase == _ENDED:
             continue
         passed_s = max(passed_s, since_s)
@@ -58,7 +59,7 @@ def count(
 
 @kernel
 def _pay_for_pair(jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray) -> None:
-    """The earlier of two that share a device pays for both."""
+    """Charge the pair once for a shared device, when its earlier job is counted."""
     if jobs.rows.number[i] < jobs.rows.partner[i]:
         other = row_of(jobs, jobs.rows.partner[i])
         if other >= 0:
@@ -68,7 +69,7 @@ def _pay_for_pair(jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray)
 
 @kernel
 def first_to_finish(jobs: Jobs) -> tuple[float, int]:
-    """When the next running job does its last step at its rate, and its row; infinite for none."""
+    """Moment at which the next running job ends, and its row; infinite and -1 if none ends."""
     first_s, row = np.inf, -1
     for i in range(jobs.rows.shape[0]):
         if jobs.rows.phase[i] == _RUNNING and jobs.rows.rate[i] > 0.0:

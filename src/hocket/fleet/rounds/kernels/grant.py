@@ -25,7 +25,7 @@ _MAX_IN_LINE = 1000
 
 @kernel
 def begin(r: Round, kind: int, num_free: int) -> None:
-    """Begin with what is free now."""
+    """Start the timeline of free devices of a type with those that are free now."""
     r.num_steps[kind] = 1
     r.step_s[kind, 0] = r.time_s
     r.step_free[kind, 0] = num_free
@@ -33,7 +33,8 @@ def begin(r: Round, kind: int, num_free: int) -> None:
 
 @kernel
 def step_at(r: Round, kind: int, time_s: float) -> int:
-    """The step that begins at a moment, made where there is none; the moment is not in the past."""
+    """Index of the step that begins at a moment, inserted if missing; the moment is not in the
+    past."""
     size: int = r.num_steps[kind]
     at = size
     while at > 0 and r.step_s[kind, at - 1] >= time_s:
@@ -51,7 +52,8 @@ def step_at(r: Round, kind: int, time_s: float) -> int:
 
 @kernel
 def add(r: Round, kind: int, count: int, start_s: float, end_s: float) -> None:
-    """Add free devices from one moment to another; fewer than none takes them."""
+    """Add ``count`` free devices between two moments; a negative count reserves them."""
+    # A reservation without a start takes nothing.
     if start_s == np.inf or end_s <= start_s:
         return
     first = step_at(r, kind, start_s)
@@ -62,7 +64,8 @@ def add(r: Round, kind: int, count: int, start_s: float, end_s: float) -> None:
 
 @kernel
 def earliest_s(r: Round, kind: int, count: int, duration_s: float) -> float:
-    """The first moment from which on so many devices are free for so long; infinite for never."""
+    """The first moment from which ``count`` devices are free for ``duration_s``; infinite for
+    never."""
     start_s, size = np.inf, r.num_steps[kind]
     for at in range(size):
         if start_s < np.inf and r.step_s[kind, at] >= start_s + duration_s:
@@ -85,7 +88,7 @@ def after_now_s(r: Round, kind: int) -> float:
 
 @kernel
 def close(r: Round, kind: int) -> None:
-    """Let nothing be free, ever: nobody knows when enough will be."""
+    """Mark no device as free at any time: nobody knows when enough will be."""
     for at in range(r.num_steps[kind]):
         r.step_free[kind, at] = 0.0
 
@@ -118,7 +121,7 @@ def predict_free_devices(r: Round) -> None:
 
 @kernel
 def given_back_s(r: Round, i: int) -> float:
-    """When a kept job gives its devices back, at the latest; infinite where that is not known."""
+    """Latest moment at which a running job gives its devices back; infinite if unknown."""
     rows = r.jobs.rows
     left_s = _needed_s(r, i, rows.rate[i])
     left_s += max(rows.ready_s[i] - r.time_s, 0.0) - r.pace.restart_s
@@ -144,7 +147,8 @@ def _needed_s(r: Round, i: int, speed: float) -> float:
 
 @kernel
 def may_backfill(r: Round, i: int, kind: int) -> bool:
-    """True if a job that starts now delays no reserved one; it is then counted."""
+    """True if a job can start now without delaying a reserved one; its devices are then marked as
+    used."""
     rows = r.jobs.rows
     if not is_bound(rows.preemptible[i]):
         return True
@@ -161,8 +165,8 @@ def may_backfill(r: Round, i: int, kind: int) -> bool:
 
 @kernel
 def start_or_reserve(r: Round, i: int, wanted: int) -> None:
-    """Grant a reserved job devices now, on the kind that it wants or where it is fastest, else
-    reserve them where it ends first."""
+    """Grant a reserved job devices now, on the type that it wants or on its fastest, else reserve
+    them where it ends first."""
     rows = r.jobs.rows
     num_kinds, gang = r.free.shape[0], rows.gang[i]
     best, best_speed, later, later_s, later_end_s = -1, 0.0, -1, np.inf, np.inf
@@ -214,7 +218,7 @@ def _reserve(r: Round, i: int, kind: int, start_s: float, end_s: float) -> None:
 
 @kernel
 def _first_free_server(r: Round, kind: int, gang: int) -> tuple[int, float]:
-    """The first server without a reservation that can hold a gang, and when."""
+    """The first server without a reservation on which a gang fits, and the moment."""
     best, best_s = -1, np.inf
     for server in range(r.layout.server_kind.shape[0]):
         first, stop = r.layout.server_ptr[server], r.layout.server_ptr[server + 1]
@@ -278,11 +282,11 @@ def _next_level(r: Round, below: float) -> float:
 
 @kernel
 def choose(r: Round, num_parts: int) -> None:
-    """Choose jobs and their types, part by part as long as devices are left.
+    """Grant wishes part by part as long as devices are left.
 
-    A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
-    profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free.
-    Reserved jobs come first; before their time, others get what they give back in time.
+    A wish below ``jobs x types`` is a job on a device type; the others are rows of ``pairs``
+    (profile, profile, device type) and go to the first free jobs in the queues of both profiles.
+    Reserved jobs come first; other jobs may use their devices until the reserved start.
     """
     for part in range(num_parts):
         start, stop, kind = r.parts[part, 0], r.parts[part, 1], r.parts[part, 2]
@@ -298,10 +302,10 @@ def choose(r: Round, num_parts: int) -> None:
 
 @kernel
 def take_back_moves(r: Round) -> bool:
-    """Take back moves by which nobody gains; returns whether there were any.
+    """Undo moves that gain nothing; returns True if there were any.
 
-    A job alone that was given another kind, on which it is no faster, stays where it is if nobody
-    else was given its devices.
+    A job alone that was given another device type on which it is no faster stays, unless its
+    devices went to another job.
     """
     rows = r.jobs.rows
     is_changed = False
@@ -367,7 +371,7 @@ def _grant_pair(r: Round, at: int) -> None:
 
 @kernel
 def _next_of(r: Round, profile: int, but: int) -> int:
-    """The first job of a profile that has nothing yet; ``queue_at`` moves past those that have."""
+    """The first job of a profile without devices; ``queue_at`` skips those that have some."""
     at, end = r.queue_at[profile, 0], r.queue_at[profile, 1]
     while at < end and r.kind[r.asked.queue[at]] >= 0:
         at += 1

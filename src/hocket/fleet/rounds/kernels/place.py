@@ -26,8 +26,9 @@ _MAX_TRIES = 8
 
 @kernel
 def play(r: Round) -> None:
-    """Give devices to the most urgent; ``jobs`` and ``holders`` say afterwards who has them."""
+    """Run a round; ``jobs`` and ``holders`` then tell which job holds which device."""
     num_parts = order_wishes(r)
+    # Each failed try withdraws at least one wish; the last leaves devices idle.
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
         _clear(r)
         if hand_out(r, num_parts, tries_left == 0):
@@ -36,7 +37,7 @@ def play(r: Round) -> None:
 
 @kernel
 def _clear(r: Round) -> None:
-    """Nobody is chosen yet, and all stand where they stood."""
+    """Reset all grants: every job still holds its devices from before the round."""
     for kind in range(r.free.shape[0]):
         r.free[kind] = r.layout.num_devices[kind]
         r.first[kind] = 0
@@ -45,6 +46,7 @@ def _clear(r: Round) -> None:
             r.queue_at[profile, column] = r.asked.queue_at[profile, column]
         for device in range(r.holders.shape[0]):
             r.holders[device, column] = r.held[device, column]
+    # Reservations are made anew in each try.
     r.closed_s[:] = np.inf
     r.is_placed[:] = False
     r.sizes[:] = 0
@@ -52,14 +54,13 @@ def _clear(r: Round) -> None:
 
 @kernel
 def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
-    """Grant wishes in their order, give devices to those granted, and write both down.
+    """Grant wishes in order, place the granted jobs on devices, and record stops and starts.
 
-    Writes nothing to ``jobs`` and returns False where a gang was granted devices that are on no one
-    server: its wish is withdrawn then, and others may have them, unless ``is_final`` says that it
-    leaves them idle.
+    Returns False, without a change of ``jobs``, if a gang was granted devices but fits on no
+    server. Its wish is then withdrawn, so that others may have the devices. With ``is_final`` they
+    stay idle.
     """
     rows = r.jobs.rows
-    _find_rows(r)
     for i in range(rows.shape[0]):
         r.before[i] = rows.kind[i] if rows.phase[i] == _RUNNING else -1
         r.kind[i] = r.before[i] if r.is_kept[i] else -1
@@ -95,27 +96,8 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
 
 
 @kernel
-def _find_rows(r: Round) -> None:
-    """From numbers to rows, by a table of the last bits; searching for each takes far longer."""
-    rows = r.jobs.rows
-    mask = r.slots.shape[0] - 1
-    for slot in range(r.slots.shape[0]):
-        r.slots[slot] = -1
-    for i in range(rows.shape[0]):
-        r.slots[rows.number[i] & mask] = i
-    for device in range(r.holders.shape[0]):
-        for place in range(2):
-            number = r.holders[device, place]
-            if number >= 0:
-                row = r.slots[number & mask]
-                if row < 0 or rows.number[row] != number:
-                    row = row_of(r.jobs, number)
-                r.holders[device, place] = row
-
-
-@kernel
 def _set_rates(r: Round) -> None:
-    """Partners and rates of all jobs; one that stays alone keeps both."""
+    """Set partners and rates of all jobs; a job that stays alone keeps its rate."""
     rows = r.jobs.rows
     for i in range(rows.shape[0]):
         partner = r.partner[i]
@@ -141,7 +123,8 @@ def _count_kept(r: Round) -> None:
 
 @kernel
 def _mark_staying(r: Round) -> None:
-    """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
+    """Mark the jobs that keep their devices: same device type as before, and a compatible
+    partner."""
     rows = r.jobs.rows
     has_pairs = False
     for i in range(r.kind.shape[0]):
@@ -181,10 +164,11 @@ def _release(r: Round) -> None:
 
 @kernel
 def _place_all(r: Round) -> bool:
-    """Large gangs first, so that they find whole servers; smaller jobs may have to move.
+    """Place granted jobs, large gangs first, so that they find whole servers; smaller jobs may
+    move.
 
-    Before all come gangs that waited too long and need one server: no job may block them.
-    Returns whether all that were granted devices got them.
+    Reserved gangs that need one server come before all others. Returns True if all granted jobs
+    were placed.
     """
     rows = r.jobs.rows
     _place_reserved(r)
@@ -218,7 +202,7 @@ def _place_all(r: Round) -> bool:
 
 @kernel
 def _withdraw(r: Round, i: int, partner: int, kind: int) -> None:
-    """Take back the wish of a job, or those of all pairs like it and its partner."""
+    """Withdraw the wish of a job, or the wishes of all pairs with the same profiles."""
     rows = r.jobs.rows
     num_kinds = r.jobs.shares.shape[1]
     if partner < 0:
@@ -254,7 +238,7 @@ def _place_reserved(r: Round) -> None:
 
 @kernel
 def _place_one(r: Round, i: int) -> bool:
-    """Give a job its devices; False where it needs one server and fits on none."""
+    """Place a job on devices; False if it needs one server and fits on none."""
     rows = r.jobs.rows
     partner, kind, need = r.partner[i], r.kind[i], rows.gang[i]
     joins = partner >= 0 and (r.stays[partner] or r.is_placed[partner])
@@ -285,7 +269,7 @@ def _place_one(r: Round, i: int) -> bool:
 
 @kernel
 def _can_spread(r: Round, i: int) -> bool:
-    """True if a job, and the one beside it, can run on several servers."""
+    """True if a job and its partner, if any, can run across several servers."""
     kind, partner = r.kind[i], r.partner[i]
     is_able: bool = r.jobs.spread_steps_per_s[i, kind] > 0.0
     return is_able and (partner < 0 or r.jobs.spread_steps_per_s[partner, kind] > 0.0)
@@ -293,7 +277,7 @@ def _can_spread(r: Round, i: int) -> bool:
 
 @kernel
 def _join(r: Round, i: int, partner: int) -> None:
-    """Take the second place on the devices of a partner."""
+    """Place a job on its partner's devices."""
     size = r.sizes[2]
     for device in range(r.holders.shape[0]):
         if r.holders[device, 0] == partner:
@@ -305,7 +289,7 @@ def _join(r: Round, i: int, partner: int) -> None:
 
 @kernel
 def _free_on(r: Round, kind: int, ends_s: float) -> int:
-    """Free devices on servers that a job may have, which ends by then."""
+    """Free devices of a type on servers that are not reserved before ``ends_s``."""
     num_free = 0
     for server in range(r.num_free.shape[0]):
         if r.layout.server_kind[server] == kind and ends_s <= r.closed_s[server]:
@@ -315,8 +299,11 @@ def _free_on(r: Round, kind: int, ends_s: float) -> int:
 
 @kernel
 def _best_server(r: Round, kind: int, need: int, ends_s: float) -> int:
-    """The fullest server that fits all, else the emptiest; -1 where all are full. Servers that
-    a reserved gang needs before the job ends count as full."""
+    """The fullest server on which the job fits, else the one with most free devices; -1 if all are
+    full.
+
+    Servers that a reserved gang needs before the job ends count as full.
+    """
     best, num_servers = -1, r.num_free.shape[0]
     first = r.first[kind]
     while first < num_servers and (r.layout.server_kind[first] != kind or r.num_free[first] == 0):
@@ -394,7 +381,7 @@ def _write_starts(r: Round) -> None:
 
 @kernel
 def _write_numbers(r: Round) -> None:
-    """From rows back to numbers."""
+    """Replace rows of jobs by their numbers in the results."""
     rows = r.jobs.rows
     for at in range(r.sizes[1]):
         i = r.started[0, at]
@@ -412,10 +399,11 @@ def _write_numbers(r: Round) -> None:
 
 @kernel
 def vacate_server(r: Round, kind: int, need: int, started_by_s: float, of_any_size: bool) -> None:
-    """Where a gang fits on no server, evict jobs from the emptiest server that can be cleared.
+    """If a gang fits on no server, evict jobs from the emptiest server that can be cleared.
 
-    Those leave that are not kept, run since ``started_by_s`` at least and, but for ``of_any_size``,
-    are smaller than the gang. They are placed anew, or stopped where nothing is left for them.
+    Jobs can be evicted if they are not kept, have run since ``started_by_s`` at the latest, and are
+    smaller than the gang (or of any size, with ``of_any_size``). They are placed anew, or stopped
+    if no device is left.
     """
     best, most_free = -1, -1
     for server in range(r.num_free.shape[0]):
@@ -465,4 +453,5 @@ def _evict(r: Round, row: int) -> None:
                 r.holders[device, 0] = r.holders[device, 1]
                 r.holders[device, 1] = -1
                 r.num_free[server] += r.holders[device, 0] < 0
+                # A server before the first free one may have devices again.
                 r.first[:] = 0

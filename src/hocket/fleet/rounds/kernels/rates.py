@@ -12,7 +12,7 @@ from hocket.kernels import kernel
 
 @kernel
 def row_of(jobs: Jobs, number: int) -> int:
-    """The row of a job, by bisection; -1 where there is none."""
+    """Find the row of a job by bisection; -1 if it is not there."""
     low, high = 0, jobs.rows.shape[0]
     if number < 0:
         return -1
@@ -27,7 +27,7 @@ def row_of(jobs: Jobs, number: int) -> int:
 
 @kernel
 def speed_on(jobs: Jobs, i: int, kind: int, largest_server: LongArray) -> float:
-    """Steps per second of a job that has devices of a kind, as few servers as there can be."""
+    """Steps per second of a job on a device type, on as few servers as possible."""
     speed: float = jobs.steps_per_s[i, kind]
     if jobs.rows.gang[i] > largest_server[kind]:
         speed = jobs.spread_steps_per_s[i, kind]
@@ -36,7 +36,7 @@ def speed_on(jobs: Jobs, i: int, kind: int, largest_server: LongArray) -> float:
 
 @kernel
 def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
-    """Steps per second of a running job; ``partner`` is a row, -1 for none."""
+    """Set the steps per second of a running job; ``partner`` is a row, -1 for none."""
     kind = jobs.rows.kind[i]
     alone = jobs.steps_per_s[i, kind]
     rate = jobs.spread_steps_per_s[i, kind] if jobs.rows.is_spread[i] else alone
@@ -53,5 +53,5 @@ def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
 
 @kernel
 def renew_rate(jobs: Jobs, i: int, speeds: Speeds) -> None:
-    """The rate of a running job whose throughput was measured anew."""
+    """Set the rate of a running job after its throughput was measured."""
     set_rate(jobs, i, row_of(jobs, jobs.rows.partner[i]), speeds)

@@ -17,12 +17,13 @@ _WAITING, _RUNNING = 0, 1
 def take_away(
     jobs: Jobs, at: LongArray, phase: int, time_s: float, speeds: Speeds, holders: LongArray
 ) -> None:
-    """Give jobs another phase and free what they hold; their partners go on alone."""
+    """Set the phase of jobs and free their devices; partners continue alone."""
     for one in range(at.shape[0]):
         i = at[one]
         partner = row_of(jobs, jobs.rows.partner[i])
         if partner >= 0:
             jobs.rows.partner[partner] = -1
+            # The partner was measured in company until now.
             jobs.rows.measured_s[partner] = np.inf
             set_rate(jobs, partner, -1, speeds)
         if jobs.rows.phase[i] == _RUNNING:
@@ -41,7 +42,8 @@ def take_away(
 
 @kernel
 def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray) -> bool:
-    """True if free devices suffice for any waiting job; ``free`` is filled with their number."""
+    """True if any waiting job fits on the free devices; ``free`` is filled with their number by
+    type."""
     for kind in range(free.shape[0]):
         free[kind] = layout.num_devices[kind]
     for server in range(layout.server_kind.shape[0]):

@@ -34,7 +34,7 @@ _ONLY_SHARE = 2
 
 @kernel
 def order_wishes(r: Round) -> int:
-    """Write down what everybody wants; returns the number of parts."""
+    """Collect and rank the wishes of all jobs and pairs; returns the number of parts."""
     rows = r.jobs.rows
     _count_stoppable(r)
     _keep(r)
@@ -48,7 +48,7 @@ def order_wishes(r: Round) -> int:
 
 @kernel
 def _keep(r: Round) -> None:
-    """Mark running jobs that nobody may stop or move, and those beside them."""
+    """Mark running jobs that cannot be stopped or moved in this round, and their partners."""
     rows = r.jobs.rows
     keeps_all = r.pace.keeps_running or r.pace.keeps_line
     for i in range(rows.shape[0]):
@@ -66,7 +66,7 @@ def _keep(r: Round) -> None:
 
 @kernel
 def _count_stoppable(r: Round) -> None:
-    """Devices of each kind that are free, or held by jobs that may be stopped."""
+    """Count devices of each type that are free or held by preemptible jobs."""
     rows = r.jobs.rows
     for kind in range(r.stoppable.shape[0]):
         r.stoppable[kind] = r.layout.num_devices[kind]
@@ -77,9 +77,10 @@ def _count_stoppable(r: Round) -> None:
 
 @kernel
 def order_by_share(r: Round) -> int:
-    """Gavel's order: kind by kind, share over time received, then deficit, then share.
+    """Rank wishes as Gavel does: per device type by share over time received, then deficit, then
+    share.
 
-    Returns the number of parts: for each kind those who have a share of it, then the others.
+    Returns the number of parts: for each device type the jobs with a share, then the others.
     """
     rows = r.jobs.rows
     num_kinds: int = r.asked.kinds.shape[0]
@@ -105,6 +106,7 @@ def _rank_by_share(r: Round, kind: int, num_kinds: int) -> None:
         wish, share = i * num_kinds + kind, r.jobs.shares[i, kind]
         speed = speed_on(r.jobs, i, kind, r.layout.largest_server)
         keeps_off = rows.has_share[i] == _ONLY_SHARE and share <= 0.0
+        # Phases above running are paused, ended or blocked.
         if rows.phase[i] > _RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
             r.rank[wish] = _NO_WISH
             continue
@@ -125,9 +127,9 @@ def _set_part(r: Round, part: int, start: int, stop: int, kind: int) -> None:
 
 @kernel
 def order_by_deficit(r: Round) -> int:
-    """All that jobs and pairs want, the largest deficit first; of equals, what would be lost most.
+    """Rank wishes of jobs and pairs by deficit; ties go to the job that would lose most work.
 
-    Returns the number of parts: what somebody has a deficit for, then what only fills devices.
+    Returns the number of parts: wishes with a deficit, then wishes that only fill free devices.
     """
     rows = r.jobs.rows
     if not r.pace.keeps_running:
@@ -158,7 +160,7 @@ def _limit_deficits(r: Round, most_s: float) -> None:
 
 @kernel
 def _rank_by_deficit(r: Round) -> None:
-    """Rank and keys of the wishes of all jobs."""
+    """Compute rank and sort keys of the wishes of all jobs."""
     rows, largest = r.jobs.rows, r.layout.largest_server
     num_kinds = r.jobs.shares.shape[1]
     for i in range(rows.shape[0]):
@@ -167,6 +169,7 @@ def _rank_by_deficit(r: Round) -> None:
         phase, gang = rows.phase[i], rows.gang[i]
         if phase > _RUNNING or r.is_kept[i] or rows.over_quota[i] > 0:
             continue
+        # A job in a pair has no claim to stay where it is alone.
         here = rows.kind[i] if rows.partner[i] < 0 else -1
         best, slowest, is_reserved, fits_by_stops = 1e-300, np.inf, False, False
         for j in range(num_kinds):
@@ -174,7 +177,7 @@ def _rank_by_deficit(r: Round) -> None:
             best = max(best, speed)
             slowest = min(slowest, speed) if speed > 0.0 else slowest
             fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= r.stoppable[j])
-            # Kinds that are equally fast are one kind to a job: its deficit is for any of them.
+            # Device types that are equally fast are one to a job: its deficit is for any of them.
             deficit_s = r.jobs.credit_s[i, j]
             for k in range(num_kinds):
                 is_wanted = k != j and (r.jobs.shares[i, k] > 0.0 or k == here)
@@ -244,7 +247,7 @@ def _rank_by_deficit(r: Round) -> None:
 
 @kernel
 def sort_part(r: Round, start: int, stop: int) -> None:
-    """Sort a part of the order, the largest keys first; equals stay as they stood."""
+    """Sort a part of the wishes by descending keys (stable merge sort)."""
     order, other = r.order, r.scratch
     # First keys are moved with the order: looking them up for every comparison takes twice as long.
     key, other_key = r.sort_keys[0], r.sort_keys[1]
@@ -279,7 +282,7 @@ def sort_part(r: Round, start: int, stop: int) -> None:
 
 @kernel
 def _goes_before(keys: FloatArray, one: int, other: int) -> bool:
-    """True if a wish comes before another that has the same first key."""
+    """True if a wish comes before another with the same first key."""
     for key in range(1, keys.shape[0]):
         if keys[key, one] != keys[key, other]:
             return bool(keys[key, one] > keys[key, other])

@@ -25,8 +25,8 @@ class Faults:
 class FaultSource:
     """The next fault, one after another; the only part of a simulation that keeps a generator."""
 
-    def __init__(self, faults: Faults | None, devices: tuple[FleetDevice, ...]) -> None:
-        self._faults = faults or Faults()
+    def __init__(self, faults: Faults, devices: tuple[FleetDevice, ...]) -> None:
+        self._faults = faults
         self._random = np.random.default_rng(self._faults.seed)
         self._devices = devices
         self._repairs: list[tuple[float, FleetDevice]] = []
