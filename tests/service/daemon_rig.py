@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from service.violations import violations
+
 from hocket.fleet.rounds.state import Rules
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
@@ -14,13 +16,13 @@ from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.daemon import recovered
 from hocket.service.daemon.decider import Command, Decider, Request
 from hocket.service.daemon.reconciler import Reconciler
-from hocket.service.daemon.service_state import ServiceState, violations
+from hocket.service.daemon.service_state import ServiceState
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.records import CheckpointRecord, JobRecord, LeaseAnswer
 from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 
 KINDS = ("v100", "k80")
 RULES = Rules(round_s=60.0, max_failures=3)
@@ -66,13 +68,12 @@ class Rig:
         self.lives.append(self)
         self.store = Store.open(folder)
         self._on_commit = on_commit or (lambda moment: None)
-        self.config = (config or ServerConfig()).with_teams(team_weights or {})
+        teams = {name: {"weight": weight} for name, weight in (team_weights or {}).items()}
+        self.config = config or ServerConfig.model_validate({"teams": teams})
         service_state = recovered(self.store, rules, kinds, self.config, time.now_s)
         # The wall clock stands for the monotonic one as well: tests set it back to show that.
         clock = Clock(service_state.state.time_s, wall_s=time, monotonic_s=time)
         self.decider = Decider(service_state, self.store, clock)
-        self._record = self.store._commit_sequence.record
-        self.store._commit_sequence.record = self._witnessed  # type: ignore[method-assign]
         self._commit = self.store.commit
         self.store.commit = self._guarded  # type: ignore[method-assign]
         self.heard: dict[AttemptName, float] = {}
@@ -89,10 +90,6 @@ class Rig:
         self._on_commit("before commit")
         self._commit(batch)
         self._on_commit("after commit")
-
-    def _witnessed(self, number: int) -> None:
-        self._on_commit("before commit sequence")
-        self._record(number)
 
     @property
     def service_state(self) -> ServiceState:
@@ -135,8 +132,9 @@ class Rig:
         )
         return number
 
-    def change(self, command: Callable[..., None], number: int, version: int | None = None) -> None:
-        self.ask(command, number=number, version=version, find_job=self.store.job)
+    def change(self, change: str, number: int, version: int | None = None) -> None:
+        values = {"number": number, "version": version, "find_job": self.store.job}
+        self.ask(commands.change_job, change=change, **values)
 
     def report(self, name: AttemptName, done_steps: float, **values: Any) -> LeaseAnswer:
         usual = {"token": self.token(name), "is_finished": False, "reference": self.reference}

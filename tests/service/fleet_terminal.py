@@ -38,6 +38,8 @@ class Fleet:
         self.state, self.folder, self.capsys = folder / "state", folder, capsys
         self.process: subprocess.Popen[str] | None = None
         self.follower: subprocess.Popen[str] | None = None
+        self.addresses: dict[str, str] = {}
+        """What ``serve`` printed, where a test kept it."""
 
     def serve(self, *options: str) -> dict:
         command = [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(self.state)]

@@ -31,7 +31,7 @@ def answer(daemon: Daemon, request: dict[str, Any]) -> dict[str, Any]:
         if request["what"] == "submit":
             record = daemon.submit(JobSpec(**request["spec"]), request["key"])
             return {"number": record.number}
-        records = daemon.jobs(0, 1_000_000)
+        records = daemon.store.jobs(0, 1_000_000)
         jobs = [[one.number, one.spec.name, one.status, one.failures] for one in records]
         return {"jobs": jobs, "trouble": daemon.trouble}
     except HocketError as error:

@@ -16,8 +16,8 @@ from hocket.service.records import (
 )
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
-from hocket.service.store.batch import Batch, KeyRecord
 from hocket.service.store.snapshot import take_apart
+from hocket.service.store.tables import Batch, KeyRecord
 
 STATE = new_state(("v100", "k80"), fleet_devices(v100=2, k80=1), Rules(), time_s=100.0)
 
@@ -50,10 +50,6 @@ def batch(number: int) -> Batch:
         ],
         keys=[KeyRecord(key=f"key-{number}", body_hash="00", job=number)],
         first_new_number=number,
-        last_number=number,
-        last_sequence=number,
-        num_attempts=number,
-        num_checkpoints=number,
     )
 
 
@@ -67,13 +63,13 @@ def content(store: Store) -> tuple[object, ...]:
     """All that a store tells."""
     loaded = store.load()
     state = None if loaded.state is None else packed(loaded.state)
-    numbers = range(1, loaded.totals.last_number + 1)
+    numbers = range(1, loaded.last_number + 1)
     return (
         state,
         loaded.jobs,
         loaded.attempts,
         loaded.checkpoints,
-        loaded.totals,
+        (loaded.last_number, loaded.last_sequence),
         store.jobs(),
         [store.attempts(number) for number in numbers],
         [store.checkpoints(number) for number in numbers],

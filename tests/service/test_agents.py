@@ -20,15 +20,15 @@ from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.agent import Agent
 from hocket.service.errors import ConflictError
 from hocket.service.executors import agent_executor, attempt_folder
-from hocket.service.executors.agent_executor import AgentExecutor, AgentStatus
-from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName
+from hocket.service.executors.agent_executor import AgentExecutor
+from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName, Status
 from hocket.service.pinned_tls import (
     PinnedConnection,
     WrongCertificateError,
     checked_fingerprint,
     open_tls,
 )
-from hocket.service.rest.agents import _append, _store_part
+from hocket.service.rest.agents import AgentAttempt, _append, _store_part
 
 NAME = AttemptName(7, 2)
 LEASE_S = 20.0
@@ -45,7 +45,8 @@ class Direct:
     def ask(self, path, body):
         if self.is_cut:
             raise RunError("cut")
-        statuses = [AgentStatus(**one) for one in json.loads(json.dumps(body["attempts"]))]
+        sent = json.loads(json.dumps(body["attempts"]))
+        statuses = [AgentAttempt(**one).status for one in sent]
         orders = self.executor.sync(
             self.name, body["identity"], "10.0.0.9", body["devices"], statuses
         )
@@ -170,7 +171,7 @@ def test_an_agent_without_news_is_given_up_after_its_lease_and_not_before(net, c
     clock.now_s += 0.1
     status = net.status()
     assert status.phase == LOST
-    assert "no news of a" in status.detail
+    assert "no contact with agent a" in status.detail
     assert {device.server for device in net.executor.poll().devices} == {"b"}
     # It comes back: what it was told meanwhile is not started any more.
     net.executor.forget(NAME)
@@ -192,7 +193,7 @@ def test_attempts_end_by_themselves_when_their_lease_is_over(net):
     assert left_of(net.tmp_path / "a", NAME) == []
     status = net.wait_for(EXITED, LOST)
     assert status.phase == LOST
-    assert "no news of the daemon" in status.detail
+    assert "without contact to the daemon" in status.detail
 
 
 def test_the_agents_lease_is_over_before_that_of_the_daemon(net, clock, monkeypatch):
@@ -233,7 +234,7 @@ def test_an_agent_that_restarts_keeps_its_attempts_and_its_name(net):
     net.join("a")
     net.start(*python(WAITS))
     net.wait_for(RUNNING)
-    with pytest.raises(InputFileError, match="another agent"):
+    with pytest.raises(InputFileError, match="daemon or agent runs"):
         net.join("a")
     net.agents["a"].release()
     net.join("a")
@@ -262,7 +263,7 @@ def test_whoever_asks_again_gives_no_more_time_than_before(net):
     agent = net.executor._agents["a"]
     orders = net.executor.sync(
         "a", agent.identity, agent.address, [["v100-0", "v100"]],
-        [AgentStatus(*NAME, "running", None, "", False)],
+        [Status(name=NAME, phase="running", was_asked=False)],
     )  # fmt: skip
     assert orders["stops"] == [[*NAME, 3.0]]
 
@@ -344,7 +345,7 @@ def test_one_process_cannot_be_on_two_machines(net):
     assert (status.phase, status.exit_code) == (EXITED, 126)
     assert "per-device" in status.detail
     net.start("true", devices=("c/v100-0",), name=AttemptName(8, 1))
-    assert "c is not there" in net.status(AttemptName(8, 1)).detail
+    assert "agent c is not connected" in net.status(AttemptName(8, 1)).detail
 
 
 # ── checkpoints ──

@@ -74,7 +74,7 @@ def test_an_attempt_is_accepted_as_a_whole_or_not_at_all(
             attempts.accept(assignment(tmp_path, "true"))
         monkeypatch.undo()
         for name in Attempts(tmp_path / "attempts", 1000).names():
-            assert files.read_order(attempts.path(name)) is not None
+            assert files.read_assignment(attempts.path(name)) is not None
     assert attempts.accept(assignment(tmp_path, "true"))
     assert attempts.names() == [NAME]
 
@@ -91,7 +91,7 @@ def test_a_name_that_is_used_up_is_refused_until_that_is_known(attempts, tmp_pat
     assert not attempts.names()
 
 
-def test_what_has_a_folder_is_never_refused(attempts, tmp_path):
+def test_what_has_a_folder_is_never_refused(attempts, tmp_path, monkeypatch):
     """Not though a later one was forgotten, nor where the disk fails: it may run."""
     work = assignment(tmp_path, "true")
     assert attempts.accept(work)
@@ -99,7 +99,8 @@ def test_what_has_a_folder_is_never_refused(attempts, tmp_path):
     attempts.forget(LATER, OVER)
     assert attempts.accept(work)
     attempts.path(NAME).joinpath(files.ASSIGNMENT).unlink()
-    attempts.path(NAME).joinpath(files.ASSIGNMENT).with_suffix(f".json.{os.getpid()}").mkdir()
+    monkeypatch.setattr(os, "urandom", lambda size: b"x" * size)
+    attempts.path(NAME).joinpath(f"{files.ASSIGNMENT}.{os.urandom(8).hex()}").mkdir()
     with pytest.raises(RunError, match="cannot start attempt 7-2"):
         attempts.accept(work)
     assert not attempts.refused()
@@ -137,3 +138,4 @@ def test_not_knowing_is_no_reason_to_give_devices_away(attempts, tmp_path):
     files.write_result(folder, Result(0, ""))
     attempts.forget(NAME, OVER)
     assert looked_at(NAME, folder, lambda: fails(OSError(2, "gone"))) is None
+    assert looked_at(NAME, folder, lambda: fails(ZeroDivisionError())) is None

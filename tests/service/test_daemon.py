@@ -12,7 +12,6 @@ from service.fake_executor import FakeExecutor, fleet_devices
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.events import Event, Finish
 from hocket.fleet.rounds.state import FleetDevice
-from hocket.service.daemon import commands
 from hocket.service.daemon.transaction import Transaction
 from hocket.service.executors.executor import AttemptName
 
@@ -149,11 +148,11 @@ def test_a_script_that_exits_well_when_asked_to_stop_has_not_finished(rig, engin
     engine.stop_exit_code = 0
     rig.submit()
     rig.look(2)
-    rig.change(commands.pause, 1)
+    rig.change("pause", 1)
     assert rig.status(1) == "stopping"
     rig.look(2)
     assert rig.status(1) == "paused"
-    rig.change(commands.resume, 1)
+    rig.change("resume", 1)
     rig.look(2)
     assert rig.status(1) == "running"
     assert rig.job(1).attempt == 2
@@ -163,7 +162,7 @@ def test_one_that_says_it_finished_has_even_where_it_was_to_stop(rig, engine):
     engine.are_stubborn = True
     rig.submit()
     rig.look(2)
-    rig.change(commands.pause, 1)
+    rig.change("pause", 1)
     lease = rig.report(FIRST, 10.0)
     assert not lease.may_run
     assert lease.stop_by_s == rig.time.now_s + 30.0
@@ -208,7 +207,7 @@ def test_an_engine_that_does_not_kill_is_told_to(rig, engine):
     engine.are_stubborn = True
     rig.submit(grace_s=5.0)
     rig.look(2)
-    rig.change(commands.cancel, 1)
+    rig.change("cancel", 1)
     rig.look()
     assert engine.running() == [FIRST]
     rig.time.now_s += 16.0
@@ -225,7 +224,7 @@ def test_a_start_waits_until_its_devices_are_left(rig, engine):
     rig.submit()
     rig.look(2)
     rig.submit()
-    rig.change(commands.cancel, 1)
+    rig.change("cancel", 1)
     assert rig.service_state.state.devices_of(2) == ("v100-0",), "the state gave it away already"
     rig.look(3)
     assert engine.running() == [FIRST]
@@ -241,8 +240,8 @@ def test_a_waiting_attempt_that_is_stopped_never_starts(rig, engine):
     rig.submit()
     rig.look(2)
     rig.submit()
-    rig.change(commands.cancel, 1)
-    rig.change(commands.pause, 2)
+    rig.change("cancel", 1)
+    rig.change("pause", 2)
     assert rig.store.attempts(2)[0].ended_s is not None
     assert rig.status(2) == "paused"
     engine.exit(FIRST, -15)
@@ -256,9 +255,9 @@ def test_a_job_never_runs_twice_even_on_other_devices(tmp_path):
     rig.look()
     rig.submit()
     rig.look(2)
-    rig.change(commands.pause, 1)
+    rig.change("pause", 1)
     rig.submit()
-    rig.change(commands.resume, 1)
+    rig.change("resume", 1)
     assert set(rig.service_state.state.devices_of(1)).isdisjoint(
         engine.processes[FIRST].assignment.devices
     )

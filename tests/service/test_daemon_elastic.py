@@ -80,7 +80,7 @@ def test_a_job_that_comes_before_the_devices_waits_for_as_many_as_it_can_use(tmp
 
 def test_a_job_of_which_no_size_has_devices_is_refused(tmp_path):
     rig = Rig(tmp_path, FakeExecutor(fleet_devices(v100=1)), Time())
-    with pytest.raises(UsageError, match="unknown kind of device '1xt4'"):
+    with pytest.raises(UsageError, match="unknown device type '1xt4'"):
         rig.submit(gangs=(1,), throughputs={"1xt4": 1.0})
     rig.die()
 

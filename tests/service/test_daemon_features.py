@@ -130,7 +130,7 @@ def test_quotas_and_priorities_are_those_of_the_config_also_after_a_restart(rig,
     assert state.user_weight.tolist() == [1.0, 1.0, 1.0]
     assert np.isinf(state.user_quota).all()
     assert state.team_quota[1].tolist() == [np.inf, 3600.0]
-    rig.ask(commands.cancel, number=2, version=None, find_job=rig.store.job)
+    rig.ask(commands.change_job, change="cancel", number=2, version=None, find_job=rig.store.job)
     assert rig.status(3) == "starting", "the urgent one is first in line"
 
 

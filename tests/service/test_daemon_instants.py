@@ -15,12 +15,12 @@ from service.local_attempts import (
     wait_for_end,
     wait_for_text,
 )
+from service.violations import violations
 
 from hocket.base.errors import UsageError
 from hocket.service.daemon import commands, observations
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
-from hocket.service.daemon.service_state import violations
 from hocket.service.errors import ConflictError
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName, Status
 
@@ -28,10 +28,10 @@ FIRST = AttemptName(1, 1)
 OBEYS_WELL = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAITS}"
 
 
-def change_of(rig, command, number, version=None) -> Request:
+def change_of(rig, change, number, version=None) -> Request:
     find_job = rig.store.job
     return Request(
-        lambda transaction: command(transaction, number, version=version, find_job=find_job)
+        lambda transaction: commands.change_job(transaction, change, number, version, find_job)
     )
 
 
@@ -39,9 +39,9 @@ def test_of_two_changes_that_expect_one_version_the_second_is_refused(rig):
     """Also where both are decided in one batch, when neither is committed yet."""
     rig.submit()
     version = rig.job(1).version
-    first = change_of(rig, commands.pause, 1, version)
-    second = change_of(rig, commands.resume, 1, version)
-    third = change_of(rig, commands.cancel, 1, version + 1)
+    first = change_of(rig, "pause", 1, version)
+    second = change_of(rig, "resume", 1, version)
+    third = change_of(rig, "cancel", 1, version + 1)
     rig.decider.decide([first, second, third])
     first.future.result()
     with pytest.raises(ConflictError, match=f"at version {version + 1}, not {version}"):
@@ -55,10 +55,10 @@ def test_a_command_that_is_refused_half_way_leaves_nothing_behind(rig):
     number = rig.submit()
 
     def breaks(transaction) -> None:
-        commands.pause(transaction, number, None, rig.store.job)
+        commands.change_job(transaction, "pause", number, None, rig.store.job)
         raise UsageError("and then it does not fit")
 
-    good, bad = change_of(rig, commands.pause, rig.submit()), Request(breaks)
+    good, bad = change_of(rig, "pause", rig.submit()), Request(breaks)
     rig.decider.decide([good, bad])
     good.future.result()
     with pytest.raises(UsageError, match="does not fit"):
@@ -71,7 +71,7 @@ def test_a_command_that_is_refused_half_way_leaves_nothing_behind(rig):
 # ── the end of a command and its stop ────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("stop", [commands.pause, commands.cancel, None])
+@pytest.mark.parametrize("stop", ["pause", "cancel", None])
 @pytest.mark.parametrize("was_asked", [False, True])
 def test_a_job_that_was_done_before_it_was_asked_to_stop_is_done(rig, engine, stop, was_asked):
     engine.are_stubborn = True
@@ -85,7 +85,7 @@ def test_a_job_that_was_done_before_it_was_asked_to_stop_is_done(rig, engine, st
     engine.exit(FIRST, 0)
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=was_asked)
     rig.ask(observations.ended, statuses=[status])
-    if stop is commands.cancel:
+    if stop == "cancel":
         assert rig.status(1) == "cancelled"
     elif not was_asked:
         assert rig.status(1) == "succeeded"
@@ -103,7 +103,7 @@ def test_a_job_that_left_because_its_report_was_answered_so_is_not_done(rig, eng
     engine.are_stubborn = True
     rig.submit(total_steps=100)
     rig.look(2)
-    rig.change(commands.pause, 1)
+    rig.change("pause", 1)
     assert not rig.report(FIRST, 30.0).may_run
     if restarts:
         rig = rig.again()
@@ -111,7 +111,7 @@ def test_a_job_that_left_because_its_report_was_answered_so_is_not_done(rig, eng
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=False)
     rig.ask(observations.ended, statuses=[status])
     assert (rig.status(1), rig.job(1).done_steps) == ("paused", 30.0)
-    rig.change(commands.resume, 1)
+    rig.change("resume", 1)
     rig.look(2)
     assert (rig.status(1), rig.job(1).attempt) == ("running", 2)
 
@@ -140,7 +140,7 @@ def test_a_command_that_obeys_a_stranger_is_not_done(executor, tmp_path):
     wait_for_text(tmp_path / "log")
     os.kill(supervisor_of(tmp_path), signal.SIGTERM)
     status = wait_for_end(executor)
-    assert (status.phase, status.detail) == (LOST, "its supervisor was told to end")
+    assert (status.phase, status.detail) == (LOST, "its supervisor was stopped from outside")
 
 
 def test_a_command_that_is_done_is_not_asked_for_the_sake_of_what_it_left(executor, tmp_path):

@@ -40,14 +40,14 @@ def test_a_job_runs_reports_commits_and_ends(daemon, executor, tmp_path):
     token = executor.processes[name].assignment.environment["HOCKET_TOKEN"]
     assert daemon.report(name, token, 3.0).may_run
     assert daemon.commit_checkpoint(name, token, 3.0, "/c").step == 3.0
-    assert [one.path for one in daemon.checkpoints(1)] == ["/c"]
+    assert [one.path for one in daemon.store.checkpoints(1)] == ["/c"]
     assert [one.jobs for one in daemon.devices()] in ([(1,), ()], [(), (1,)])
     (tmp_path / "logs" / "1" / "attempt-1.log").write_bytes(b"printed")
     assert daemon.log(1, 1).read(2, 9) == b"inted"
     executor.exit(name, 0)
     wait_until(lambda: daemon.job(record.number).status == "succeeded")
-    assert [one.number for one in daemon.jobs(status="succeeded")] == [1]
-    assert daemon.attempts(1)[0].outcome == "finished"
+    assert [one.number for one in daemon.store.jobs(status="succeeded")] == [1]
+    assert daemon.store.attempts(1)[0].outcome == "finished"
     with pytest.raises(StaleAttemptError):
         daemon.report(name, token, 4.0)
     for missing in (lambda: daemon.job(9), lambda: daemon.log(1, 2)):
@@ -69,7 +69,7 @@ def test_many_callers_at_once_are_all_answered(daemon):
     for thread in threads:
         thread.join()
     assert sorted(numbers) == list(range(1, 81))
-    assert len(daemon.jobs(limit=1000)) == 80
+    assert len(daemon.store.jobs(limit=1000)) == 80
 
 
 def test_waiting_for_events_ends_with_the_next_one(daemon):
@@ -80,7 +80,7 @@ def test_waiting_for_events_ends_with_the_next_one(daemon):
     waiter.start()
     assert daemon.wait_for_events(last, 20.0) > last
     waiter.join()
-    assert daemon.events(last)[0].kind in ("round", "submitted")
+    assert daemon.store.events(last)[0].kind in ("round", "submitted")
 
 
 def test_rounds_begin_by_themselves(tmp_path):
@@ -90,7 +90,9 @@ def test_rounds_begin_by_themselves(tmp_path):
     daemon.submit(SPEC)
     wait_until(lambda: daemon.state.round_number > 3)
     daemon.close()
-    assert sum(event.kind == "round" for event in daemon.events()) == daemon.state.round_number
+    assert (
+        sum(event.kind == "round" for event in daemon.store.events()) == daemon.state.round_number
+    )
     store.close()
 
 

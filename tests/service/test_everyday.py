@@ -22,7 +22,7 @@ from hocket.service.notifier import Notifier, notice_of
 from hocket.service.records import AttemptRecord, JobRecord
 from hocket.service.server_config import NotifyConfig
 from hocket.service.spec import JobSpec
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 from hocket.service.usage import count_usage
 
 pytestmark = pytest.mark.usefixtures("nobody_left")
@@ -62,10 +62,10 @@ def test_usage_is_split_by_week_user_team_and_type():
     now_s = MONDAY_S + 3600.0
     found = count_usage(
         [
-            (held(MONDAY_S - 7200.0, MONDAY_S + 1800.0), "ann", "vision"),
-            (held(MONDAY_S, None, "k80", 1), "bob", ""),
-            (held(MONDAY_S, MONDAY_S + 900.0, "k80", 1), "bob", ""),
-            (held(0.0, MONDAY_S - 2 * WEEK_S), "ann", "vision"),
+            (held(MONDAY_S - 7200.0, MONDAY_S + 1800.0), "ann", "vision", "x"),
+            (held(MONDAY_S, None, "k80", 1), "bob", "", "x"),
+            (held(MONDAY_S, MONDAY_S + 900.0, "k80", 1), "bob", "", "x"),
+            (held(0.0, MONDAY_S - 2 * WEEK_S), "ann", "vision", "x"),
         ],
         MONDAY_S - WEEK_S,
         now_s,
@@ -169,7 +169,7 @@ def test_a_shell_runs_on_a_device_of_the_fleet(tmp_path, capsys):
                    ("succeeded", "cancelled"))  # fmt: skip
         assert job["spec"]["time_limit_s"] == 120.0
         drained = fleet.type("drain", "v100-0")
-        assert drained.strip() == "v100-0 take no new jobs"
+        assert drained.strip() == "no new jobs run on v100-0"
         assert "drained" in fleet.type("devices")
-        assert "take jobs again" in fleet.type("drain", "v100-0", "--undo")
+        assert "new jobs may run" in fleet.type("drain", "v100-0", "--undo")
         assert "v100" in fleet.type("usage")

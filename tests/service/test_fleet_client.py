@@ -29,7 +29,7 @@ def test_addresses_that_are_none_are_refused(url, monkeypatch):
 @pytest.mark.parametrize("token", ["a\nb", "a b", "\u00e9", "a\x00b"])
 def test_a_token_that_no_header_can_hold_is_refused(token, monkeypatch):
     monkeypatch.setattr(clients, "fleet_token", lambda: token)
-    with pytest.raises(UsageError, match="HOCKET_FLEET_TOKEN holds is no token"):
+    with pytest.raises(UsageError, match="HOCKET_FLEET_TOKEN holds no valid token"):
         clients.find_service(Path("nowhere"), "http://127.0.0.1:1")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from patience import wait_until
 from service.fleet_terminal import HOSTILE, fleet_in, job_file
 
 from hocket.service import client as clients
+from hocket.service.pinned_tls import PinnedConnection
 from hocket.service.store import Store
 
 
@@ -27,7 +30,7 @@ def fleet(tmp_path, capsys):
 def shared(tmp_path_factory):
     """A service for several tests, as its start takes longest."""
     with fleet_in(tmp_path_factory.mktemp("fleet")) as fleet:
-        fleet.serve()
+        fleet.addresses = fleet.serve("--tls", "127.0.0.1:0")
         yield fleet
 
 
@@ -51,6 +54,17 @@ def test_a_bare_python_is_the_one_that_submits_and_failed_jobs_are_shown(served,
     table = served.type("jobs")
     assert re.search(rf"{number} +who +failed", table)
     assert f"see hocket fleet logs {number}" in " ".join(table.split())
+
+
+@pytest.mark.slow
+def test_a_tls_port_of_0_stands_for_a_free_port_which_is_reported(shared):
+    address = urlsplit(shared.addresses["secure_url"])
+    assert address.port >= 1024, "the system gives no lower port where any will do"
+    connection = PinnedConnection(address.netloc, shared.addresses["fingerprint"], 120.0)
+    with contextlib.closing(connection):
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        assert (answer.status, bool(answer.read())) == (200, True)
 
 
 @pytest.mark.slow
@@ -85,7 +99,7 @@ def test_a_day_with_the_service(served, tmp_path):
     )  # fmt: skip
     assert second.returncode == 3
     said = " ".join(second.stderr.split())
-    assert f"another daemon runs on this state folder (process {served.process.pid})" in said
+    assert f"another daemon or agent runs on this folder (process {served.process.pid})" in said
 
     assert f"job {number} is" in served.type("pause", number)
     served.wait_for(int(number), "paused")
@@ -152,6 +166,12 @@ def test_following_an_array_shows_all_its_jobs_in_order(served, tmp_path):
     path.write_text(text.format(shows))
     output = served.type("submit", str(path), "--follow")
     assert output.count("index") == 3
+    path.write_text(text.format("import time; time.sleep(600)"))
+    first = int(served.type("submit", str(path)))
+    served.type("cancel", "--array", str(first + 1))
+    ended = [job for job in served.ask("jobs", "--all")["jobs"] if job["id"] >= first]
+    assert {job["status"] for job in ended} <= {"cancelled", "stopping"}
+    assert len(ended) == 3
     assert output.index("index 0") < output.index("index 1") < output.index("index 2")
     path.write_text(text.format(f"{shows}; raise SystemExit(index == '1')"))
     output = served.type("submit", str(path), "--follow", "--json", code=5)

@@ -14,10 +14,9 @@ import pytest
 from service.fleet_terminal import HOSTILE, fleet_in
 
 import hocket.cli
-from hocket.cli.fleet import connection, tables
+from hocket.cli.fleet import connection, lists
 from hocket.kernels.progress import compiling
 from hocket.service import client as clients
-from hocket.service.store.lock import FolderLock
 from hocket.view.table import plain
 
 
@@ -38,11 +37,9 @@ def fleet(tmp_path, capsys):
         (("--devices", "v100:1", "--policy", "lass"), "unknown policy"),
         (("--devices", "v100:1", "--host", "0.0.0.0"), "--allow-remote"),
         (("--devices", "v100:1", "--host", "192.0.2.1", "--allow-remote"), "cannot listen"),
-        (("--devices", "v100:1", "--team", "a=-1"), "cannot read --team"),
-        (("--devices", "v100:1", "--kinds", "v100"), "--kinds is for Ray and Slurm"),
+        (("--devices", "v100:1", "--kinds", "v100"), "--kinds is for agents, Ray and Slurm"),
         (("--devices", "v100:99999999x9"), "more than 1,000,000 devices"),
         (("--devices", "v100:1", "--round", "nan"), "no finite number"),
-        (("--devices", "v100:1", "--min-run", "inf"), "no finite number"),
     ],
 )
 def test_serve_refuses_what_it_cannot_do(fleet, arguments, message):
@@ -86,6 +83,9 @@ def test_a_job_file_that_makes_no_sense_is_refused_before_anything_is_sent(fleet
     path.write_text('name = "x"\ncommand = ["true"]\ngang = 2\ngangs = [1, 2]\n')
     fleet.type("submit", str(path), code=3)
     assert "a gang or gangs, not both" in fleet.said
+    path.write_text('name = "a"\ncommand = "echo hi"\n')
+    fleet.type("submit", str(path), code=3)
+    assert 'a list of strings, such as ["echo", "hi"]' in " ".join(fleet.said.split())
 
 
 def test_no_service_is_told_in_one_sentence(fleet, monkeypatch):
@@ -93,12 +93,6 @@ def test_no_service_is_told_in_one_sentence(fleet, monkeypatch):
     assert "no fleet was ever served" in fleet.said
     monkeypatch.setattr(clients, "PATIENCE_S", 0.0)
     fleet.state.mkdir()
-    lock = FolderLock(fleet.state)
-    fleet.type("jobs", code=2)
-    assert "is being started" in fleet.said
-    lock.close()
-    fleet.type("jobs", code=2)
-    assert "no fleet was ever served" in fleet.said
     (fleet.state / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}')
     fleet.type("jobs", code=5)
     assert "no fleet service answers at http://127.0.0.1:9" in fleet.said
@@ -162,7 +156,7 @@ def test_changes_are_not_asked_for_twice(answering):
         (401, b"{}", 2, "refuses the token"),
         (302, b"{}", 2, "status 302"),
         (500, b'{"detail": "oops"}', 5, "the service failed: oops"),
-        (200, b"<html>", 5, "is no fleet service"),
+        (200, b"<html>", 5, "is no hocket fleet service"),
         (404, b"[1]", 2, "status 404"),
     ],
 )
@@ -197,10 +191,13 @@ def test_tables_stay_short_and_inert():
         "spec": spec, "status": "queued", "devices": [HOSTILE], "done_steps": 0.0, "attempt": 0,
         "submitted_s": 0.0, "ended_s": None,
     }  # fmt: skip
-    text = plain(tables.jobs_table([{**job, "id": at} for at in range(5000)], 10.0, True))
+    text = plain(lists.jobs_table([{**job, "id": at} for at in range(5000)], 10.0, True))
     device = {"name": HOSTILE, "kind": HOSTILE, "server": HOSTILE, "is_up": False, "jobs": []}
-    text += plain(tables.devices_table([device] * 5000))
-    assert "4,800 older jobs not shown" in text
+    text += plain(lists.devices_table([device] * 5000))
+    assert "4,800 other jobs not shown" in text
+    waiting = [{**job, "id": at, "status": "queued"} for at in range(5000)]
+    running = {**job, "id": 7, "name": "r", "status": "running"}
+    assert "running" in plain(lists.jobs_table([running, *waiting], 10.0, False))
     assert "4,800 more devices not shown" in text
     assert len(text.splitlines()) < 500
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)

@@ -20,7 +20,7 @@ from hocket.fleet.what_if import what_if
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.forecasts import process
-from hocket.service.forecasts.forecaster import MAX_ASKED, FleetForecaster, InProcessForecaster
+from hocket.service.forecasts.forecaster import MAX_ASKED, FleetForecaster
 from hocket.service.forecasts.process import ForecastProcess
 from hocket.service.page.router import Shared
 
@@ -50,7 +50,7 @@ def assert_same_forecast(found, expected) -> None:
 
 @pytest.mark.parametrize("where", ["here", "beside"])
 def test_answers_are_those_of_the_fleet_itself(where, request):
-    forecaster = InProcessForecaster() if where == "here" else request.getfixturevalue("beside")
+    forecaster = FleetForecaster() if where == "here" else request.getfixturevalue("beside")
     state, now_s = fleet(), 1e9 + 7.0
     then = at_moment(state, now_s)
     for number in (1, 6):
@@ -138,7 +138,7 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
         begun.set()
         assert may_end.wait(120)
         most[0] -= 1
-        return explain(state, asked["number"]).to_data()
+        return explain(state, asked["number"])
 
     forecaster, state = FleetForecaster(slow), fleet()
     threads = [

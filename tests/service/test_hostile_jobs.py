@@ -163,7 +163,7 @@ def test_a_folder_that_was_there_is_left_as_it_is(tmp_path):
         assert folder.stat().st_mode & 0o7777 == mode
 
 
-@pytest.mark.parametrize("name", ["fleet.db", "commit-sequence", "lock"])
+@pytest.mark.parametrize("name", ["fleet.db", "lock"])
 def test_files_of_the_state_that_others_reach_are_refused(tmp_path, name):
     Store.open(tmp_path / "state").close()
     path = tmp_path / "state" / name

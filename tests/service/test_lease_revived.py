@@ -62,22 +62,22 @@ def test_a_worker_that_revives_can_neither_report_nor_commit(served, tmp_path):
         [sys.executable, "-c", WORKER], env=old, stdout=subprocess.PIPE, cwd=tmp_path
     )
     try:
-        wait_until(lambda: len(daemon.checkpoints(1)) > 2)
+        wait_until(lambda: len(daemon.store.checkpoints(1)) > 2)
         worker.send_signal(signal.SIGSTOP)
         service.executor.lose(FIRST)
         wait_until(lambda: SECOND in service.executor.running() and daemon.job(1).attempt == 2)
         new = environment_of(served, SECOND)
-        assert new["HOCKET_CHECKPOINT"] == daemon.checkpoints(1)[-1].path
+        assert new["HOCKET_CHECKPOINT"] == daemon.store.checkpoints(1)[-1].path
         told = post(served, SECOND, new["HOCKET_TOKEN"], "report", done_steps=7)
         assert told.json()["may_run"] is True
-        committed = daemon.checkpoints(1)
+        committed = daemon.store.checkpoints(1)
         worker.send_signal(signal.SIGCONT)
         output, _ = worker.communicate(timeout=60)
     finally:
         worker.kill()
         worker.wait()
     assert (worker.returncode, output) == (9, b"stale\n")
-    assert daemon.checkpoints(1) == committed
+    assert daemon.store.checkpoints(1) == committed
     assert {record.attempt for record in committed} == {1}
     assert (daemon.job(1).done_steps, daemon.job(1).attempt) == (7.0, 2)
 
@@ -88,7 +88,7 @@ def test_a_worker_that_revives_can_neither_report_nor_commit(served, tmp_path):
             assert is_problem(last, 409)["code"] == "stale-attempt"
             is_problem(post(served, name, token, "checkpoints", step=9, path="/lie"), 409)
     is_problem(post(served, FIRST, new["HOCKET_TOKEN"], "checkpoints", step=9, path="/lie"), 409)
-    assert daemon.checkpoints(1) == committed
+    assert daemon.store.checkpoints(1) == committed
     assert (daemon.job(1).status, daemon.job(1).done_steps) == ("running", 7.0)
     saved = post(served, SECOND, new["HOCKET_TOKEN"], "checkpoints", step=8, path="/second/8")
     assert saved.status_code == 201
@@ -107,7 +107,7 @@ def test_an_attempt_that_is_over_stays_so(rig, engine, ends, restarts):
     elif ends == "finished":
         engine.exit(FIRST, 0)
     else:
-        rig.change(commands.cancel if ends == "cancelled" else commands.pause, 1)
+        rig.change("cancel" if ends == "cancelled" else "pause", 1)
     rig.look(3)
     assert rig.service_state.attempt(FIRST) is None
     if restarts:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from service.local_attempts import (
@@ -70,10 +69,10 @@ def test_a_command_that_is_killed(executor, tmp_path):
     ],
 )
 def test_what_cannot_be_run_is_told(executor, tmp_path, changes):
-    executor.start(replace(assignment(tmp_path, "true"), **changes))
+    executor.start(assignment(tmp_path, "true")._replace(**changes))
     status = wait_for_end(executor)
     assert (status.phase, status.exit_code) == (EXITED, 127)
-    assert status.detail.startswith("cannot ")
+    assert status.detail.startswith(("cannot ", "its folder '/no/such/folder' is not there"))
 
 
 def test_nothing_is_left_when_an_attempt_has_ended(executor, tmp_path):
@@ -282,6 +281,14 @@ def test_the_log_keeps_its_beginning_and_its_end(tmp_path):
     assert log.startswith("0\n1\n2\n")
     assert log.endswith("99998\n99999\n")
     assert "bytes dropped here" in log
+
+
+def test_a_log_may_have_one_gibibyte(executor, tmp_path):
+    executor.start(assignment(tmp_path, "true"))
+    order = attempt_folder.read_assignment(folder_of(tmp_path))
+    assert order is not None
+    assert order.log_limit_bytes == 1 << 30, "as docs/how-to/fleet_local.md states"
+    assert wait_for_end(executor).exit_code == 0
 
 
 def test_a_supervisor_rests_while_its_command_is_silent(executor, tmp_path):

@@ -85,7 +85,7 @@ def test_a_gang_starts_though_small_jobs_keep_coming(tmp_path):
 
         wait_until(has_started)
         overtook = [
-            job for job in daemon.jobs(wide, 1000)
+            job for job in daemon.store.jobs(wide, 1000)
             if job.started_s is not None and job.started_s < daemon.job(wide).started_s
         ]  # fmt: skip
         lines = (tmp_path / "state" / "decisions.log").read_text()
@@ -93,7 +93,7 @@ def test_a_gang_starts_though_small_jobs_keep_coming(tmp_path):
         assert len(overtook) <= 10, "none with a limit of 30 s fits before the reservation"
     finally:
         for number in list(daemon.service_state.jobs):
-            daemon.cancel(number)
+            daemon.change("cancel", number)
         wait_until(lambda: not daemon.service_state.attempts)
         fleet.close()
         kill_everything(tmp_path / "state")

@@ -11,8 +11,8 @@ from service.local_attempts import assignment
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.given import parse_cluster
 from hocket.cli.root import root
-from hocket.service.engines import open_engine
 from hocket.service.executors.local_devices import found_devices, with_cuda
+from hocket.service.serve import ServeSettings, open_engine
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_gpus_that_are_named_otherwise_are_refused(machine, monkeypatch):
 def test_gpus_of_several_kinds_are_numbered_through(tmp_path):
     """`--devices v100:2,p100:2` once gave device 0 to jobs on v100-0 and on p100-0."""
     _, devices = parse_cluster("v100:2,cpu:2,p100:2")
-    engine = open_engine("local", tmp_path, devices, ())
+    engine = open_engine(ServeSettings(folder=tmp_path, devices=devices), tmp_path, None)
     polled = engine.poll().devices
     engine.close()
     assert [one.name for one in polled if one.kind == "cpu"] == ["cpu-0", "cpu-1"]
@@ -71,7 +71,7 @@ def test_gpus_of_several_kinds_are_numbered_through(tmp_path):
 
 def test_one_kind_keeps_its_names(tmp_path):
     _, devices = parse_cluster("v100:2x4")
-    engine = open_engine("local", tmp_path, devices, ())
+    engine = open_engine(ServeSettings(folder=tmp_path, devices=devices), tmp_path, None)
     assert engine.poll().devices == devices
     engine.close()
 
@@ -82,7 +82,7 @@ def test_one_kind_keeps_its_names(tmp_path):
         (("NVIDIA H200",) * 2, (), ("h200-141g",), ("h200-141g-0", "h200-141g-1"), "found h200"),
         (("Tesla T4",), ("--devices", "v100:1"), ("v100",), ("v100-0",), ""),
         ((), (), None, None, "no GPU was found"),
-        (("Tesla T4",), ("--kinds", "t4"), None, None, "--kinds is for Ray and Slurm"),
+        (("Tesla T4",), ("--kinds", "t4"), None, None, "--kinds is for agents, Ray and Slurm"),
     ],
 )
 def test_serve_takes_the_gpus_of_the_machine_unless_told_otherwise(

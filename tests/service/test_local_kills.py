@@ -91,6 +91,9 @@ def test_a_number_that_was_used_again_is_left_alone(tmp_path):
         attempt_folder.write_json(path, {**begun, "boot": system.boot()})
         executor.kill(NAME)
         begun["start_ticks"] += 1
+        # Not even where the job wrote the right moment: it is no supervisor of this attempt.
+        attempt_folder.write_json(path, {**begun, "boot": system.boot()})
+        executor.kill(NAME)
         attempt_folder.write_json(path, {**begun, "boot": "an earlier one"})
         executor.kill(NAME)
         assert wait_for_end(executor).phase == LOST

@@ -142,6 +142,40 @@ def test_damaged_files_end_in_a_reason(executor, tmp_path, file):
     assert not executor.poll().attempts
 
 
+def _unreadable(path):
+    path.write_text("{}")
+    path.chmod(0)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        os.mkfifo,
+        os.mkdir,
+        _unreadable,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text('{"exit_code": "0", "detail": ""}'),
+    ],
+)
+@pytest.mark.parametrize("file", ["result.json", "cgroup.json", "lock"])
+def test_a_file_that_a_job_replaced_delays_no_other_job(executor, tmp_path, file, put):
+    """Neither blocks a daemon, nor keeps a device for ever, nor stops other attempts."""
+    other = AttemptName(8, 1)
+    executor.start(assignment(tmp_path, *python(OBEYS)))
+    wait_for_text(tmp_path / "log", "ready")
+    path = folder_of(tmp_path) / file
+    path.unlink(missing_ok=True)
+    put(path)
+    executor.start(assignment(tmp_path, "true", name=other, log_file=tmp_path / "other"))
+    assert wait_for_end(executor, other).exit_code == 0
+    executor.stop(NAME, 0.0)
+    assert wait_for_end(executor).phase in (EXITED, LOST)
+    wait_until(lambda: not left_of(tmp_path), "nothing of it runs")
+    executor.forget(NAME)
+    assert status_of(executor) is None
+
+
 @pytest.mark.parametrize("damage", ["{ha", "[]", "{}"])
 def test_a_wish_to_stop_that_cannot_be_read_is_one(executor, tmp_path, damage):
     executor.start(assignment(tmp_path, *python(OBEYS)))

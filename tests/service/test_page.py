@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import numpy as np
 import pytest
 from service.page_fleets import (
     attempt_of,
@@ -17,8 +18,8 @@ from service.page_fleets import (
 )
 
 from hocket.fleet.forecast import forecast
-from hocket.fleet.rounds import Rules, new_state, step
-from hocket.fleet.rounds.events import Pause, RemoveDevices, Tick
+from hocket.fleet.rounds import FleetDevice, Job, PairTable, Rules, new_state, step
+from hocket.fleet.rounds.events import Pause, RemoveDevices, Submit, Tick
 from hocket.fleet.rounds.state import RUNNING, WAITING
 from hocket.service.page.moments import ago, ahead, clock
 from hocket.service.page.rendering import MAX_ROWS, live_page
@@ -30,7 +31,8 @@ from hocket.service.page.what_if import answer_of, what_if_form
 def test_page_says_what_runs_waits_and_why():
     state = fleet()
     page = live_page(state, expected=forecast(state))
-    assert page.lead.startswith("2 jobs run and 1 waits on 2 devices under las.")
+    stats = {stat.label: stat.value for stat in page.stats}
+    assert (stats["Running"], stats["Devices in use"], stats["Policy"]) == ("2", "2 of 2", "las")
     assert [row.job.number for row in page.running.rows] == [1, 2]
     (waiting,) = page.waiting.rows
     assert waiting.job.name == "third"
@@ -49,6 +51,15 @@ def test_page_shows_shares_received_against_target():
     assert shares[1].ratio == pytest.approx(1.5, rel=1e-4)
     assert shares[3].ratio == 0.0
     assert live_page(state).shares.rows[0].job.number == 3
+
+
+def test_time_in_which_a_job_shares_a_device_counts_towards_its_target():
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    devices = (FleetDevice(name="v100-0", kind="v100"),)
+    state = new_state(("v100",), devices, Rules(slack_rounds=0.0), pair_table=table)
+    jobs = tuple(Job(number=n, name="", steps_per_s=(2.0,), profile=0) for n in (1, 2))
+    state = step(state, Submit(time_s=0.0, jobs=jobs))[0]
+    assert [row.target for row in live_page(state).shares.rows] == ["100 %", "100 %"]
 
 
 def test_queue_is_in_order_of_expected_starts():
@@ -76,7 +87,6 @@ def test_paused_jobs_are_named():
 def test_an_empty_fleet_has_a_page():
     state = new_state(("v100",), (), Rules())
     html = whole_page(state)
-    assert "0 jobs run and none wait on 0 devices" in html
     assert "Nobody waits." in html
     assert not answer_of(state, {"policy": "fifo"}).is_error
 

@@ -66,7 +66,7 @@ def service(one_service):
     """The service, without jobs of the test before."""
     yield one_service
     for number in list(one_service.daemon.service_state.jobs):
-        one_service.daemon.cancel(number)
+        one_service.daemon.change("cancel", number)
 
 
 @pytest.fixture(scope="module")

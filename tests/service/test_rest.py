@@ -106,16 +106,6 @@ def test_a_change_of_an_older_version_is_refused(service):
     assert star.status_code == 200
 
 
-def test_an_unchanged_job_is_not_sent_again(service):
-    number = service.submit()["id"]
-    service.wait_for(number, "running")
-    tag = service.client.get(f"/v1/jobs/{number}").headers["etag"]
-    same = service.client.get(f"/v1/jobs/{number}", headers={"if-none-match": tag})
-    assert same.status_code == 304
-    assert not same.content
-    assert service.client.get(f"/v1/jobs/{number}", headers={"if-none-match": '"0"'}).json()
-
-
 def test_an_explanation_counts_from_the_moment_it_is_asked_for(service, monkeypatch):
     numbers = [service.submit(total_steps=1000.0)["id"] for _ in range(4)]
     service.wait_for(numbers[0], "running")
@@ -182,12 +172,12 @@ def test_a_job_that_makes_no_sense_is_refused(service, spec, word):
     "body", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"]
 )
 def test_a_body_that_is_no_json_is_refused(service, body):
-    before = len(service.daemon.jobs(limit=1000))
+    before = len(service.daemon.store.jobs(limit=1000))
     answer = service.client.post(
         "/v1/jobs", content=body, headers={"content-type": "application/json"}
     )
     assert is_problem(answer, 400)["title"] == "Bad Request"
-    assert len(service.daemon.jobs(limit=1000)) == before
+    assert len(service.daemon.store.jobs(limit=1000)) == before
 
 
 def test_what_is_not_there_is_a_problem_too(service):
@@ -195,7 +185,6 @@ def test_what_is_not_there_is_a_problem_too(service):
         is_problem(service.client.get(f"/v1/jobs/4711{path}"), 404)
     is_problem(service.client.delete("/v1/jobs/4711"), 404)
     is_problem(service.client.get("/v1/nothing"), 404)
-    is_problem(service.client.get("/v1/rounds/4711"), 404)
     assert is_problem(service.client.put("/v1/jobs"), 405)
     assert "POST" in service.client.put("/v1/jobs").headers["allow"]
     is_problem(service.client.get(f"/v1/jobs/{10**30}"), 422)

@@ -17,7 +17,6 @@ from service.rest_service import TOKEN, serving, tokens_of
 
 from hocket.service.daemon.assignment import LOGS
 from hocket.service.daemon.log import Log
-from hocket.service.errors import UnavailableError
 from hocket.service.executors.bounded_log import BoundedLog
 from hocket.service.records import EventRecord
 from hocket.service.rest import jobs, logs, stream
@@ -58,7 +57,7 @@ def test_any_text_is_kept_as_it_is(service, team):
     """What is shown is made inert where it is shown."""
     job = service.submit(team=team, name="n" + team.replace("\0", ""))
     assert service.job(job["id"])["spec"]["team"] == team
-    for path in ("/metrics", "/v1/queues", "/v1/allocation", "/", f"/jobs/{job['id']}"):
+    for path in ("/metrics", "/v1/allocation", "/", f"/jobs/{job['id']}"):
         assert service.client.get(path).status_code == 200
     service.client.delete(f"/v1/jobs/{job['id']}")
 
@@ -144,17 +143,14 @@ class Happenings:
     is_closing = False
 
     def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self.num_read, self.num_failures = first, last, 0, 0
+        self.first, self.last = first, last
+        self.store = self
 
     def last_event(self) -> int:
         return self.last
 
     def events(self, after: int, limit: int) -> list[EventRecord]:
-        if self.num_failures:
-            self.num_failures -= 1
-            raise UnavailableError("the disk is away")
         numbers = range(max(after + 1, self.first), self.last + 1)[:limit]
-        self.num_read += len(numbers)
         return [EventRecord(sequence=at, time_s=0.0, kind="round") for at in numbers]
 
     def wait_for_events(self, after: int, timeout_s: float) -> int:
@@ -219,44 +215,6 @@ def test_streams_end_with_their_daemon(tmp_path):
     assert event_notifier.is_closed
 
 
-def test_the_event_notifier_outlives_a_store_that_cannot_be_read_for_a_while():
-    async def read():
-        daemon = Happenings(first=1, last=4)
-        async with watched(daemon) as event_notifier:
-            await asyncio.sleep(0.1)
-            daemon.num_failures, daemon.last = 1, 6
-            while daemon.num_failures:
-                await asyncio.sleep(0.02)
-            reading = asyncio.create_task(ids_of(daemon, event_notifier, 4, 8))
-            await asyncio.sleep(0.1)
-            daemon.last = 8
-            return await asyncio.wait_for(reading, 20)
-
-    assert asyncio.run(read()) == ([5, 6, 7, 8], 0)
-
-
-def test_an_event_is_read_and_written_once_for_all_readers(monkeypatch):
-    written: list[int] = []
-    encoded = stream.encoded
-    monkeypatch.setattr(
-        stream, "encoded", lambda event: written.append(event.sequence) or encoded(event)
-    )
-
-    async def read():
-        daemon = Happenings(first=1, last=10)
-        async with watched(daemon) as event_notifier:
-            readers = [
-                asyncio.create_task(ids_of(daemon, event_notifier, None, 510)) for _ in range(30)
-            ]
-            await asyncio.sleep(0.2)
-            daemon.last = 510
-            return await asyncio.gather(*readers), daemon.num_read
-
-    found, num_read = asyncio.run(asyncio.wait_for(read(), 40))
-    assert all(ids == list(range(11, 511)) and not num_gone for ids, num_gone in found)
-    assert (len(written), num_read) == (500, 500)
-
-
 # ── logs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -265,7 +223,8 @@ def test_who_follows_a_log_that_is_cut_goes_on_with_what_is_new(tmp_path):
     path.parent.mkdir(parents=True)
     log = BoundedLog(str(path), 8000)
     log.write(b"a" * 7000)
-    daemon = SimpleNamespace(attempts=lambda job: [SimpleNamespace(attempt=1, ended_s=None)])
+    store = SimpleNamespace(attempts=lambda job: [SimpleNamespace(attempt=1, ended_s=None)])
+    daemon = SimpleNamespace(store=store)
     event_notifier = SimpleNamespace(is_closed=False)
 
     async def read() -> list[bytes]:

@@ -17,7 +17,7 @@ PATHS = (
     "/v1/jobs/{job}", "/v1/jobs/{job}/attempts", "/v1/jobs/{job}/attempts/{attempt}/checkpoints",
     "/v1/jobs/{job}/attempts/{attempt}/report", "/v1/jobs/{job}/checkpoints",
     "/v1/jobs/{job}/explain", "/v1/jobs/{job}/log", "/v1/jobs/{job}:pause", "/v1/jobs/{job}:resume",
-    "/v1/login-links", "/v1/queues", "/v1/rounds/{round}", "/v1/simulate", "/v1/tokens",
+    "/v1/login-links", "/v1/simulate", "/v1/tokens",
     "/v1/tokens/{name}",
 )  # fmt: skip
 

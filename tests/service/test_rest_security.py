@@ -174,7 +174,8 @@ def log_in(service, token: str):
 
 
 def test_the_page_is_opened_by_a_cookie(service):
-    assert service.bare(accept="text/html").get("/").headers["location"] == "/login"
+    answer = service.bare(accept="text/html").get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert "set-cookie" not in log_in(service, "wrong" * 10).headers
     answer = log_in(service, TOKEN)
     assert answer.status_code == 303

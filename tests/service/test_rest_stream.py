@@ -87,13 +87,13 @@ def test_a_reader_that_does_not_read_holds_up_nobody(served, monkeypatch):
         keen = served.open("/v1/events?after=0")
         # Far more than the buffers between two sockets hold.
         detail = {"text": "x" * 20_000}
-        events = served.service.daemon.events(0, 1)
+        events = served.service.daemon.store.events(0, 1)
         many = [
             stream.EventRecord(sequence=at, time_s=0.0, kind="filler", detail=detail)
             for at in range(events[0].sequence, 800)
         ]
         monkeypatch.setattr(
-            served.service.daemon,
+            served.service.daemon.store,
             "events",
             lambda after, limit: [one for one in many if one.sequence > after][:limit],
         )

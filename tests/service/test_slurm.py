@@ -15,12 +15,12 @@ from typing import TypeVar
 import pytest
 from patience import PATIENCE_S
 from service.slurm_cluster import NoSlurmError, SlurmCluster
+from service.violations import violations
 
 from hocket.base.errors import RunError
 from hocket.fleet.rounds.state import Rules
 from hocket.processes import system
 from hocket.service.daemon import Daemon
-from hocket.service.daemon.service_state import violations
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm
 from hocket.service.executors.executor import Assignment, AttemptName, Status
@@ -179,7 +179,7 @@ def test_an_attempt_runs_once_whoever_starts_it(bench: Bench) -> None:
     another.start(assignment)
     assert bench.status(1) is None
     (refused,) = another.poll().attempts
-    assert "ended before" in refused.detail
+    assert "has ended before" in refused.detail
     assert len(bench.trace(1)) == 1
 
 
@@ -260,7 +260,9 @@ def test_a_gang_may_have_unequal_parts_of_several_nodes(bench: Bench) -> None:
     assert len(bench.trace(1)) == 1
 
 
-def test_impossible_requests_end_with_the_reason(bench: Bench) -> None:
+def test_impossible_requests_end_with_the_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.executor.start(bench.assignment(1, TRACE, ("elsewhere/0",)))
     assert "elsewhere" in bench.wait(1, "lost").detail
     bench.executor.start(bench.assignment(2, TRACE, ("nb/0", "nc/0"), processes="per-device"))
@@ -269,7 +271,8 @@ def test_impossible_requests_end_with_the_reason(bench: Bench) -> None:
     many = tuple(f"nb/{slot}" for slot in range(50))
     bench.executor.start(bench.assignment(3, TRACE, many))
     assert "not so many" in bench.wait(3, "lost").detail
-    choosy = SlurmExecutor(bench.folder / "choosy", options=["--partition=none"])
+    monkeypatch.setenv("SBATCH_PARTITION", "none")
+    choosy = SlurmExecutor(bench.folder / "choosy")
     choosy.start(bench.assignment(1, TRACE))
     (refused,) = choosy.poll().attempts
     assert (refused.phase, "artition" in refused.detail) == ("exited", True)
@@ -371,7 +374,7 @@ def test_the_daemon_runs_a_job_again_whose_supervisor_was_killed(bench: Bench) -
             wait_for(
                 lambda: True if daemon.job(number).status == "succeeded" else None, "it succeeds"
             )
-            first, second = daemon.attempts(number)
+            first, second = daemon.store.attempts(number)
             assert (first.outcome, second.outcome) == ("lost", "finished")
             assert len(bench.trace(1)) == 2
             assert violations(daemon.service_state) == []

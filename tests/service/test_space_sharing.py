@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from service.daemon_rig import RULES
 from service.fake_executor import fleet_devices
+from service.violations import violations
 
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import interference
 from hocket.fleet.rounds.state import Rules, new_state
 from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.service.daemon import commands
-from hocket.service.daemon.service_state import violations
 from hocket.service.executors.executor import AttemptName
 
 V100 = {"v100": 4.0}
@@ -150,7 +150,7 @@ def test_first_come_first_served_does_not_share(rig):
     with pytest.raises(UsageError, match="job 1 may share devices"):
         rig.again(rules=fifo)
     rig = rig.lives[-1].again()
-    rig.change(commands.cancel, 1)
+    rig.change("cancel", 1)
     rig.look(2)
     rig = rig.again(rules=fifo)
     assert rig.service_state.state.pair_table is None

@@ -20,8 +20,7 @@ from hocket.service.records import (
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store import store as store_module
-from hocket.service.store.batch import Batch
-from hocket.service.store.commit_sequence import CommitSequence
+from hocket.service.store.tables import Batch
 
 
 def test_jobs_are_listed_by_number_and_status(tmp_path):
@@ -30,8 +29,7 @@ def test_jobs_are_listed_by_number_and_status(tmp_path):
         store.commit(batch(number))
     ended = batch(3)
     changed = job(2, status="failed", version=2)
-    counts = {"last_number": 3, "last_sequence": 3, "num_attempts": 3, "num_checkpoints": 3}
-    store.commit(Batch(state=ended.state, jobs=[changed], first_new_number=4, **counts))  # type: ignore[arg-type]
+    store.commit(Batch(state=ended.state, jobs=[changed], first_new_number=4))
     assert [one.number for one in store.jobs(after=1)] == [2, 3]
     assert [one.number for one in store.jobs(limit=2)] == [1, 2]
     assert store.jobs(status="failed") == [changed]
@@ -52,7 +50,7 @@ def test_old_events_are_dropped_and_the_rest_is_still_checked(tmp_path, monkeypa
         events = [
             EventRecord(sequence=n, time_s=0.0, kind="round") for n in range(first, first + 20)
         ]
-        store.commit(Batch(state=STATE, events=events, last_sequence=first + 19))
+        store.commit(Batch(state=STATE, events=events))
     assert [one.sequence for one in store.events()] == list(range(151, 201))
     store.close()
     Store.open(tmp_path).close()
@@ -71,30 +69,12 @@ def test_files_are_private_to_their_owner(tmp_path):
 
 
 def test_a_start_that_was_killed_while_making_the_store_can_be_repeated(tmp_path):
-    CommitSequence.create(tmp_path, b"0" * 16).close()
+    (tmp_path / "fleet.db").touch(mode=0o600)
     store = Store.open(tmp_path)
+    assert (store.jobs(), store.load().state) == ([], None)
     store.commit(batch(1))
     assert len(store.jobs()) == 1
     store.close()
-    (tmp_path / "half").mkdir()
-    CommitSequence.create(tmp_path / "half", b"0" * 16).close()
-    (tmp_path / "half" / "fleet.db").touch(mode=0o600)
-    store = Store.open(tmp_path / "half")
-    assert (store.jobs(), store.load().state) == ([], None)
-    store.close()
-
-
-def test_a_crash_between_commit_and_commit_sequence_loses_nothing(tmp_path):
-    store = Store.open(tmp_path)
-    store.commit(batch(1))
-    store._commit_sequence.record = lambda number: (_ for _ in ()).throw(OSError(5, "broken"))  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="broken"):
-        store.commit(batch(2))
-    store.close()
-    again = Store.open(tmp_path)
-    assert len(again.jobs()) == 2
-    again.commit(batch(3))
-    again.close()
 
 
 def test_a_second_store_on_one_folder_is_refused_and_names_the_first(tmp_path):
@@ -126,8 +106,7 @@ def test_a_full_disk_refuses_a_commit_and_keeps_what_there_was(tmp_path):
     big = batch(2)
     spec = JobSpec(name="big", command=("x" * 4000,) * 100)
     full = Batch(
-        state=big.state, jobs=[job(2, spec=spec)], first_new_number=2, last_number=2,
-        last_sequence=1, num_attempts=1, num_checkpoints=1,
+        state=big.state, jobs=[job(2, spec=spec)], first_new_number=2,
     )  # fmt: skip
     for _ in range(2):
         with pytest.raises(UnavailableError, match="full"):
@@ -203,22 +182,6 @@ def test_numbers_that_no_row_can_have_find_nothing(tmp_path):
     assert store.job(10**30) is None
     assert store.attempts(-(10**30)) == store.events(after=10**30) == []
     store.close()
-
-
-def test_a_start_that_was_killed_while_writing_the_commit_sequence_can_be_repeated(
-    tmp_path, monkeypatch
-):
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for call in ("pwrite", "fsync", "rename"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, killed)
-            with pytest.raises(KeyboardInterrupt):
-                CommitSequence.create(tmp_path, b"x" * 16)
-        assert not (tmp_path / "commit-sequence").exists()
-    Store.open(tmp_path).close()
-    assert not (tmp_path / "commit-sequence.new").exists()
 
 
 @pytest.mark.parametrize("folder", ["/proc/hocket-fleet", "/dev/null/state"])

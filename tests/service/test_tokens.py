@@ -7,10 +7,10 @@ import os
 import stat
 
 import pytest
-from service.rest_service import TOKEN, is_problem
+from service.rest_service import TOKEN, URL, is_problem
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.service.credentials import PAGE_HEADER, form_token
+from hocket.service.credentials import PAGE_HEADER
 from hocket.service.errors import NotFoundError
 from hocket.service.tokens import COOKIE_AGE_S, LINK_AGE_S, MAX_COOKIES, Holder, Tokens
 
@@ -166,13 +166,13 @@ def test_a_link_signs_a_browser_in_once(service):
     number = browser.post(
         "/v1/jobs", json={"name": "x", "command": ["true"]}, headers={PAGE_HEADER: "1"}
     ).json()["id"]
-    # The form of one browser is not that of another.
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    wrong = browser.post(f"/jobs/{number}/pause", content="form-token=x", headers=form)
+    # A form says which page it is of.
+    wrong = browser.post(f"/jobs/{number}/pause", headers={"origin": "http://127.0.0.1:1"})
     assert wrong.status_code == 403
-    right = f"form-token={form_token(cookie.partition('=')[2])}"
-    sent = browser.post(f"/jobs/{number}/pause", content=right, headers=form)
+    sent = browser.post(f"/jobs/{number}/pause", headers={"origin": URL})
     assert sent.status_code == 303
 
-    assert browser.post("/logout").status_code == 303
+    left = browser.post("/logout")
+    assert left.status_code == 303
+    assert "max-age=0" in left.headers["set-cookie"].lower()
     assert browser.get("/v1/jobs").status_code == 401

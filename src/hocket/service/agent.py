@@ -13,29 +13,29 @@ import contextlib
 import http.client
 import json
 import logging
+import math
 import os
 import shutil
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from hocket.base.errors import HocketError, InputFileError, RunError, UsageError, system_reason
-from hocket.base.locks import try_lock
+from hocket.base.errors import HocketError, RunError, UsageError, system_reason
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors.agent_executor import assignment_from
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, Assignment, AttemptName
 from hocket.service.executors.local import LocalExecutor
 from hocket.service.executors.local_devices import with_cuda_indexes
 from hocket.service.pinned_tls import connection_to
+from hocket.service.store.lock import FolderLock
 
 CALL_S = 0.3
-"""Between calls; longer after one that failed."""
+"""Time between two calls to the service; longer after a call that failed."""
 TIMEOUT_S = 10.0
 CHUNK_BYTES = 512 * 1024
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -53,8 +53,10 @@ class AgentClient:
         self._local = threading.local()
 
     def call(self, method: str, path: str, body: bytes | None, kind: str) -> bytes:
-        """The body of an answer; raises `RunError` where none came, and `UsageError` where the
-        service said no."""
+        """Body of the answer to one request.
+
+        Raises `RunError` if no answer came, and `UsageError` if the service refused.
+        """
         connection = self._connection()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
         try:
@@ -80,7 +82,7 @@ class AgentClient:
         try:
             content = json.loads(data)
         except ValueError:
-            raise RunError(f"what answers at {self._parts.netloc} is no service") from None
+            raise RunError(f"{self._parts.netloc} is no hocket fleet service") from None
         assert isinstance(content, dict)
         return content
 
@@ -95,32 +97,36 @@ class AgentClient:
 
 
 class Agent:
-    """One machine; ``folder`` is its own and holds its memory."""
+    """Agent of one machine; ``folder`` is used by it alone and keeps its state across restarts."""
 
     def __init__(self, folder: Path, devices: tuple[FleetDevice, ...], client: AgentClient) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._client = folder, client
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if not try_lock(self._lock):
-            os.close(self._lock)
-            hint = "end it, or name another folder with --state"
-            raise InputFileError("another agent runs here", hint=hint, where=str(folder))
+        self._lock = FolderLock(folder)
         self._devices = with_cuda_indexes(devices)
         self._executor = LocalExecutor(folder / "attempts", self._devices)
         self._identity = _identity(folder / "identity")
         self._lease = folder / "lease.json"
         self._is_closing = threading.Event()
         self._sent_bytes: dict[AttemptName, int] = {}
-        """Bytes of each log that the service has."""
+        """Number of bytes of each log that the service has received."""
         self._is_sent: set[AttemptName] = set()
-        """Attempts whose output is there whole, of those that have ended."""
+        """Ended attempts whose complete output the service has received."""
         self._ended: set[AttemptName] = set()
         self._checkpoints: dict[int, tuple[float, str]] = {}
         self._stored: dict[int, float] = {}
-        """Step of the last checkpoint of each job that the service has."""
+        """Step of the newest checkpoint of each job that the service has received."""
 
-    def run(self, on_join: Callable[[], None], on_trouble: Callable[[str], None]) -> None:
-        """Call until closed; jobs go on then, as long as their lease."""
+    def run(
+        self,
+        on_join: Callable[[], None],
+        on_trouble: Callable[[str], None],
+        patience_s: float = math.inf,
+    ) -> None:
+        """Call the service until closed, or until no call was answered for ``patience_s``.
+
+        Jobs continue to run afterwards, until their lease is over.
+        """
         workers = [
             threading.Thread(target=self._repeat, args=(work,), name=f"agent-{name}", daemon=True)
             for name, work in (("logs", self._send_logs), ("checkpoints", self._send_checkpoints))
@@ -128,7 +134,8 @@ class Agent:
         for worker in workers:
             worker.start()
         trouble, has_joined = "", False
-        while not self._is_closing.is_set():
+        answered_s = time.monotonic()
+        while not self._is_closing.is_set() and time.monotonic() < answered_s + patience_s:
             try:
                 self.step()
             except HocketError as error:
@@ -141,20 +148,20 @@ class Agent:
             else:
                 if trouble or not has_joined:
                     on_join()
-                trouble, has_joined = "", True
+                trouble, has_joined, answered_s = "", True, time.monotonic()
                 self._is_closing.wait(CALL_S)
 
     def close(self) -> None:
-        """Stop calling."""
+        """Stop the loop of calls."""
         self._is_closing.set()
 
     def release(self) -> None:
-        """Let go of the folder; what runs goes on."""
+        """Release the folder; attempts continue to run."""
         self._executor.close()
-        os.close(self._lock)
+        self._lock.close()
 
     def step(self) -> None:
-        """Say what there is, and do what is answered."""
+        """Report attempts to the service once and execute its orders."""
         sent_s = files.boot_time_s()
         poll = self._executor.poll()
         over = {one.name for one in poll.attempts if one.phase in (EXITED, LOST)}
@@ -192,7 +199,7 @@ class Agent:
         for job, attempt in answer["forgets"]:
             self._forget(AttemptName(job, attempt))
         for data in answer["starts"]:
-            self._start(assignment_from(data))
+            self._start(Assignment.from_data(data))
 
     def _start(self, assignment: Assignment) -> None:
         job = assignment.name.job
@@ -208,8 +215,7 @@ class Agent:
         log = self._log_file(assignment.name)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._executor.start(
-            replace(
-                assignment,
+            assignment._replace(
                 environment=environment,
                 work_folder=own if assignment.has_own_folder else assignment.work_folder,
                 log_file=log,
@@ -256,7 +262,7 @@ class Agent:
         self._is_sent |= {name for name in ended if not self._log_file(name).exists()}
 
     def _send_log(self, name: AttemptName, path: Path) -> bool:
-        """Send some of a log; True once the service has what was there."""
+        """Send the next part of a log; True once the service has all that was written so far."""
         sent = self._sent_bytes.get(name, 0)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -287,14 +293,17 @@ class Agent:
                 self._stored[job] = step
 
     def _is_in_its_folder(self, job: int, path: str) -> bool:
-        """True for what lies in the folder of its job: a job names the path, and this process may
-        read more than the job."""
+        """True if ``path`` lies in the folder of its job.
+
+        The path comes from the job, and this process may read files that the job may not.
+        """
         own = os.path.realpath(self._folder / "jobs" / str(job))
         real = os.path.realpath(path)
         return os.path.exists(real) and os.path.commonpath([own, real]) == own
 
     def _fetch(self, job: int, name: str) -> Path | None:
-        """The newest checkpoint of a job that the service has, in a folder here."""
+        """Local folder with the newest checkpoint that the service has of a job; None if it has
+        none."""
         target = self._folder / "jobs" / str(job) / "fetched"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(mode=0o700, parents=True)
@@ -322,7 +331,7 @@ def _packed(path: str) -> Iterator[Any]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Files and folders only: a link may lead anywhere."""
+    """Filter of an archive that keeps only files and folders: a link may lead anywhere."""
     return entry if entry.isreg() or entry.isdir() else None
 
 

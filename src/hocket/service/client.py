@@ -1,6 +1,6 @@
-"""The service as a program on the same or another machine talks to it, with the standard library.
+"""Client of the service for programs on the same or another machine; standard library only.
 
-Neither redirects nor proxies are followed: the token goes to the named address and nowhere else.
+Neither redirects nor proxies are followed: the token is sent to the named address only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.service.pinned_tls import checked_fingerprint, connection_to
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
-"""Time that a request that is safe to repeat waits for a service that is being restarted."""
+"""How long a request that is safe to repeat is retried while the service restarts."""
 _PAUSE_S = 0.25
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BLOCK_BYTES = 65536
@@ -36,73 +36,71 @@ class UnreachableError(RunError):
 
 
 class BusyServiceError(UnreachableError):
-    """The service answers, but not this now: asking again in a moment helps."""
+    """The service answers, but is too busy for this request; a retry after a moment helps."""
 
 
 class RefusedByServiceError(UsageError):
-    """The service understood and said no; ``status`` is the one of HTTP."""
+    """The service refused the request; ``status`` is the HTTP status."""
 
     status = 400
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a service is and what opens it."""
+    """URL of a service and the token for it."""
 
     url: str
     token: str
     fingerprint: str = ""
-    """Of its certificate, for https; without one, the certificate must be a public one."""
+    """Fingerprint of the HTTPS certificate; if empty, a public authority must have signed it."""
 
     def __repr__(self) -> str:
         return f"Address({self.url!r})"
 
 
 class FleetClient:
-    """Requests to a service; ``locate`` is asked each time, since a restart may move it."""
+    """Sends requests to a service; ``locate`` is called for each, since a restart may move it."""
 
     def __init__(self, locate: Callable[[], Address]) -> None:
         self._locate = locate
 
     def get(self, path: str, **query: object) -> Any:
-        """The answer to a question."""
+        """JSON response to a GET request."""
         return self._call("GET", _with_query(path, query))
 
     def get_when_free(self, path: str) -> Any:
-        """As `get`, but a service that is busy with others is asked again for a while."""
+        """Like `get`, but retries for a while if the service is busy."""
         return patiently(lambda: self.get(path), PATIENCE_S, BusyServiceError)
 
     def get_patiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
-        """As `get`, but where nobody answers it is asked again for a while."""
+        """Like `get`, but retries for ``patience_s`` if the service is unreachable."""
         return patiently(lambda: self.get(path), patience_s)
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
-        """Ask for a change, once."""
+        """JSON response to one POST request."""
         return self._call("POST", path, body, headers)
 
     def delete(self, path: str) -> Any:
-        """Ask that something ends, once."""
+        """JSON response to one DELETE request."""
         return self._call("DELETE", path)
 
     def submit(self, spec: Mapping[str, Any]) -> Any:
-        """Submit a job exactly once, however often that has to be tried."""
+        """Submit a job exactly once, even if the request has to be retried."""
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         return patiently(lambda: self._call("POST", "/v1/jobs", spec, headers), PATIENCE_S)
 
     def pages(self, path: str, key: str, **query: object) -> Iterator[Any]:
-        """All entries of a list that comes in pages."""
+        """All entries of a paginated list."""
         after: int | None = 0
         while after is not None:
             page = self.get(path, after=after, **query)
             yield from page[key]
             after = page["next_after"]
 
-    def blocks(
-        self, path: str, headers: Mapping[str, str] | None = None, **query: object
-    ) -> Iterator[bytes]:
-        """An answer as it comes; it may go on for as long as the other side wants."""
+    def blocks(self, path: str, **query: object) -> Iterator[bytes]:
+        """Blocks of a response as they arrive; there is no time limit."""
         with _Exchange(self._locate(), timeout_s=None) as exchange:
-            answer = exchange.ask("GET", _with_query(path, query), headers=headers)
+            answer = exchange.ask("GET", _with_query(path, query))
             while block := exchange.read(answer):
                 yield block
 
@@ -115,7 +113,8 @@ class FleetClient:
 
 
 def find_service(folder: Path, url: str | None = None) -> FleetClient:
-    """The service of a state folder, or the one at ``url`` with the token of the environment."""
+    """Client for the service of a state folder, or for ``url`` with the token of the
+    environment."""
     if url is not None:
         token = _token_of_environment()
         if token is None:
@@ -138,7 +137,7 @@ def _token_of(folder: Path, url: str) -> str:
 
 
 def job_path(number: int, rest: str = "") -> str:
-    """``/v1/jobs/7`` and what follows."""
+    """Path ``/v1/jobs/NUMBER`` of a job, followed by ``rest``."""
     return f"/v1/jobs/{quote(str(number), safe='')}{rest}"
 
 
@@ -159,7 +158,7 @@ def _token_of_environment() -> str | None:
     token = fleet_token()
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         hint = "put what hocket fleet token add printed there"
-        raise UsageError("what HOCKET_FLEET_TOKEN holds is no token", hint=hint)
+        raise UsageError("HOCKET_FLEET_TOKEN holds no valid token", hint=hint)
     return token
 
 
@@ -182,7 +181,7 @@ def patiently(
     patience_s: float,
     what_passes: type[UnreachableError] = UnreachableError,
 ) -> Any:
-    """Result of ``ask``, repeated for a while where nobody answers."""
+    """Result of ``ask``, retried for ``patience_s`` while it raises ``what_passes``."""
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -194,7 +193,7 @@ def patiently(
 
 
 class _Exchange:
-    """One connection for one request, closed whatever happens."""
+    """One connection for one request, closed on exit even after an error."""
 
     def __init__(self, address: Address, timeout_s: float | None) -> None:
         parts = urlsplit(address.url)
@@ -227,23 +226,21 @@ class _Exchange:
         return answer
 
     def read(self, answer: http.client.HTTPResponse) -> bytes:
-        """Data that came since, at least a byte; empty at the end."""
+        """Next data of the response, at least one byte; empty at the end."""
         try:
             return answer.read1(_BLOCK_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
     def content(self, answer: http.client.HTTPResponse) -> Any:
-        """The whole answer, which is JSON."""
+        """The whole response, parsed as JSON."""
         try:
             data = answer.read(_MAX_ANSWER_BYTES)
             return json.loads(data)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
         except (ValueError, RecursionError):
-            raise UnreachableError(
-                f"what answers at {self._address.url} is no fleet service"
-            ) from None
+            raise UnreachableError(f"{self._address.url} is no hocket fleet service") from None
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         return _unreachable(self._address.url, error)

@@ -6,17 +6,15 @@
   logs in once (``GET /login?code=...``). It is a secret of its own, HttpOnly and SameSite=Strict; a
   request that changes something must also have the header `PAGE_HEADER`, which no form and no
   foreign page can add.
-* The page's own forms, which work without scripts, send the field `FORM_FIELD` instead. Its value
-  is derived from the cookie, and is only in pages that no foreign page can read.
+* The page's own forms, which work without scripts, need the header ``Origin`` instead. Browsers
+  set it for every form, and it must name this service.
 * The processes of an attempt send the token of the attempt as bearer; the daemon checks it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
-import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -25,20 +23,18 @@ from typing import Literal
 from hocket.service.tokens import ROLES, Holder, Role, Tokens
 
 PAGE_HEADER = "x-hocket-page"
-FORM_FIELD = "form-token"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/login", "/logout"})
 OPEN_PREFIX = "/static/"
-"""CSS and script of the page, which hold no data of the fleet."""
+"""Path prefix of CSS and script, which need no token: they hold no data of the fleet."""
 _ATTEMPT_PATH = re.compile(r"/v1/jobs/[^/]+/attempts/[^/]+/(report|checkpoints)")
 _FORM_PATH = re.compile(r"/jobs/[^/]+/(cancel|pause|resume)")
-_FORM_TYPE = "application/x-www-form-urlencoded"
 
 _ASKING_PATHS = frozenset({"/v1/simulate"})
-"""Sent with a body, though they change nothing."""
+"""Paths that are requested by POST though they change nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 _USER_PATH = re.compile(r"/v1/jobs(/[^/:]+(:pause|:resume)?)?|/v1/login-links")
-"""Changes that users may ask for; the daemon checks whose job it is."""
+"""Paths of changes that role `user` may request; the daemon checks who owns the job."""
 
 _AGENT_PATH = re.compile(r"/v1/agents/")
 
@@ -46,8 +42,7 @@ Access = Literal["open", "attempt", "form", "user"]
 
 
 def needed_role(method: str, path: str) -> Role:
-    """The least role that a request needs; what changes something and is not listed is for
-    admins."""
+    """The least role that a request needs; a change that is not listed needs an admin."""
     if _AGENT_PATH.match(path):
         return "agent"
     if method in _SAFE or path in _ASKING_PATHS:
@@ -58,7 +53,8 @@ def needed_role(method: str, path: str) -> Role:
 
 
 def has_role(holder: Holder, needed: Role) -> bool:
-    """True if the role of a caller is the needed one or a higher one; that of agents is apart."""
+    """True if the caller's role is the needed one or a higher one; `agent` is outside this
+    order."""
     if "agent" in (holder.role, needed):
         return holder.role == needed
     return ROLES.index(holder.role) <= ROLES.index(needed)
@@ -76,25 +72,26 @@ def access_of(method: str, path: str) -> Access:
 
 
 def bearer(authorization: str) -> str:
-    """The token of an ``Authorization`` header; empty where there is none."""
+    """The token of an ``Authorization`` header; empty if there is none."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Rights of tokens and cookies; ``identity`` is that of the fleet."""
+    """Maps tokens and cookies to roles; ``identity`` is the identity of the fleet."""
 
     tokens: Tokens = field(repr=False)
     identity: str = ""
 
     @property
     def cookie_name(self) -> str:
-        """Browsers send cookies to all ports of a host: each fleet has a name of its own."""
+        """Cookie name of this fleet; unique per fleet, as browsers send cookies to all ports of a
+        host."""
         return f"hocket-{hashlib.sha256(self.identity.encode()).hexdigest()[:12]}"
 
     def cookie_in(self, cookie_headers: Iterable[str]) -> str:
-        """The cookie of this fleet in ``Cookie`` headers; empty where there is none."""
+        """The cookie of this fleet in ``Cookie`` headers; empty if there is none."""
         for header in cookie_headers:
             try:
                 cookie = SimpleCookie(header).get(self.cookie_name)
@@ -103,22 +100,3 @@ class Credentials:
             if cookie is not None:
                 return cookie.value
         return ""
-
-
-def form_token(cookie: str) -> str:
-    """Secret in the forms of the page, for the browser with this cookie."""
-    return hmac.new(cookie.encode(), b"hocket fleet page form", hashlib.sha256).hexdigest()
-
-
-def is_own_form(cookie: str, content_type: str, body: bytes) -> bool:
-    """True if a body was sent by a form of the page that was made for this browser."""
-    if not cookie or content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
-        return False
-    try:
-        text = body.decode("ascii")
-        fields = urllib.parse.parse_qs(text, strict_parsing=True, max_num_fields=10)
-    except ValueError:
-        return False
-    given = fields.get(FORM_FIELD, [])
-    right = form_token(cookie).encode()
-    return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), right)

@@ -1,14 +1,15 @@
 """Refusals of the service, each with the HTTP status that it becomes.
 
 UsageError
-├── NotFoundError      404  there is no such job
+├── NotFoundError      404  there is no such job, attempt or log
 ├── ForbiddenError     403  the job is another user's, or the token may not do that
 ├── ConflictError      409  the job has changed since, or has ended
-├── StaleAttemptError  409  the attempt is not the one that holds the job, or proves nothing
+├── StaleAttemptError  409  the attempt is not the one that holds the job,
+│                           or the request carries no token of that attempt
 └── KeyReusedError     422  the idempotency key belongs to another job
 RunError
-└── UnavailableError   503  nothing was changed: the disk is full, or the service ends
-    └── BusyError      503  too many ask at once
+└── UnavailableError   503  nothing was changed: the disk is full, or the service shuts down
+    └── BusyError      503  too many requests at once
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class NotFoundError(UsageError):
 
 
 class ForbiddenError(UsageError):
-    """The caller is known and may not do that."""
+    """The token is valid, but its role or owner does not allow this."""
 
     code = "forbidden"
 
@@ -41,7 +42,7 @@ class StaleAttemptError(UsageError):
 
 
 class KeyReusedError(UsageError):
-    """An idempotency key came again with another job."""
+    """An idempotency key was sent a second time, with another job."""
 
     code = "key-reused"
 
@@ -53,6 +54,6 @@ class UnavailableError(RunError):
 
 
 class BusyError(UnavailableError):
-    """Too many ask at once; whoever asks again in a moment is answered."""
+    """Too many requests at once; a retry after a moment succeeds."""
 
     code = "busy"

@@ -36,16 +36,16 @@ Agree = Callable[[int], int]
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 GO_ON, SAVE, LEAVE = range(3)
-"""Request of a rank before a step; the largest of all ranks counts."""
+"""Wish of a rank before a step; the largest over all ranks is executed."""
 
 UNCOMMITTED = 75
-"""Exit code where the last checkpoint could not be committed: a temporary failure, in sysexits."""
+"""Exit code if the last checkpoint could not be committed: a temporary failure in sysexits."""
 _FIRST_RETRY_S = 0.25
 _LONGEST_RETRY_S = 10.0
 _LAST_RETRY_S = 4.0
 _LAST_TRIES = 10
 _LAST_PATIENCE_S = 25.0
-"""Of a last word; an address where nobody answers takes seconds for each try."""
+"""Time limit of the last report; each try takes seconds where the address does not respond."""
 
 
 def lease(
@@ -91,7 +91,7 @@ class Lease:
         agree: Agree | None,
     ) -> None:
         self.checkpoint = checkpoint
-        """The checkpoint to go on from: the last that was committed; None at the first attempt."""
+        """The last committed checkpoint, from which to resume; None at the first attempt."""
         self._channel = channel
         self._save = save if is_first_rank or agree is not None else None
         self._speaks = is_first_rank
@@ -106,7 +106,7 @@ class Lease:
         self._saved_step = -1
         self._saved_s = time.monotonic()
         self._sending = threading.Lock()
-        """One request at a time, so that none overtakes another."""
+        """Lock that serializes requests, so that none overtakes another."""
         self._is_over = threading.Event()
         self._uncommitted: tuple[int, str] | None = None
         self._handler_before: _Handler = None
@@ -149,7 +149,7 @@ class Lease:
             return self._try_commit(self._channel)
 
     def _before(self, step: int) -> None:
-        """Save or leave between two steps; does not return where the loop must end."""
+        """Save or leave between two steps; does not return if the loop must end."""
         if self._refusal is not None:
             raise self._refusal
         wish = self._wish()
@@ -187,7 +187,7 @@ class Lease:
         self._insist(channel, is_finished=self._must_leave)
 
     def _insist(self, channel: LeaseChannel, *, is_finished: bool) -> bool:
-        """Try for about half a minute: whoever asked to end kills after the grace anyway."""
+        """Retry for about half a minute: after its grace the attempt is killed anyway."""
         if not self._speaks:
             return True
         self._is_over.set()
@@ -205,7 +205,7 @@ class Lease:
 
     @contextlib.contextmanager
     def _reporting(self, channel: LeaseChannel) -> Iterator[None]:
-        """A thread that reports meanwhile."""
+        """Run a thread that sends reports while the context is open."""
         is_over = self._is_over = threading.Event()
         if self._speaks:
             threading.Thread(
@@ -260,7 +260,7 @@ class Lease:
 
     @contextlib.contextmanager
     def _noticing_signals(self) -> Iterator[None]:
-        """SIGTERM is taken note of meanwhile; before and after there is nothing to save."""
+        """Record SIGTERM while the context is open; outside of it there is nothing to save."""
         if threading.current_thread() is not threading.main_thread():
             # Signals reach the main thread only; elsewhere the answers of the daemon must do.
             yield

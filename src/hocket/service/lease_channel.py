@@ -34,7 +34,7 @@ class AwayError(Exception):
 
 
 class LeaseChannel(NamedTuple):
-    """One attempt, as the daemon knows it."""
+    """Address and credentials of one attempt."""
 
     url: str
     endpoint_file: str
@@ -42,7 +42,7 @@ class LeaseChannel(NamedTuple):
     attempt: str
     token: str
     fingerprint: str = ""
-    """Of the certificate of the service, where it is reached by TLS."""
+    """Fingerprint of the service's certificate, if it is reached by TLS."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> LeaseChannel | None:
@@ -56,14 +56,14 @@ class LeaseChannel(NamedTuple):
     def report(
         self, done_steps: float, *, is_finished: bool, can_save: bool = False
     ) -> dict[str, Any]:
-        """Tell how far the job is; the answer says whether it may go on (``may_run``)."""
+        """Report progress; ``may_run`` of the response says whether the attempt may continue."""
         body = {"done_steps": done_steps, "is_finished": is_finished}
         if can_save:
             body["can_save"] = True
         return self._post("report", body, expected="may_run")
 
     def commit(self, step: float, path: str) -> dict[str, Any]:
-        """Have a checkpoint counted as the newest of the job."""
+        """Commit a checkpoint as the newest of the job."""
         return self._post("checkpoints", {"step": step, "path": path}, expected="step")
 
     def _post(self, what: str, body: dict[str, Any], *, expected: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _REFUSED = b"-"
 
 
 class LocalSocket:
-    """Open from its making to `close`."""
+    """Listens from its creation until `close`."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._token = token
@@ -46,7 +46,7 @@ class LocalSocket:
         threading.Thread(target=self._open, name="fleet-socket", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         # Closing alone would leave the thread in its wait.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -12,17 +12,16 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hocket.fleet.rounds.state import PHASES, FleetState
+from hocket.service.daemon.observations import PREEMPTED_OUTCOMES
 from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, AttemptRecord, JobRecord
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 
-PREEMPTED_OUTCOMES = ("preempted", "moved", "drained")
 _WAITS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600, math.inf)
 _RUNS_S = (10, 60, 600, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600, math.inf)
 
@@ -67,7 +66,7 @@ class FleetMetrics(Collector):
     # ── what happens ──
 
     def count(self, service_state: ServiceState, batch: Batch) -> None:
-        """Take note of a commit."""
+        """Count the events of a commit."""
         changed = {record.number: record for record in batch.jobs}
         for job in batch.jobs:
             if job.status in ENDED:
@@ -103,7 +102,7 @@ class FleetMetrics(Collector):
     # ── what is so ──
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is depends on the state."""
+        """No metrics: which ones exist depends on the state."""
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -115,19 +114,12 @@ class FleetMetrics(Collector):
             [((name,), int((state.jobs.rows["phase"] == at).sum()))
              for at, name in enumerate(PHASES) if name != "ended"],
         )  # fmt: skip
-        yield _family("devices", "Devices by kind and use.", ("kind", "use"), _devices(state))
-        yield _family("team_devices", "Devices that a team holds.", ("team",), _team_devices(state))
+        yield _family("devices", "Devices by type and use.", ("kind", "use"), _devices(state))
         yield _family(
-            "user_devices", "Devices that a user holds, by kind.", ("user", "kind"),
+            "user_devices", "Devices that a user holds, by type.", ("user", "kind"),
             _user_devices(service_state),
         )  # fmt: skip
         yield self._device_seconds(service_state)
-        rounds = CounterMetricFamily("hocket_rounds", "Rounds begun.")
-        rounds.add_metric([], int(state.round_number))
-        events = CounterMetricFamily("hocket_events", "Events stored.")
-        events.add_metric([], service_state.last_sequence)
-        yield from (rounds, events)
-        yield _family("state_time_seconds", "Moment of the last change.", (), [((), state.time_s)])
 
     def _device_seconds(self, service_state: ServiceState) -> Metric:
         with self._counting:
@@ -156,7 +148,7 @@ def _family(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> 
 
 
 def _shown(text: str) -> str:
-    """A label's value, which must be one that UTF-8 can write."""
+    """A label value without characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -167,13 +159,6 @@ def _devices(state: FleetState) -> Samples:
         yield (kind, "busy"), int((mine & state.is_up & is_held).sum())
         yield (kind, "free"), int((mine & state.is_up & ~is_held).sum())
         yield (kind, "lost"), int((mine & ~state.is_up).sum())
-
-
-def _team_devices(state: FleetState) -> Samples:
-    rows = state.jobs.rows
-    for index, team in enumerate(state.teams):
-        mine = rows["number"][rows["team"] == index]
-        yield (team,), int(np.isin(state.holders, mine).any(axis=1).sum())
 
 
 def _user_devices(service_state: ServiceState) -> Samples:

@@ -23,7 +23,7 @@ from typing import Any
 from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, JobRecord
 from hocket.service.server_config import NotifyConfig
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 
 TIMEOUT_S = 10.0
 TRIES = 3
@@ -42,7 +42,7 @@ class Notifier:
         self._thread.start()
 
     def observe(self, service_state: ServiceState, batch: Batch) -> None:
-        """Take note of jobs that ended with a commit."""
+        """Queue notices of jobs that ended with a commit."""
         for job in batch.jobs:
             if job.status in ENDED and self._is_wanted(job):
                 try:
@@ -51,7 +51,7 @@ class Notifier:
                     _LOG.warning("too many notices wait; that of job %d is dropped", job.number)
 
     def close(self) -> None:
-        """End after what is being sent."""
+        """Stop after the notice that is being sent."""
         with self._waiting.mutex:
             self._waiting.queue.clear()
         self._waiting.put(None)

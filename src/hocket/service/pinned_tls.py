@@ -36,7 +36,7 @@ class ServerTls(NamedTuple):
 
 
 def open_tls(folder: Path) -> ServerTls:
-    """The certificate of a state folder, made where there is none."""
+    """The certificate of a state folder, made if there is none."""
     certificate, key = folder / CERTIFICATE, folder / KEY
     if not (certificate.exists() and key.exists()):
         _make(certificate, key)
@@ -85,7 +85,7 @@ def _make(certificate: Path, key: Path) -> None:
 
 
 def checked_fingerprint(text: str) -> str:
-    """A fingerprint as `open_tls` gives it; colons and capitals are allowed."""
+    """The fingerprint in the form of `open_tls`; colons and capitals are accepted."""
     plain = text.replace(":", "").lower()
     if not _FINGERPRINT.fullmatch(plain):
         hint = "copy it from what hocket fleet serve printed"
@@ -94,7 +94,7 @@ def checked_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(OSError):
-    """Somebody else answers than the service with the known fingerprint."""
+    """The certificate is not the one with the known fingerprint."""
 
 
 class PinnedConnection(http.client.HTTPSConnection):

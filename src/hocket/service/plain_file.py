@@ -17,7 +17,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class NotPlainError(OSError):
-    """Something is there that is no plain file of its own."""
+    """The path is no plain file, or the file has other names too."""
 
     def __init__(self, path: object) -> None:
         super().__init__(errno.EINVAL, "it is no plain file", str(path))
@@ -40,7 +40,7 @@ def open_plain(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_plain_below(folder: Path, *names: str) -> int:
-    """The same for a file below a folder, none of the folders between being a link either."""
+    """Like `open_plain` for a file below a folder; no folder in between may be a link."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names[:-1]:
@@ -62,7 +62,7 @@ def _folder_in(descriptor: int, name: str) -> int:
 
 
 def whose_trouble(found: os.stat_result, *, is_secret: bool) -> str:
-    """Why a file or folder cannot be trusted, in words; empty where it can."""
+    """Reason why a file or folder cannot be trusted; empty if it can."""
     if found.st_uid != os.geteuid():
         return f"it belongs to another user (number {found.st_uid})"
     if found.st_mode & 0o022:

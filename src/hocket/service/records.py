@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hocket.service.spec import JobSpec
 
@@ -26,26 +26,26 @@ ENDED: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled", "timed out")
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """A job as people see it; its number is its id."""
+    """A job as users see it; its number is its id."""
 
     number: int
     spec: JobSpec
     status: JobStatus
     submitted_s: float
-    """Seconds since 1970, as all moments here."""
+    """Seconds since 1970, like all times here."""
     started_s: float | None = None
-    """First attempt."""
+    """Start of the first attempt."""
     ended_s: float | None = None
     attempt: int = 0
-    """The newest; 0 before the first."""
+    """Number of the newest attempt; 0 before the first."""
     failures: int = 0
     done_steps: float = 0.0
     devices: tuple[str, ...] = ()
     """Devices that it holds now."""
     message: str = ""
-    """Why it ended, or why its last attempt did."""
+    """Reason why the job, or its last attempt, ended."""
     version: int = 1
-    """Rises with every change but of ``done_steps``: an ETag."""
+    """Counter of changes except those of ``done_steps``; used as ETag."""
     owner: str = ""
     """User whose token it was submitted with."""
     array_first: int | None = None
@@ -76,17 +76,26 @@ class AttemptRecord:
     devices: tuple[str, ...]
     kind: str
     token: str
-    """Secret of its processes."""
+    """Secret by which its processes authenticate."""
     decided_s: float
     started_s: float | None = None
     """When the executor was asked to start it; None while its devices are still in use."""
     stopping_since_s: float | None = None
     knows_it_must_leave: bool = False
-    """True if a report of it was answered so: then its exit code does not tell that it is done."""
+    """True once a response told it to leave: exit code 0 then does not mean success."""
     ended_s: float | None = None
     outcome: str = ""
-    """finished, failed, lost, or why it was stopped."""
+    """"finished", "failed", "lost", or the reason why it was stopped."""
     exit_code: int | None = None
+
+
+class HeldAttempt(NamedTuple):
+    """An attempt with the user, the team and the name of its job."""
+
+    record: AttemptRecord
+    user: str
+    team: str
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +129,7 @@ class DeviceRecord:
     kind: str
     server: str
     is_up: bool
+    is_drained: bool
     jobs: tuple[int, ...]
 
 
@@ -129,8 +139,8 @@ class LeaseAnswer:
 
     attempt: int
     may_run: bool
-    """False: save, commit a checkpoint and exit."""
+    """False if the attempt must save, commit a checkpoint and exit."""
     stop_by_s: float | None = None
-    """When it is killed; None while it may run."""
+    """Time at which the attempt is killed; None while it may run."""
     round_ends_s: float | None = None
-    """It keeps its devices until then, if nothing happens; None where no round is due."""
+    """Time until which it keeps its devices unless something happens; None if no round is due."""

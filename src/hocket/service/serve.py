@@ -1,4 +1,4 @@
-"""The service as a process: daemon and web server together, until somebody ends it.
+"""The service as a process: daemon and web server, until SIGTERM or SIGINT.
 
 What was started goes on running when the process ends, however that comes; the next one on the same
 folder takes it over.
@@ -24,17 +24,19 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-from hocket.base.errors import InputFileError, UsageError, system_reason
+from hocket.base.errors import InputFileError, UsageError, system_reason, unknown_name
 from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
-from hocket.service.engines import check_engine, open_engine
 from hocket.service.executors.agent_executor import LEASE_S, AgentExecutor
 from hocket.service.executors.isolation import make_private
+from hocket.service.executors.local import LocalExecutor, end_set_aside
+from hocket.service.executors.local_devices import with_cuda_indexes
 from hocket.service.forecasts.process import ForecastProcess
 from hocket.service.local_socket import LocalSocket
 from hocket.service.pinned_tls import ServerTls, open_tls
+from hocket.service.ray_agents import RayDriver
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import EventNotifier
@@ -50,7 +52,7 @@ _MAX_HEADER_BYTES = 32768
 _SHUTDOWN_S = 5
 HANDSHAKE_S = 10.0
 SWITCH_S = 0.001
-"""Time that a thread may keep others from running."""
+"""Interval after which Python switches between threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +63,16 @@ class ServeSettings:
     on: str = "local"
     devices: tuple[FleetDevice, ...] = ()
     kinds: tuple[str, ...] = ()
-    """In the order of tables; empty for those that the engine has when it starts."""
+    """Device types in the order of tables; empty for those that the engine has at the start."""
     rules: Rules = field(default_factory=Rules)
     host: str = "127.0.0.1"
     port: int = 0
-    """0 for the one of the last time where it is free, else any."""
+    """Port; 0 for the last used one if it is free, else any."""
     names: tuple[str, ...] = ()
-    """Under which it may be reached beside the loopback ones."""
+    """Host names of the service besides the loopback ones."""
     is_remote_allowed: bool = False
     tls: tuple[str, int] | None = None
-    """Host and port where it also listens with TLS, for agents and users of other machines."""
+    """Host and port of the additional TLS listener for other machines; None for none."""
     agent_lease_s: float = LEASE_S
     discards_state: bool = False
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -79,11 +81,11 @@ class ServeSettings:
 
 
 class Serving(NamedTuple):
-    """Where a service answers."""
+    """Addresses of a running service."""
 
     url: str
     login: str
-    """Logs a browser in, once."""
+    """URL that logs a browser in, once."""
     secure_url: str = ""
     fingerprint: str = ""
 
@@ -106,7 +108,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             if settings.tls is not None:
                 secure = SecureListener(_bound(*settings.tls, 0), open_tls(store.folder))
                 opened.enter_context(secure.listener)
-            executor = _opened_engine(settings, store.folder, secure)
+            executor = open_engine(settings, store.folder, secure)
             opened.callback(executor.close)
             _run(settings, store, executor, tokens, listener, secure, on_ready)
     finally:
@@ -120,25 +122,45 @@ class SecureListener(NamedTuple):
     tls: ServerTls
 
 
-def _opened_engine(
-    settings: ServeSettings, folder: Path, secure: SecureListener | None
-) -> Executor:
-    if settings.on != "agents":
-        return open_engine(settings.on, folder, settings.devices, settings.kinds)
-    assert settings.tls is not None
-    assert secure is not None
-    url = _secure_url(settings, secure)
-    lease_s = settings.agent_lease_s
-    return AgentExecutor(folder / "agents", url, secure.tls.fingerprint, lease_s=lease_s)
+ENGINES = ("local", "agents", "ray", "slurm")
+JOINED = ("agents", "ray")
+"""Engines whose machines each join through an agent."""
 
 
-def _secure_url(settings: ServeSettings, secure: SecureListener) -> str:
-    assert settings.tls is not None
-    host = settings.tls[0]
-    if host in ("0.0.0.0", "::"):
-        host = settings.names[0] if settings.names else socket.gethostname()
-    shown = f"[{host}]" if ":" in host else host
-    return f"https://{shown}:{secure.listener.getsockname()[1]}"
+def check_engine(on: str, devices: tuple[FleetDevice, ...]) -> None:
+    """Raise `UsageError` for an engine that is unknown or cannot be used like this."""
+    name = engine_name(on)
+    if name == "local" and not devices:
+        hint = "name what jobs share, such as --devices v100:2,p100:2 or --devices cpu:4"
+        raise UsageError(
+            "no GPU was found that may be used, so local jobs need --devices", hint=hint
+        )
+    if name != "local" and devices:
+        hint = f"leave it out: {name} knows its own; --kinds says which come first"
+        raise UsageError(f"--devices is not for {name}", hint=hint)
+
+
+def engine_name(on: str) -> str:
+    """``ray`` of ``ray://10.0.0.1:6379``; raises `UsageError` for an unknown engine."""
+    name = on.partition("://")[0]
+    if name not in ENGINES or ("://" in on and name != "ray"):
+        raise unknown_name("engine", on, ENGINES)
+    return name
+
+
+def open_engine(settings: ServeSettings, folder: Path, secure: SecureListener | None) -> Executor:
+    """The engine of a service; ``secure`` is where its machines join."""
+    name = engine_name(settings.on)
+    if name in JOINED:
+        assert secure is not None, "machines join by TLS"
+        url, fingerprint = _secure_url(settings, secure), secure.tls.fingerprint
+        return AgentExecutor(folder / "agents", url, fingerprint, lease_s=settings.agent_lease_s)
+    if name == "slurm":
+        from hocket.service.executors.slurm import SlurmExecutor
+
+        return SlurmExecutor(folder / "attempts", kinds=settings.kinds)
+    end_set_aside(folder)
+    return LocalExecutor(folder / "attempts", with_cuda_indexes(settings.devices))
 
 
 def _run(
@@ -158,15 +180,19 @@ def _run(
         settings.kinds or tuple(sorted({device.kind for device in executor.poll().devices})),
         config=settings.config,
         endpoint_url=url,
-        capacity=_capacity(settings),
+        # Where more devices may come, no job is too large.
+        capacity=Counter(one.kind for one in settings.devices) if settings.on == "local" else None,
         reference=settings.reference,
-        shares_devices=settings.on in ("local", "agents"),
+        shares_devices=engine_name(settings.on) != "slurm",
     )
     write_endpoint(store.folder, url)
     daemon.start()
     forecaster = ForecastProcess()
     local_socket = LocalSocket(store.folder, tokens.local_token)
-    try:
+    closing = contextlib.ExitStack()
+    for opened in (daemon, forecaster, local_socket):
+        closing.callback(opened.close)
+    with closing:
         agents = executor if isinstance(executor, AgentExecutor) else None
         hosts = (settings.host, *settings.names)
         serving = Serving(url, f"{url}/login?code={tokens.make_link(tokens.local)}")
@@ -175,22 +201,15 @@ def _run(
             serving = serving._replace(
                 secure_url=_secure_url(settings, secure), fingerprint=secure.tls.fingerprint
             )
+            if engine_name(settings.on) == "ray":
+                address = settings.on.removeprefix("ray").removeprefix("://") or "auto"
+                driver = RayDriver(address, store.folder, serving.secure_url, serving.fingerprint)
+                closing.callback(driver.close)
         app = make_app(daemon, tokens, hosts=hosts, forecaster=forecaster, agents=agents)
         server = _Server(
             server_config(app), app.state.event_notifier, lambda: on_ready(serving), secure
         )
         server.serve_on(listener)
-    finally:
-        local_socket.close()
-        forecaster.close()
-        daemon.close()
-
-
-def _capacity(settings: ServeSettings) -> dict[str, int] | None:
-    """Devices of each kind of this machine; None where more may come (Ray, Slurm)."""
-    if settings.on != "local":
-        return None
-    return dict(Counter(device.kind for device in settings.devices))
 
 
 def _user_name() -> str:
@@ -256,7 +275,7 @@ class QuietServer(uvicorn.Server):
         self._on_ready()
 
     async def open_more(self) -> None:
-        """Listen elsewhere too, before it says that it answers."""
+        """Open further listeners before the server reports that it is ready."""
 
 
 class _Server(QuietServer):
@@ -274,7 +293,7 @@ class _Server(QuietServer):
         self._secure = secure
 
     async def open_more(self) -> None:
-        """Also answer by TLS."""
+        """Open the TLS listener."""
         if self._secure is not None:
             self._secure.listener.setblocking(False)
             made = await asyncio.get_running_loop().create_server(
@@ -321,7 +340,7 @@ def _last_port(folder: Path) -> int:
 
 
 def _bound(host: str, port: int, last_port: int) -> socket.socket:
-    """A listening socket; jobs that run know the last port, so that one is tried first."""
+    """A listening socket, on the last port if it is free, since running jobs know that one."""
     for wanted in (port,) if port else (last_port, 0):
         try:
             return listening_socket(host, wanted)
@@ -338,7 +357,7 @@ def _bound(host: str, port: int, last_port: int) -> socket.socket:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; raises `OSError` where that cannot be."""
+    """A socket bound to an address; raises `OSError` if that fails."""
     # The protocol is named: only then are small packets sent at once (TCP_NODELAY is set by the
     # event loop), and without that every answer takes 40 ms more.
     family, kind, protocol, _, address = socket.getaddrinfo(
@@ -355,9 +374,21 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _url(settings: ServeSettings, listener: socket.socket) -> str:
-    host = settings.host
+    """The address under which jobs of this machine reach the service."""
+    return _address("http", settings.host, settings.names, "127.0.0.1", listener)
+
+
+def _secure_url(settings: ServeSettings, secure: SecureListener) -> str:
+    """The address under which other machines reach the service."""
+    assert settings.tls is not None
+    name = socket.gethostname()
+    return _address("https", settings.tls[0], settings.names, name, secure.listener)
+
+
+def _address(
+    scheme: str, host: str, names: tuple[str, ...], otherwise: str, listener: socket.socket
+) -> str:
     if host in ("0.0.0.0", "::"):
-        # Jobs of other machines need a name; without one, those of this machine are all there are.
-        host = settings.names[0] if settings.names else "127.0.0.1"
+        host = names[0] if names else otherwise
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"

@@ -32,7 +32,6 @@ Admins may ask for everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -127,11 +126,6 @@ class ServerConfig(_ConfigTable):
         if priority and priority not in self.priorities:
             raise unknown_name("priority class", priority, self.priorities, where="priority")
         return self.priorities.get(priority, 0)
-
-    def with_teams(self, weights: Mapping[str, float]) -> ServerConfig:
-        """The config with teams that every user may name, as ``--team NAME=WEIGHT`` gives them."""
-        more = {name: TeamConfig(weight=weight, is_open=True) for name, weight in weights.items()}
-        return self.model_copy(update={"teams": {**self.teams, **more}})
 
     def check(self, spec: JobSpec, holder: Holder) -> None:
         """Raise `ForbiddenError` where a job asks for more than its user may."""

@@ -22,7 +22,7 @@ _BLOCK_BYTES = 65536
 
 
 def main(path: str, rows: int, columns: int, command: list[str]) -> int:
-    """Serve a shell to whoever listens at ``path``; its exit code."""
+    """Run a shell connected to the socket at ``path``; returns its exit code."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect(path)
         pid, terminal = pty.fork()

@@ -71,22 +71,24 @@ class JobSpec(BaseModel):
     ] = {}
     """Added to the few variables that a job inherits."""
     gang: Gang = 1
-    """Devices that it needs, all together and of one kind."""
+    """Devices that it needs, all together and of one device type."""
     gangs: Annotated[tuple[Gang, ...], Field(min_length=1, max_length=64)] | None = None
     """Numbers of devices of which it takes what is best as others come and go, in place of
-    ``gang``. Its ``throughputs`` and ``plans`` are then by number and kind, such as ``2xv100``."""
+    ``gang``. Its ``throughputs`` and ``plans`` are then by number and device type, such as
+    ``2xv100``."""
     processes: Annotated[str, Field(pattern=r"^(one|per-device)$")] = "one"
     """One process that sees the whole gang, or one per device with RANK, WORLD_SIZE and so on."""
     throughputs: Annotated[dict[Name, Rate], Field(max_length=1000)] | None = None
-    """Steps per second of the whole gang by kind; a kind that is not named is not allowed. None
-    where nothing is known: then every kind is allowed and counts the same until measured."""
+    """Steps per second of the whole gang by device type; a device type that is not named is not
+    allowed. None where nothing is known: then every device type is allowed and counts the same
+    until measured."""
     model: Text | None = None
-    """A model of the zoo, ``package.module:function`` or a graph file, of which
-    ``hocket fleet submit`` plans a step for every kind: it fills ``throughputs`` and ``plans``."""
+    """A model of the zoo, ``package.module:function`` or a graph file, of which ``hocket fleet
+    submit`` plans a step for every device type: it fills ``throughputs`` and ``plans``."""
     batch: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     """Samples per step of the model, of the whole gang; None for the model's own."""
     plans: Annotated[dict[Name, Text], Field(max_length=1000)] | None = None
-    """By kind, the plan file for a gang of it, which the command gets as ``HOCKET_PLAN``."""
+    """By device type, the plan file for a gang of it, which the command gets as ``HOCKET_PLAN``."""
     weight: Annotated[float, Field(ge=1e-6, le=1e6, strict=True)] = 1.0
     team: Annotated[str, Field(max_length=200)] = ""
     total_steps: Steps | None = None
@@ -130,7 +132,7 @@ class JobSpec(BaseModel):
 
 
 def on_gang(spec: JobSpec, gang: int, kind: str) -> str:
-    """The name of so many devices of a kind in a job's ``throughputs`` and ``plans``."""
+    """Key of ``gang`` devices of one type in a job's ``throughputs`` and ``plans``."""
     return kind if spec.gangs is None else f"{gang}x{kind}"
 
 
@@ -141,13 +143,15 @@ def parse_after(text: str) -> tuple[str, str]:
 
 
 def is_preemptible(spec: JobSpec) -> bool | None:
-    """True if a job may be stopped for others; None where its file does not tell."""
+    """True if a job may be preempted; None if its file leaves that open."""
     return True if spec.preemptible is None and spec.resume else spec.preemptible
 
 
 def _is_pipe(path: str | Path) -> bool:
-    """True if a file is a pipe that somebody made: nobody may ever write to it. Those that a shell
-    makes (``<(...)``) have a writer."""
+    """True if a file is a named pipe, which may never get a writer.
+
+    Pipes that a shell makes (``<(...)``) have a writer and do not count.
+    """
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith("/dev/")
     except (OSError, ValueError):

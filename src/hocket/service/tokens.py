@@ -24,7 +24,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, TypeAdapter
 
 from hocket.base.errors import InputFileError, UsageError, system_reason
 from hocket.base.jsonfile import parse_json
@@ -34,7 +36,7 @@ from hocket.service.store.folder import check_private
 
 NAME = "tokens.json"
 OWNER = "owner"
-"""User of the local token where no other is named."""
+"""User of the local token if no other is named."""
 COOKIE_AGE_S = 30 * 24 * 3600
 LINK_AGE_S = 600.0
 MAX_COOKIES = 500
@@ -49,7 +51,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Somebody who may use the service."""
+    """A user of the service and the role of the token."""
 
     name: str
     role: Role = "user"
@@ -67,12 +69,12 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A secret as it is kept."""
+    """A stored secret: its hash, user and role."""
 
     name: str
     role: Role
     kind: Kind
-    sha256: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     made_s: float
 
     @property
@@ -95,17 +97,17 @@ class Tokens:
         self._now_s = now_s
         self._changing = threading.Lock()
         self._links: dict[str, tuple[Holder, float]] = {}
-        """Hashes of links that log in once, whom, and until when."""
+        """User and time of expiry of each one-time login link, by the hash of its code."""
         entries = () if folder is None else _read(folder / NAME)
         self._entries = {entry.sha256: entry for entry in entries}
         self.local = local or Holder(name=OWNER, role="admin")
         self.local_token = secrets.token_urlsafe(32)
-        """Opens the service for its own person; never on disk."""
+        """Token of the user who runs the service; never on disk."""
 
     # ── who it is ──
 
     def holder_of(self, token: str) -> Holder | None:
-        """Owner of a token; None where it is nobody's."""
+        """Owner of a token; None for an unknown token."""
         # Hashes are compared, so that the time it takes reveals nothing about a token.
         if _hash(token) == _hash(self.local_token):
             return self.local
@@ -129,12 +131,12 @@ class Tokens:
         return sorted(tokens, key=lambda entry: entry.name)
 
     def add(self, name: str, *, role: Role = "user") -> str:
-        """A new token, which is shown to nobody again."""
+        """Create a token; it is returned only here, because only its hash is stored."""
         _check_name(name)
         with self._changing:
             if any(entry.name == name for entry in self.people()) or name == self.local.name:
                 hint = f"take another name, or first hocket fleet token remove {name}"
-                raise UsageError(f"{name!r} has a token", hint=hint)
+                raise UsageError(f"{name!r} has a token already", hint=hint)
             if len(self.people()) >= MAX_TOKENS:
                 raise UsageError(f"there are {MAX_TOKENS} tokens already")
             token = secrets.token_urlsafe(32)
@@ -142,32 +144,32 @@ class Tokens:
         return token
 
     def remove(self, name: str) -> None:
-        """Let a token, and the cookies that were given for it, open nothing any more."""
+        """Remove the token of a user and all cookies made with it."""
         with self._changing:
             kept = {key: entry for key, entry in self._entries.items() if entry.name != name}
             if len(kept) == len(self._entries):
-                raise NotFoundError(f"nobody of the name {name!r} has a token")
+                raise NotFoundError(f"there is no token of {name!r}")
             self._store(kept)
             self._links = {k: link for k, link in self._links.items() if link[0].name != name}
 
     # ── browsers ──
 
     def make_cookie(self, holder: Holder) -> str:
-        """A secret for a browser of somebody; the oldest ones are forgotten."""
+        """Create a cookie for a browser of a user; the oldest cookies are removed."""
         cookie = secrets.token_urlsafe(32)
         with self._changing:
             self._put(holder, "cookie", cookie)
         return cookie
 
     def forget_cookie(self, cookie: str) -> None:
-        """Let a browser open nothing any more."""
+        """Invalidate the cookie of a browser."""
         with self._changing:
             kept = {key: one for key, one in self._entries.items() if key != _hash(cookie)}
             if len(kept) < len(self._entries):
                 self._store(kept)
 
     def make_link(self, holder: Holder) -> str:
-        """A text for the address bar of a browser, good for one login within ten minutes."""
+        """Code for a login link, valid for one login within ten minutes."""
         code = secrets.token_urlsafe(24)
         with self._changing:
             now_s = self._now_s()
@@ -176,7 +178,7 @@ class Tokens:
         return code
 
     def use_link(self, code: str) -> Holder | None:
-        """Whom a link logs in; None where it was used, is too old, or never was."""
+        """User of a login link; None if it was used before, has expired or is unknown."""
         with self._changing:
             holder, until_s = self._links.pop(_hash(code), (None, 0.0))
         return holder if self._now_s() < until_s else None
@@ -229,27 +231,12 @@ def _read(path: Path) -> list[Entry]:
         with open(open_plain(path), "rb") as file:
             content = parse_json(file.read(_MAX_BYTES), str(path))
         assert isinstance(content, dict)
-        return [_entry(one) for one in content["tokens"]]
+        return TypeAdapter(list[Entry]).validate_python(content["tokens"])
     except FileNotFoundError:
         return []
-    except (OSError, KeyError, TypeError, ValueError, AssertionError):
+    except (OSError, KeyError, ValueError, AssertionError):
         hint = "delete it; people then need new tokens (hocket fleet token add)"
-        raise InputFileError("these are no tokens", hint=hint, where=str(path)) from None
-
-
-def _entry(content: dict[str, Any]) -> Entry:
-    if content["role"] not in ROLES:
-        raise ValueError("there is no such role")
-    entry = Entry(
-        name=str(content["name"]),
-        role=content["role"],
-        kind="cookie" if content["kind"] == "cookie" else "token",
-        sha256=str(content["sha256"]),
-        made_s=float(content["made_s"]),
-    )
-    if len(entry.sha256) != 64:
-        raise ValueError("this is no hash")
-    return entry
+        raise InputFileError("the file holds no valid tokens", hint=hint, where=str(path)) from None
 
 
 def _write(path: Path, entries: list[Entry]) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
-from hocket.service.records import AttemptRecord
+from hocket.service.records import HeldAttempt
 
 
 class UsageRow(NamedTuple):
@@ -25,12 +25,10 @@ class UsageRow(NamedTuple):
     device_hours: float
 
 
-def count_usage(
-    held: Iterable[tuple[AttemptRecord, str, str]], since_s: float, now_s: float
-) -> list[UsageRow]:
-    """Rows by week, user, team and type; ``held`` are attempts with the user and team of each."""
+def count_usage(held: Iterable[HeldAttempt], since_s: float, now_s: float) -> list[UsageRow]:
+    """Rows by week, user, team and device type."""
     seconds: defaultdict[tuple[float, str, str, str], float] = defaultdict(float)
-    for attempt, user, team in held:
+    for attempt, user, team, _ in held:
         if attempt.started_s is None:
             continue
         end_s = now_s if attempt.ended_s is None else attempt.ended_s

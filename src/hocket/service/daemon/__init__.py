@@ -1,4 +1,4 @@
-"""The daemon: decide, commit, act."""
+"""The daemon: decides which jobs run where, commits the decisions, and executes them."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec, on_gang
 
 LOGS = "logs"
-"""Apart from the folders where jobs run: what they put there is not taken for their output."""
+"""Folder of logs, separate from job folders, so that a job's files are not mistaken for logs."""
 
 
 def log_file(folder: Path, number: int, attempt: int) -> Path:
-    """Where the output of an attempt goes."""
+    """Path of the log file of an attempt."""
     return folder / LOGS / str(number) / f"attempt-{attempt}.log"
 
 
@@ -30,7 +30,7 @@ def assignment_of(
     endpoint_url: str,
     config: ServerConfig | None = None,
 ) -> Assignment:
-    """Build the executor's description of an attempt; makes the job's folder."""
+    """Build the executor's description of an attempt, and create the job's folder."""
     job, config = service_state.jobs[record.job], config or ServerConfig()
     spec, memory = job.spec, job.spec.memory or config.memory
     log = log_file(folder, record.job, record.attempt)

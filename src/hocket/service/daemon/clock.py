@@ -1,4 +1,4 @@
-"""Time of the service: seconds since 1970 that never go back, whatever is done to the clock."""
+"""Time of the service: seconds since 1970 that never decrease, even if the system clock is set."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Anchored once at the wall clock, or at the last stored moment where that is later; from
-    there on it counts with the monotonic clock, which nobody sets."""
+    """Monotonic clock that starts at the wall-clock time, or at the last stored time if later."""
 
     def __init__(
         self,
@@ -22,6 +21,6 @@ class Clock:
         self._not_before_s = not_before_s
 
     def now_s(self) -> float:
-        """Now; never less than what it said before, to any thread."""
+        """Current time; never less than a value returned before, to any thread."""
         # The offset is rounded, so that the first moment could lie before the stored one.
         return max(self._not_before_s, self._offset_s + self._monotonic_s())

@@ -1,4 +1,4 @@
-"""Commands of users and processes, each as a function on a transaction.
+"""Commands of users and attempts, each a function on a transaction.
 
 A command that raises has changed nothing: it checks first, then lets `step` decide, then notes.
 """
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Literal
 
 import numpy as np
 
@@ -51,11 +52,10 @@ from hocket.service.executors.executor import AttemptName
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
 from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec, is_preemptible, on_gang, parse_after
-from hocket.service.store.batch import KeyRecord
+from hocket.service.store.tables import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
 FindJob = Callable[[int], JobRecord | None]
-_MAX_KEY = 200
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -71,10 +71,13 @@ def submit(
     find_job: FindJob = lambda number: None,
     reference: Throughputs | None = None,
 ) -> int:
-    """A new job, or the one that the same key made before; its number, or the first of an array."""
-    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
-        raise UsageError(f"an idempotency key is a short text, at most {_MAX_KEY} characters")
+    """Add a job, unless the same key added it before.
+
+    Returns its number; for an array, the number of its first job.
+    """
     body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+    # Users know nothing of each other's keys. A key that came over REST has no space.
+    key = None if key is None else f"{key} {owner}"
     if key is not None and (known := transaction.keys.get(key) or find_key(key)) is not None:
         if known.body_hash != body_hash:
             hint = "take a new key for another job"
@@ -84,16 +87,16 @@ def submit(
         raise UsageError(f"folder {spec.folder!r} is no absolute path", where="folder")
     if spec.model is not None and spec.plans is None:
         raise UsageError(
-            f"nobody planned {spec.model!r} for the kinds of this fleet",
-            hint="hocket fleet submit does that; else name plans and throughputs by kind",
+            f"nobody planned {spec.model!r} for the device types of this fleet",
+            hint="hocket fleet submit does that; else name plans and throughputs by device type",
             where="model",
         )
     _refuse_where_it_runs_nowhere(spec, transaction.state.kinds, capacity)
     after = needed_jobs(transaction, spec, owner, find_job)
     number = transaction.last_number + 1
     priority = config.level(spec.priority)
-    state, team = with_team(transaction.state, spec.team, config)
-    state, user = with_user(state, owner, config)
+    state, team = _with_name(transaction.state, "teams", spec.team, config)
+    state, user = _with_name(state, "users", owner, config)
     refuse_estimates(spec, state.rules, reference)
     gang = first_gang(state, transaction.jobs, number, spec)
     speeds = steps_per_s(spec, state.kinds, gang)
@@ -138,8 +141,10 @@ def submit(
 def needed_jobs(
     transaction: Transaction, spec: JobSpec, owner: str, find_job: FindJob
 ) -> tuple[tuple[int, str], ...]:
-    """Jobs that have not ended and that a new one comes after; raises `UsageError` where one is
-    unknown, or has ended otherwise than it must."""
+    """Jobs that have not ended and that a new job must wait for.
+
+    Raises `UsageError` if one is unknown, or has ended in a way that breaks the condition.
+    """
     needed: dict[int, str] = {}
     for text in spec.after:
         reference, condition = parse_after(text)
@@ -164,7 +169,8 @@ def _has_ended_so(record: JobRecord, condition: str) -> bool:
 def _referred(
     transaction: Transaction, reference: str, owner: str, find_job: FindJob
 ) -> list[JobRecord]:
-    """The job of a number, or the newest of a name that has not ended; all jobs of an array."""
+    """Jobs that a reference names: by number (an array: all its jobs), or the newest open one by
+    name."""
     if reference.isdecimal() and len(reference) < 16:
         record = transaction.jobs.get(int(reference)) or find_job(int(reference))
     else:
@@ -190,14 +196,14 @@ def _refuse_where_it_runs_nowhere(
     if spec.throughputs is not None and not any(name in known for name in spec.throughputs):
         # One of several may be unknown: a job file may serve more clusters than this one.
         name = next(iter(spec.throughputs), "")
-        raise unknown_name("kind of device", name, tuple(known), where="throughputs")
+        raise unknown_name("device type", name, tuple(known), where="throughputs")
     if capacity is None:
         return
     most = max((n for k, n in capacity.items() if any(speed_on(spec, k, g) for g in gangs)),
                default=0)  # fmt: skip
     if min(gangs) > most:
         raise UsageError(
-            f"no kind that this job may use has {min(gangs)} devices; the most is {most}",
+            f"no device type that this job may use has {min(gangs)} devices; the most is {most}",
             hint="lower gang, or serve with more devices",
             where="gang",
         )
@@ -206,26 +212,23 @@ def _refuse_where_it_runs_nowhere(
 def steps_per_s(
     spec: JobSpec, kinds: tuple[str, ...], gang: int | None = None
 ) -> tuple[float, ...]:
-    """Steps per second of a job on each type; the same everywhere where nothing is known."""
+    """Steps per second of a job on each device type; equal on all types if nothing is known."""
     return tuple(speed_on(spec, kind, gang) for kind in kinds)
 
 
-def with_team(state: FleetState, team: str, config: ServerConfig) -> tuple[FleetState, int]:
-    """The state with a team in it, and the team's index."""
-    if team not in state.teams:
-        state = with_config(state.but(teams=(*state.teams, team)), config)
-    return state, state.teams.index(team)
-
-
-def with_user(state: FleetState, user: str, config: ServerConfig) -> tuple[FleetState, int]:
-    """The state with a user in it, and the user's index."""
-    if user not in state.users:
-        state = with_config(state.but(users=(*state.users, user)), config)
-    return state, state.users.index(user)
+def _with_name(
+    state: FleetState, column: Literal["teams", "users"], name: str, config: ServerConfig
+) -> tuple[FleetState, int]:
+    """The state with a team or user added if it is new, and the index of that team or user."""
+    names: tuple[str, ...] = getattr(state, column)
+    if name not in names:
+        names = (*names, name)
+        state = with_config(state.but(**{column: names}), config)
+    return state, names.index(name)
 
 
 def with_config(state: FleetState, config: ServerConfig) -> FleetState:
-    """The state with weights and quotas of its users and teams as the config has them."""
+    """The state with the weights and quotas that the config gives to its users and teams."""
     users = [config.limits_of(user) for user in state.users]
     teams = [config.quota_of_team(team) for team in state.teams]
     return state.but(
@@ -237,57 +240,34 @@ def with_config(state: FleetState, config: ServerConfig) -> FleetState:
     )
 
 
-def cancel(
+Change = Literal["cancel", "pause", "resume"]
+
+
+def change_job(
     transaction: Transaction,
+    change: Change,
     number: int,
     version: int | None,
     find_job: FindJob,
     only_of: str | None = None,
 ) -> None:
-    """End a job; nothing happens to one that was cancelled before."""
+    """Cancel, pause or resume a job; has no effect if the change was made before."""
     record = _record(transaction, number, version, find_job, only_of)
-    if record.status == "cancelled" or phase_of(transaction.state, number) == ENDED:
-        return _refuse_ended(record)
-    transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,)))
-    transaction.put_job(replace(transaction.jobs[number], message="cancelled"))
-    transaction.end(number, "cancelled")
-    return None
-
-
-def pause(
-    transaction: Transaction,
-    number: int,
-    version: int | None,
-    find_job: FindJob,
-    only_of: str | None = None,
-) -> None:
-    """Let a job hold no devices until it is resumed."""
-    record = _record(transaction, number, version, find_job, only_of)
-    phase = phase_of(transaction.state, number)
+    phase, time_s = phase_of(transaction.state, number), transaction.time_s
     if phase == ENDED:
+        # One that was cancelled may still be stopping.
+        if change == "cancel" and record.status not in ("succeeded", "failed", "timed out"):
+            return
         raise ConflictError(f"job {number} has ended ({record.status})")
-    if phase != PAUSED:
-        transaction.happen(Pause(time_s=transaction.time_s, numbers=(number,)))
+    if change == "cancel":
+        transaction.happen(Cancel(time_s=time_s, numbers=(number,)))
+        transaction.put_job(replace(transaction.jobs[number], message="cancelled"))
+        transaction.end(number, "cancelled")
+    elif (change == "pause") != (phase == PAUSED):
+        event = Pause if change == "pause" else Resume
+        transaction.happen(event(time_s=time_s, numbers=(number,)))
         transaction.put_job(transaction.jobs[number])
-        transaction.note("paused", number)
-
-
-def resume(
-    transaction: Transaction,
-    number: int,
-    version: int | None,
-    find_job: FindJob,
-    only_of: str | None = None,
-) -> None:
-    """Let a paused job have devices again."""
-    record = _record(transaction, number, version, find_job, only_of)
-    phase = phase_of(transaction.state, number)
-    if phase == ENDED:
-        raise ConflictError(f"job {number} has ended ({record.status})")
-    if phase == PAUSED:
-        transaction.happen(Resume(time_s=transaction.time_s, numbers=(number,)))
-        transaction.put_job(transaction.jobs[number])
-        transaction.note("resumed", number)
+        transaction.note(f"{change}d", number)
 
 
 def _record(
@@ -297,7 +277,7 @@ def _record(
     find_job: FindJob,
     only_of: str | None,
 ) -> JobRecord:
-    """The job to change; ``only_of`` names the user who asks, None where that is an admin."""
+    """The record of the job to change; ``only_of`` is the user who asks, None for an admin."""
     record = transaction.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
@@ -313,11 +293,6 @@ def _record(
     return record
 
 
-def _refuse_ended(record: JobRecord) -> None:
-    if record.status in ("succeeded", "failed", "timed out"):
-        raise ConflictError(f"job {record.number} has ended ({record.status})")
-
-
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -330,7 +305,7 @@ def report(
     can_save: bool = False,
     reference: Throughputs | None = None,
 ) -> LeaseAnswer:
-    """Record what an attempt did so far; answers whether it may go on."""
+    """Record the progress of an attempt; returns whether it may continue."""
     _check_steps(done_steps)
     attempt = _proven(transaction, name, token)
     if phase_of(transaction.state, name.job) != ENDED:
@@ -360,7 +335,7 @@ def report(
 
 
 def finish(transaction: Transaction, *numbers: int) -> None:
-    """Jobs have done all that they were to do."""
+    """Mark jobs as finished."""
     transaction.happen(Finish(time_s=transaction.time_s, numbers=numbers))
     for number in numbers:
         job = transaction.jobs[number]
@@ -370,7 +345,7 @@ def finish(transaction: Transaction, *numbers: int) -> None:
 
 
 def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
-    """The right of an attempt to go on, and until when."""
+    """The lease of an attempt: whether it may continue, and until when."""
     attempt = find(transaction.attempts, name)
     if attempt is None or attempt.stopping_since_s is not None:
         since_s = (
@@ -387,8 +362,10 @@ def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
 def commit_checkpoint(
     transaction: Transaction, name: AttemptName, token: str, step: float, path: str
 ) -> CheckpointRecord:
-    """A checkpoint that the next attempt begins with; also of an attempt that is being stopped. One
-    of fewer steps than the newest does not count, which is then answered."""
+    """Record a checkpoint to resume from, also while the attempt is being stopped.
+
+    If the newest checkpoint has more steps, nothing is recorded and that one is returned.
+    """
     _check_steps(step)
     attempt = _proven(transaction, name, token)
     newest = transaction.checkpoints.get(name.job)
@@ -416,7 +393,7 @@ def _check_steps(steps: float) -> None:
 
 
 def _proven(transaction: Transaction, name: AttemptName, token: str) -> AttemptRecord:
-    """The attempt that speaks: started and not ended, so that no newer one of its job runs."""
+    """The attempt that sent a request, after checking its token and that it has not ended."""
     attempt = find(transaction.attempts, name)
     is_right = attempt is not None and hmac.compare_digest(attempt.token.encode(), token.encode())
     if attempt is None or attempt.started_s is None or not is_right:
@@ -431,7 +408,7 @@ def _proven(transaction: Transaction, name: AttemptName, token: str) -> AttemptR
 
 
 def tick(transaction: Transaction) -> None:
-    """Stop jobs that have reached their time limits, and begin a round where one is due."""
+    """Stop jobs that have reached their time limits, and begin a round if one is due."""
     expired = over_limit(transaction.state, transaction.time_s)
     if expired:
         transaction.happen(TimeOut(time_s=transaction.time_s, numbers=expired))
@@ -456,7 +433,7 @@ def _time_limit_s(state: FleetState, number: int) -> float:
 
 
 def drain(transaction: Transaction, names: tuple[str, ...]) -> None:
-    """Let devices take no new jobs; those on them that save their work leave."""
+    """Drain devices: they take no new jobs, and preemptible jobs leave them."""
     transaction.happen(Drain(time_s=transaction.time_s, names=names))
     transaction.note("drained", devices=list(names))
 

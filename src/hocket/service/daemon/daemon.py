@@ -1,45 +1,43 @@
-"""The service without its web server: requests to a fleet that runs.
+"""The service without its web server: state of a running fleet, and requests that read or change
+it.
 
-One thread decides: it alone has the store and replaces the state, which everybody may read. One
+One thread decides: it alone owns the store and replaces the state, which all threads may read. One
 thread acts: it alone talks to the executor.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hocket.base.errors import InputFileError, UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
 from hocket.fleet.rounds.interference import with_more_kinds, without_pairs
 from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
-from hocket.service.daemon.commands import steps_per_s, with_config
+from hocket.service.daemon.commands import Change, steps_per_s, with_config
 from hocket.service.daemon.decider import Command, Decider
 from hocket.service.daemon.dry_run import dry_run_day, dry_run_round
 from hocket.service.daemon.estimates import allows_sharing
 from hocket.service.daemon.log import Log
 from hocket.service.daemon.loops import Loops
 from hocket.service.daemon.reconciler import Reconciler
-from hocket.service.daemon.service_state import ServiceState, holder_index, violations
+from hocket.service.daemon.service_state import ServiceState, holder_index
 from hocket.service.errors import NotFoundError
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.metrics import FleetMetrics
 from hocket.service.notifier import Notifier
 from hocket.service.records import (
-    AttemptRecord,
     CheckpointRecord,
     DeviceRecord,
-    EventRecord,
     JobRecord,
-    JobStatus,
     LeaseAnswer,
 )
 from hocket.service.server_config import ServerConfig
@@ -60,8 +58,10 @@ def recovered(
     config: ServerConfig,
     time_s: float,
 ) -> ServiceState:
-    """The state that the store holds; raises `InputFileError` where its parts contradict, and
-    `UsageError` where its jobs do not suit the policy, or no kind of device is known."""
+    """The service state restored from the store.
+
+    Raises `UsageError` if its jobs do not suit the policy, or if no device type is known.
+    """
     loaded = store.load()
     if loaded.state is None and not kinds:
         raise UsageError("the engine has no devices", hint="name those to come with --kinds")
@@ -80,22 +80,16 @@ def recovered(
         waiting=waiting,
         held=held,
         checkpoints=loaded.checkpoints,
-        last_number=loaded.totals.last_number,
-        last_sequence=loaded.totals.last_sequence,
-        num_attempts=loaded.totals.num_attempts,
-        num_checkpoints=loaded.totals.num_checkpoints,
+        last_number=loaded.last_number,
+        last_sequence=loaded.last_sequence,
     )
-    for violation in violations(service_state):
-        raise InputFileError(
-            f"the stored fleet contradicts itself: {violation}", where=str(store.folder)
-        )
     return service_state
 
 
 def _refitted(
     state: FleetState, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
 ) -> FleetState:
-    """The stored state under new rules, with kinds of devices that it did not know."""
+    """The stored state under new rules, with device types added that it did not contain."""
     state = _with_sharing_as(state.but(rules=rules), jobs)
     new = tuple(kind for kind in kinds if kind not in state.kinds)
     if not new:
@@ -128,7 +122,8 @@ def _refitted(
 
 
 def _with_sharing_as(state: FleetState, jobs: Mapping[int, JobRecord]) -> FleetState:
-    """The state without pairs where its policy has none; raises `UsageError` where jobs share."""
+    """The state, without pairs if its policy has none; raises `UsageError` if jobs share
+    devices."""
     if state.pair_estimates is None or allows_sharing(state.rules):
         return state
     sharing = [number for number, job in jobs.items() if job.spec.space_sharing]
@@ -141,8 +136,11 @@ def _with_sharing_as(state: FleetState, jobs: Mapping[int, JobRecord]) -> FleetS
 
 
 class Daemon:
-    """A fleet that runs. All methods may be called from any thread; those that change something
-    return when the change is on disk, and raise `UnavailableError` where nothing was changed."""
+    """A running fleet. All methods may be called from any thread.
+
+    Methods that change something return when the change is on disk, and raise `UnavailableError` if
+    nothing was changed.
+    """
 
     def __init__(
         self,
@@ -159,22 +157,23 @@ class Daemon:
         reference: Throughputs | None = None,
         shares_devices: bool = True,
     ) -> None:
-        self._store = store
+        self.store = store
+        """Committed rows, which any thread may read."""
         self.endpoint_url = endpoint_url
-        """Under which people and processes reach it."""
+        """Address under which users and processes reach the service."""
         self.config = config or ServerConfig()
         """Limits of users and teams."""
         self._capacity = capacity
-        """Devices of each kind, where no more can come: no larger gang is accepted."""
+        """Devices of each type if no more can join: larger gangs are refused."""
         self._shares_devices = shares_devices
         """True if the engine runs two attempts on one device."""
         service_state = recovered(store, rules, kinds, self.config, time.time())
         self._reference = None if reference is None else reference.on(service_state.state.kinds)
-        """Throughputs of other jobs, to estimate from."""
+        """Throughputs of other jobs, used for estimates."""
         self._clock = clock or Clock(service_state.state.time_s)
         self._began_s = self._clock.now_s()
         self._heard: dict[int, tuple[int, float]] = {}
-        """Which attempt of a job spoke last and when, for jobs that may not be silent for long."""
+        """Attempt of each job that reported last, and when; for jobs with a limit on silence."""
         self._decider = Decider(service_state, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
         self.metrics = FleetMetrics(lambda: self._decider.service_state, self._clock.now_s)
@@ -195,46 +194,48 @@ class Daemon:
         )
 
     def start(self) -> None:
-        """Begin to decide and to act."""
+        """Start both threads: one decides, one talks to the executor."""
         self._loops.start(self._reconciler)
 
     def close(self) -> None:
-        """Stop deciding and acting; jobs go on running."""
+        """Stop both threads; jobs continue to run."""
         self._loops.close()
         if self._notifier is not None:
             self._notifier.close()
 
     @property
     def is_closing(self) -> bool:
-        """True once shutdown was requested: nothing more will happen."""
+        """True once shutdown was requested; no further events will come."""
         return self._loops.is_closing
 
     @property
     def is_running(self) -> bool:
         """True if commands are executed."""
-        return self._loops.are_alive and self._decider.broken is None
+        return self._loops.are_alive
 
     @property
     def trouble(self) -> str:
-        """Error that keeps jobs from being run now; empty for none."""
-        broken = self._decider.broken
-        return str(broken or "") or self._loops.trouble or self._reconciler.trouble
+        """Error that keeps jobs from being run now; empty if there is none."""
+        trouble: str = self._loops.trouble or self._reconciler.trouble
+        return trouble
 
     @property
     def folder(self) -> Path:
         """The state folder."""
-        return self._store.folder
+        return self.store.folder
 
     @property
     def identity(self) -> str:
         """Unique identity of this fleet."""
-        return self._store.identity
+        return self.store.identity
 
     # ── what changes something ──
 
     def submit(self, spec: JobSpec, key: str | None = None, owner: str = "") -> JobRecord:
-        """A new job; the same key and job again give the same record, so that asking twice is
-        safe. Raises `KeyReusedError` for a key that came with another job."""
+        """Add a job; the same key and job again return the same record, so that a retry is safe.
+
+        Raises `KeyReusedError` for a key that was used with another job.
+        """
         if spec.space_sharing and not self._shares_devices:
             hint = "leave it out: only local devices and agents are shared"
             raise UsageError("jobs run alone on this engine", hint=hint, where="space_sharing")
@@ -245,32 +246,37 @@ class Daemon:
                 key=key,
                 owner=owner,
                 config=self.config,
-                find_key=self._store.key,
-                find_job=self._store.job,
+                find_key=self.store.key,
+                find_job=self.store.job,
                 capacity=self._capacity,
                 reference=self._reference,
             )
         )
         return self.job(number)
 
-    def cancel(
-        self, number: int, expected_version: int | None = None, only_of: str | None = None
+    def change(
+        self,
+        change: Change,
+        number: int,
+        expected_version: int | None = None,
+        only_of: str | None = None,
     ) -> JobRecord:
-        """End a job; raises `ConflictError` where it ended otherwise or has another version, and
-        `ForbiddenError` where it is not one of the user ``only_of``; None for admins."""
-        return self._change(commands.cancel, number, expected_version, only_of)
+        """Cancel, pause or resume a job.
 
-    def pause(
-        self, number: int, expected_version: int | None = None, only_of: str | None = None
-    ) -> JobRecord:
-        """Take a job's devices until it is resumed."""
-        return self._change(commands.pause, number, expected_version, only_of)
-
-    def resume(
-        self, number: int, expected_version: int | None = None, only_of: str | None = None
-    ) -> JobRecord:
-        """Let a paused job wait for devices again."""
-        return self._change(commands.resume, number, expected_version, only_of)
+        Raises `ConflictError` where it has ended or has another version, and `ForbiddenError` where
+        it is not a job of user ``only_of`` (None for admins).
+        """
+        self._answer(
+            partial(
+                commands.change_job,
+                change=change,
+                number=number,
+                version=expected_version,
+                find_job=self.store.job,
+                only_of=only_of,
+            )
+        )
+        return self.job(number)
 
     def drain(self, names: tuple[str, ...]) -> None:
         """Let devices take no new jobs until they are reopened."""
@@ -306,7 +312,7 @@ class Daemon:
     def commit_checkpoint(
         self, name: AttemptName, token: str, step: float, path: str
     ) -> CheckpointRecord:
-        """A checkpoint that counts from now on; raises `StaleAttemptError` as `report` does."""
+        """Record a checkpoint as the job's newest; raises `StaleAttemptError` like `report`."""
         checkpoint: CheckpointRecord = self._answer(
             partial(commands.commit_checkpoint, name=name, token=token, step=step, path=path)
         )
@@ -316,65 +322,44 @@ class Daemon:
     # ── what is so ──
 
     def now_s(self) -> float:
-        """The moment by which the service counts; not that of a clock which somebody may set."""
+        """Current time of the service; changes of the system clock do not affect it."""
         return self._clock.now_s()
 
     @property
     def state(self) -> FleetState:
-        """The last committed state; never changed, so that it may be kept and read."""
+        """The last committed state; immutable, so callers may keep it."""
         return self._decider.service_state.state
 
     @property
     def service_state(self) -> ServiceState:
-        """The state with all that is not over."""
+        """The last committed state with all jobs and attempts that have not ended."""
         return self._decider.service_state
 
     def job(self, number: int) -> JobRecord:
-        """A job; raises `NotFoundError` where there is none."""
-        record = self.service_state.jobs.get(number) or self._store.job(number)
+        """The record of a job; raises `NotFoundError` if there is none."""
+        record = self.service_state.jobs.get(number) or self.store.job(number)
         if record is None:
-            raise NotFoundError(f"there is no job {number}")
+            hint = "hocket fleet jobs --all lists them"
+            raise NotFoundError(f"there is no job {number}", hint=hint)
         return record
 
-    def jobs(
-        self, after: int = 0, limit: int = 100, status: JobStatus | None = None
-    ) -> list[JobRecord]:
-        """Jobs in order of their numbers, from the one after ``after``."""
-        return self._store.jobs(after, limit, status)
-
-    def newest_jobs(self, status: JobStatus, limit: int) -> list[JobRecord]:
-        """The last jobs of a status, in order of their numbers."""
-        return self._store.newest_jobs(status, limit)
-
-    def attempts(self, number: int) -> list[AttemptRecord]:
-        """All attempts of a job."""
-        return self._store.attempts(number)
-
-    def checkpoints(self, number: int) -> list[CheckpointRecord]:
-        """All checkpoints of a job."""
-        return self._store.checkpoints(number)
-
     def usage(self, num_weeks: int) -> list[UsageRow]:
-        """Device time by week, user, team and type, of this week and those before."""
+        """Device time by week, user, team and type, of the current week and earlier ones."""
         now_s = self.now_s()
         since_s = week_start_s(now_s) - (num_weeks - 1) * WEEK_S
-        return count_usage(self._store.held_since(since_s), since_s, now_s)
-
-    def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
-        """Events after event ``after``; the oldest are dropped in time."""
-        return self._store.events(after, limit)
+        return count_usage(self.store.held_since(since_s), since_s, now_s)
 
     def last_event(self) -> int:
         """The number of the newest event."""
         return self.service_state.last_sequence
 
     def wait_for_events(self, after: int, timeout_s: float) -> int:
-        """Wait until something happens after event ``after``; the number of the newest event."""
+        """Wait for an event newer than ``after``; returns the number of the newest event."""
         self._loops.wait(lambda: self.last_event() > after, timeout_s)
         return self.last_event()
 
     def devices(self) -> list[DeviceRecord]:
-        """All devices that are or were there."""
+        """All devices that are or were part of the fleet."""
         state = self.state
         servers = self._reconciler.servers
         return [
@@ -383,25 +368,17 @@ class Daemon:
                 kind=state.kinds[int(state.device_kind[at])],
                 server=servers.get(name, ""),
                 is_up=bool(state.is_up[at]),
+                is_drained=name in state.drained,
                 jobs=tuple(int(number) for number in state.holders[at] if number >= 0),
             )
             for at, name in enumerate(state.device_names)
         ]
 
     def log(self, number: int, attempt: int) -> Log:
-        """The output of an attempt; raises `NotFoundError` where there is no such attempt."""
-        if all(record.attempt != attempt for record in self.attempts(number)):
+        """The output of an attempt; raises `NotFoundError` if there is no such attempt."""
+        if all(record.attempt != attempt for record in self.store.attempts(number)):
             raise NotFoundError(f"job {number} has no attempt {attempt}")
-        return Log(self._store.folder, number, attempt)
-
-    def _change(
-        self, command: Callable[..., None], number: int, version: int | None, only_of: str | None
-    ) -> JobRecord:
-        find_job = self._store.job
-        self._answer(
-            partial(command, number=number, version=version, find_job=find_job, only_of=only_of)
-        )
-        return self.job(number)
+        return Log(self.store.folder, number, attempt)
 
     def _hear(self, name: AttemptName) -> None:
         job = self.service_state.jobs.get(name.job)

@@ -1,7 +1,7 @@
-"""Decide, commit: takes batches of commands from the old state to the next, without threads.
+"""Applies batches of commands to the state and commits the result, without threads.
 
-The answers of a batch are given after its commit, never before. Where the commit fails the state
-stays as it was, and no user has seen an answer that is wrong now.
+Answers of a batch are given only after its commit. If the commit fails, the state stays as it was,
+so no user has seen an answer that is now wrong.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hocket.service.daemon.decision_log import DecisionLog
 from hocket.service.daemon.service_state import ServiceState
 from hocket.service.daemon.transaction import Transaction
 from hocket.service.errors import UnavailableError
-from hocket.service.store.batch import Batch
 from hocket.service.store.store import Store
+from hocket.service.store.tables import Batch
 
 Command = Callable[[Transaction], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A command, and whoever waits for its answer."""
+    """A command and the future of its result."""
 
     command: Command
     future: Future[Any] = field(default_factory=Future)
@@ -37,8 +37,6 @@ class Decider:
 
     def __init__(self, service_state: ServiceState, store: Store, clock: Clock) -> None:
         self.service_state = service_state
-        self.broken: HocketError | None = None
-        """Set once something was stored that cannot be vouched for: only a restart helps."""
         self.on_commit: Callable[[ServiceState, Batch], None] = lambda service_state, batch: None
         """Called after each commit, before its answers."""
         self._store = store
@@ -59,11 +57,9 @@ class Decider:
             elif isinstance(error, _HalfDoneError):
                 _fail_all(requests, error.why)
             else:
-                _fail_all(requests, UnavailableError(f"this went wrong: {error!r}"), error)
+                _fail_all(requests, UnavailableError(f"internal error: {error!r}"), error)
 
     def _decide(self, requests: Sequence[Request]) -> None:
-        if self.broken is not None:
-            raise self.broken
         transaction = Transaction(self.service_state, self._clock.now_s(), _new_token)
         answers = [(request, _answer(request, transaction)) for request in requests]
         if transaction.is_changed:
@@ -76,14 +72,7 @@ class Decider:
 
     def _commit(self, transaction: Transaction) -> None:
         service_state, batch = transaction.finish()
-        try:
-            self._store.commit(batch)
-        except OSError as error:
-            self.broken = UnavailableError(
-                f"the commit sequence cannot be written: {error.strerror}",
-                hint="look at the disk of the state folder, then start the service again",
-            )
-            raise self.broken from None
+        self._store.commit(batch)
         self.service_state = service_state
         self._log.write(transaction.time_s, transaction.decisions)
         self.on_commit(service_state, batch)

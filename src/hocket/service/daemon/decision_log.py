@@ -1,15 +1,17 @@
-"""The log of decisions: a line in ``decisions.log`` of the state folder for whatever was decided.
+"""The log of decisions: one line in ``decisions.log`` of the state folder per decision.
 
-Each says what was done and the numbers behind it. Lines are written after the commit, so that none
-reports something that did not happen. A full disk costs lines, not decisions.
+Each line states the decision and the numbers behind it. Lines are written after the commit, so none
+reports something that did not happen. If the disk is full, lines are lost, not decisions.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import numpy as np
@@ -21,34 +23,34 @@ from hocket.service.plain_file import open_plain
 NAME = "decisions.log"
 MAX_BYTES = 10_000_000
 NUM_KEPT = 4
-"""Files beside the current one."""
+"""Number of older log files that are kept besides the current one."""
 
 
 class DecisionLog:
     """Appends lines; a full file is kept as ``decisions.log.1``, and older ones after it."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
+        self._file = _PlainFiles(
+            folder / NAME, maxBytes=MAX_BYTES, backupCount=NUM_KEPT, encoding="utf-8", delay=True
+        )
 
     def write(self, time_s: float, lines: Sequence[str]) -> None:
         """Add the lines of one batch."""
-        if not lines:
-            return
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
-        text = "".join(f"{moment} {line}\n" for line in lines)
-        with contextlib.suppress(OSError):
-            self._rotate()
-            descriptor = open_plain(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with open(descriptor, "a", encoding="utf-8") as file:
-                file.write(text)
+        for line in lines:
+            self._file.emit(logging.makeLogRecord({"msg": f"{moment} {line}"}))
+        self._file.close()
 
-    def _rotate(self) -> None:
-        if not self._path.exists() or self._path.stat().st_size < MAX_BYTES:
-            return
-        for older in range(NUM_KEPT, 0, -1):
-            newer = self._path.with_suffix(f".log.{older - 1}") if older > 1 else self._path
-            if newer.exists():
-                newer.replace(self._path.with_suffix(f".log.{older}"))
+
+class _PlainFiles(RotatingFileHandler):
+    """Opens files that a job cannot have replaced by a link or a pipe."""
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        return open(open_plain(self.baseFilename, flags), "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Drop what cannot be written."""
 
 
 def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
@@ -76,12 +78,12 @@ def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
 
 
 def describe_stop(stop: Stop) -> str:
-    """A job that is stopped, and why."""
+    """Text that names a job that is stopped, and the reason."""
     return f"job {stop.number} stops attempt {stop.attempt}: {stop.reason}"
 
 
 def describe_reserved(before: FleetState, after: FleetState) -> list[str]:
-    """Jobs that have devices reserved since this decision, or from another time on."""
+    """Lines for jobs whose reservation of devices is new or has another start time."""
     rows = after.jobs.rows
     lines = []
     for job in rows[rows["reserved_s"] > 0.0]:

@@ -43,7 +43,7 @@ def dry_run_job(state: FleetState, job: Job) -> None:
 
 @lru_cache(maxsize=64)
 def _dry_run_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
-    """The same for all jobs that policies refuse or serve alike; remembered where it is served."""
+    """Check one job that stands for all jobs with these properties; a success is cached."""
     devices = (FleetDevice(name="a", kind=""), FleetDevice(name="b", kind=""))
     job = Job(
         number=1,
@@ -64,9 +64,11 @@ def dry_run_round(state: FleetState) -> None:
 
 @lru_cache(maxsize=8)
 def dry_run_day(rules: Rules, kinds: tuple[str, ...]) -> None:
-    """A day of a small fleet on which everything happens once. Loads, or compiles, all parts of
-    `step`: a service that says it is ready need not do that while somebody waits, and one that is
-    killed soon after each start would never come to an end with it."""
+    """Simulate a day of a small fleet with every type of event, to load or compile all of `step`.
+
+    Otherwise the first users would wait for compilation, and a service that is killed soon after
+    each start would never finish it.
+    """
     devices = tuple(
         FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // 2}")
         for kind in kinds
@@ -93,7 +95,7 @@ def dry_run_day(rules: Rules, kinds: tuple[str, ...]) -> None:
 
 
 def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
-    """More jobs than devices, each with speeds of its own; with gangs where the policy has them."""
+    """More jobs than devices, each with different speeds, and gangs if the policy supports them."""
     largest = 2
     try:
         _dry_run_like(rules, is_gang=True, knows_steps=True, has_deadline=False)
@@ -112,7 +114,7 @@ def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
 
 
 def _emptied(state: FleetState) -> FleetState:
-    """The same fleet without jobs, where a round begins as soon as one comes."""
+    """The same fleet without jobs, in which a round begins as soon as a job arrives."""
     return state.but(
         jobs=Jobs(*(column[:0] for column in state.jobs)),
         names={},

@@ -1,7 +1,7 @@
-"""Elastic jobs of a fleet that runs: sizes with which they begin, and others at each round.
+"""Elastic jobs of a running fleet: choice of the gang size at the start and at each round.
 
-A job that has a plan for several numbers of devices is stopped and started again with another
-number where that is worth it, and gets the plan for the devices that it then has.
+A job that has plans for several numbers of devices is stopped and restarted with another number if
+the gain is worth it, and gets the plan for the devices that it then has.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hocket.service.spec import JobSpec, on_gang
 
 
 def speed_on(spec: JobSpec, kind: str, gang: int | None = None) -> float:
-    """Steps per second of a gang on a kind of devices; 0 where the job must not run there."""
+    """Steps per second of a gang on a device type; 0 if the job must not run there."""
     if spec.throughputs is None:
         return 1.0
     return spec.throughputs.get(on_gang(spec, gang or spec.gang, kind), 0.0)
 
 
 def gang_speeds(spec: JobSpec, kinds: Iterable[str]) -> GangSpeeds:
-    """Throughputs of a job with every number of devices that it may have."""
+    """Throughputs of a job for every number of devices that it allows."""
     names, gangs = list(kinds), tuple(sorted(set(spec.gangs or (spec.gang,))))
     table = np.array([[speed_on(spec, kind, gang) for kind in names] for gang in gangs])
     return GangSpeeds(gangs=gangs, steps_per_s=table)
 
 
 def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, spec: JobSpec) -> int:
-    """The number of devices with which a new job begins beside those that are there."""
+    """Number of devices that a new job starts with, given the jobs that are already there."""
     if spec.gangs is None:
         return spec.gang
     speeds = {**_elastic(state, jobs), number: gang_speeds(spec, state.kinds)}
@@ -42,7 +42,7 @@ def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, sp
 
 
 def resized(state: FleetState, jobs: Mapping[int, JobRecord], time_s: float) -> Resize | None:
-    """Resize event of this round; None for no change."""
+    """Resize event of this round; None if no job changes its size."""
     speeds = _elastic(state, jobs) if is_unsettled(state) else {}
     return Sizes(speeds).resize(state, time_s) if speeds else None
 

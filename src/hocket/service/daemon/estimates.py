@@ -26,7 +26,7 @@ from hocket.fleet.throughputs.unseen import belief_from, complete
 from hocket.service.spec import JobSpec, is_preemptible
 
 _BOLDNESS = 1.0
-"""Deviations by which a device type is taken for faster than it most likely is."""
+"""Deviations above the most likely speed at which untried device types are estimated."""
 _USUAL_PART = 0.6
 """Part of its speed that a job keeps beside another where nothing was measured: the median of
 Gavel's published pairs is 0.68 on V100, 0.59 on P100 and 0.54 on K80."""
@@ -34,7 +34,7 @@ _LEAST_PART = 0.05
 
 
 def refuse_estimates(spec: JobSpec, rules: Rules, reference: Throughputs | None) -> None:
-    """Raise `UsageError` for a job that asks for what this service cannot do."""
+    """Raise `UsageError` for a job that needs estimates which this service cannot make."""
     if spec.estimate and reference is None:
         hint = "start hocket fleet serve with --throughputs FILE"
         raise UsageError("the service has no table to estimate from", hint=hint, where="estimate")
@@ -54,7 +54,7 @@ def refuse_estimates(spec: JobSpec, rules: Rules, reference: Throughputs | None)
 
 
 def allows_sharing(rules: Rules) -> bool:
-    """False where jobs keep their place in line: first come, first served."""
+    """False for first come, first served policies, in which jobs keep their place in the queue."""
     return not rules.policy.startswith("fifo") and rules.mechanism != "gavel"
 
 
@@ -77,7 +77,8 @@ def with_spec_profile(
 def with_other_types_estimated(
     state: FleetState, number: int, spec: JobSpec, reference: Throughputs | None
 ) -> FleetState:
-    """The state after a measurement of a job, with what follows for other devices and pairs."""
+    """The state after a measurement of a job, with new estimates for other device types and
+    pairs."""
     at, before = state.row_of(number), state
     if spec.throughputs is None:
         state = _with_untried(state, at, spec, reference)
@@ -113,7 +114,8 @@ def _with_untried(
 def _parts(
     known: PairEstimates, kinds: tuple[str, ...], reference: Throughputs | None
 ) -> FloatArray:
-    """Parts that profiles keep beside each other: measured ones as they are, others completed."""
+    """Fractions of their speed that profiles keep when paired: measured if known, else
+    completed."""
     own = [JobProfile(*json.loads(profile)[1:]) for profile in known.profiles]
     gang = np.array([profile.gang for profile in own])
     part = np.where(known.is_measured, known.part, np.nan)

@@ -24,7 +24,7 @@ from hocket.service.daemon.reconciler import Reconciler
 from hocket.service.daemon.service_state import ServiceState, name_of
 from hocket.service.errors import UnavailableError
 from hocket.service.executors.executor import AttemptName
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 
 # Commands that wait to be decided: what people ask goes before reports of the engine.
 #
@@ -32,13 +32,14 @@ from hocket.service.store.batch import Batch
 # Only a few of them go into one batch, so that nobody who asks waits for all of them.
 
 MAX_ASKED = 64
-"""Commands of people and processes in one batch: more would make the first wait for the last."""
+"""Most commands of users and processes in one batch; in a larger one the first waits for the
+last."""
 MAX_REPORTS = 3
-"""Outcomes in one batch."""
+"""Most reports of the executor in one batch."""
 
 
 class Inbox:
-    """Two queues behind one event_notifier."""
+    """Two queues, of commands and of reports, with one event that wakes the reader."""
 
     def __init__(self) -> None:
         self._event_notifier = threading.Condition()
@@ -46,18 +47,18 @@ class Inbox:
         self._reports: deque[Request] = deque()
 
     def put(self, request: Request, *, is_report: bool = False) -> None:
-        """Add a command; ``is_report`` for reports of the engine."""
+        """Add a command; ``is_report`` for reports of the executor."""
         with self._event_notifier:
             (self._reports if is_report else self._asked).append(request)
             self._event_notifier.notify()
 
     def ring(self) -> None:
-        """Let `take` return though nothing came."""
+        """Wake `take`, which may then return an empty batch."""
         with self._event_notifier:
             self._event_notifier.notify()
 
     def take(self, wait_s: float) -> list[Request]:
-        """The next batch; waits so long where there is none."""
+        """The next batch; waits up to ``wait_s`` for one."""
         with self._event_notifier:
             if not self._asked and not self._reports and wait_s > 0.0:
                 self._event_notifier.wait(wait_s)
@@ -66,7 +67,7 @@ class Inbox:
         return asked + reports
 
     def take_all(self) -> list[Request]:
-        """Everything, at once."""
+        """Everything in both queues, without a limit."""
         with self._event_notifier:
             requests = [*self._asked, *self._reports]
             self._asked.clear()
@@ -82,12 +83,12 @@ Item = TypeVar("Item")
 
 
 class Loops:
-    """The threads; `ask` and `tell` give them commands."""
+    """The two threads; `ask` and `report` queue commands for them."""
 
     def __init__(self, decider: Decider, clock: Clock, poll_s: float) -> None:
         self.is_closing = False
-        self.trouble = ""
-        """Why no round can begin; empty where none was due or it could."""
+        self.trouble: str = ""
+        """Why no round can begin; empty if none was due or the last one began."""
         self._decider = decider
         self._clock = clock
         self._poll_s = poll_s
@@ -97,11 +98,11 @@ class Loops:
         self._next_tick_try_s = 0.0
         self._threads: list[threading.Thread] = []
         self.observers: list[Callable[[ServiceState, Batch], None]] = []
-        """Called after each commit, by the thread that decides: they must not take long."""
+        """Functions that the deciding thread calls after each commit; they must be fast."""
         decider.on_commit = self._after_commit
 
     def start(self, reconciler: Reconciler) -> None:
-        """Begin to decide and to act."""
+        """Start both threads: one decides, one talks to the executor."""
         decides = threading.Thread(target=self._decide_forever, name="fleet-decides", daemon=True)
         acts = threading.Thread(
             target=self._act_forever, args=(reconciler,), name="fleet-acts", daemon=True
@@ -111,7 +112,7 @@ class Loops:
             thread.start()
 
     def close(self) -> None:
-        """Stop after what is being done now; commands that wait are refused."""
+        """Stop after the current batch; commands that wait are refused."""
         self.is_closing = True
         self._inbox.ring()
         self._changed.put(None)
@@ -132,7 +133,7 @@ class Loops:
         return self._post(Request(command), is_report=False)
 
     def report(self, command: Command) -> Future[Any]:
-        """The same for reports of the engine, which has time."""
+        """Queue a report of the executor; a batch takes fewer of these than of users' commands."""
         return self._post(Request(command), is_report=True)
 
     def _post(self, request: Request, *, is_report: bool) -> Future[Any]:
@@ -143,7 +144,7 @@ class Loops:
         return request.future
 
     def wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for something that only a commit can make so."""
+        """Wait until ``is_so()`` holds, which only a commit can change, or ``timeout_s`` passed."""
         with self._committed:
             self._committed.wait_for(lambda: is_so() or self.is_closing, timeout_s)
 
@@ -162,7 +163,7 @@ class Loops:
             self._mind(tick)
 
     def _mind(self, tick: Request) -> None:
-        """A round that could not begin is tried again, not at once."""
+        """Note whether a round could begin; if not, it is retried after a delay."""
         if not tick.future.done():
             return
         error = tick.future.exception()
@@ -207,7 +208,7 @@ class Loops:
 
     @staticmethod
     def _safely(reconciler: Reconciler, act: Callable[[], None]) -> None:
-        """Call an engine; after an unexpected exception it is polled again, not given up."""
+        """Call the reconciler; an unexpected exception is noted, and polling continues."""
         try:
             act()
         except Exception as error:
@@ -216,7 +217,7 @@ class Loops:
 
 
 def _taken(source: queue.SimpleQueue[Item], wait_s: float, most: int) -> list[Item]:
-    """Take items of a queue, at most so many; waits where there is none."""
+    """Take up to ``most`` items of a queue; waits up to ``wait_s`` if it is empty."""
     items: list[Item] = []
     try:
         items.append(source.get(timeout=wait_s) if wait_s > 0.0 else source.get_nowait())

@@ -1,4 +1,4 @@
-"""Observations of executors, each a function on a transaction, as in `commands`."""
+"""Commands that apply what the executor observed, each a function on a transaction."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hocket.service.executors.executor import LOST, AttemptName, Status
 from hocket.service.records import AttemptRecord
 
 NEVER_RAN = (126, 127)
-"""Exit codes of a command that is not there or cannot be executed, as shells have it."""
+"""Exit codes by which shells report a command that is missing or cannot be executed."""
 PREEMPTED_OUTCOMES = ("preempted", "moved", "drained")
-"""Outcomes of attempts that rounds stopped while their job goes on."""
+"""Outcomes of attempts that a round stopped, while their job waits for devices again."""
 
 
 def begun(transaction: Transaction, names: Sequence[AttemptName]) -> None:
-    """The processes of some attempts run."""
+    """Record that attempts have begun to run."""
     for name in names:
         attempt = find(transaction.attempts, name)
         if attempt is not None and attempt.stopping_since_s is None:
@@ -34,7 +34,7 @@ def begun(transaction: Transaction, names: Sequence[AttemptName]) -> None:
 
 
 def ended(transaction: Transaction, statuses: Sequence[Status]) -> None:
-    """Nothing of some attempts runs any more."""
+    """Record that attempts have ended: none of their processes is left."""
     finished = [status.name for status in statuses if _has_finished(transaction, status)]
     for name in finished:
         transaction.close(name, "finished", 0)
@@ -88,7 +88,7 @@ def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
 
 
 def _give_up(transaction: Transaction, number: int, message: str) -> None:
-    """A job whose command cannot be run: trying again would not help."""
+    """End a job whose command cannot be run: a retry would not help."""
     job = transaction.jobs[number]
     transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,), is_failure=True))
     transaction.put_job(replace(job, failures=job.failures + 1, message=message))
@@ -96,7 +96,7 @@ def _give_up(transaction: Transaction, number: int, message: str) -> None:
 
 
 def silent(transaction: Transaction, name: AttemptName, silence_s: float) -> None:
-    """An attempt reported nothing for too long: it is stopped, and counts as failed."""
+    """Stop an attempt that reported nothing for too long, and count it as failed."""
     attempt = find(transaction.attempts, name)
     if attempt is not None and attempt.stopping_since_s is None:
         _fail(transaction, name, f"attempt {name.attempt} reported nothing for {silence_s:.0f} s")
@@ -130,7 +130,7 @@ def _complaint(status: Status) -> str:
 
 
 def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> None:
-    """Compare the devices that are there, of kinds that the fleet knows, with the state."""
+    """Add and remove devices of known types, so that the state matches the executor."""
     up = kinds_up(transaction.state)
     there = {
         device.name: device.kind for device in devices if device.kind in transaction.state.kinds
@@ -149,6 +149,6 @@ def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> N
 
 
 def see_unknown_kinds(transaction: Transaction, kinds: Sequence[str]) -> None:
-    """Devices came that nothing can run on: nobody said how fast jobs are there."""
+    """Note devices of unknown types: no job has a speed for them, so they stay unused."""
     for kind in kinds:
         transaction.note("kind-unknown", device_kind=kind)

@@ -1,9 +1,9 @@
-"""Act: makes what runs equal to what was committed, by looking at both again and again.
+"""Makes what runs equal to what was committed, by comparing both repeatedly.
 
-Not a list of orders, which a crash would lose: every look compares the committed state with what
-the executor says and does what is missing. So a restart needs nothing of its own, doing a thing
-twice is harmless (an attempt's name makes ``start`` idempotent), and an outcome that could not be
-stored is simply seen again.
+There is no list of pending orders, which a crash would lose: each pass compares the committed state
+with what the executor reports and does what is missing. So a restart needs no special handling,
+repeating an action is harmless (an attempt's name makes ``start`` idempotent), and an outcome that
+could not be stored is seen again.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from hocket.service.server_config import ServerConfig
 Item = TypeVar("Item")
 
 MAX_START_TRIES = 5
-"""Refused so often, an attempt cannot be started."""
+"""Number of refused starts after which an attempt is reported as unable to start."""
 START_AGAIN_S = 1.0
-"""Time before the second try; twice as long before each that follows."""
+"""Delay before the second try to start; it doubles with each further try."""
 KILL_AFTER_S = 10.0
-"""Past its grace, an attempt that an executor should have killed is killed from here."""
+"""Time after its grace at which the reconciler kills an attempt that its executor did not."""
 
 
 class _Refusal(NamedTuple):
     why: str
     again_s: float
-    """When to try the next time."""
+    """Time of the next try."""
 
 
 class Reconciler:
@@ -63,10 +63,10 @@ class Reconciler:
         endpoint_url: str = "",
         config: ServerConfig | None = None,
     ) -> None:
-        self.trouble = ""
+        self.trouble: str = ""
         """Last error of the executor; empty once it works again."""
         self.servers: dict[str, str] = {}
-        """Of each device that was ever seen."""
+        """Server of each device that was ever seen."""
         self._executor = executor
         self._service_state = service_state
         self._send = report
@@ -75,25 +75,25 @@ class Reconciler:
         self._endpoint_url = endpoint_url
         self._config = config
         self._known: set[AttemptName] = set()
-        """Attempts that the executor has, as far as is known."""
+        """Attempts that the executor is known to have."""
         self._asked_to_stop: dict[AttemptName, int] = {}
-        """Attempts that were asked to end, and in which poll."""
+        """Attempts that were asked to stop, with the number of the poll before that."""
         self._num_looks = 0
         self._heard_s = heard_s
         self._running_since_s: dict[AttemptName, float] = {}
         """When attempts were first seen to run: one that waits in the queue of its engine cannot
         report anything."""
         self._refusals: dict[AttemptName, list[_Refusal]] = {}
-        """Why attempts could not be started, each time."""
+        """Errors of each attempt that could not be started, one per try."""
         self._unknown_kinds: set[str] = set()
-        """Of devices that are there and cannot be used."""
+        """Unknown device types of devices that exist but cannot be used."""
         self._pending: dict[object, Future[Any]] = {}
         """Reports that are not decided yet, so that none is sent twice."""
         self._is_refused = False
         """True if a report could not be decided."""
 
     def look(self) -> None:
-        """Ask the executor what there is, tell what is new, do what is missing."""
+        """Poll the executor, report changes, then start and stop attempts as committed."""
         try:
             poll = self._executor.poll()
         except HocketError as error:
@@ -114,7 +114,7 @@ class Reconciler:
         self.apply(name_of(record) for record in service_state.open_attempts())
 
     def apply(self, names: Iterable[AttemptName]) -> None:
-        """Start what shall run and stop what shall not, as far as that was not done."""
+        """Start and stop attempts as the committed state says, where that was not done yet."""
         if not self._num_looks:
             # What runs already is not known yet.
             return
@@ -196,7 +196,7 @@ class Reconciler:
         unknown = {device.kind for device in poll.devices} - set(state.kinds)
         if unknown:
             kinds = ", ".join(map(repr, sorted(unknown)))
-            self.trouble = f"devices of kind {kinds} came and are not used before a restart"
+            self.trouble = f"devices of type {kinds} came and are not used before a restart"
         if new := unknown - self._unknown_kinds:
             self._report("kinds", partial(observations.see_unknown_kinds, kinds=sorted(new)))
         self._unknown_kinds = unknown

@@ -32,7 +32,7 @@ from hocket.service.records import (
     JobRecord,
     JobStatus,
 )
-from hocket.service.store.batch import Batch, KeyRecord
+from hocket.service.store.tables import Batch, KeyRecord
 
 # Jobs of which nobody said whether they may be stopped for others.
 #
@@ -63,7 +63,7 @@ _VERDICTS: dict[str, JobStatus] = {
 
 
 class Transaction:
-    """Changes of one batch; `finish` makes the state and the rows of them."""
+    """Collects the changes of one batch; `finish` returns the new state and the rows to store."""
 
     def __init__(
         self, service_state: ServiceState, time_s: float, new_token: Callable[[], str]
@@ -78,7 +78,7 @@ class Transaction:
         self.decisions: list[str] = []
         """Lines for the log of decisions."""
         self.num_changes = 0
-        """Rises with everything that is done to the transaction."""
+        """Counter that increases with every change of the transaction."""
         self._before = service_state
         self._new_token = new_token
         self._waiting = dict.fromkeys(service_state.waiting)
@@ -86,13 +86,12 @@ class Transaction:
         self._touched: dict[int, None] = {}
         self._ends: dict[int, str] = {}
         self._changed_attempts: dict[AttemptName, AttemptRecord] = {}
-        self._num_new_attempts = 0
         self._new_checkpoints: list[CheckpointRecord] = []
         self._events: list[EventRecord] = []
 
     @property
     def is_changed(self) -> bool:
-        """True if there is anything to commit."""
+        """True if the transaction changed anything."""
         return self.state is not self._before.state or bool(self._touched or self._events)
 
     # ── what commands do ──
@@ -100,8 +99,10 @@ class Transaction:
     def happen(
         self, event: Event, *, state: FleetState | None = None, new_jobs: Sequence[JobRecord] = ()
     ) -> None:
-        """Let `step` decide about an event and note what is to be done; ``state`` is what it
-        happens to where that is not simply the transaction's."""
+        """Let `step` decide about an event, and record its decisions.
+
+        The event is applied to ``state`` if given, else to the state of the transaction.
+        """
         before = self.state if state is None else state
         round_number = self.state.round_number
         self.state, actions = step(before, event)
@@ -121,7 +122,7 @@ class Transaction:
             self._start(start)
 
     def note(self, kind: str, job: int | None = None, /, **detail: Any) -> None:
-        """Something happened that people may want to see."""
+        """Record an event for users."""
         self.num_changes += 1
         sequence = self._before.last_sequence + len(self._events) + 1
         self._events.append(
@@ -137,30 +138,30 @@ class Transaction:
         return old.version + int(_is_news(self._as_it_is(record), old))
 
     def put_job(self, record: JobRecord) -> None:
-        """A new record of a job that has not ended."""
+        """Set the record of a job that has not ended."""
         self.num_changes += 1
         self.jobs[record.number] = record
         self._touched[record.number] = None
 
     def put_checkpoint(self, record: CheckpointRecord) -> None:
-        """A checkpoint that counts from now on."""
+        """Set the newest checkpoint of a job."""
         self.checkpoints[record.job] = record
         self._new_checkpoints.append(record)
         self.note("checkpoint", record.job, attempt=record.attempt, step=record.step)
 
     def note_that_it_knows(self, attempt: AttemptRecord) -> None:
-        """An attempt that is being stopped hears of it from here."""
+        """Record that a response is telling an attempt to stop."""
         if not attempt.knows_it_must_leave:
             self._put(replace(attempt, knows_it_must_leave=True))
 
     def note_that_it_saves(self, number: int) -> None:
-        """A job has shown that it saves its work: from now on it may be stopped for others, unless
-        it was said that it may not."""
+        """Record that a job saves its work, so that it may be preempted unless its file forbids
+        that."""
         if self.jobs[number].spec.preemptible is None:
             self.state = with_preemptible(self.state, number)
 
     def close(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
-        """Nothing of an attempt runs any more: its devices are free."""
+        """Close an attempt that has ended, and free its devices."""
         record = find(self.attempts, name)
         if record is None:
             return
@@ -173,7 +174,7 @@ class Transaction:
             )
 
     def end(self, number: int, why: str) -> None:
-        """A job is over for the state; people see it end with its last open attempt."""
+        """End a job in the state; its record ends with its last open attempt."""
         # Also those that are being stopped for another reason: the next batch finds it there.
         for record in self.attempts.get(number, ()):
             self._put(replace(record, outcome=why))
@@ -193,7 +194,6 @@ class Transaction:
             token=self._new_token(),
             decided_s=self.time_s,
         )
-        self._num_new_attempts += 1
         self._waiting[name_of(record)] = None
         self._put(record)
         job = self.jobs[start.number]
@@ -260,7 +260,7 @@ class Transaction:
     # ── the end of the batch ──
 
     def finish(self) -> tuple[ServiceState, Batch]:
-        """The state after this batch, and what to store of it."""
+        """The state after this batch, and the rows to store."""
         self._tell()
         changed = [record for number in self._touched if (record := self._refreshed(number))]
         before = self._before
@@ -273,8 +273,6 @@ class Transaction:
             checkpoints=self.checkpoints,
             last_number=self.last_number,
             last_sequence=before.last_sequence + len(self._events),
-            num_attempts=before.num_attempts + self._num_new_attempts,
-            num_checkpoints=before.num_checkpoints + len(self._new_checkpoints),
         )
         batch = Batch(
             state=self.state,
@@ -284,15 +282,11 @@ class Transaction:
             events=self._events,
             keys=list(self.keys.values()),
             first_new_number=before.last_number + 1,
-            last_number=service_state.last_number,
-            last_sequence=service_state.last_sequence,
-            num_attempts=service_state.num_attempts,
-            num_checkpoints=service_state.num_checkpoints,
         )
         return service_state, batch
 
     def _refreshed(self, number: int) -> JobRecord | None:
-        """The record of a job as it is now; None where it is as before."""
+        """The current record of a job; None if it has not changed."""
         record = self._as_it_is(self.jobs[number])
         old = self._before.jobs.get(number)
         if record == old:
@@ -341,5 +335,5 @@ class Transaction:
 
 
 def _is_news(record: JobRecord, old: JobRecord) -> bool:
-    """True if a job has changed in more than how far it is."""
+    """True if a record differs from the old one in more than its progress."""
     return replace(record, done_steps=old.done_steps, version=old.version) != old

@@ -1,1 +1,1 @@
-"""Engines that run jobs: local processes, Ray, Slurm."""
+"""Executors that run jobs: as local processes, on machines with agents, on Slurm."""

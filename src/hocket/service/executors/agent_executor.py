@@ -18,8 +18,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,41 +40,26 @@ from hocket.service.executors.executor import (
 )
 
 LEASE_S = 45.0
-"""An agent that has not called for so long is lost."""
+"""Time without a call after which an agent counts as lost."""
 ENDS_AFTER = 0.5
-"""Part of the lease after which attempts are ended that hear nothing."""
+"""Fraction of the lease after which attempts without contact are stopped."""
 GRACE = 0.2
-"""Part of the lease that they have at most to end; the rest is a margin for slow machines."""
+"""Fraction of the lease that stopped attempts get to end; the rest is margin for slow machines."""
 GANG_GRACE_S = 5.0
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 _AGENTS, _ASSIGNED = "agents.json", "assigned"
 
 
-class AgentStatus(NamedTuple):
-    """Status of an attempt as an agent reports it."""
-
-    job: int
-    attempt: int
-    phase: str
-    exit_code: int | None
-    detail: str
-    was_asked: bool
-
-    @property
-    def name(self) -> AttemptName:
-        """Which attempt it is."""
-        return AttemptName(self.job, self.attempt)
-
-
 @dataclass
 class _Agent:
-    """An agent as far as this side knows it."""
+    """Last known state of an agent."""
 
     identity: str
     address: str
     devices: tuple[FleetDevice, ...]
     heard_s: float
-    """Monotonic moment of its last call; that of our start before the first."""
+    """Monotonic time of its last call; before the first call, the time when this service
+    started."""
     attempts: dict[AttemptName, Status] = field(default_factory=dict)
 
 
@@ -86,7 +71,8 @@ class _AgentPart(NamedTuple):
 
 
 class AgentExecutor:
-    """An `Executor` whose machines call; ``url`` and ``fingerprint`` are what jobs report to."""
+    """An `Executor` whose machines call the service; jobs report to ``url`` with
+    ``fingerprint``."""
 
     def __init__(
         self, folder: Path, url: str, fingerprint: str, *, lease_s: float = LEASE_S
@@ -100,7 +86,7 @@ class AgentExecutor:
         self._stops: dict[AttemptName, float] = {}
         self._forgets: set[AttemptName] = set()
         self._seen: set[tuple[str, AttemptName]] = set()
-        """Parts that their agents were known to have: one that is not there any more is lost."""
+        """Parts that their agents have reported: one that is no longer reported is lost."""
         self._lost: dict[tuple[str, AttemptName], str] = {}
         self._refused: dict[AttemptName, str] = {}
         self._load()
@@ -108,7 +94,7 @@ class AgentExecutor:
     # ── what the daemon asks ──
 
     def start(self, assignment: Assignment) -> None:
-        """Have the agents of the devices begin an attempt, each its part."""
+        """Have the agents of the devices begin their parts of an attempt."""
         name = assignment.name
         with self._changing:
             if name in self._parts or name in self._refused:
@@ -125,7 +111,7 @@ class AgentExecutor:
             self._parts[name] = parts
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
-        """Have an attempt ended wherever it is; one that has not begun never will."""
+        """End an attempt on all its agents; one that has not begun never will."""
         with self._changing:
             self._stops[name] = min(self._stops.get(name, grace_s), grace_s)
 
@@ -134,7 +120,7 @@ class AgentExecutor:
         self.stop(name, 0.0)
 
     def poll(self) -> Poll:
-        """Last reports of agents; those that have not called for too long are given up."""
+        """Last reports of the agents; agents that have not called for too long are given up."""
         with self._changing:
             self._give_up_silent()
             names = {name for agent in self._agents.values() for name in agent.attempts}
@@ -147,7 +133,7 @@ class AgentExecutor:
         return Poll(attempts=[*refused, *found], devices=devices)
 
     def forget(self, name: AttemptName) -> None:
-        """Drop an attempt that ended; agents that still have it are asked to drop it."""
+        """Drop an attempt that has ended, here and on its agents."""
         with self._changing:
             self._refused.pop(name, None)
             self._parts.pop(name, None)
@@ -159,7 +145,7 @@ class AgentExecutor:
                 self._forgets.add(name)
 
     def close(self) -> None:
-        """Nothing is held: agents go on."""
+        """Do nothing: agents continue without this executor."""
 
     # ── what agents ask ──
 
@@ -169,9 +155,9 @@ class AgentExecutor:
         identity: str,
         address: str,
         devices: Sequence[tuple[str, str]],
-        statuses: Sequence[AgentStatus],
+        statuses: Sequence[Status],
     ) -> dict[str, Any]:
-        """Take what an agent says, and answer what it should do.
+        """Store the report of an agent and return its orders.
 
         Raises `ConflictError` where another agent of this name has a lease.
         """
@@ -180,7 +166,7 @@ class AgentExecutor:
             agent = self._agents.get(agent_name)
             if agent is not None and agent.identity != identity:
                 hint = "give each machine a token and so a name of its own, or wait for its lease"
-                raise ConflictError(f"another agent {agent_name!r} is there", hint=hint)
+                raise ConflictError(f"another agent named {agent_name!r} holds a lease", hint=hint)
             named = tuple(
                 FleetDevice(name=f"{agent_name}/{device}", kind=kind, server=agent_name)
                 for device, kind in devices
@@ -190,12 +176,12 @@ class AgentExecutor:
                 self._agents[agent_name] = agent
                 self._store_agents()
             agent.heard_s = time.monotonic()
-            agent.attempts = {one.name: _status_of(one) for one in statuses}
+            agent.attempts = {one.name: one for one in statuses}
             self._note_parts(agent_name, agent)
             return self._orders(agent_name, agent)
 
     def log_file(self, agent_name: str, name: AttemptName) -> Path | None:
-        """Where the output of an agent's part goes; None where it has no such part."""
+        """Log file of an agent's part of an attempt; None if the agent has no such part."""
         with self._changing:
             parts = self._parts.get(name, ())
         for at, part in enumerate(parts):
@@ -206,7 +192,7 @@ class AgentExecutor:
         return None
 
     def has_part(self, agent_name: str, job: int) -> bool:
-        """True if an agent runs, or shall run, an attempt of a job."""
+        """True if an attempt of a job is assigned to an agent."""
         with self._changing:
             return any(
                 name.job == job and part.agent == agent_name
@@ -249,7 +235,7 @@ class AgentExecutor:
             self._seen.add((agent_name, name))
         for key in self._seen:
             if key[0] == agent_name and key[1] not in agent.attempts and key not in self._lost:
-                self._lost[key] = f"{agent_name} does not know it any more"
+                self._lost[key] = f"agent {agent_name} no longer has it"
 
     # ── leases ──
 
@@ -262,7 +248,7 @@ class AgentExecutor:
             del self._agents[agent_name]
             for name, parts in self._parts.items():
                 if any(part.agent == agent_name for part in parts):
-                    why = f"no news of {agent_name} for {self.lease_s:.0f} s"
+                    why = f"no contact with agent {agent_name} for {self.lease_s:.0f} s"
                     self._lost[agent_name, name] = why
         if silent:
             self._store_agents()
@@ -291,7 +277,7 @@ class AgentExecutor:
             return Status(name=name, phase=LOST, detail=self._lost[agent_name, name])
         agent = self._agents.get(agent_name)
         if agent is None:
-            return Status(name=name, phase=LOST, detail=f"{agent_name} is not there")
+            return Status(name=name, phase=LOST, detail=f"agent {agent_name} is not connected")
         if name in agent.attempts:
             return agent.attempts[name]
         return Status(name=name, phase=STARTING)
@@ -299,14 +285,14 @@ class AgentExecutor:
     # ── parts ──
 
     def _split(self, assignment: Assignment) -> tuple[_AgentPart, ...] | str:
-        """Split an attempt over agents; a text that says why where nobody can run it."""
+        """Split an attempt over agents; returns the reason as text if it cannot run."""
         by_agent: dict[str, list[str]] = {}
         for device in assignment.devices:
             agent_name, _, local = device.partition("/")
             by_agent.setdefault(agent_name, []).append(local)
         missing = [one for one in by_agent if one not in self._agents]
         if missing:
-            return f"{missing[0]} is not there"
+            return f"agent {missing[0]} is not connected"
         if len(by_agent) > 1 and assignment.processes == "one":
             return (
                 'one process cannot use devices of several machines; write processes = "per-device"'
@@ -320,10 +306,10 @@ class AgentExecutor:
             shared["WORLD_SIZE"] = str(len(assignment.devices))
         parts, first_rank = [], 0
         for agent_name, devices in by_agent.items():
-            own = replace(
-                assignment, environment=shared, devices=tuple(devices), first_rank=first_rank
+            own = assignment._replace(
+                environment=shared, devices=tuple(devices), first_rank=first_rank
             )
-            parts.append(_AgentPart(agent_name, _data_of(own)))
+            parts.append(_AgentPart(agent_name, own.to_data()))
             first_rank += len(devices)
         return tuple(parts)
 
@@ -355,28 +341,4 @@ class AgentExecutor:
         try:
             files.write_json(self._folder / _AGENTS, content)
         except OSError as error:
-            raise RunError(f"cannot note an agent: {error}") from None
-
-
-def _status_of(one: AgentStatus) -> Status:
-    phases = {"starting": STARTING, "running": RUNNING, "exited": EXITED, "lost": LOST}
-    return Status(
-        name=one.name,
-        phase=phases[one.phase],
-        exit_code=one.exit_code,
-        detail=one.detail,
-        was_asked=one.was_asked,
-    )
-
-
-def _data_of(assignment: Assignment) -> dict[str, Any]:
-    """An assignment as JSON."""
-    data = asdict(assignment)
-    return {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
-
-
-def assignment_from(data: Mapping[str, Any]) -> Assignment:
-    """The assignment that an agent was sent."""
-    paths = {key: Path(data[key]) for key in ("work_folder", "log_file")}
-    lists = {key: tuple(data[key]) for key in ("command", "devices")}
-    return Assignment(**{**data, **paths, **lists, "name": AttemptName(*data["name"])})
+            raise RunError(f"cannot store the list of agents: {error}") from None

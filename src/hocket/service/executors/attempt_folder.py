@@ -16,17 +16,17 @@ The files are the whole interface between an executor and a supervisor, on this 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hocket.base import locks
 from hocket.processes import system
-
-if TYPE_CHECKING:
-    from hocket.service.executors.executor import Assignment
+from hocket.service.plain_file import NotPlainError, open_plain
 
 ASSIGNMENT = "assignment.json"
 LOCK = "lock"
@@ -37,38 +37,69 @@ STOP = "stop.json"
 RESULT = "result.json"
 
 MARK = "HOCKET_ATTEMPT_MARK"
-"""The variable by which every process of an attempt can be found."""
+"""Environment variable by which every process of an attempt can be found."""
 
-DAMAGED = (ValueError, TypeError, KeyError)
-"""Errors of reading a file that is not as it was written."""
+DAMAGED = (ValueError, TypeError, KeyError, OverflowError, RecursionError, NotPlainError)
+"""Errors of reading a file whose content was changed, as a job can do with its own files."""
+_MAX_BYTES = 32 << 20
 
 
-class AttemptOrder(NamedTuple):
-    """Order for a supervisor: an `Assignment` without what only the daemon needs."""
+class AttemptName(NamedTuple):
+    """Name of an attempt: the numbers of its job and of the attempt."""
 
-    command: list[str]
-    environment: dict[str, str]
-    work_folder: str
-    log_file: str
-    devices: list[str]
+    job: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.job}-{self.attempt}"
+
+
+class Assignment(NamedTuple):
+    """All that an executor needs to run an attempt."""
+
+    name: AttemptName
+    command: tuple[str, ...]
+    """Program and arguments, including those to resume with."""
+    environment: Mapping[str, str]
+    """Variables of the job and of the lease (``HOCKET_...``); an executor adds those that name
+    the devices and ranks."""
+    work_folder: Path
+    log_file: Path
+    """File that receives standard output and error of all processes of the attempt."""
+    devices: tuple[str, ...]
     kind: str
-    processes: str
-    grace_s: float
-    log_limit_bytes: int
-    first_rank: int = 0
-    """Of these processes, where others of the gang run on other machines."""
-    mark: str = ""
-    """Unique among attempts of all fleets, also earlier ones; empty for the path of the folder."""
+    processes: Literal["one", "per-device"] = "one"
+    grace_s: float = 30.0
     memory_bytes: int | None = None
-    """Limit of all its processes together."""
-    lease_file: str = ""
-    """Holds until when the attempt may run without news of the daemon; empty for ever."""
+    """Memory limit of all its processes together on one machine; None for no limit."""
     cpus: float | None = None
-    gpus: list[int] | None = None
-    """Numbers of the GPUs that it may open; None where its devices are no GPUs."""
+    """Limit in CPU cores (CPU time per wall-clock time); None for no limit."""
+    gpus: tuple[int, ...] | None = None
+    """Numbers of the GPUs that it may open, set by the executor; None if its devices are no
+    GPUs."""
+    first_rank: int = 0
+    """Rank of its first process, if other processes of the gang run on other machines."""
+    lease_file: str = ""
+    """File with the time until which it may run without the daemon; empty for no limit."""
     has_own_folder: bool = False
+    """True if the daemon made ``work_folder`` for this job; False if the job named it."""
     unix_user: str = ""
-    """User that the commands run as, where the supervisor may change that; empty for its own."""
+    """Unix user that it runs as, if the executor is root; empty for the user of the service."""
+    log_limit_bytes: int = 1 << 30
+    mark: str = ""
+    """Text unique among the attempts of all fleets, past ones included; set with the folder."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The assignment as JSON."""
+        data = self._asdict()
+        return {key: str(one) if isinstance(one, Path) else one for key, one in data.items()}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Assignment:
+        """Inverse of `to_data`."""
+        paths = {key: Path(data[key]) for key in ("work_folder", "log_file")}
+        lists = {key: tuple(data[key]) for key in ("command", "devices")}
+        return cls(**{**data, **paths, **lists, "name": AttemptName(*data["name"])})
 
 
 class Result(NamedTuple):
@@ -78,74 +109,60 @@ class Result(NamedTuple):
     detail: str
     is_lost: bool = False
     was_asked: bool = True
-    """True if it was asked to end before it did, or may have been."""
+    """True if it was, or may have been, asked to stop before it ended."""
 
 
 def mark_of(folder: str | Path) -> str:
-    """The variable, with its value, that all processes of the attempt have."""
-    order = read_order(folder)
-    return f"{MARK}={(order.mark if order else '') or os.path.realpath(folder)}"
+    """``NAME=value`` of the environment variable that all processes of the attempt have."""
+    assignment = read_assignment(folder)
+    return f"{MARK}={(assignment.mark if assignment else '') or os.path.realpath(folder)}"
 
 
-def write_assignment(
-    folder: str | Path, assignment: Assignment, *, log_limit_bytes: int = 1 << 30
-) -> None:
-    """Tell a supervisor what to run; ``folder`` must exist."""
-    order = AttemptOrder(
-        command=list(assignment.command),
-        environment=dict(assignment.environment),
-        work_folder=str(assignment.work_folder),
-        log_file=str(assignment.log_file),
-        devices=list(assignment.devices),
-        kind=assignment.kind,
-        processes=assignment.processes,
-        grace_s=assignment.grace_s,
-        log_limit_bytes=log_limit_bytes,
-        first_rank=assignment.first_rank,
-        lease_file=assignment.lease_file,
-        mark=f"{os.path.realpath(folder)}:{os.urandom(8).hex()}",
-        memory_bytes=assignment.memory_bytes,
-        cpus=assignment.cpus,
-        gpus=None if assignment.gpus is None else list(assignment.gpus),
-        has_own_folder=assignment.has_own_folder,
-        unix_user=assignment.unix_user,
-    )
-    write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
+def write_assignment(folder: str | Path, assignment: Assignment) -> None:
+    """Write the assignment for a supervisor; ``folder`` must exist."""
+    mark = assignment.mark or f"{os.path.realpath(folder)}:{os.urandom(8).hex()}"
+    write_json(os.path.join(folder, ASSIGNMENT), assignment._replace(mark=mark).to_data())
 
 
-def read_order(folder: str | Path) -> AttemptOrder | None:
-    """The order of a folder; None where there is none."""
+def read_assignment(folder: str | Path) -> Assignment | None:
+    """The assignment of a folder; None if there is none."""
     content = read_json(os.path.join(folder, ASSIGNMENT))
-    return None if content is None else AttemptOrder(**content)
+    return None if content is None else Assignment.from_data(content)
 
 
 def ask_to_stop(folder: str | Path, grace_s: float) -> None:
-    """Have the attempt ended: at once where it has not begun, or with SIGTERM and then SIGKILL."""
+    """Request the end of the attempt: one that has not begun ends at once, others get signals."""
     write_json(os.path.join(folder, STOP), {"grace_s": grace_s})
 
 
 def asked_grace_s(folder: str | Path) -> float | None:
-    """Time that the attempt was given to end; None where nobody asked it to."""
+    """Grace that the attempt was given; None if it was not asked to stop."""
     content = read_json(os.path.join(folder, STOP))
     return None if content is None else float(content["grace_s"])
 
 
 def write_result(folder: str | Path, result: Result) -> None:
-    """Tell how the attempt ended."""
+    """Write the result of the attempt."""
     write_json(os.path.join(folder, RESULT), result._asdict())
 
 
 def read_result(folder: str | Path) -> Result | None:
-    """Result of the attempt; None where it has not ended."""
+    """Result of the attempt; None if it has not ended."""
     content = read_json(os.path.join(folder, RESULT))
-    return None if content is None else Result(**content)
+    if content is None:
+        return None
+    result = Result(**content)
+    if result.exit_code not in range(-64, 256):
+        raise ValueError("no exit code")
+    detail = str(result.detail)[:1000].encode(errors="replace").decode()
+    return result._replace(detail=detail)
 
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
-    """Write a file as a whole, and make it last."""
-    # Daemon and supervisor may write the same file at once.
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:
+    """Write a file atomically, and flush it to disk."""
+    # Daemon and supervisor may write the same file at once, and no job may foresee the name.
+    temporary = f"{path}.{os.urandom(8).hex()}"
+    with open(temporary, "x") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -154,7 +171,7 @@ def write_json(path: str | Path, content: dict[str, Any]) -> None:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Make names in a folder last."""
+    """Flush the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -163,22 +180,24 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any] | None:
-    """The content of a file that `write_json` wrote; None where there is none."""
+    """The content of a file that `write_json` wrote; None if there is none."""
     try:
-        with open(path) as file:
-            content: dict[str, Any] = json.load(file)
+        with open(open_plain(path), "rb") as file:
+            content: dict[str, Any] = json.loads(file.read(_MAX_BYTES))
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise NotPlainError(path) from None
     return content
 
 
 def boot_time_s() -> float:
-    """Time since the machine started, sleep included: the same clock for all of its processes."""
+    """Time since boot, including sleep: a clock that all processes of the machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def renew_lease(path: str | Path, until_s: float, grace_s: float) -> None:
-    """Let attempts run until a moment of `boot_time_s`; then they have ``grace_s`` to end."""
+    """Let attempts run until ``until_s`` on the clock `boot_time_s`, plus ``grace_s`` to end."""
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w") as file:
         json.dump({"boot": system.boot(), "until_s": until_s, "grace_s": grace_s}, file)
@@ -186,7 +205,7 @@ def renew_lease(path: str | Path, until_s: float, grace_s: float) -> None:
 
 
 def lease_grace_s(path: str | Path) -> float | None:
-    """Time that an attempt has to end because its lease is over; None while it holds."""
+    """Grace of an attempt whose lease is over; None while the lease holds."""
     content = read_json(path)
     if content is None or content["boot"] != system.boot():
         return 0.0
@@ -195,7 +214,7 @@ def lease_grace_s(path: str | Path) -> float | None:
 
 
 def beat(folder: str | Path) -> None:
-    """Show that the supervisor is alive and not halted."""
+    """Renew the heartbeat, which shows that the supervisor is alive and not halted."""
     with contextlib.suppress(OSError):
         os.utime(os.path.join(folder, LOCK))
 
@@ -206,8 +225,16 @@ def last_beat(folder: str | Path) -> int:
 
 
 def try_lock(folder: str | Path) -> int | None:
-    """The lock of an attempt, free again when this descriptor is closed; None where it is held."""
-    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    """Descriptor that holds the lock of an attempt until closed; None if another holds it."""
+    path = os.path.join(folder, LOCK)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EACCES, errno.ELOOP):
+            raise
+        # A job can put something there that nobody could ever lock.
+        os.rename(path, f"{path}.{os.urandom(8).hex()}")
+        return try_lock(folder)
     if locks.try_lock(descriptor):
         return descriptor
     os.close(descriptor)

@@ -26,22 +26,23 @@ from hocket.service.executors.executor import (
     AttemptName,
     Status,
 )
+from hocket.service.plain_file import NotPlainError
 
 CANNOT_START = 126
-"""Exit code of an attempt that could not be begun."""
+"""Exit code of an attempt that could not be started."""
 
 _FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _FORGOTTEN = "forgotten"
 _NEW, _REMOVED = ".new", ".removed"
-"""Endings of folders that have not got their name yet, or have lost it."""
+"""Name suffixes of folders that are being made or removed."""
 
 
 class Attempts:
-    """Folders of attempts in ``folder``; ``memory`` (the same one where None) keeps the names."""
+    """Folders of attempts in ``folder``, and the names that may not be used again."""
 
-    def __init__(self, folder: Path, log_limit_bytes: int, *, memory: Path | None = None) -> None:
+    def __init__(self, folder: Path, log_limit_bytes: int) -> None:
         self._folder = folder
-        self._forgotten = (memory or folder) / _FORGOTTEN
+        self._forgotten = folder / _FORGOTTEN
         self._log_limit_bytes = log_limit_bytes
         self._refused: dict[AttemptName, str] = {}
         with _telling(f"keep attempts in {str(folder)!r}"):
@@ -52,7 +53,7 @@ class Attempts:
                 shutil.rmtree(rest, ignore_errors=True)
 
     def path(self, name: AttemptName) -> Path:
-        """The folder of an attempt, be it there or not."""
+        """The folder of an attempt, whether it exists or not."""
         return self._folder / str(name)
 
     def names(self) -> list[AttemptName]:
@@ -63,27 +64,27 @@ class Attempts:
         return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
 
     def refused(self) -> list[Status]:
-        """Attempts that shall not begin because their names are used up."""
+        """Statuses of attempts that were refused because their names are used up."""
         return [
             Status(name=name, phase=EXITED, exit_code=CANNOT_START, detail=detail)
             for name, detail in self._refused.items()
         ]
 
     def accept(self, assignment: Assignment) -> bool:
-        """Write down what to run, unless that was done before; False for a name that is used up."""
+        """Store what to run, unless that was done before; False for a name that is used up."""
         name = assignment.name
         with _telling(f"start attempt {name}"):
             if self._is_over(name):
-                self._refused[name] = "an attempt of this name, or a later one, ended before"
+                self._refused[name] = "this attempt, or a later one of its job, has ended before"
                 return False
             with self._made(name) as folder:
                 if not (folder / files.ASSIGNMENT).exists():
-                    limit_bytes = self._log_limit_bytes
-                    files.write_assignment(folder, assignment, log_limit_bytes=limit_bytes)
+                    limited = assignment._replace(log_limit_bytes=self._log_limit_bytes)
+                    files.write_assignment(folder, limited)
         return True
 
     def ask_to_stop(self, name: AttemptName, grace_s: float) -> bool:
-        """Have an attempt ended; one that has not begun never will. False where it is forgotten."""
+        """Request the end of an attempt; False if it is forgotten. One not begun never begins."""
         with _telling(f"stop attempt {name}"):
             if self._is_over(name):
                 return False
@@ -95,8 +96,10 @@ class Attempts:
         return True
 
     def forget(self, name: AttemptName, status: Status | None) -> None:
-        """Remove the folder of an attempt where its status says that it ended, and tell no longer
-        that a name was refused; it stays used up."""
+        """Remove the folder of an attempt if its status says that it ended.
+
+        A refusal of its name is no longer reported either; the name stays used up.
+        """
         self._refused.pop(name, None)
         if status is None or status.phase not in (EXITED, LOST):
             return
@@ -131,16 +134,16 @@ class Attempts:
 
 
 def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> Status | None:
-    """Status of an attempt by ``look``, whatever state its files are in; None where it is gone."""
+    """Status of an attempt by ``look``, even if its files are damaged; None if it is gone."""
     for is_last in (False, True):
         try:
             return look()
-        except OSError as error:
+        except Exception as error:
             if not folder.exists():
                 return None
-            # Not knowing is no reason to give its devices away.
-            return Status(name=name, phase=RUNNING, detail=system_reason(error))
-        except DAMAGED:
+            if isinstance(error, OSError) and not isinstance(error, NotPlainError):
+                # Not knowing is no reason to give its devices away.
+                return Status(name=name, phase=RUNNING, detail=system_reason(error))
             if is_locked(folder):
                 return Status(name=name, phase=RUNNING, detail="its files are damaged")
             # Its supervisor may have ended since, with a result that the second look reads.
@@ -150,7 +153,7 @@ def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> St
 
 
 def is_locked(folder: Path) -> bool:
-    """True if the supervisor of an attempt lives."""
+    """True if the supervisor of an attempt is alive."""
     lock = files.try_lock(folder)
     if lock is not None:
         os.close(lock)
@@ -172,7 +175,7 @@ def ended(name: AttemptName, result: Result) -> Status:
 
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Tell what could not be done; whoever asked for it may ask again."""
+    """Raise `RunError` that names the failed action; the caller may retry."""
     try:
         yield
     except (OSError, *DAMAGED) as error:

@@ -14,9 +14,9 @@ from hocket.service.plain_file import open_plain
 
 
 class BoundedLog:
-    """Appends to a file; what cannot be written is dropped, for a full disk must not end a job.
+    """Appends to a file; errors are ignored, since a full disk must not end a job.
 
-    Others may append to the same file, as the nodes of a gang do.
+    Other processes may append to the same file, such as those on other nodes of a gang.
     """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
@@ -25,7 +25,7 @@ class BoundedLog:
         self._dropped_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append, and drop the middle where the limit is reached."""
+        """Append data, and drop the middle of the file if the limit is reached."""
         piece_bytes = max(self._limit_bytes // 8, 1)
         for start in range(0, len(data), piece_bytes):
             piece = data[start : start + piece_bytes]

@@ -1,4 +1,4 @@
-"""A control group for each attempt: limits that the kernel enforces, and an end that misses nobody.
+"""A control group for each attempt: enforced limits, and an end that misses no process.
 
 Version 2 (one tree, ``cgroup.controllers`` at its root) or version 1 (a tree for each controller),
 where this process may make groups below its own. In a group all processes of an attempt share one
@@ -33,27 +33,27 @@ _NVIDIA_MAJOR = 195
 
 
 class AttemptLimits(NamedTuple):
-    """Limits of the processes of an attempt together; None for no limit."""
+    """Limits on all processes of an attempt together; None for no limit."""
 
     memory_bytes: int | None = None
     cpus: float | None = None
     gpus: tuple[int, ...] | None = None
-    """Numbers of the GPUs that they may open, as nvidia-smi counts."""
+    """Numbers of the GPUs that they may open, as in nvidia-smi."""
 
 
 class Cgroups(NamedTuple):
-    """Where groups are made: a folder for each controller, one folder for all in version 2."""
+    """Parent folders of new groups: one for each controller, one for all in version 2."""
 
     version: int
     folders: dict[str, str]
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Controllers that limit something here."""
+        """Controllers that can set limits here."""
         return tuple(name for name in _CONTROLLERS if name in self.folders)
 
     def make(self, mark: str, limits: AttemptLimits) -> Cgroup:
-        """A group with these limits; raises `OSError` where one that was asked for cannot be."""
+        """Make a group with these limits; raises `OSError` if a limit cannot be set."""
         name = hashlib.sha256(mark.encode()).hexdigest()[:16]
         group = Cgroup(
             self.version, {key: os.path.join(path, name) for key, path in self.folders.items()}
@@ -77,14 +77,14 @@ class Cgroup(NamedTuple):
         return [os.open(os.path.join(one, "cgroup.procs"), os.O_WRONLY) for one in folders]
 
     def processes(self) -> list[int]:
-        """Numbers of the processes that are in it."""
+        """Process numbers in the group."""
         found: set[int] = set()
         for folder in set(self.folders.values()):
             found |= {int(line) for line in _read(folder, "cgroup.procs").split()}
         return sorted(found)
 
     def kill(self) -> bool:
-        """Kill all that is in it; True once nothing is."""
+        """Kill all processes in the group; True once none is left."""
         living = [one for pid in self.processes() if (one := system.process(pid)) is not None]
         if not living:
             return True
@@ -95,7 +95,7 @@ class Cgroup(NamedTuple):
         return False
 
     def remove(self) -> None:
-        """Remove it once it is empty; one that is not stays."""
+        """Remove the group if it is empty."""
         for folder in set(self.folders.values()):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
@@ -191,7 +191,7 @@ def _limit(group: Cgroup, limits: AttemptLimits) -> None:
 
 
 def hidden_gpus(gpus: Sequence[int], pattern: str = "") -> list[int]:
-    """Minor numbers of all GPUs but these, which are numbered as nvidia-smi does."""
+    """Minor numbers of all GPUs except ``gpus``, which are numbered as in nvidia-smi."""
     # The folders are named by the address on the bus, so their order is that of nvidia-smi.
     minors = []
     for path in sorted(glob.glob(pattern or GPUS)):
@@ -216,7 +216,7 @@ def describe_limits(found: Cgroups | None) -> str:
 
 
 def watched_bytes(pids: Sequence[int]) -> int:
-    """Memory of processes, what they share counted once between them."""
+    """Total memory of processes; memory that they share is counted once."""
     total = 0
     for pid in pids:
         found = re.search(r"^Pss:\s+(\d+) kB$", _read(f"/proc/{pid}", "smaps_rollup"), re.M)

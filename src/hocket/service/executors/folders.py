@@ -6,12 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from hocket.service.executors.attempt_folder import asked_grace_s
 from hocket.service.executors.attempts import Attempts, looked_at
 from hocket.service.executors.executor import AttemptName, Status
 
 
 class FolderExecutor(ABC):
-    """An `Executor` over folders of attempts, with moments by which attempts must have ended."""
+    """An `Executor` over folders of attempts, with deadlines by which attempts must have ended."""
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
@@ -19,11 +20,11 @@ class FolderExecutor(ABC):
 
     @abstractmethod
     def stop(self, name: AttemptName, grace_s: float) -> None:
-        """Have an attempt ended; one that has not begun never will."""
+        """End an attempt within ``grace_s``; one that has not begun never will."""
 
     @abstractmethod
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
-        """Status of an attempt whose folder is there."""
+        """Status of an attempt whose folder exists."""
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
@@ -39,11 +40,17 @@ class FolderExecutor(ABC):
         return looked_at(name, folder, lambda: self._look_at(name, folder))
 
     def _end_within(self, name: AttemptName, span_s: float) -> None:
-        """An attempt must have ended so long from now; a sooner moment that was set stands."""
+        """Set the deadline of an attempt to ``span_s`` from now, unless an earlier one is set."""
         deadline_s = time.monotonic() + span_s
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
 
+    def _is_overdue(self, name: AttemptName, folder: Path, delay_s: float) -> bool:
+        """True if an attempt was asked to stop and outlived its grace by ``delay_s``."""
+        grace_s = asked_grace_s(folder)
+        return grace_s is not None and self._is_late(name, grace_s + delay_s)
+
     def _is_late(self, name: AttemptName, span_s: float) -> bool:
-        """True if an attempt's moment has passed; where none was set, it is so long from now."""
+        """True if the deadline of an attempt has passed; if none was set, it becomes ``span_s``
+        from now."""
         now_s = time.monotonic()
         return now_s >= self._deadline_s.setdefault(name, now_s + span_s)

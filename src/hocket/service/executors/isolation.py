@@ -16,7 +16,7 @@ import os
 import struct
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
-"""Loaded here, because between fork and exec nothing should be."""
+"""C library, loaded here because nothing should be loaded between fork and exec."""
 _SET_DUMPABLE = 4
 _SET_NAME = 15
 _DROP_CAPABILITY = 24
@@ -32,28 +32,31 @@ _RULESET = struct.Struct("=QQQ")
 _SCOPE_SIGNALS = 2
 
 SUPERVISOR_NAME = b"hocket-attempt"
-"""By which the service knows the processes that jobs descend from."""
+"""Process name by which the service recognizes supervisors."""
 
 
 def make_private() -> None:
-    """Close this process to others of its user, as far as the kernel does that."""
+    """Prevent other processes of the same user from reading this one, if the kernel supports
+    that."""
     _LIBRARY.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def name_supervisor() -> None:
-    """Let this process be known as the supervisor of an attempt; only itself could change that."""
+    """Set the process name that marks a supervisor; no other process can change it."""
     _LIBRARY.prctl(_SET_NAME, SUPERVISOR_NAME, 0, 0, 0)
 
 
 def can_isolate() -> bool:
-    """True if this kernel has domains that restrict nothing but what is asked here."""
+    """True if the kernel has Landlock domains with scopes for signals."""
     version = _LIBRARY.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
     return bool(version >= _FIRST_VERSION_WITH_SCOPES)
 
 
 def enter_domain() -> None:
-    """Put this thread, and all that it starts from now on, into a domain of its own, for good; does
-    nothing where the kernel has none. Other threads stay outside."""
+    """Put this thread, and all processes that it starts later, into a new domain, for good.
+
+    Has no effect if the kernel has no domains. Other threads stay outside.
+    """
     for capability in _LOOKS_ANYWHERE:
         # Only root can drop what only root has; it is gone from the next program on.
         _LIBRARY.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)

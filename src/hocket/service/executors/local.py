@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,19 +44,19 @@ from hocket.service.executors.executor import (
 from hocket.service.executors.folders import FolderExecutor
 from hocket.service.executors.local_devices import with_cuda
 from hocket.service.executors.supervisor import INHERITED
+from hocket.service.plain_file import open_plain
 
 SUPERVISOR_DELAY_S = 5.0
-"""A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
+"""Time after the grace at which a supervisor that has not ended its attempt is killed as stuck."""
 SILENCE_S = 60.0
-"""A supervisor without a heartbeat for so long is halted or hangs: it is killed, and its attempt is
-lost."""
+"""Time without a heartbeat after which a supervisor is killed and its attempt is lost."""
 MAX_LOOK_S = 2.0
 """The most that one look adds to a silence: after a halt of the whole machine, or of the daemon,
 supervisors have time to show that they live."""
 COMPLAINTS = "supervisor.err"
 MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
-"""Tries to start a supervisor that never begins."""
+"""Most tries to start a supervisor if none of them begins."""
 
 
 class _Silence(NamedTuple):
@@ -67,7 +68,7 @@ class _Silence(NamedTuple):
 
 
 class LocalExecutor(FolderExecutor):
-    """An `Executor` for the devices of this machine; ``folder`` is its own and holds its memory."""
+    """An `Executor` for this machine; ``folder`` is used by it alone and keeps its state."""
 
     def __init__(
         self, folder: Path, devices: tuple[FleetDevice, ...], *, log_limit_bytes: int = 1 << 30
@@ -80,7 +81,7 @@ class LocalExecutor(FolderExecutor):
         self._devices = devices
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
         self._num_supervisors: dict[AttemptName, int] = {}
-        """Number of starts that were tried."""
+        """Number of supervisor starts that were tried for each attempt."""
         self._silences: dict[AttemptName, _Silence] = {}
 
     def start(self, assignment: Assignment) -> None:
@@ -97,7 +98,7 @@ class LocalExecutor(FolderExecutor):
                 raise RunError(f"cannot start attempt {name}: {error}") from None
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
-        """Have an attempt ended; one that has not begun never will."""
+        """End an attempt within ``grace_s``; one that has not begun never will."""
         try:
             if not self._attempts.ask_to_stop(name, grace_s):
                 return
@@ -107,13 +108,13 @@ class LocalExecutor(FolderExecutor):
         self._end_within(name, grace_s + SUPERVISOR_DELAY_S)
 
     def kill_all(self) -> None:
-        """End all attempts now, also those that nobody knows of any more."""
+        """Kill all attempts that have a folder, also those of earlier states."""
         for name in self._attempts.names():
             if not (self._attempts.path(name) / files.RESULT).exists():
                 self.kill(name)
 
     def poll(self) -> Poll:
-        """Statuses of all attempts; also ends what outlived its supervisor."""
+        """Statuses of all attempts; also kills processes that outlived their supervisor."""
         found = [self._status(name) for name in self._attempts.names()]
         self._reap()
         return Poll(
@@ -121,24 +122,29 @@ class LocalExecutor(FolderExecutor):
         )
 
     def close(self) -> None:
-        """Let go; supervisors and what they run go on."""
+        """Close handles; supervisors and their attempts continue to run."""
         for handles in self._supervisors.values():
             for handle in handles:
-                if handle.poll() is None:
-                    # The next daemon finds it by its folder; should this process live on, then no
-                    # zombie stays.
-                    threading.Thread(target=handle.wait, daemon=True).start()
+                # The next daemon finds it by its folder; should this process live on, then no
+                # zombie stays.
+                threading.Thread(target=handle.wait, daemon=True).start()
         self._supervisors.clear()
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         lock = files.try_lock(folder)
         if lock is None:
-            self._hurry(name, folder)
+            # A supervisor that did not end its attempt in time, such as a halted one.
+            if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
+                self._signal_supervisor(folder, signal.SIGKILL)
             self._fence_silent(name, folder)
             is_running = (folder / files.RUNNING).exists()
             return Status(name=name, phase=RUNNING if is_running else STARTING)
         with _closing(lock):
-            result = files.read_result(folder) or self._end_without_supervisor(name, folder)
+            result = None
+            # Not readable: what may be left of it is killed first, then it is lost.
+            with contextlib.suppress(*DAMAGED):
+                result = files.read_result(folder)
+            result = result or self._end_without_supervisor(name, folder)
             if result is None:
                 has_begun = (folder / files.BEGUN).exists()
                 return Status(name=name, phase=RUNNING if has_begun else STARTING)
@@ -162,8 +168,10 @@ class LocalExecutor(FolderExecutor):
         return None
 
     def _sweep(self, folder: Path) -> Result | None:
-        """Kill what a dead supervisor left; the attempt is over once nothing is found."""
-        group = files.read_json(folder / files.CGROUP)
+        """Kill processes that a dead supervisor left; returns a result once none is found."""
+        group = None
+        with contextlib.suppress(*DAMAGED):
+            group = files.read_json(folder / files.CGROUP)
         if group is not None:
             left = Cgroup(**group)
             if not left.kill():
@@ -173,12 +181,6 @@ class LocalExecutor(FolderExecutor):
             return None
         detail = _last_line(folder) or "it was killed"
         return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)
-
-    def _hurry(self, name: AttemptName, folder: Path) -> None:
-        """End a supervisor that did not do as it was asked in time, as one that is halted."""
-        grace_s = files.asked_grace_s(folder)
-        if grace_s is not None and self._is_late(name, grace_s + SUPERVISOR_DELAY_S):
-            self._signal_supervisor(folder, signal.SIGKILL)
 
     def _fence_silent(self, name: AttemptName, folder: Path) -> None:
         """Kill a supervisor that has shown no heartbeat for too long."""
@@ -196,13 +198,17 @@ class LocalExecutor(FolderExecutor):
         # A damaged file names nobody who could be signalled.
         with contextlib.suppress(OSError, *DAMAGED):
             begun = files.read_json(folder / files.BEGUN)
-            if begun is not None and begun["boot"] == system.boot():
-                system.send(system.Process(begun["pid"], begun["start_ticks"], 0), number)
+            if begun is None or begun["boot"] != system.boot():
+                return
+            one = system.Process(begun["pid"], begun["start_ticks"], 0)
+            if _is_supervisor(one.pid, folder):
+                system.send(one, number)
 
     def _start_supervisor(self, name: AttemptName) -> None:
         folder = self._attempts.path(name)
         self._num_supervisors[name] = self._num_supervisors.get(name, 0) + 1
-        with open(folder / COMPLAINTS, "ab") as complaints:
+        complaints_end = open_plain(folder / COMPLAINTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(complaints_end, "ab") as complaints:
             handle = start_module(
                 "hocket.service.executors.supervisor",
                 [str(folder)],
@@ -219,9 +225,17 @@ class LocalExecutor(FolderExecutor):
             if None not in codes and not self._attempts.path(name).exists():
                 del self._supervisors[name]
                 self._num_supervisors.pop(name, None)
-        gone = [name for name in self._silences if not self._attempts.path(name).exists()]
-        for name in gone:
-            del self._silences[name]
+        self._silences = {
+            name: one for name, one in self._silences.items() if self._attempts.path(name).exists()
+        }
+
+
+def _is_supervisor(pid: int, folder: Path) -> bool:
+    """True if process ``pid`` supervises this attempt; checked since a job can forge the number."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    # A state that was set aside has another path than the command named.
+    place = re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder)).encode()
+    return {b"hocket.service.executors.supervisor", place} <= set(command)
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
@@ -234,7 +248,7 @@ def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_set_aside(state_folder: Path) -> None:
-    """End what still runs of states that were set aside: their devices are this fleet's now."""
+    """End attempts of states that were set aside: their devices now belong to this fleet."""
     for folder in sorted(state_folder.glob("damaged-*/attempts")):
         if not _all_ended(LocalExecutor(folder, ())):
             raise RunError(
@@ -254,9 +268,10 @@ def _all_ended(executor: LocalExecutor) -> bool:
 
 
 def _last_line(folder: Path) -> str:
-    """Last line of a supervisor's errors, where there is one."""
-    with contextlib.suppress(OSError, IndexError):
-        return (folder / COMPLAINTS).read_text(errors="replace").strip().splitlines()[-1][:500]
+    """Last line of a supervisor's errors; empty if there is none."""
+    path = folder / COMPLAINTS
+    with contextlib.suppress(OSError, IndexError), open(open_plain(path), errors="replace") as file:
+        return file.read(1 << 20).strip().splitlines()[-1][:500]
     return ""
 
 

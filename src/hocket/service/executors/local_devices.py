@@ -1,7 +1,7 @@
 """The GPUs of this machine as devices of a fleet, and numbers by which jobs are shown their own.
 
 A device's name ends in the number that nvidia-smi gives it, which is what a job gets in
-``CUDA_VISIBLE_DEVICES``. So no two may end in the same one, of whatever kind they are.
+``CUDA_VISIBLE_DEVICES``. So no two may end in the same one, of whatever type they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl")
 
 
 def found_devices() -> tuple[FleetDevice, ...]:
-    """GPUs that nvidia-smi lists and this process may use; none where there is no nvidia-smi."""
+    """GPUs that nvidia-smi lists and this process may use; none if there is no nvidia-smi."""
     usable = _usable()
     return tuple(
         FleetDevice(name=f"{gpu.kind}-{index}", kind=gpu.kind, server=_SERVER)
@@ -37,7 +37,7 @@ def found_devices() -> tuple[FleetDevice, ...]:
 
 
 def _usable() -> set[int] | None:
-    """Numbers of the GPUs that whoever started this process left to it; None for all."""
+    """Numbers of the GPUs in ``CUDA_VISIBLE_DEVICES``; None for all."""
     visible = cuda_visible_devices()
     if visible is None:
         return None
@@ -51,8 +51,10 @@ def _usable() -> set[int] | None:
 
 
 def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ...]:
-    """Devices of several kinds of GPUs, numbered through: the GPUs of ``v100:2,p100:2`` are 0 to 3
-    in that order. What else there is keeps its names."""
+    """Devices with the GPUs of several types numbered consecutively.
+
+    The GPUs of ``v100:2,p100:2`` are 0 to 3 in that order. Other devices keep their names.
+    """
     gpus = [device for device in devices if _CUDA_KIND.match(device.kind)]
     indexes = [match[0] for device in gpus if (match := _INDEX.search(device.name))]
     if len(set(indexes)) == len(gpus):
@@ -79,7 +81,7 @@ def limit_warnings(devices: tuple[FleetDevice, ...], config: ServerConfig) -> li
 
 
 def with_cuda(assignment: Assignment) -> Assignment:
-    """Let a job on NVIDIA's devices see its own and no others, where their names tell which."""
+    """Set ``CUDA_VISIBLE_DEVICES`` to a job's devices, if their names end in GPU numbers."""
     indexes = [_INDEX.search(device) for device in assignment.devices]
     if not _CUDA_KIND.match(assignment.kind) or not all(indexes):
         return assignment
@@ -88,8 +90,7 @@ def with_cuda(assignment: Assignment) -> Assignment:
         # CUDA numbers the fastest GPU first by default, nvidia-smi by PCI bus.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    return replace(
-        assignment,
+    return assignment._replace(
         environment={**visible, **assignment.environment},
         gpus=tuple(int(match[0]) for match in indexes if match),
     )

@@ -17,7 +17,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm_commands as slurm
-from hocket.service.executors.attempt_folder import AttemptOrder, Result
+from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.attempts import (
     CANNOT_START,
     Attempts,
@@ -45,31 +45,30 @@ from hocket.service.executors.slurm_commands import SlurmJob, SlurmUnreachableEr
 from hocket.service.executors.slurm_nodes import SlurmNode, devices_per_node, parse_nodes
 
 SUPERVISOR_DELAY_S = 15.0
-"""A job that has not ended so long after its grace is ended by Slurm."""
+"""Time after the grace at which Slurm is asked to end a job that has not ended."""
 LOCK_PATIENCE_S = 120.0
-"""A machine that is gone loses its locks on a shared file system after so long."""
+"""Time after which a shared file system releases the locks of a machine that is gone."""
 ASK_EVERY_S = 2.0
-"""Interval at which Slurm is asked for jobs and nodes."""
+"""Interval between queries for jobs and nodes."""
 
 _SCRIPT = '#!/bin/sh\nexec "$@"\n'
 _SUBMITTED = "submitted.json"
-"""In the folder of an attempt: Slurm took it, under this id."""
+"""File in the folder of an attempt: Slurm accepted it, with the id in the file."""
 _GIVEN_UP = "given_up.json"
-"""In the folder of an attempt: Slurm lost sight of it, so whatever ends it now is no failure."""
+"""File in the folder of an attempt that Slurm lost: however it ends now, it has not failed."""
 
 
 class SlurmExecutor(FolderExecutor):
     """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
 
-    ``options`` are given to every sbatch (``--partition=...``); ``kinds`` are the features that
-    name kinds of devices, where the first of a node does not.
+    ``kinds`` are the features that name device types, where the first of a node does not. Other
+    options of sbatch come from its own variables, such as ``SBATCH_PARTITION``.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        options: Sequence[str] = (),
         kinds: Collection[str] = (),
         log_limit_bytes: int = 1 << 30,
     ) -> None:
@@ -79,7 +78,6 @@ class SlurmExecutor(FolderExecutor):
         self._script = folder / "batch.sh"
         self._script.write_text(_SCRIPT)
         self._fleet = _identity(folder)
-        self._options = tuple(options)
         self._kinds = tuple(kinds)
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[AttemptName, list[SlurmJob]] = {}
@@ -94,7 +92,7 @@ class SlurmExecutor(FolderExecutor):
             self._submit(assignment.name)
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
-        """Have an attempt ended; one that has not begun never will."""
+        """End an attempt within ``grace_s``; one that has not begun never will."""
         if not self._attempts.ask_to_stop(name, grace_s):
             return
         self._end_within(name, grace_s + SUPERVISOR_DELAY_S)
@@ -117,7 +115,7 @@ class SlurmExecutor(FolderExecutor):
         )
 
     def close(self) -> None:
-        """Nothing is held: Slurm has the jobs."""
+        """Do nothing: jobs continue in Slurm."""
 
     def _devices(self) -> tuple[FleetDevice, ...]:
         return tuple(device for node in self._nodes.values() for device in node.devices)
@@ -125,9 +123,9 @@ class SlurmExecutor(FolderExecutor):
     # ── jobs of Slurm ────────────────────────────────────────────────────────────────────────────
 
     def _submit(self, name: AttemptName) -> None:
-        """Hand an attempt to Slurm where it is not there already."""
+        """Submit an attempt to Slurm if it has no job there yet."""
         folder = self._attempts.path(name)
-        order = files.read_order(folder)
+        order = files.read_assignment(folder)
         if order is None or any((folder / mark).exists() for mark in _NEVER_AGAIN):
             return
         if name in slurm.jobs_of(self._fleet):
@@ -146,7 +144,7 @@ class SlurmExecutor(FolderExecutor):
                 self._fleet,
                 folder,
                 slurm.parts_of(per_node, self._nodes),
-                (*self._options, f"--signal=B:TERM@{max(round(order.grace_s), 1)}"),
+                [f"--signal=B:TERM@{max(round(order.grace_s), 1)}"],
                 (str(self._script), *supervisor),
             )
         except UsageError as error:
@@ -157,7 +155,7 @@ class SlurmExecutor(FolderExecutor):
         self._asked_s = -math.inf
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
-        """Slurm was asked before the folder is looked at: the last word is the folder's."""
+        """Status from the folder, else from the answer of Slurm, which is older."""
         result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
         if result is not None:
             return _status_of(name, result, files.read_json(folder / _GIVEN_UP))
@@ -165,9 +163,10 @@ class SlurmExecutor(FolderExecutor):
         return Status(name=name, phase=RUNNING if is_running else STARTING)
 
     def _end(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> Result | None:
-        """The end of an attempt that did not write one itself; None where it goes on."""
+        """Result of an attempt that wrote none itself; None while it runs."""
         if any(not job.has_ended for job in jobs):
-            self._hurry(name, folder, jobs)
+            if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
+                slurm.cancel(jobs)
             return None
         was_stopped = (folder / files.STOP).exists()
         if was_stopped and not (folder / files.BEGUN).exists():
@@ -184,7 +183,7 @@ class SlurmExecutor(FolderExecutor):
         return _kept(folder, Result(-signal.SIGKILL, f"lost by Slurm: {state}", is_lost=True))
 
     def _still_runs(self, name: AttemptName, folder: Path, state: str) -> bool:
-        """True if an attempt that Slurm does not run any more lives on; it is asked to end.
+        """True if an attempt still runs although Slurm has given it up; it is told to stop.
 
         Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
         the supervisor's lock decides, which a machine that is gone holds for a while.
@@ -196,15 +195,9 @@ class SlurmExecutor(FolderExecutor):
             files.ask_to_stop(folder, 0.0)
         return not self._is_late(name, LOCK_PATIENCE_S)
 
-    def _hurry(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> None:
-        """Have Slurm end what did not do as it was asked in time."""
-        grace_s = files.asked_grace_s(folder)
-        if grace_s is not None and self._is_late(name, grace_s + SUPERVISOR_DELAY_S):
-            slurm.cancel(jobs)
-
 
 _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
-"""Files of an attempt that must not be submitted."""
+"""Files whose presence means that an attempt must not be submitted (again)."""
 
 
 def _identity(folder: Path) -> str:
@@ -218,9 +211,9 @@ def _identity(folder: Path) -> str:
 
 
 def _obstacle(
-    order: AttemptOrder, per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]
+    order: Assignment, per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]
 ) -> Result | None:
-    """Why an attempt cannot be given to Slurm; lost where another node would do."""
+    """Why an attempt cannot be submitted; the result is "lost" if another node would do."""
     for node, count in per_node.items():
         if node not in nodes:
             return Result(CANNOT_START, f"node {node!r} does not work now", is_lost=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hocket.service.executors.attempt_folder import ASSIGNMENT, BEGUN, read_order, write_json
+from hocket.service.executors.attempt_folder import BEGUN, read_assignment, write_assignment
 from hocket.service.executors.supervisor import run_attempt
 
 _DEVICES = (
@@ -22,15 +22,14 @@ _DEVICES = (
 
 def run_batch(folder: str) -> int:
     """Run the attempt of a folder, as `run_attempt` does."""
-    order = read_order(folder)
+    order = read_assignment(folder)
     if order is not None and not os.path.exists(os.path.join(folder, BEGUN)):
         given = {
             name: text
             for name, text in os.environ.items()
             if name.startswith("SLURM_") or name in _DEVICES
         }
-        order = order._replace(environment={**given, **order.environment})
-        write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
+        write_assignment(folder, order._replace(environment={**given, **order.environment}))
     return run_attempt(folder)
 
 

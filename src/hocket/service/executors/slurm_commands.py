@@ -1,4 +1,4 @@
-"""The programs of Slurm, called without a shell and read as text that all its versions write."""
+"""Calls of the Slurm programs, without a shell, in text formats that all Slurm versions write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSIENT = re.compile(
     r"slurm_persist|zero bytes",
     re.IGNORECASE,
 )
-"""Messages of Slurm where asking again later may help."""
+"""Messages of Slurm after which a retry may succeed."""
 _ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL",
     "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -30,12 +30,12 @@ _ROW = re.compile(r"([0-9]+)\|([A-Z_]+)\|(hocket-[0-9a-f]+)\|hocket-([0-9]{1,18}
 
 
 class SlurmUnreachableError(RunError):
-    """Slurm does not answer; what it runs goes on."""
+    """Slurm does not respond; its jobs continue to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """A job of Slurm that belongs to an attempt, one component where it has several."""
+    """A Slurm job of an attempt; one component if the job is heterogeneous."""
 
     id: str
     state: str
@@ -47,7 +47,7 @@ class SlurmJob:
 
 
 def require_slurm() -> None:
-    """Raise `UsageError` where the programs of Slurm are not there."""
+    """Raise `UsageError` if the Slurm programs are not installed."""
     for program in ("sbatch", "squeue", "scontrol", "scancel"):
         if shutil.which(program) is None:
             raise UsageError(
@@ -57,7 +57,7 @@ def require_slurm() -> None:
 
 
 def jobs_of(fleet: str) -> dict[AttemptName, list[SlurmJob]]:
-    """Jobs of Slurm for the attempts of a fleet, those that ended a while ago too."""
+    """Slurm jobs of the attempts of a fleet, including recently ended ones."""
     text = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%k|%j"])
     found: dict[AttemptName, list[SlurmJob]] = {}
     for line in text.splitlines():
@@ -69,7 +69,7 @@ def jobs_of(fleet: str) -> dict[AttemptName, list[SlurmJob]]:
 
 
 def show_nodes() -> str:
-    """The nodes of the cluster as `parse_nodes` reads them."""
+    """The nodes of the cluster as text that `parse_nodes` reads."""
     return _ask(["scontrol", "--oneliner", "show", "node"])
 
 
@@ -81,7 +81,7 @@ def submit(
     options: Sequence[str],
     command: Sequence[str],
 ) -> str:
-    """Hand a job to Slurm and return its id; raises `UsageError` where Slurm refuses it."""
+    """Submit a job to Slurm and return its id; raises `UsageError` if Slurm refuses it."""
     # Slurm reads % as the start of a pattern.
     output = str(folder / "slurm.log").replace("\\", "\\\\").replace("%", "%%")
     common = [
@@ -117,7 +117,7 @@ def cancel(jobs: Iterable[SlurmJob]) -> None:
 
 
 def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]) -> list[list[str]]:
-    """Options for sbatch, a part for nodes that give equally many devices."""
+    """Options for sbatch, one part per group of nodes with the same number of devices."""
     counts: dict[int, list[str]] = {}
     for node, count in per_node.items():
         counts.setdefault(count, []).append(node)
@@ -145,24 +145,19 @@ def _signal(jobs: Iterable[SlurmJob], options: list[str]) -> None:
 
 
 def _ask(command: list[str]) -> str:
-    """The answer to a question that has one: anything else means that nobody answers."""
-    answer = _call(command)
-    if answer.returncode != 0:
-        raise SlurmUnreachableError(_complaint(answer))
-    return answer.stdout
+    """Output of a query; raises `SlurmUnreachableError` for every failure."""
+    try:
+        return _run(command)
+    except UsageError as error:
+        raise SlurmUnreachableError(error.message) from None
 
 
 def _run(command: list[str]) -> str:
     answer = _call(command)
     if answer.returncode == 0:
         return answer.stdout
-    if _TRANSIENT.search(answer.stderr):
-        raise SlurmUnreachableError(_complaint(answer))
-    raise UsageError(_complaint(answer))
-
-
-def _complaint(answer: subprocess.CompletedProcess[str]) -> str:
-    return answer.stderr.strip()[:500] or f"exit code {answer.returncode}"
+    complaint = answer.stderr.strip()[:500] or f"exit code {answer.returncode}"
+    raise (SlurmUnreachableError if _TRANSIENT.search(answer.stderr) else UsageError)(complaint)
 
 
 def _call(command: list[str]) -> subprocess.CompletedProcess[str]:

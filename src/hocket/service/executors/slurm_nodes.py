@@ -1,7 +1,7 @@
 """The devices of a Slurm cluster: slots of its nodes, from ``scontrol show node``.
 
 A node with generic resources (``Gres=gpu:v100:4``) has as many devices as it has GPUs, of the type
-named there; any other node has one per core, of the kind that its first feature names. Nodes
+named there; any other node has one per core, of the device type that its first feature names. Nodes
 that are down, drained or switched off have none.
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from hocket.fleet.rounds.state import FleetDevice
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-"""Names of nodes and kinds that go into the options of Slurm, where other signs have a meaning."""
+"""Names of nodes and device types that go into the options of Slurm, where other signs have a
+meaning."""
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)")
 _GPUS = re.compile(r"gpu:(?:([A-Za-z0-9_.-]+):)?([0-9]{1,4})(?:\(|$)")
 _WORKING = frozenset(("IDLE", "MIXED", "ALLOCATED", "COMPLETING"))
@@ -30,13 +31,13 @@ class SlurmNode:
     kind: str
     num_devices: int
     cpus_per_device: int
-    """0 where devices are GPUs."""
+    """Cores per device; 0 if devices are GPUs."""
     gpu_type: str
-    """As Slurm calls it; empty where devices are no GPUs, or GPUs without a type."""
+    """GPU type in Slurm; empty if devices are no GPUs, or GPUs without a type."""
 
     @property
     def devices(self) -> tuple[FleetDevice, ...]:
-        """Its slots."""
+        """Devices of the node, one per slot."""
         names = (f"{self.name}/{slot}" for slot in range(self.num_devices))
         return tuple(FleetDevice(name=name, kind=self.kind, server=self.name) for name in names)
 
@@ -46,8 +47,8 @@ def parse_nodes(
 ) -> dict[str, SlurmNode]:
     """Working nodes of ``scontrol --oneliner show node``, by name.
 
-    With ``kinds``, only these features are kinds; else the first feature of a node is. ``before``
-    are nodes that worked: a controller that was started again has yet to hear of them.
+    With ``kinds``, only these features are device types; else the first feature of a node is.
+    ``before`` are nodes that worked: a controller that was started again has yet to hear of them.
     """
     nodes = (_node(line, kinds, before) for line in text.splitlines())
     return {node.name: node for node in nodes if node is not None}

@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -39,13 +40,13 @@ from hocket.service.executors.attempt_folder import (
     RESULT,
     RUNNING,
     STOP,
-    AttemptOrder,
+    Assignment,
     Result,
     asked_grace_s,
     beat,
     lease_grace_s,
     mark_of,
-    read_order,
+    read_assignment,
     sync_folder,
     try_lock,
     write_json,
@@ -60,21 +61,23 @@ LOOK_S = 0.5
 BEAT_S = 2.0
 """Interval at which the heartbeat is renewed."""
 LAST_GRACE_S = 5.0
-"""For what is left when a command of the gang failed, or all have ended."""
+"""Grace for the remaining processes once a command of the gang has failed or all have ended."""
 AFTER_KILL_S = 0.1
 MAX_RESULT_TRIES = 1000
 CANNOT_RUN = 127
-"""As shells have it."""
+"""Exit code for a command that cannot be run, as in shells."""
 NOBODY, COMMANDS, ALL = range(3)
 REMOVED = (errno.ENOENT, errno.ESTALE)
-"""Error numbers of a folder that is there no more, on this machine or another."""
+"""Error numbers of access to a folder that was removed, on this machine or another."""
+_NEVER_WRITABLE = (errno.EISDIR, errno.EACCES, errno.EPERM)
+"""Error numbers if the job made writing the result impossible: a retry would not help."""
 
 INHERITED = frozenset((
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV",
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "HF_HOME",
     "TORCH_HOME",
 ))  # fmt: skip
-"""Variables that a job inherits, with ``LC_...``: a secret of the daemon is none of these."""
+"""Variables that a job inherits, besides ``LC_...``; none of them holds a secret of the daemon."""
 
 
 def run_attempt(folder: str | os.PathLike[str]) -> int:
@@ -104,12 +107,12 @@ def _lock() -> int | None:
 
 
 def _tell(result: Result) -> None:
-    """Write the result, also when the disk is full for a while: work that is done must count."""
+    """Write the result, with retries while the disk is full: finished work must count."""
     for _ in range(MAX_RESULT_TRIES):
         try:
             write_result(".", result)
         except OSError as error:
-            if error.errno in REMOVED:
+            if error.errno in (*REMOVED, *_NEVER_WRITABLE):
                 return
             beat(".")
             time.sleep(LOOK_S)
@@ -120,14 +123,14 @@ def _tell(result: Result) -> None:
 def _run() -> Result:
     if os.path.exists(STOP):
         return Result(-signal.SIGTERM, "stopped before it began")
-    order = read_order(".")
+    order = read_assignment(".")
     if order is None:
-        return Result(CANNOT_RUN, "the folder of the attempt says nothing to run")
+        return Result(CANNOT_RUN, "the folder of the attempt has no assignment")
     try:
         os.makedirs(os.path.dirname(order.log_file), exist_ok=True)
-        log = BoundedLog(order.log_file, order.log_limit_bytes)
+        log = BoundedLog(str(order.log_file), order.log_limit_bytes)
     except OSError as error:
-        return Result(CANNOT_RUN, f"cannot write the log {order.log_file!r}: {error.strerror}")
+        return Result(CANNOT_RUN, f"cannot write the log {str(order.log_file)!r}: {error.strerror}")
     try:
         # Signals first: whoever reads who supervises may send one at once.
         inputs = _Inputs(log)
@@ -146,7 +149,7 @@ def _identity(pid: int) -> dict[str, int | str]:
 
 
 class _Inputs:
-    """All that a supervisor waits for: output of the commands, and signals."""
+    """Events that a supervisor waits for: output of the commands, and signals."""
 
     def __init__(self, log: BoundedLog) -> None:
         self.is_asked_to_end = False
@@ -167,7 +170,7 @@ class _Inputs:
         self.is_asked_to_end |= number != signal.SIGCHLD
 
     def wait(self, timeout_s: float) -> None:
-        """Until something happens; output is copied to the log."""
+        """Wait for an event, up to ``timeout_s``; output is copied to the log."""
         for descriptor, event in self._poll.poll(timeout_s * 1000):
             data = _read(descriptor)
             if descriptor == self._output:
@@ -190,13 +193,14 @@ def _read(descriptor: int) -> bytes:
 
 
 class _Gang:
-    """The commands of an attempt, and all that descends from them."""
+    """The commands of an attempt, and all their descendants."""
 
     def __init__(self) -> None:
         self.rank_of: dict[int, int] = {}
-        """Commands that run; a number is taken out when its process ends, for it is used again."""
+        """Rank of each running command by process number, removed at its end since numbers are
+        reused."""
         self.ended: list[tuple[int, int]] = []
-        """Rank and exit code, in the order in which they ended."""
+        """Rank and exit code of each command that ended, in order of their ends."""
         self.is_gone = False
         self.was_asked = False
         """True if a command got a signal before it ended: then its exit code means little."""
@@ -209,8 +213,8 @@ class _Gang:
         """A thread inside the domain that all commands of the gang share: they may signal each
         other, and not this process. It lives on, for the kernel kills them when it ends."""
 
-    def start(self, order: AttemptOrder, rank: int, port: int, output: int) -> None:
-        """Start a command; raises OSError where it cannot be."""
+    def start(self, order: Assignment, rank: int, port: int, output: int) -> None:
+        """Start a command; raises `OSError` if that fails."""
         supervisor = os.getpid()
         entries = [] if self.group is None else self.group.entries()
 
@@ -246,7 +250,7 @@ class _Gang:
         self.rank_of[handle.pid] = rank
 
     def reap(self) -> None:
-        """Take note of what ended."""
+        """Collect exit codes of processes that ended."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 rank = self.rank_of.pop(ended[0], None)
@@ -274,7 +278,7 @@ class _Gang:
         system.send_all(system.descendants(os.getpid()), signal.SIGKILL)
 
     def watch_memory(self, limit_bytes: int) -> None:
-        """Kill everything where it uses more than this together."""
+        """Kill all processes if together they use more than ``limit_bytes``."""
         everything = [one.pid for one in system.descendants(os.getpid())]
         if cgroups.watched_bytes(everything) > limit_bytes:
             self.is_over_memory = True
@@ -286,7 +290,7 @@ class _Gang:
         return next((ended for ended in self.ended if ended[1] != 0), None)
 
 
-def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
+def _supervise(order: Assignment, inputs: _Inputs) -> Result:
     gang = _Gang()
     gang.group = _make_group(order)
     _start(gang, order, inputs.output_end)
@@ -303,25 +307,26 @@ def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
     if gang.trouble:
         return Result(CANNOT_RUN, gang.trouble)
     if inputs.is_lease_over and gang.was_asked:
-        return Result(-signal.SIGTERM, "there was no news of the daemon", is_lost=True)
+        return Result(
+            -signal.SIGTERM, "its lease ended without contact to the daemon", is_lost=True
+        )
     _, exit_code = gang.failure or (0, 0)
     if exit_code == 0 and (gang.was_asked or inputs.is_asked_to_end) and not os.path.exists(STOP):
         # Not the fleet asked but somebody else: a queue whose time limit has come, or an init
         # system, which asks the commands too. One that obeyed must not look as if it were done.
-        return Result(-signal.SIGTERM, "its supervisor was told to end", is_lost=True)
+        return Result(-signal.SIGTERM, "its supervisor was stopped from outside", is_lost=True)
     return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
 
 
-def _make_group(order: AttemptOrder) -> cgroups.Cgroup | None:
+def _make_group(order: Assignment) -> cgroups.Cgroup | None:
     """The control group of the attempt; None where none can be made, or not with its limits."""
     found = cgroups.find_cgroups()
     if found is None:
         return None
-    gpus = None if order.gpus is None else tuple(order.gpus)
     group = None
     try:
         group = found.make(
-            mark_of("."), cgroups.AttemptLimits(order.memory_bytes, order.cpus, gpus)
+            mark_of("."), cgroups.AttemptLimits(order.memory_bytes, order.cpus, order.gpus)
         )
         write_json(CGROUP, group._asdict())
     except OSError:
@@ -332,7 +337,7 @@ def _make_group(order: AttemptOrder) -> cgroups.Cgroup | None:
 
 
 def _unix_user(name: str) -> pwd.struct_passwd | None:
-    """The user that commands run as; None for that of this process."""
+    """The user that commands run as; None for the user of this process."""
     if not name or os.geteuid() != 0:
         return None
     try:
@@ -341,11 +346,13 @@ def _unix_user(name: str) -> pwd.struct_passwd | None:
         raise ValueError(f"there is no Unix user {name!r} on this machine") from None
 
 
-def _popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, **options)
 
 
-def _folder_of(order: AttemptOrder, user: pwd.struct_passwd, identity: dict[str, Any]) -> str:
+def _folder_of(
+    order: Assignment, user: pwd.struct_passwd, identity: dict[str, Any]
+) -> str | os.PathLike[str]:
     """Where the commands of a user run: the folder that the job names, or one in the user's home,
     for the state folder is closed to them."""
     if not order.has_own_folder:
@@ -358,7 +365,7 @@ def _folder_of(order: AttemptOrder, user: pwd.struct_passwd, identity: dict[str,
     return folder
 
 
-def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
+def _start(gang: _Gang, order: Assignment, output: int) -> None:
     num_ranks = len(order.devices) if order.processes == "per-device" else 1
     port = free_port() if order.processes == "per-device" else 0
     try:
@@ -366,11 +373,13 @@ def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
             gang.start(order, rank, port, output)
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        place = getattr(error, "filename", None) or order.command[0]
+        place = str(getattr(error, "filename", None) or order.command[0])
         gang.trouble = f"cannot run {place!r}: {reason}"
+        if place == str(order.work_folder) and not os.path.exists(place):
+            gang.trouble = f"its folder {place!r} is not there"
 
 
-def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
+def _see_to_the_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> None:
     deadline_s, asked, next_beat_s = math.inf, NOBODY, 0.0
     watched_bytes = order.memory_bytes if gang.group is None else None
     next_watch_s = 0.0
@@ -395,7 +404,7 @@ def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
         gang.reap()
 
 
-def _who_must_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> tuple[int, float]:
+def _who_must_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> tuple[int, float]:
     """Processes to end, and how long that may take.
 
     Only the commands are asked at first: a training that is to save its work needs those that load
@@ -410,8 +419,8 @@ def _who_must_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> tuple[in
     return (NOBODY, math.inf) if asked_s is None else (COMMANDS, asked_s)
 
 
-def _asked_s(order: AttemptOrder, inputs: _Inputs) -> float | None:
-    """Time that the attempt was given to end; None where nobody asked it to."""
+def _asked_s(order: Assignment, inputs: _Inputs) -> float | None:
+    """Grace that the attempt was given; None if it was not asked to stop."""
     try:
         # Whoever removes the folder has given the attempt up, and its devices away.
         os.stat(BEGUN)
@@ -419,15 +428,15 @@ def _asked_s(order: AttemptOrder, inputs: _Inputs) -> float | None:
         if asked_s is None and order.lease_file:
             asked_s = lease_grace_s(order.lease_file)
             inputs.is_lease_over |= asked_s is not None
+    except DAMAGED:
+        asked_s = order.grace_s
     except OSError as error:
         # A file system that fails for a while is no reason to end what runs.
         asked_s = 0.0 if error.errno in REMOVED else None
-    except DAMAGED:
-        asked_s = order.grace_s
     return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
 
 
-def _why(gang: _Gang, order: AttemptOrder) -> str:
+def _why(gang: _Gang, order: Assignment) -> str:
     if gang.failure is None:
         return ""
     rank, exit_code = gang.failure
@@ -445,7 +454,7 @@ def _why(gang: _Gang, order: AttemptOrder) -> str:
 
 
 def _environment(
-    order: AttemptOrder, rank: int, port: int, user: pwd.struct_passwd | None
+    order: Assignment, rank: int, port: int, user: pwd.struct_passwd | None
 ) -> dict[str, str]:
     """Environment of a command: little of ours, the job's own, and the names of its devices."""
     inherited = {
@@ -465,22 +474,25 @@ def _environment(
         "HOCKET_KIND": order.kind,
         MARK: mark_of(".").partition("=")[2],
     }
-    return inherited | _ranks(order, rank, port) | order.environment | given
+    return {**inherited, **_ranks(order, rank, port), **order.environment, **given}
 
 
-def _ranks(order: AttemptOrder, rank: int, port: int) -> dict[str, str]:
+def _ranks(order: Assignment, rank: int, port: int) -> dict[str, str]:
     if order.processes != "per-device":
         return {}
-    service_state = {
-        "WORLD_SIZE": str(len(order.devices)),
-        "LOCAL_WORLD_SIZE": str(len(order.devices)),
+    num_ranks = str(len(order.devices))
+    return {
+        "WORLD_SIZE": num_ranks,
+        "LOCAL_WORLD_SIZE": num_ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(order.first_rank + rank),
+        "LOCAL_RANK": str(rank),
     }
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return service_state | meeting | {"RANK": str(order.first_rank + rank), "LOCAL_RANK": str(rank)}
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens at now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

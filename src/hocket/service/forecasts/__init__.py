@@ -1,1 +1,1 @@
-"""Questions about the future of the fleet, answered one at a time and beside the daemon."""
+"""Forecasts of the fleet's future, computed one at a time and separately from the daemon."""

@@ -7,39 +7,65 @@ further requests are refused at once when some wait already: a waiting thread se
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hocket.fleet.explain import Explanation, explain
-from hocket.fleet.forecast import Forecast, at_moment
-from hocket.fleet.rounds.state import WAITING, FleetState
-from hocket.fleet.what_if import TwoFutures
-from hocket.service.errors import BusyError
-from hocket.service.forecasts.questions import (
-    answered,
-    explanation_of,
-    forecast_of,
-    what_if_of,
+from hocket.fleet.forecast import (
+    Forecast,
+    affordable_events,
+    affordable_grain_s,
+    at_moment,
+    forecast,
+    resized,
 )
+from hocket.fleet.rounds.state import WAITING, FleetState
+from hocket.fleet.what_if import TwoFutures, what_if
+from hocket.service.errors import BusyError
 
 MAX_ASKED = 3
 """Maximum pending requests: one that is being answered, and those that wait."""
 
 
-class _Ask(Protocol):
-    def __call__(
-        self, question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """An answer, made by one thread at a time."""
+_PAGE_PART = 3
+"""Divisor of an explanation's work limit that gives the limit for the queue of a page."""
+
+
+def _starts(state: FleetState, numbers: Sequence[int]) -> Forecast:
+    """Forecast the starts of waiting jobs, for a page with many viewers."""
+    return forecast(
+        state,
+        until_started=numbers,
+        grain_s=affordable_grain_s(state),
+        max_events=max(affordable_events(state) // _PAGE_PART, 20),
+    )
+
+
+def _forecast(state: FleetState, policy: str | None, num_devices: Mapping[str, int]) -> Forecast:
+    add, remove = resized(state, num_devices)
+    return forecast(state, policy=policy, add=add, remove=remove)
+
+
+Question = Callable[..., Any]
+Answer = Callable[[Question, FleetState, float, Mapping[str, Any]], Any]
+
+
+def answer(
+    question: Question, state: FleetState, time_s: float, arguments: Mapping[str, Any]
+) -> Any:
+    """Answer a question about a state at a moment of its round."""
+    return question(at_moment(state, time_s), **arguments)
 
 
 class FleetForecaster:
-    """Answers from several threads' questions; all methods raise `BusyError` where too many ask,
-    and `UsageError` where the question has no answer. ``time_s`` is now."""
+    """Answers questions of several threads, by default in this process.
 
-    def __init__(self, ask: _Ask) -> None:
-        self._ask_one = ask
+    All methods raise `BusyError` where too many requests wait, and `UsageError` where a question
+    has no answer. ``time_s`` is the current time.
+    """
+
+    def __init__(self, answer_one: Answer = answer) -> None:
+        self._answer_one = answer_one
         self._places = threading.BoundedSemaphore(MAX_ASKED)
         self._turn = threading.Lock()
 
@@ -48,45 +74,38 @@ class FleetForecaster:
         if state.jobs.rows["phase"][state.row_of(number)] != WAITING:
             # Nobody has to look ahead for that.
             return explain(at_moment(state, time_s), number)
-        return explanation_of(self._ask("explain", state, time_s, number=number))
+        found: Explanation = self._ask(explain, state, time_s, number=number)
+        return found
 
     def starts(self, state: FleetState, time_s: float, numbers: Sequence[int]) -> Forecast:
-        """When these jobs are expected to get devices."""
-        return forecast_of(self._ask("starts", state, time_s, numbers=list(numbers)))
+        """Forecast of when these jobs get devices."""
+        found: Forecast = self._ask(_starts, state, time_s, numbers=list(numbers))
+        return found
 
     def forecast(
         self, state: FleetState, time_s: float, policy: str | None, num_devices: Mapping[str, int]
     ) -> Forecast:
         """Forecast of the jobs under a policy, with other numbers of devices."""
-        asked = {"policy": policy, "num_devices": dict(num_devices)}
-        return forecast_of(self._ask("forecast", state, time_s, **asked))
+        arguments = {"policy": policy, "num_devices": dict(num_devices)}
+        found: Forecast = self._ask(_forecast, state, time_s, **arguments)
+        return found
 
     def what_if(
         self, state: FleetState, time_s: float, policy: str | None, num_devices: Mapping[str, int]
     ) -> TwoFutures:
-        """The same against things as they are."""
-        asked = {"policy": policy, "num_devices": dict(num_devices)}
-        return what_if_of(self._ask("what-if", state, time_s, **asked))
+        """Two forecasts: under the given policy and devices, and under the present ones."""
+        arguments = {"policy": policy, "num_devices": dict(num_devices)}
+        found: TwoFutures = self._ask(what_if, state, time_s, **arguments)
+        return found
 
     def close(self) -> None:
         """Answer no more."""
 
-    def _ask(self, question: str, state: FleetState, time_s: float, **asked: Any) -> dict[str, Any]:
-        with self._place(), self._turn:
-            return self._ask_one(question, state, time_s, asked)
-
-    @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _ask(self, question: Question, state: FleetState, time_s: float, **arguments: Any) -> Any:
         if not self._places.acquire(blocking=False):
             raise BusyError("other questions are being answered", hint="try again in a moment")
         try:
-            yield
+            with self._turn:
+                return self._answer_one(question, state, time_s, arguments)
         finally:
             self._places.release()
-
-
-class InProcessForecaster(FleetForecaster):
-    """Answers in this process, whose other threads it holds up: for small fleets and tests."""
-
-    def __init__(self) -> None:
-        super().__init__(answered)

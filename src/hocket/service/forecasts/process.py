@@ -1,12 +1,13 @@
-"""Answers in a process of their own, which takes no time from the one that decides.
+"""Forecasts in a process of their own, so that they take no time from the deciding process.
 
-It is started by the first question and asked one question at a time: what is asked, and the state
-behind it. It yields to everything else on the machine (`nice`). One that dies or takes too
-long is started anew for the next question.
+The first question starts the process. It gets one question at a time with the state of the fleet,
+and runs at low priority (`nice`). A process that dies or takes too long is replaced at the next
+question.
 """
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251 - sent through a private pipe, never stored
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +18,7 @@ from hocket.processes.root_cause import ProcessError
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import UnavailableError
-from hocket.service.forecasts.forecaster import FleetForecaster
-from hocket.service.store.snapshot import take_apart
+from hocket.service.forecasts.forecaster import FleetForecaster, Question
 
 PATIENCE_S = 60.0
 """The first answer includes the start of the process; a machine may be busy with better things."""
@@ -26,7 +26,7 @@ _PROGRAM = "hocket.service.forecasts.worker"
 
 
 class ForecastProcess(FleetForecaster):
-    """An `FleetForecaster` beside this process."""
+    """A `FleetForecaster` that answers in another process."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         super().__init__(self._ask_child)
@@ -34,10 +34,10 @@ class ForecastProcess(FleetForecaster):
         self._group: WorkerGroup | None = None
         self._is_closed = False
         self._starting = threading.Lock()
-        """A process that is started while the service ends must not outlive it."""
+        """Held to start or end the process, so that one started at the end does not stay."""
 
     def close(self) -> None:
-        """End the process, and with it the question that it works on."""
+        """End the process and the question that it works on."""
         with self._starting:
             self._is_closed = True
             if self._group is not None:
@@ -47,32 +47,25 @@ class ForecastProcess(FleetForecaster):
             self._let_go()
 
     def _ask_child(
-        self, question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        head, arrays = take_apart(state)
-        answer = self._answer(
-            {"question": question, "time_s": time_s, "asked": dict(asked)},
-            [head, *(array.tobytes() for array in arrays)],
-        )
-        if "failure" in answer:
-            raise UnavailableError(f"no answer could be found: {answer['failure']}")
-        if "error" in answer:
-            raise UsageError(answer["error"], hint=answer["hint"])
-        found: dict[str, Any] = answer["found"]
-        return found
-
-    def _answer(self, asked: dict[str, Any], state: list[bytes]) -> dict[str, Any]:
+        self, question: Question, state: FleetState, time_s: float, arguments: Mapping[str, Any]
+    ) -> Any:
+        # Pickled, functions by their names: both ends of the pipe are this program.
+        request = pickle.dumps((question, state, time_s, arguments))
         group = self._living()
         try:
-            group.send(0, asked, state)
-            answer = group.receive(self._patience_s)
+            group.send(0, {}, [request])
+            found = group.receive(self._patience_s)
         except ProcessError:
-            answer = None
-        if answer is None:
+            found = None
+        if found is None:
             self._let_go()
             hint = "try again; the fleet itself goes on"
             raise UnavailableError("no answer was found in time", hint=hint)
-        return answer.header
+        if "failure" in found.header:
+            raise UnavailableError(f"no answer could be found: {found.header['failure']}")
+        if "error" in found.header:
+            raise UsageError(found.header["error"], hint=found.header["hint"])
+        return pickle.loads(found.buffers[0])  # noqa: S301
 
     def _living(self) -> WorkerGroup:
         with self._starting:
@@ -93,4 +86,6 @@ def _started() -> WorkerGroup:
     try:
         return WorkerGroup([spec]).__enter__()
     except OSError as error:
-        raise UnavailableError(f"nobody can be asked: {error.strerror}") from None
+        raise UnavailableError(
+            f"the process for forecasts cannot be started: {error.strerror}"
+        ) from None

@@ -1,34 +1,30 @@
-"""The other side of `ForecastProcess`: answers questions until nobody asks any more."""
+"""The process behind `ForecastProcess`: answers questions until its input ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle  # noqa: TID251 - sent through a private pipe, never stored
 from typing import Any
 
 from hocket.base.errors import HocketError
 from hocket.processes.child import serve
 from hocket.processes.frames import Frame
 from hocket.service.executors.isolation import make_private
-from hocket.service.forecasts.questions import answered
-from hocket.service.store.snapshot import put_together
+from hocket.service.forecasts.forecaster import answer
 
 NICENESS = 10
-"""Rounds and jobs go first."""
+"""Niceness of the process: rounds and jobs have priority."""
 
 
-def answer(asked: Frame) -> tuple[dict[str, Any], tuple[()]]:
-    """The answer to a question about the state behind it."""
-    header = asked.header
+def answer_frame(request: Frame) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """Answer one question; an error is an answer too."""
     try:
-        head, *arrays = asked.buffers
-        state = put_together(bytes(head), arrays)
-        found = answered(header["question"], state, header["time_s"], header["asked"])
-        return {"found": found}, ()
+        return {}, (pickle.dumps(answer(*pickle.loads(request.buffers[0]))),)  # noqa: S301
     except HocketError as error:
         return {"error": error.message, "hint": error.hint}, ()
     except Exception as error:
-        # The next question may fare better.
+        # The next question may succeed.
         return {"failure": repr(error)}, ()
 
 
@@ -36,4 +32,4 @@ if __name__ == "__main__":
     make_private()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    serve(answer)
+    serve(answer_frame)

@@ -1,4 +1,4 @@
-"""Moments as people read them: how long ago, how far ahead."""
+"""Times as text: how long ago, how far ahead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hocket.base.units import words_for_seconds
 
 
 def ahead(duration_s: float) -> str:
-    """``'in 12 min'``; what is due is ``'now'``."""
+    """``'in 12 min'``; less than half a second ahead is ``'now'``."""
     return f"in {words_for_seconds(duration_s)}" if duration_s >= 0.5 else "now"
 
 

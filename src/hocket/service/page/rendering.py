@@ -12,9 +12,8 @@ import numpy as np
 from markupsafe import Markup
 
 from hocket.base.units import format_percent, words_for_seconds
-from hocket.fleet.explain import free_devices
 from hocket.fleet.forecast import Forecast
-from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.reasons import free_devices, reason
 from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, FleetState
 from hocket.service.page.moments import ago, ahead
 from hocket.service.page.recent import Lately
@@ -57,7 +56,6 @@ def live_page(
     picture, picture_note = _picture(state, lately)
     return LivePage(
         title=f"{counts['running']} running, {counts['waiting']} waiting – hocket fleet",
-        lead=_lead(state, counts),
         trouble=inert(trouble, LONGEST_SENTENCE),
         stats=_stats(state, counts),
         picture=picture,
@@ -73,7 +71,7 @@ def live_page(
 
 
 def window_s(state: FleetState) -> float:
-    """Longest time that the picture covers."""
+    """Longest time that the timeline covers."""
     return max(WINDOW_ROUNDS * state.rules.round_s, _MIN_WINDOW_S)
 
 
@@ -85,7 +83,7 @@ def _drawn_s(state: FleetState, lately: Lately) -> float:
 
 
 def job_name(state: FleetState, number: int) -> JobName:
-    """A job that has not ended."""
+    """Name of a job that has not ended, as the page shows it."""
     row = state.row_of(number)
     team = state.teams[int(state.jobs.rows["team"][row])]
     return JobName(
@@ -98,24 +96,13 @@ def job_name(state: FleetState, number: int) -> JobName:
 # ── head ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lead(state: FleetState, counts: Mapping[str, int]) -> str:
-    devices = count_of(int(state.num_devices.sum()), "device")
-    runs = f"{count_of(counts['running'], 'job')} {_verb(counts['running'], 'run')}"
-    waits = f"{counts['waiting'] or 'none'} {_verb(counts['waiting'], 'wait')}"
-    tick = ""
-    if np.isfinite(state.next_tick_s):
-        tick = f" The next round begins {ahead(state.next_tick_s - state.time_s)}."
-    return f"{runs} and {waits} on {devices} under {state.rules.policy}.{tick}"
-
-
-def _verb(count: int, verb: str) -> str:
-    return f"{verb}s" if count == 1 else verb
-
-
 def _stats(state: FleetState, counts: Mapping[str, int]) -> tuple[Stat, ...]:
     total = int(state.num_devices.sum())
     used = total - sum(free_devices(state))
     down = len(state.device_names) - total
+    next_round = ""
+    if np.isfinite(state.next_tick_s):
+        next_round = f"next {ahead(state.next_tick_s - state.time_s)}"
     return (
         Stat(label="Running", value=f"{counts['running']:,}"),
         Stat(label="Waiting", value=f"{counts['waiting']:,}"),
@@ -125,7 +112,7 @@ def _stats(state: FleetState, counts: Mapping[str, int]) -> tuple[Stat, ...]:
             value=f"{used:,} of {total:,}",
             note=f"{down:,} not there" if down else "",
         ),
-        Stat(label="Round", value=f"{state.round_number:,}"),
+        Stat(label="Round", value=f"{state.round_number:,}", note=next_round),
         Stat(label="Policy", value=state.rules.policy, note=_policy_note(state)),
     )
 
@@ -214,7 +201,7 @@ def _number(state: FleetState, row: int) -> int:
 
 
 def _waiting(state: FleetState, expected: Forecast | None) -> Listing[WaitingRow]:
-    """The queue, those first that are expected to start first."""
+    """The queue, sorted by expected start."""
     starts = _starts(expected)
     waiting = sorted(
         _rows_in(state, WAITING),
@@ -320,7 +307,7 @@ def _ended(state: FleetState, records: Sequence[JobRecord]) -> Listing[EndedRow]
 
 
 def named(record: JobRecord) -> JobName:
-    """A job by its record."""
+    """Name of a job from its record, as the page shows it."""
     return JobName(
         number=record.number,
         name=inert(record.spec.name, _LONGEST_NAME),

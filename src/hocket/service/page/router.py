@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +26,12 @@ from hocket.fleet.forecast import Forecast, at_moment
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.state import PAUSED, WAITING, FleetState
-from hocket.service.credentials import Credentials, form_token
+from hocket.service.daemon.commands import Change
 from hocket.service.daemon.service_state import phase_of
 from hocket.service.errors import ForbiddenError, NotFoundError, UnavailableError
-from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
+from hocket.service.forecasts.forecaster import FleetForecaster
 from hocket.service.page.moments import ago, clock
-from hocket.service.page.recent import Recent
+from hocket.service.page.recent import recent_history
 from hocket.service.page.rendering import live_page, named, window_s
 from hocket.service.page.shown import JobName, Listing, LivePage, Row, Stat
 from hocket.service.page.templating import render, static_files
@@ -71,16 +73,6 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointRow:
-    """One checkpoint as it is shown."""
-
-    attempt: int
-    step: str
-    path: str
-    committed: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobPage:
     """All that the page of a job shows."""
 
@@ -91,11 +83,12 @@ class JobPage:
     command: str
     folder: str
     attempts: Listing[AttemptRow]
-    checkpoints: Listing[CheckpointRow]
+    checkpoints: Listing[CheckpointRecord]
+    now_s: float
     log: str
     has_log: bool
     changes: tuple[str, ...]
-    """Changes that are possible; empty for a job that has ended."""
+    """Changes that the user may request; empty for a job that has ended."""
 
 
 def job_page(
@@ -118,10 +111,11 @@ def job_page(
         status=record.status,
         sentence=sentence(inert(text, LONGEST_SENTENCE)),
         stats=_stats(record, now_s, record.done_steps if done_steps is None else done_steps),
-        command=inert(" ".join(_quoted(word) for word in command), LONGEST_SENTENCE),
+        command=inert(shlex.join(command), LONGEST_SENTENCE),
         folder=inert(record.spec.folder or "a folder of its own", LONGEST_SENTENCE),
         attempts=_newest([_attempt(one, now_s) for one in attempts], MAX_ATTEMPTS),
-        checkpoints=_newest([_checkpoint(one, now_s) for one in checkpoints], MAX_CHECKPOINTS),
+        checkpoints=_newest(list(checkpoints), MAX_CHECKPOINTS),
+        now_s=now_s,
         log=last_lines(log or b""),
         has_log=bool(log),
         changes=changes,
@@ -129,17 +123,13 @@ def job_page(
 
 
 def last_lines(data: bytes) -> str:
-    """The end of an output, with nothing in it that steers a page or a terminal."""
+    """The end of an output, without control characters that affect a page or a terminal."""
     text = data[-MAX_LOG_BYTES:].decode("utf-8", "replace")
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join(
         inert(line.rstrip("\r").rpartition("\r")[2].expandtabs(), _LONGEST_LINE)
         for line in lines[-MAX_LOG_LINES - 1 :]
     ).rstrip("\n")
-
-
-def _quoted(word: str) -> str:
-    return word if word and not set(word) & set(" \t\n'\"") else repr(word)
 
 
 def _newest(rows: list[Row], most: int) -> Listing[Row]:
@@ -194,49 +184,29 @@ def _attempt(attempt: AttemptRecord, now_s: float) -> AttemptRow:
     )
 
 
-def _checkpoint(checkpoint: CheckpointRecord, now_s: float) -> CheckpointRow:
-    return CheckpointRow(
-        attempt=checkpoint.attempt,
-        step=f"{checkpoint.step:,.0f}",
-        path=inert(checkpoint.path, LONGEST_SENTENCE),
-        committed=ago(now_s - checkpoint.committed_s),
-    )
-
-
-# When waiting jobs are expected to start, worked out once per change of the fleet.
-#
-# All who look at the page between two changes see the same forecast, and whoever looks while the
-# next one is being made sees the last.
-
-
 class Foresight:
-    """The newest forecast; safe to ask from several threads."""
+    """When waiting jobs are expected to start, computed once per change of the fleet."""
 
     def __init__(self, forecaster: FleetForecaster | None = None) -> None:
-        self._forecaster = forecaster or InProcessForecaster()
-        self._lock = threading.Lock()
-        self._key: object = None
-        self._newest: Forecast | None = None
+        self._forecaster = forecaster or FleetForecaster()
+        self._newest: tuple[object, Forecast | None] = (None, None)
 
     def of(self, state: FleetState) -> Forecast | None:
-        """A forecast of the starts; that of a moment ago while another is being made, and None
-        where there is none yet or nobody waits."""
+        """Forecast of the starts; None if no job waits.
+
+        While the forecaster is busy, the previous forecast is returned.
+        """
         rows = state.jobs.rows
         waiting = rows["number"][rows["phase"] == WAITING]
         if not len(waiting):
             return None
         key = (state.round_number, waiting.tobytes(), state.is_up.tobytes())
-        if key != self._key and self._lock.acquire(blocking=self._newest is None):
-            try:
-                if key != self._key:
-                    self._newest = self._forecaster.starts(state, state.time_s, waiting.tolist())
-                    self._key = key
-            except UnavailableError:
-                # The page does without, or with an older one.
-                pass
-            finally:
-                self._lock.release()
-        return self._newest
+        if key != self._newest[0]:
+            # The page does without a new one, or with the one before.
+            with contextlib.suppress(UnavailableError):
+                found = self._forecaster.starts(state, state.time_s, waiting.tolist())
+                self._newest = (key, found)
+        return self._newest[1]
 
 
 # Something that many ask for at once and that is made once for all of them.
@@ -256,7 +226,7 @@ class Shared(Generic[Made]):
         self._newest: tuple[int, Made] | None = None
 
     def get(self) -> Made:
-        """A value that was begun after this call."""
+        """A value whose computation began after this call."""
         with self._changed:
             last_begun = self._num_begun
             while self._is_making:
@@ -283,11 +253,11 @@ _KEEP_S = 3600
 def page_router(daemon: Daemon, forecaster: FleetForecaster) -> APIRouter:
     """The page of a daemon."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    recent, foresight = Recent(daemon), Foresight(forecaster)
+    foresight = Foresight(forecaster)
 
     def page_now() -> LivePage:
         state = _state_now(daemon)
-        lately = recent.look(state, state.time_s - window_s(state))
+        lately = recent_history(daemon.store, state.time_s - window_s(state))
         return live_page(state, lately, expected=foresight.of(state), trouble=daemon.trouble)
 
     def fleet_now(fields: dict[str, str]) -> str:
@@ -313,23 +283,18 @@ def page_router(daemon: Daemon, forecaster: FleetForecaster) -> APIRouter:
 
     @router.get("/jobs/{number}")
     def show_job(number: str, request: Request) -> HTMLResponse:
-        credentials: Credentials = request.app.state.credentials
-        cookie = credentials.cookie_in(request.headers.getlist("cookie"))
         try:
             holder: Holder = request.scope["hocket.holder"]
             page = _job_now(daemon, forecaster, _job_number(number), holder)
         except UsageError as error:
             return _refusal(error)
-        return HTMLResponse(render("job.html", page=page, form_token=form_token(cookie)))
+        return HTMLResponse(render("job.html", page=page))
 
     @router.post("/jobs/{number}/{change}")
-    def change_job(number: str, change: str, request: Request) -> Response:
-        changes = {"cancel": daemon.cancel, "pause": daemon.pause, "resume": daemon.resume}
+    def change_job(number: str, change: Change, request: Request) -> Response:
         try:
-            if change not in changes:
-                raise NotFoundError(f"A job cannot be asked to {change}")
             holder: Holder = request.scope["hocket.holder"]
-            record = changes[change](_job_number(number), only_of=holder.limited_to)
+            record = daemon.change(change, _job_number(number), only_of=holder.limited_to)
         except (UsageError, UnavailableError) as error:
             return _refusal(error)
         # Loading the answer again must not change anything again.
@@ -385,8 +350,8 @@ def _job_now(daemon: Daemon, forecaster: FleetForecaster, number: int, holder: H
         daemon.now_s(),
         explanation=explanation,
         done_steps=done_steps,
-        attempts=daemon.attempts(record.number),
-        checkpoints=daemon.checkpoints(record.number),
+        attempts=daemon.store.attempts(record.number),
+        checkpoints=daemon.store.checkpoints(record.number),
         log=_last_output(daemon, record),
         changes=_changes(state, record, holder),
     )

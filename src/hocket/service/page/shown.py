@@ -1,4 +1,4 @@
-"""The values that templates show; texts in them are inert already."""
+"""Values that the templates show; control characters are already removed from their texts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunningRow:
     devices: str
     since: str
     done: float | None
-    """Part of its work; None where nobody knows how much there is."""
+    """Finished fraction of its work; None if its total is unknown."""
     progress: str
     end: str
 
@@ -100,10 +100,9 @@ class EndedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LivePage:
-    """All that changes by itself."""
+    """Parts of the page that are updated without a reload."""
 
     title: str
-    lead: str
     trouble: str
     """Problem that keeps jobs from being run; empty for none."""
     stats: tuple[Stat, ...]

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from hocket import __version__
+from hocket.service.page.moments import ago
 from hocket.view.drawing import picture_css
 from hocket.view.names import inert
 from hocket.view.page import LOGO, template
@@ -45,14 +46,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters["inert"] = inert
+    environment.filters |= {"inert": inert, "ago": ago}
     environment.globals["version"] = __version__
     environment.globals["fingerprint"] = _fingerprint()
     return environment
 
 
 def _fingerprint() -> str:
-    """Changes with style and script, so that browsers can keep them until then."""
+    """Hash of style and script, by which browsers can cache them until they change."""
     digest = hashlib.sha256()
     for content, _ in static_files().values():
         digest.update(content)

@@ -12,19 +12,19 @@ from hocket.base.units import format_percent, words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.what_if import TwoFutures
-from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
+from hocket.service.forecasts.forecaster import FleetForecaster
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 
 POLICY_FIELD = "policy"
 DEVICES_FIELD = "devices-"
-"""Followed by the name of a kind, as it is shown."""
+"""Prefix of form field names; the name of a device type follows."""
 _MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindField:
-    """Number of devices of a kind that there shall be."""
+    """Form field for the number of devices of a type."""
 
     field: str
     kind: str
@@ -65,7 +65,7 @@ class WhatIfForm:
 def what_if_form(
     state: FleetState, fields: Mapping[str, str], answer: WhatIfAnswer | None
 ) -> WhatIfForm:
-    """The form, filled with what was asked or with what there is."""
+    """The form, filled with the submitted values or with the present ones."""
     kinds = tuple(
         KindField(
             field=DEVICES_FIELD + inert(kind),
@@ -90,7 +90,7 @@ def answer_of(
     try:
         counts = _counts(state, fields)
         policy = fields.get(POLICY_FIELD) or None
-        found = (forecaster or InProcessForecaster()).what_if(state, state.time_s, policy, counts)
+        found = (forecaster or FleetForecaster()).what_if(state, state.time_s, policy, counts)
     except HocketError as error:
         advice = f" ({error.hint})" if error.hint else ""
         said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))

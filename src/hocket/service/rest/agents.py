@@ -1,4 +1,4 @@
-"""Routes of agents: say what runs on a machine, hear what should; send output and checkpoints.
+"""Routes of agents: report attempts and fetch orders, send output and checkpoints.
 
 An agent's token opens these routes alone, and only under the agent's own name.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,8 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from hocket.service.errors import ForbiddenError, NotFoundError
-from hocket.service.executors.agent_executor import AgentExecutor, AgentStatus
-from hocket.service.executors.executor import AttemptName
+from hocket.service.executors.agent_executor import AgentExecutor
+from hocket.service.executors.executor import AttemptName, Phase, Status
 from hocket.service.plain_file import open_plain
 from hocket.service.rest.bodies import MAX_NUMBER, Number
 from hocket.service.rest.context import FOR_USERS, TheDaemon, TheHolder
@@ -34,20 +34,26 @@ _BINARY = {"requestBody": {"content": {"application/octet-stream": {"schema": {"
 
 
 class AgentAttempt(BaseModel):
-    """An attempt that an agent has."""
+    """Status of an attempt on an agent."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     job: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     attempt: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
-    phase: Literal["starting", "running", "exited", "lost"]
+    phase: Phase
     exit_code: Annotated[int, Field(ge=-1000, le=1000)] | None
     detail: Annotated[str, Field(max_length=2000)]
     was_asked: bool
 
+    @property
+    def status(self) -> Status:
+        """The same for the daemon."""
+        fields = self.model_dump(exclude={"job", "attempt"})
+        return Status(name=AttemptName(self.job, self.attempt), **fields)
+
 
 class SyncRequest(BaseModel):
-    """All that an agent has."""
+    """Devices and attempts of an agent."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,7 +63,7 @@ class SyncRequest(BaseModel):
 
 
 class AgentOrders(BaseModel):
-    """All that an agent should do; what it has done already is harmless to do again."""
+    """Orders to an agent; repeating one has no effect."""
 
     lease_s: float
     ends_after_s: float
@@ -92,8 +98,8 @@ TheAgents = Annotated[AgentExecutor, Depends(_executor)]
 def sync_agent(
     agent: Name, body: SyncRequest, request: Request, daemon: TheDaemon, executor: TheAgents
 ) -> AgentOrders:
-    """Take what an agent says, and answer what it should do; renews its lease."""
-    statuses = [AgentStatus(**one.model_dump()) for one in body.attempts]
+    """Store the report of an agent and return its orders; renews its lease."""
+    statuses = [one.status for one in body.attempts]
     address = request.client.host if request.client else ""
     orders = executor.sync(agent, body.identity, address, body.devices, statuses)
     found = daemon.service_state.checkpoints
@@ -115,7 +121,7 @@ async def append_log(
     request: Request,
     executor: TheAgents,
 ) -> LogSize:
-    """Add to the output of an attempt, where it goes on at ``offset``; returns its size."""
+    """Append to the output of an attempt at ``offset``; returns the size after that."""
     path = executor.log_file(agent, AttemptName(job, attempt))
     if path is None:
         raise NotFoundError(f"{agent!r} does not run attempt {attempt} of job {job}")

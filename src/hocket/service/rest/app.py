@@ -15,9 +15,9 @@ from hocket import __version__
 from hocket.service.credentials import Credentials
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.executors.agent_executor import AgentExecutor
-from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
+from hocket.service.forecasts.forecaster import FleetForecaster
 from hocket.service.rest import agents as agent_routes
-from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
+from hocket.service.rest import attempts, fleet, health, jobs, login, logs
 from hocket.service.rest import tokens as token_routes
 from hocket.service.rest.auth import AuthMiddleware
 from hocket.service.rest.context import Decisions
@@ -57,11 +57,12 @@ def make_app(
     )
     app.state.daemon = daemon
     app.state.credentials = Credentials(tokens, daemon.identity)
+    app.state.tokens = tokens
     app.state.event_notifier = EventNotifier(daemon)
-    app.state.forecaster = forecaster or InProcessForecaster()
+    app.state.forecaster = forecaster or FleetForecaster()
     app.state.decisions = Decisions()
     app.state.agents = agents
-    for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login, agent_routes):
+    for module in (jobs, logs, attempts, fleet, health, token_routes, login, agent_routes):
         app.include_router(module.router)
     _mount_page(app, daemon, app.state.forecaster)
     handle_errors(app)

@@ -15,7 +15,6 @@ from hocket.service.rest.bodies import (
     LeaseBody,
     Number,
     ReportRequest,
-    checkpoint_body,
 )
 from hocket.service.rest.context import KNOWN_QUERY, AttemptToken, TheDaemon, TheDecisions
 from hocket.service.rest.problems import answers
@@ -34,17 +33,12 @@ async def report(
     decisions: TheDecisions,
     token: AttemptToken,
 ) -> LeaseBody:
-    """Tell how far the job is, and hear whether it may go on."""
+    """Report progress of an attempt; the answer says whether it may continue."""
     name = AttemptName(job, attempt)
     lease = await decisions.of(
         daemon.report, name, token, body.done_steps, body.is_finished, body.can_save
     )
-    return LeaseBody(
-        attempt=lease.attempt,
-        may_run=lease.may_run,
-        stop_by_s=lease.stop_by_s,
-        round_ends_s=lease.round_ends_s,
-    )
+    return LeaseBody.model_validate(lease)
 
 
 @router.post("/checkpoints", status_code=201, responses=answers(404, 409, 415))
@@ -59,4 +53,4 @@ async def commit_checkpoint(
     """Make a checkpoint count: the next attempt starts from it."""
     name = AttemptName(job, attempt)
     record = await decisions.of(daemon.commit_checkpoint, name, token, body.step, body.path)
-    return checkpoint_body(record)
+    return CheckpointBody.model_validate(record)

@@ -19,7 +19,6 @@ from hocket.service.credentials import (
     access_of,
     bearer,
     has_role,
-    is_own_form,
     needed_role,
 )
 from hocket.service.rest.middleware import RequestMiddleware, misleading
@@ -55,31 +54,16 @@ class AuthMiddleware(RequestMiddleware):
                 return _forbidden(holder)
             if needed == "read-only":
                 return None
-            if given or PAGE_HEADER in headers or access == "form":
+            # Another site's page can send neither; whose page the origin is was checked before.
+            proof = "origin" if access == "form" else PAGE_HEADER
+            if given or proof in headers:
                 return None
-            return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
+            return problem(403, f"changes by cookie need the header {proof}")
         if method == "GET" and not path.startswith("/v1/") and _wants_page(headers):
             return RedirectResponse("/login", 303)
         hint = "send Authorization: Bearer with a token of hocket fleet token add"
         challenge = {"www-authenticate": 'Bearer realm="hocket fleet"'}
         return problem(401, "this needs the token", hint=hint, headers=challenge)
-
-    def refused_body(self, scope: Scope, body: bytes) -> Response | None:
-        """A form of somebody else."""
-        if self._is_forged(scope, body):
-            return problem(403, "this form is not one of this service", hint="load it again")
-        return None
-
-    def _is_forged(self, scope: Scope, body: bytes) -> bool:
-        """True if a change was sent by a form of somebody else, who has made a browser do it."""
-        if access_of(scope["method"], scope["path"]) != "form":
-            return False
-        headers = Headers(scope=scope)
-        if bearer(headers.get("authorization", "")):
-            # No page of somebody else can send that.
-            return False
-        cookie = self._credentials.cookie_in(headers.getlist("cookie"))
-        return not is_own_form(cookie, headers.get("content-type", ""), body)
 
     def _holder(self, token: str, headers: Headers) -> Holder | None:
         """User of a request; a wrong token is not made good by a cookie."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from hocket.service.records import (
-    AttemptRecord,
-    CheckpointRecord,
-    EventRecord,
-    JobRecord,
-    JobStatus,
-)
+from hocket.service.records import JobRecord, JobStatus
 from hocket.service.spec import JobSpec, Name, Text
-from hocket.service.tokens import Entry, Role
+from hocket.service.tokens import Role
 
 MAX_NUMBER = 2**53 - 1
 """Numbers of jobs and events that JSON and sqlite both hold exactly."""
@@ -31,10 +26,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class JobBody(BaseModel):
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class JobBody(_Answer):
     """A job; moments are seconds since 1970."""
 
-    id: int
+    id: int = Field(validation_alias="number")
     status: JobStatus
     spec: JobSpec = Field(description="As submitted, with the environment's values left out")
     submitted_s: float
@@ -52,25 +51,10 @@ class JobBody(BaseModel):
 
 
 def job_body(record: JobRecord) -> JobBody:
-    """A job as people see it."""
+    """A job as users see it."""
     environment = dict.fromkeys(record.spec.environment, HIDDEN)
-    return JobBody(
-        id=record.number,
-        status=record.status,
-        spec=record.spec.model_copy(update={"environment": environment}),
-        submitted_s=record.submitted_s,
-        started_s=record.started_s,
-        ended_s=record.ended_s,
-        attempt=record.attempt,
-        failures=record.failures,
-        done_steps=record.done_steps,
-        devices=list(record.devices),
-        message=record.message,
-        version=record.version,
-        owner=record.owner,
-        array_first=record.array_first,
-        array_index=record.array_index,
-    )
+    spec = record.spec.model_copy(update={"environment": environment})
+    return JobBody.model_validate(replace(record, spec=spec))
 
 
 class JobList(BaseModel):
@@ -80,7 +64,7 @@ class JobList(BaseModel):
     next_after: int | None = Field(description="Cursor of the next page; null on the last")
 
 
-class AttemptBody(BaseModel):
+class AttemptBody(_Answer):
     """One run of a job."""
 
     job: int
@@ -95,19 +79,13 @@ class AttemptBody(BaseModel):
     exit_code: int | None
 
 
-def attempt_body(record: AttemptRecord) -> AttemptBody:
-    """An attempt without the token of its processes."""
-    fields = {name: getattr(record, name) for name in AttemptBody.model_fields}
-    return AttemptBody(**{**fields, "devices": list(record.devices)})
-
-
 class AttemptList(BaseModel):
     """The attempts of a job."""
 
     attempts: list[AttemptBody]
 
 
-class CheckpointBody(BaseModel):
+class CheckpointBody(_Answer):
     """A checkpoint that counts."""
 
     job: int
@@ -115,11 +93,6 @@ class CheckpointBody(BaseModel):
     step: float
     path: str
     committed_s: float
-
-
-def checkpoint_body(record: CheckpointRecord) -> CheckpointBody:
-    """A checkpoint as people see it."""
-    return CheckpointBody(**{name: getattr(record, name) for name in CheckpointBody.model_fields})
 
 
 class CheckpointList(BaseModel):
@@ -136,7 +109,7 @@ class ReportRequest(_Body):
     can_save: bool = Field(False, description="Whether it saves its work when it has to leave")
 
 
-class LeaseBody(BaseModel):
+class LeaseBody(_Answer):
     """True if an attempt may go on."""
 
     attempt: int
@@ -152,8 +125,8 @@ class CheckpointRequest(_Body):
     path: Text
 
 
-class DeviceBody(BaseModel):
-    """A device and who has it."""
+class DeviceBody(_Answer):
+    """A device and the jobs on it."""
 
     name: str
     kind: str
@@ -164,7 +137,7 @@ class DeviceBody(BaseModel):
 
 
 class DeviceList(BaseModel):
-    """All devices that are or were there."""
+    """All devices that are or were part of the fleet."""
 
     devices: list[DeviceBody]
 
@@ -181,7 +154,7 @@ class DrainBody(BaseModel):
     devices: list[str]
 
 
-class UsageBody(BaseModel):
+class UsageBody(_Answer):
     """Device time of a user in a team on a device type in a week."""
 
     week: str = Field(description="ISO year and week, such as 2026-W47")
@@ -197,33 +170,14 @@ class UsageList(BaseModel):
     usage: list[UsageBody]
 
 
-class QueueBody(BaseModel):
-    """A team and what it has."""
-
-    team: str
-    weight: float
-    running: int
-    waiting: int
-    paused: int
-    devices: int
-    target_share: float = Field(description="Sum of the shares that its jobs shall get")
-
-
-class QueueList(BaseModel):
-    """Teams of the fleet."""
-
-    policy: str
-    queues: list[QueueBody]
-
-
 class ShareBody(BaseModel):
     """Share of a job and what it has received."""
 
     job: int
     name: str
-    target: dict[str, float] = Field(description="Part of its time on each kind")
+    target: dict[str, float] = Field(description="Part of its time on each device type")
     deficit_s: dict[str, float] = Field(
-        description="Time on each kind that it should have had and did not"
+        description="Time on each device type that it should have had and did not"
     )
     target_s: float = Field(description="Device time that it should have had")
     held_s: float = Field(description="Device time that it had")
@@ -242,7 +196,7 @@ class AllocationBody(BaseModel):
     jobs: list[ShareBody]
 
 
-class EventBody(BaseModel):
+class EventBody(_Answer):
     """Something that happened."""
 
     sequence: int
@@ -252,34 +206,13 @@ class EventBody(BaseModel):
     detail: dict[str, Any]
 
 
-def event_body(record: EventRecord) -> EventBody:
-    """An event as people see it."""
-    return EventBody(
-        sequence=record.sequence,
-        time_s=record.time_s,
-        kind=record.kind,
-        job=record.job,
-        detail=dict(record.detail),
-    )
-
-
-class RoundBody(BaseModel):
-    """Decisions from the beginning of a round until the next one."""
-
-    round: int
-    started_s: float
-    ended_s: float | None = Field(description="null for the round that goes on")
-    events: list[EventBody]
-    is_cut_off: bool = Field(description="Whether more happened than is listed")
-
-
 class WhatIf(_Body):
     """Changes to try; empty for things as they are."""
 
     policy: Name | None = None
     devices: Annotated[
         dict[Name, Annotated[int, Field(ge=0, le=100_000)]],
-        Field(max_length=100, description="How many devices of a kind there would be"),
+        Field(max_length=100, description="How many devices of one type there would be"),
     ] = {}
 
 
@@ -324,27 +257,22 @@ class ExplanationBody(BaseModel):
 
 
 class TokenRequest(_Body):
-    """User who shall have a token."""
+    """Name and role of a new token."""
 
     name: Name
     role: Role = "user"
 
 
-class TokenBody(BaseModel):
-    """Somebody who has a token."""
+class TokenBody(_Answer):
+    """Name and role of a token."""
 
     name: str
     role: Role
     made_s: float
 
 
-def token_body(entry: Entry) -> TokenBody:
-    """A token as people see it."""
-    return TokenBody(name=entry.name, role=entry.role, made_s=entry.made_s)
-
-
 class TokenList(BaseModel):
-    """Everybody who has one."""
+    """All tokens."""
 
     tokens: list[TokenBody]
 
@@ -364,6 +292,6 @@ class LinkBody(BaseModel):
 
 
 class HealthBody(BaseModel):
-    """The service answers."""
+    """Health of the service."""
 
     status: str

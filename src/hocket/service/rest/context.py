@@ -1,4 +1,4 @@
-"""Dependencies of routes: the daemon, and the notifier of the streams."""
+"""Dependencies of routes: the daemon, and the notifier that wakes event streams."""
 
 from __future__ import annotations
 
@@ -44,14 +44,13 @@ KNOWN_QUERY = Depends(_known_query)
 FOR_USERS = [Security(_user), KNOWN_QUERY]
 
 
-async def _daemon(request: Request) -> Daemon:
-    daemon: Daemon = request.app.state.daemon
-    return daemon
+def _of_app(name: str) -> Any:
+    """A dependency: what the application keeps under this name."""
 
+    async def get(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-async def _event_notifier(request: Request) -> EventNotifier:
-    event_notifier: EventNotifier = request.app.state.event_notifier
-    return event_notifier
+    return Depends(get)
 
 
 Answer = TypeVar("Answer")
@@ -73,21 +72,6 @@ class Decisions:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-async def _decisions(request: Request) -> Decisions:
-    decisions: Decisions = request.app.state.decisions
-    return decisions
-
-
-async def _forecaster(request: Request) -> FleetForecaster:
-    forecaster: FleetForecaster = request.app.state.forecaster
-    return forecaster
-
-
-async def _tokens(request: Request) -> Tokens:
-    tokens: Tokens = request.app.state.credentials.tokens
-    return tokens
-
-
 async def _holder(request: Request) -> Holder:
     """User of a request, as the middleware found."""
     holder: Holder = request.scope["hocket.holder"]
@@ -100,10 +84,10 @@ async def _token(
     return credentials.credentials if credentials else ""
 
 
-TheDaemon = Annotated[Daemon, Depends(_daemon)]
-TheDecisions = Annotated[Decisions, Depends(_decisions)]
-TheOutlook = Annotated[FleetForecaster, Depends(_forecaster)]
-TheBell = Annotated[EventNotifier, Depends(_event_notifier)]
-TheTokens = Annotated[Tokens, Depends(_tokens)]
+TheDaemon = Annotated[Daemon, _of_app("daemon")]
+TheDecisions = Annotated[Decisions, _of_app("decisions")]
+TheForecaster = Annotated[FleetForecaster, _of_app("forecaster")]
+TheNotifier = Annotated[EventNotifier, _of_app("event_notifier")]
+TheTokens = Annotated[Tokens, _of_app("tokens")]
 TheHolder = Annotated[Holder, Depends(_holder)]
 AttemptToken = Annotated[str, Depends(_token)]

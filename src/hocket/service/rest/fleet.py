@@ -1,4 +1,4 @@
-"""Routes of the whole fleet: devices, teams, shares, rounds, what if, events."""
+"""Routes of the whole fleet: devices, usage, shares, what if, events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from hocket.base.errors import did_you_mean
 from hocket.base.fields import shown
 from hocket.base.jsonfile import finite_or_none
-from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, FleetState
+from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.errors import NotFoundError
 from hocket.service.rest.bodies import (
@@ -23,14 +23,18 @@ from hocket.service.rest.bodies import (
     DrainBody,
     DrainRequest,
     ForecastBody,
-    QueueBody,
-    QueueList,
     ShareBody,
     UsageBody,
     UsageList,
     WhatIf,
 )
-from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon, TheDecisions, TheOutlook
+from hocket.service.rest.context import (
+    FOR_USERS,
+    TheDaemon,
+    TheDecisions,
+    TheForecaster,
+    TheNotifier,
+)
 from hocket.service.rest.problems import answers
 from hocket.service.rest.stream import TimedStream, events_from
 
@@ -43,19 +47,7 @@ _EVENTS = {"description": "Events", "content": {_STREAM: {"schema": {"type": "st
 @router.get("/devices", responses=answers())
 def list_devices(daemon: TheDaemon) -> DeviceList:
     """All devices and the jobs on them."""
-    return DeviceList(
-        devices=[
-            DeviceBody(
-                name=device.name,
-                kind=device.kind,
-                server=device.server,
-                is_up=device.is_up,
-                is_drained=device.name in daemon.state.drained,
-                jobs=list(device.jobs),
-            )
-            for device in daemon.devices()
-        ]
-    )
+    return DeviceList(devices=[DeviceBody.model_validate(one) for one in daemon.devices()])
 
 
 @router.post("/devices:drain", responses=answers(404, 415))
@@ -88,31 +80,7 @@ def _devices_of(daemon: Daemon, name: str) -> tuple[str, ...]:
 @router.get("/usage", responses=answers())
 def get_usage(daemon: TheDaemon, weeks: Annotated[int, Query(ge=1, le=520)] = 4) -> UsageList:
     """Device hours by week, user, team and device type; weeks begin on Monday, UTC."""
-    return UsageList(usage=[UsageBody(**row._asdict()) for row in daemon.usage(weeks)])
-
-
-@router.get("/queues", responses=answers())
-def list_queues(daemon: TheDaemon) -> QueueList:
-    """Teams, and what each has and shall have."""
-    state = daemon.state
-    queues = [_queue(state, at) for at in range(len(state.teams))]
-    return QueueList(policy=state.rules.policy, queues=queues)
-
-
-def _queue(state: FleetState, team: int) -> QueueBody:
-    rows = state.jobs.rows
-    mine = rows["team"] == team
-    phase = rows["phase"][mine]
-    live = mine & np.isin(rows["phase"], (RUNNING, WAITING))
-    return QueueBody(
-        team=state.teams[team],
-        weight=float(state.team_weight[team]),
-        running=int((phase == RUNNING).sum()),
-        waiting=int((phase == WAITING).sum()),
-        paused=int((phase == PAUSED).sum()),
-        devices=int(np.isin(state.holders, rows["number"][mine]).any(axis=1).sum()),
-        target_share=float(state.jobs.shares[live].sum() + rows["pair_share"][live].sum()),
-    )
+    return UsageList(usage=[UsageBody.model_validate(row) for row in daemon.usage(weeks)])
 
 
 @router.get("/allocation", responses=answers())
@@ -165,7 +133,7 @@ def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
 
 
 @router.post("/simulate", responses=answers(415))
-def simulate(body: WhatIf, daemon: TheDaemon, forecaster: TheOutlook) -> ForecastBody:
+def simulate(body: WhatIf, daemon: TheDaemon, forecaster: TheForecaster) -> ForecastBody:
     """Forecast of the jobs under another policy or with other devices."""
     found = forecaster.forecast(daemon.state, daemon.now_s(), body.policy, body.devices)
     return ForecastBody.model_validate(found.to_data())
@@ -174,7 +142,7 @@ def simulate(body: WhatIf, daemon: TheDaemon, forecaster: TheOutlook) -> Forecas
 @router.get("/events", response_class=Response, responses={**answers(), 200: _EVENTS})
 async def stream_events(
     daemon: TheDaemon,
-    event_notifier: TheBell,
+    event_notifier: TheNotifier,
     after: Annotated[
         int | None, Query(ge=0, le=MAX_NUMBER, description="From now on where left out")
     ] = None,

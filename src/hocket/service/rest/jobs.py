@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from hocket.base.errors import UsageError
+from hocket.service.daemon.commands import Change
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.errors import ConflictError
 from hocket.service.records import ENDED, LIVE, JobRecord, JobStatus, ending_of
 from hocket.service.rest.bodies import (
     After,
+    AttemptBody,
     AttemptList,
+    CheckpointBody,
     CheckpointList,
     ExplanationBody,
     JobBody,
     JobList,
     Limit,
     Number,
-    attempt_body,
-    checkpoint_body,
     job_body,
 )
 from hocket.service.rest.context import (
     FOR_USERS,
     TheDaemon,
     TheDecisions,
+    TheForecaster,
     TheHolder,
-    TheOutlook,
 )
 from hocket.service.rest.problems import RefusedError, answers
 from hocket.service.spec import JobSpec
@@ -88,7 +88,7 @@ def list_jobs(
     if newest:
         if after or live:
             raise RefusedError(422, "newest goes with status and limit alone", code="usage")
-        found = (record for one in wanted for record in daemon.newest_jobs(one, limit))
+        found = (record for one in wanted for record in daemon.store.newest_jobs(one, limit))
         last = sorted(found, key=lambda record: record.number)[-limit:]
         return JobList(jobs=[job_body(record) for record in last], next_after=None)
     if live:
@@ -117,37 +117,26 @@ def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> It
         number: record for number, record in daemon.service_state.jobs.items() if number > after
     }
     for status in sorted(wanted & set(ENDED)):
-        found |= {record.number: record for record in daemon.jobs(after, limit, status)}
+        found |= {record.number: record for record in daemon.store.jobs(after, limit, status)}
     # Records in memory predate the lookup of the others, so that no job is listed twice.
     numbers = sorted(number for number, record in found.items() if record.status in wanted)
     return [found[number] for number in numbers[:limit]]
 
 
 def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
-    while records := daemon.jobs(after, _AT_ONCE):
+    while records := daemon.store.jobs(after, _AT_ONCE):
         # Records in memory win: the store is a moment ahead, and no later answer may be older.
         yield from (daemon.service_state.jobs.get(record.number, record) for record in records)
         after = records[-1].number
 
 
-_NOT_CHANGED = {"description": "The caller has the newest version"}
-
-
-@router.get("/{job}", response_model=JobBody, responses={**answers(404), 304: _NOT_CHANGED})
-def get_job(
-    job: Number,
-    response: Response,
-    daemon: TheDaemon,
-    if_none_match: Annotated[str | None, Header(max_length=100)] = None,
-) -> JobBody | Response:
+@router.get("/{job}", responses=answers(404))
+def get_job(job: Number, response: Response, daemon: TheDaemon) -> JobBody:
     """One job."""
-    record = daemon.job(job)
-    if if_none_match == _tag(record):
-        return Response(status_code=304, headers={"etag": _tag(record)})
-    return _tagged(record, response)
+    return _tagged(daemon.job(job), response)
 
 
-_Decide = Callable[[Callable[..., JobRecord]], Awaitable[JobBody]]
+_Decide = Callable[[Change], Awaitable[JobBody]]
 
 
 async def _change(
@@ -160,9 +149,10 @@ async def _change(
 ) -> _Decide:
     """Change that a request makes to the job that it names."""
 
-    async def decide(change: Callable[..., JobRecord]) -> JobBody:
-        ask = partial(change, only_of=holder.limited_to)
-        return _tagged(await decisions.of(_changed, daemon, ask, job, if_match), response)
+    async def decide(change: Change) -> JobBody:
+        only_of = holder.limited_to
+        record = await decisions.of(_changed, daemon, change, job, if_match, only_of)
+        return _tagged(record, response)
 
     return decide
 
@@ -171,40 +161,41 @@ TheChange = Annotated[_Decide, Depends(_change)]
 
 
 @router.delete("/{job}", responses=answers(404, 409, 412))
-async def cancel(change: TheChange, daemon: TheDaemon) -> JobBody:
-    """Cancel a job: it is asked to stop and does not start again."""
-    return await change(daemon.cancel)
+async def cancel(change: TheChange) -> JobBody:
+    """Cancel a job: it is stopped and does not start again."""
+    return await change("cancel")
 
 
 @router.post("/{job}:pause", responses=answers(404, 409, 412))
-async def pause(change: TheChange, daemon: TheDaemon) -> JobBody:
+async def pause(change: TheChange) -> JobBody:
     """Take the devices of a job away until it is resumed."""
-    return await change(daemon.pause)
+    return await change("pause")
 
 
 @router.post("/{job}:resume", responses=answers(404, 409, 412))
-async def resume(change: TheChange, daemon: TheDaemon) -> JobBody:
+async def resume(change: TheChange) -> JobBody:
     """Let a paused job have devices again."""
-    return await change(daemon.resume)
+    return await change("resume")
 
 
 @router.get("/{job}/attempts", responses=answers(404))
 def list_attempts(job: Number, daemon: TheDaemon) -> AttemptList:
     """All runs of a job."""
     daemon.job(job)
-    return AttemptList(attempts=[attempt_body(record) for record in daemon.attempts(job)])
+    found = [AttemptBody.model_validate(record) for record in daemon.store.attempts(job)]
+    return AttemptList(attempts=found)
 
 
 @router.get("/{job}/checkpoints", responses=answers(404))
 def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
     """All checkpoints of a job that count."""
     daemon.job(job)
-    found = [checkpoint_body(record) for record in daemon.checkpoints(job)]
+    found = [CheckpointBody.model_validate(record) for record in daemon.store.checkpoints(job)]
     return CheckpointList(checkpoints=found)
 
 
 @router.get("/{job}/explain", responses=answers(404))
-def explain_job(job: Number, daemon: TheDaemon, forecaster: TheOutlook) -> ExplanationBody:
+def explain_job(job: Number, daemon: TheDaemon, forecaster: TheForecaster) -> ExplanationBody:
     """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
     record = daemon.job(job)
     try:
@@ -236,11 +227,11 @@ def _with_progress(record: JobRecord, sentence: str, trouble: str) -> str:
 
 
 def _changed(
-    daemon: Daemon, change: Callable[..., JobRecord], number: int, if_match: str | None
+    daemon: Daemon, change: Change, number: int, if_match: str | None, only_of: str | None
 ) -> JobRecord:
     version = _version(if_match)
     try:
-        return change(number, expected_version=version)
+        return daemon.change(change, number, version, only_of)
     except ConflictError as error:
         current = daemon.job(number).version
         if version is None or version == current:
@@ -248,12 +239,8 @@ def _changed(
         raise RefusedError(412, error.message, code=error.code, hint=error.hint) from None
 
 
-def _tag(record: JobRecord) -> str:
-    return f'"{record.version}"'
-
-
 def _tagged(record: JobRecord, response: Response) -> JobBody:
-    response.headers["etag"] = _tag(record)
+    response.headers["etag"] = f'"{record.version}"'
     return job_body(record)
 
 

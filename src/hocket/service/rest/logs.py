@@ -1,21 +1,20 @@
-"""The route of a job's output: whole, a range of bytes, the last lines, or as it grows."""
+"""The route of a job's output: whole, from a byte on, the last lines, or as it grows."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.daemon.log import Log
 from hocket.service.errors import NotFoundError
 from hocket.service.rest.bodies import MAX_NUMBER, Number
-from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
-from hocket.service.rest.problems import answers, problem
+from hocket.service.rest.context import FOR_USERS, TheDaemon, TheNotifier
+from hocket.service.rest.problems import answers
 from hocket.service.rest.stream import EventNotifier, TimedStream
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
@@ -23,51 +22,37 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
 _CHUNK_BYTES = 65536
 _MAX_TAIL_BYTES = 16 * 2**20
 _LOOK_S = 0.3
-_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _TEXT = "text/plain; charset=utf-8"
 _ANSWER = {"description": "The output", "content": {_TEXT: {"schema": {"type": "string"}}}}
 _CUT = b"\n[hocket: the log was shortened here, and some of it is not shown]\n"
-_PART = {**_ANSWER, "description": "The bytes of the Range header"}
 
 
-@router.get(
-    "/{job}/log",
-    response_class=Response,
-    responses={**answers(404, 416), 200: _ANSWER, 206: _PART},
-)
+@router.get("/{job}/log", response_class=Response, responses={**answers(404), 200: _ANSWER})
 async def read_log(
     job: Number,
     daemon: TheDaemon,
-    event_notifier: TheBell,
+    event_notifier: TheNotifier,
     attempt: Annotated[
         int | None, Query(ge=1, le=MAX_NUMBER, description="The newest where left out")
     ] = None,
     tail: Annotated[int | None, Query(ge=0, le=100_000, description="Last lines only")] = None,
+    start: Annotated[int, Query(ge=0, le=MAX_NUMBER, description="First byte")] = 0,
     follow: Annotated[bool, Query(description="Go on until the attempt has ended")] = False,
-    range: Annotated[str | None, Header(max_length=100)] = None,
 ) -> Response:
     """Output of an attempt, standard output and error together."""
     number = await run_in_threadpool(_attempt, daemon, job, attempt)
     log = await run_in_threadpool(daemon.log, job, number)
     size_bytes = await run_in_threadpool(log.size_bytes)
-    # Of the same size: a program that prints in between must not push its last lines out of reach.
-    start = 0 if tail is None else await run_in_threadpool(_tail_start, log, size_bytes, tail)
-    headers = {"hocket-attempt": str(number), "accept-ranges": "bytes"}
-    wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
+    if tail is not None:
+        # Of the same size: a program that prints in between must not push its last lines out of
+        # reach.
+        start = await run_in_threadpool(_tail_start, log, size_bytes, tail)
+    headers = {"hocket-attempt": str(number)}
     if follow:
-        start = int(wanted[1] or 0) if wanted else start
         content = _followed(daemon, event_notifier, job, number, log, start)
         return TimedStream(content, _TEXT, event_notifier=event_notifier, headers=headers)
-    status, stop = 200, size_bytes
-    if wanted and wanted[0] != "bytes=-":
-        start, stop = _span(wanted[1], wanted[2], size_bytes)
-        if start >= stop:
-            unsatisfied = {"content-range": f"bytes */{size_bytes}"}
-            return problem(416, "the output has no such bytes", headers=unsatisfied)
-        status = 206
-        headers["content-range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
-    headers["content-length"] = str(stop - start)
-    return TimedStream(_part(log, start, stop), _TEXT, status_code=status, headers=headers)
+    headers["content-length"] = str(max(size_bytes - start, 0))
+    return TimedStream(_part(log, start, size_bytes), _TEXT, headers=headers)
 
 
 def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
@@ -77,13 +62,6 @@ def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
     if attempt is not None and attempt > newest:
         raise NotFoundError(f"job {number} has no attempt {attempt}")
     return attempt or newest
-
-
-def _span(first: str, last: str, size_bytes: int) -> tuple[int, int]:
-    """First byte and the one after the last, of ``first-last``, ``first-`` or ``-length``."""
-    if not first:
-        return max(size_bytes - int(last), 0), size_bytes
-    return int(first), min(int(last) + 1, size_bytes) if last else size_bytes
 
 
 def _tail_start(log: Log, size_bytes: int, num_lines: int) -> int:
@@ -138,5 +116,5 @@ async def _followed(
 
 
 def _has_ended(daemon: Daemon, job: int, attempt: int) -> bool:
-    found = [record for record in daemon.attempts(job) if record.attempt == attempt]
+    found = [record for record in daemon.store.attempts(job) if record.attempt == attempt]
     return not found or found[0].ended_s is not None

@@ -158,7 +158,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 class GuardedSend:
-    """``send`` that adds the headers of every answer and knows whether one has begun."""
+    """``send`` that adds the headers of every response and records that one has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -176,7 +176,7 @@ class GuardedSend:
 
 
 async def unexpected(error: Exception, scope: Scope, receive: Receive, answer: GuardedSend) -> None:
-    """Log an error that nobody foresaw, and answer where no answer has begun."""
+    """Log an unexpected error, and respond with 500 unless a response has begun."""
     _log.error("%s %r: %s: %r", scope["method"], scope["path"], type(error).__name__, error)
     if debug():
         _log.error("%s", "".join(traceback.format_exception(error)))

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
-"""For the whole request; longer than the middleware waits for a body, which says why it ends."""
+"""For the whole request; longer than the middleware's own limit for a body."""
 MAX_CONNECTIONS = 256
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 

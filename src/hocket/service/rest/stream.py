@@ -8,26 +8,20 @@ waits for the daemon however many read.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from hocket.base.errors import HocketError
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.records import EventRecord
-from hocket.service.rest.bodies import event_body
+from hocket.service.rest.bodies import EventBody
 from hocket.service.rest.problems import RefusedError
 
 HEARTBEAT_S = 15.0
-MAX_KEPT = 4096
-"""Newest events that are kept as they are sent: most readers want the same ones."""
 SEND_TIMEOUT_S = 60.0
 """A reader that takes nothing for so long is gone."""
 MAX_STREAMS = 64
@@ -36,26 +30,21 @@ _LOOK_S = 0.5
 
 
 class EventNotifier:
-    """Wakes all streams when something happened, and ends them when the service does."""
+    """Wakes all streams at new events, and ends them with the service."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._changed = asyncio.Event()
         self._num_streams = 0
-        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
-        self._last_kept = daemon.last_event()
         self.is_closed = False
 
     async def watch(self) -> None:
-        """Ring whenever there are new events, until closed; a daemon that closed has no more."""
-        last = self._last_kept
+        """Wake streams whenever there are new events, until this or the daemon is closed."""
+        last = self._daemon.last_event()
         while not (self.is_closed or self._daemon.is_closing):
             newest = await asyncio.to_thread(self._daemon.wait_for_events, last, _LOOK_S)
             if newest > last:
                 last = newest
-                # What cannot be read now is not kept: readers ask for it themselves.
-                with suppress(HocketError):
-                    await self._keep(newest)
                 self._ring()
         self.close()
         self._ring()
@@ -63,42 +52,16 @@ class EventNotifier:
     async def events_after(self, last: int) -> tuple[int, bytes]:
         """Some of the events after one as they are sent, and the number of the last of them;
         nothing where there are no more."""
-        first = self._last_kept - len(self._kept)
-        if first <= last < self._last_kept:
-            some = list(itertools.islice(self._kept, last - first, last - first + _PAGE))
-            return last + len(some), b"".join(some)
-        events = await run_in_threadpool(self._daemon.events, last, _PAGE)
+        events = await run_in_threadpool(self._daemon.store.events, last, _PAGE)
         if not events:
             return last, b""
         num_gone = events[0].sequence - last - 1
         gone = f"event: dropped\ndata: {num_gone}\n\n".encode() if num_gone else b""
         return events[-1].sequence, gone + b"".join(map(encoded, events))
 
-    async def _keep(self, newest: int) -> None:
-        """Encode what is new once for all readers."""
-        while self._last_kept < newest:
-            most = min(newest - self._last_kept, _PAGE)
-            events = await run_in_threadpool(self._daemon.events, self._last_kept, most)
-            if not events:
-                return
-            if events[0].sequence != self._last_kept + 1:
-                # More happened than is stored.
-                self._kept.clear()
-            self._kept.extend(map(encoded, events))
-            self._last_kept = events[-1].sequence
-
     def close(self) -> None:
         """Let streams end; may be called from a signal handler."""
         self.is_closed = True
-
-    async def wait(self, changed: asyncio.Event, timeout_s: float) -> bool:
-        """True if the notifier that was taken earlier rang in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await changed.wait()
-        except TimeoutError:
-            return False
-        return True
 
     @property
     def next_change(self) -> asyncio.Event:
@@ -131,10 +94,9 @@ class TimedStream(StreamingResponse):
         media_type: str,
         *,
         event_notifier: EventNotifier | None = None,
-        status_code: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(content, status_code, headers, media_type)
+        super().__init__(content, headers=headers, media_type=media_type)
         self._content = content
         self._place = nullcontext() if event_notifier is None else event_notifier.place()
 
@@ -168,12 +130,15 @@ async def events_from(
         after, events = await event_notifier.events_after(after)
         if events:
             yield events
-        elif not await event_notifier.wait(changed, HEARTBEAT_S):
+            continue
+        try:
+            await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+        except TimeoutError:
             yield b": nothing new\n\n"
 
 
 def encoded(event: EventRecord) -> bytes:
-    """One event; its data is one line of JSON in ASCII, so no text in it can end it early."""
-    data = json.dumps(event_body(event).model_dump())
+    """One event; its data is one line of JSON, in which line breaks are escaped."""
+    data = EventBody.model_validate(event).model_dump_json()
     kind = "".join(char for char in event.kind if char.isalnum() or char == "-")
     return f"id: {event.sequence}\nevent: {kind}\ndata: {data}\n\n".encode()

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Response
 from hocket.service.rest.bodies import (
     LinkBody,
     NewTokenBody,
+    TokenBody,
     TokenList,
     TokenRequest,
-    token_body,
 )
 from hocket.service.rest.context import FOR_USERS, TheDaemon, TheHolder, TheTokens
 from hocket.service.rest.problems import answers
@@ -23,8 +23,8 @@ PersonName = Annotated[str, Path(min_length=1, max_length=100)]
 
 @router.get("/tokens", responses=answers())
 def list_tokens(tokens: TheTokens) -> TokenList:
-    """Everybody who was given a token; the tokens themselves are known to nobody."""
-    return TokenList(tokens=[token_body(entry) for entry in tokens.people()])
+    """Names and roles of all tokens; the tokens themselves are not stored."""
+    return TokenList(tokens=[TokenBody.model_validate(entry) for entry in tokens.people()])
 
 
 @router.post("/tokens", status_code=201, responses=answers(409, 415))

@@ -1,4 +1,4 @@
-"""Durable store of the service: never lost once answered, never started from when damaged."""
+"""Durable store of the service: what was committed survives, and a damaged database is refused."""
 
 from __future__ import annotations
 

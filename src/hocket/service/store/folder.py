@@ -1,4 +1,4 @@
-"""The state folder: made private, looked at before its database is, set aside on request."""
+"""The state folder: made private, checked before its database is opened, set aside on request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from pathlib import Path
 
 from hocket.base.errors import InputFileError, system_reason
 from hocket.service.plain_file import whose_trouble
-from hocket.service.store import commit_sequence, lock
+from hocket.service.store import lock
 
 DATABASE = "fleet.db"
 _SET_ASIDE = "damaged-"
 _TRACES = ("jobs", "attempts")
-"""Folders that only a fleet that ran has something in."""
+"""Folders that are filled only once a fleet has run jobs."""
 
 
 def prepared(folder: Path) -> None:
-    """Make the folder where it is missing, for its owner only; one that was there is taken as it
-    is, or refused where others own it or may write to it."""
+    """Create the folder, for its owner only, if it is missing.
+
+    An existing folder is refused if others own it or may write to it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         trouble = whose_trouble(os.stat(folder), is_secret=False)
@@ -35,12 +37,14 @@ def prepared(folder: Path) -> None:
         check_private(folder / name)
 
 
-PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", commit_sequence.NAME, lock.NAME)
+PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", lock.NAME)
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file of the state that others own, can read or may write, or that is no plain file;
-    one that is missing is none of these."""
+    """Refuse a file of the state that others own, can read or may write, or that is no plain file.
+
+    A missing file is accepted.
+    """
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -56,17 +60,8 @@ def check_private(path: Path) -> None:
         )
 
 
-def synced(folder: Path) -> None:
-    """Put on disk which files there are; their own content is the business of who wrote it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def unusable(folder: Path, error: OSError) -> InputFileError:
-    """For a folder that cannot be written."""
+    """Error for a state folder that cannot be written."""
     return InputFileError(
         f"the state folder cannot be used: {system_reason(error)}",
         hint="name a folder on a disk with free space that you may write to",
@@ -75,7 +70,7 @@ def unusable(folder: Path, error: OSError) -> InputFileError:
 
 
 def is_full(error: Exception) -> bool:
-    """True if sqlite found the disk full, which is no damage."""
+    """True if sqlite reported a full disk, which does not mean a damaged database."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
@@ -89,7 +84,7 @@ def full(folder: Path) -> InputFileError:
 
 
 def damaged(folder: Path, what: str) -> InputFileError:
-    """For a store that must not be started from."""
+    """Error for a store that the service must not start from."""
     return InputFileError(
         what,
         hint="bring the folder back from a backup; or stop what its jobs left running and start "
@@ -98,25 +93,15 @@ def damaged(folder: Path, what: str) -> InputFileError:
     )
 
 
-def is_fresh(folder: Path) -> bool:
-    """True if no fleet was ever here; raises `InputFileError` where one was and its database, or
-    its commit sequence, is gone."""
-    has_database = (folder / DATABASE).exists()
-    if (folder / commit_sequence.NAME).exists():
-        return False
-    if has_database:
-        raise damaged(folder, "the commit sequence of the database is missing")
-    if (folder / f"{DATABASE}-wal").exists() or _has_traces(folder):
+def refuse_lost_database(folder: Path) -> None:
+    """Raise `InputFileError` where jobs were run from a folder whose database is gone or empty."""
+    if any((folder / name).is_dir() and any((folder / name).iterdir()) for name in _TRACES):
         raise damaged(folder, "the database is missing, but jobs were run from this folder")
-    return True
-
-
-def _has_traces(folder: Path) -> bool:
-    return any((folder / name).is_dir() and any((folder / name).iterdir()) for name in _TRACES)
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move everything but the lock into a folder of its own; None where there was nothing."""
+    """Move everything except the lock into a new folder and return it; None if there was
+    nothing."""
     entries = [
         entry
         for entry in sorted(folder.iterdir())
@@ -125,8 +110,7 @@ def set_aside(folder: Path) -> Path | None:
     if not entries:
         return None
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    names = (f"{_SET_ASIDE}{date}{suffix}" for suffix in ("", *(f"-{n}" for n in range(1, 1000))))
-    target = next(folder / name for name in names if not (folder / name).exists())
+    target = folder / f"{_SET_ASIDE}{date}-{os.urandom(3).hex()}"
     target.mkdir(mode=0o700)
     for entry in entries:
         os.rename(entry, target / entry.name)

@@ -7,22 +7,10 @@ import os
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
-from hocket.base.locks import is_locked, try_lock
+from hocket.base.locks import try_lock
 from hocket.service.plain_file import open_plain
 
 NAME = "lock"
-
-
-def is_held(folder: Path) -> bool:
-    """True if a daemon has a state folder now."""
-    try:
-        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        return is_locked(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class FolderLock:
@@ -36,7 +24,7 @@ class FolderLock:
             holder = os.read(self._descriptor, 100).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise InputFileError(
-                f"another daemon runs on this state folder (process {holder or 'unknown'})",
+                f"another daemon or agent runs on this folder (process {holder or 'unknown'})",
                 hint="stop it first, or name another folder",
                 where=str(folder),
             )
@@ -46,5 +34,5 @@ class FolderLock:
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let another daemon have the folder."""
+        """Release the folder for another daemon."""
         os.close(self._descriptor)

@@ -1,13 +1,15 @@
-"""A `FleetState` as a head and raw arrays, and back, exactly.
+"""A `FleetState` as a JSON head and raw arrays, and back, exactly.
 
-The head is JSON: all that is no array, and the type and shape of every array. Only the classes and
-element types that are listed here are ever made of what is read. O(bytes).
+The head holds everything but the arrays, and the type and shape of each array. Only classes and
+element types that are listed here are created from stored data. For the store, arrays are split
+into parts, so that a commit writes only the parts that changed. O(bytes).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -42,7 +44,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def take_apart(state: FleetState) -> tuple[bytes, list[NDArray[Any]]]:
-    """The head of a state and its arrays, contiguous."""
+    """The head of a state and its arrays, made contiguous."""
     arrays: list[NDArray[Any]] = []
     tree = _tree(state, arrays)
     head = {
@@ -54,7 +56,7 @@ def take_apart(state: FleetState) -> tuple[bytes, list[NDArray[Any]]]:
 
 
 def put_together(head: bytes, arrays: Sequence[bytes | bytearray]) -> FleetState:
-    """The state that `take_apart` took apart; raises `InputFileError` for anything else."""
+    """Inverse of `take_apart`; raises `InputFileError` for anything else."""
     try:
         content = json.loads(head)
         if content["columns"] != list(JOB_RECORD.names or ()):
@@ -72,8 +74,45 @@ def put_together(head: bytes, arrays: Sequence[bytes | bytearray]) -> FleetState
     return state
 
 
+HEAD = "head"
+BLOCK_BYTES = 8192
+
+
+def split_state(state: FleetState) -> dict[str, bytes]:
+    """The parts of a state by name: its head, and blocks of its arrays.
+
+    The table of jobs is split into its columns first: most events change few columns. Names of jobs
+    are left out, for the rows of jobs have them.
+    """
+    head, arrays = take_apart(state.but(names={}))
+    parts = {HEAD: head}
+    for at, array in enumerate(arrays):
+        columns = [array[name] for name in array.dtype.names or ()] or [array]
+        for column, values in enumerate(columns):
+            body = values.tobytes()
+            for start in range(0, len(body), BLOCK_BYTES):
+                parts[f"{at}/{column}/{start}"] = body[start : start + BLOCK_BYTES]
+    return parts
+
+
+def join_state(parts: Mapping[str, bytes]) -> FleetState:
+    """Inverse of `split_state`; raises `InputFileError` for anything else."""
+    blocks: dict[int, dict[tuple[int, int], bytes]] = defaultdict(dict)
+    for name, body in parts.items():
+        if name != HEAD:
+            at, column, start = map(int, name.split("/"))
+            blocks[at][column, start] = body
+    arrays = []
+    for at, (kind, *shape) in enumerate(json.loads(parts[HEAD])["arrays"]):
+        data = b"".join(body for _, body in sorted(blocks[at].items()))
+        if kind == "job" and data:
+            data = np.frombuffer(data, np.int64).reshape(-1, shape[0]).T.tobytes()
+        arrays.append(data)
+    return put_together(parts[HEAD], arrays)
+
+
 def _tree(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """A value as JSON; arrays are set apart and named by their position."""
+    """A value as JSON; arrays are appended to ``arrays`` and replaced by their positions there."""
     if isinstance(value, np.ndarray):
         arrays.append(np.ascontiguousarray(value))
         return {"array": len(arrays) - 1}

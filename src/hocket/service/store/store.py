@@ -1,25 +1,21 @@
-"""The service's memory: one sqlite file in write-ahead mode, one transaction per decision.
+"""The service's durable state: one sqlite file in write-ahead mode, one transaction per decision.
 
-``Store.open`` takes the folder's lock, checks every row and compares the database with its commit
-sequence; what it returns can be trusted or it raises `InputFileError`. ``commit`` is on disk, and
-in the commit sequence, when it returns; where it raises `UnavailableError`, nothing was stored.
+`Store.open` takes the folder's lock and has sqlite check the whole file; it raises `InputFileError`
+for a database that is damaged or not hocket's. `Store.commit` returns once the transaction is on
+disk (``synchronous=FULL``); where it raises `UnavailableError`, nothing was stored.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import sqlite3
 import threading
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hocket.base.errors import InputFileError
 from hocket.fleet.rounds.state import FleetState
@@ -30,152 +26,22 @@ from hocket.service.records import (
     AttemptRecord,
     CheckpointRecord,
     EventRecord,
+    HeldAttempt,
     JobRecord,
     JobStatus,
 )
 from hocket.service.store import folder as folders
-from hocket.service.store import schema
-from hocket.service.store.batch import Batch, KeyRecord
-from hocket.service.store.commit_sequence import CommitSequence
+from hocket.service.store import tables
 from hocket.service.store.lock import FolderLock
-from hocket.service.store.schema import Row, StoredTable
-from hocket.service.store.snapshot import put_together, take_apart
+from hocket.service.store.snapshot import join_state, split_state
+from hocket.service.store.tables import Batch, KeyRecord, RecordTable
 
 MAX_EVENTS = 100_000
-"""Older ones are dropped: what happened to jobs is in their own rows."""
-BLOCK_BYTES = 8192
+"""Number of newest events that are kept; the rows of jobs tell what happened to them."""
 _DROP_EVERY = 1_000
 _PAGE_BYTES = 16_384
 _LOG_BYTES = 16 * 2**20
-_TOTALS, _HEAD = "totals", "head"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTotals:
-    """Counts of rows after the last commit: missing rows are found by them."""
-
-    commit: int = 0
-    last_number: int = 0
-    last_sequence: int = 0
-    num_attempts: int = 0
-    num_checkpoints: int = 0
-    num_keys: int = 0
-    seal: int = 0
-    """Checksum of all parts of the state: one that belongs to another commit is found."""
-
-    @property
-    def row(self) -> Row:
-        """Totals as they are stored."""
-        return schema.sealed(_TOTALS, json.dumps(asdict(self)).encode())
-
-
-def _read_totals(connection: sqlite3.Connection) -> StoredTotals:
-    row = connection.execute(schema.META.select_sql("WHERE name = ?"), (_TOTALS,)).fetchone()
-    if row is None:
-        raise InputFileError("the database holds no totals")
-    return StoredTotals(**json.loads(schema.opened(schema.META, row)[-1]))
-
-
-# The state in small parts, so that a commit writes only those that changed.
-#
-# Arrays are cut into blocks, and the table of jobs into its columns before: most events change the
-# moment up to which all jobs are counted and little else. Names of jobs are left out, for the rows
-# of jobs have them.
-
-
-def split_state(state: FleetState) -> dict[str, bytes]:
-    """The parts of a state by name; O(bytes)."""
-    head, arrays = take_apart(state.but(names={}))
-    parts = {_HEAD: head}
-    for at, array in enumerate(arrays):
-        columns = [array[name] for name in array.dtype.names or ()] or [array]
-        for column, values in enumerate(columns):
-            body = values.tobytes()
-            for start in range(0, len(body), BLOCK_BYTES):
-                parts[f"{at}/{column}/{start}"] = body[start : start + BLOCK_BYTES]
-    return parts
-
-
-def join_state(parts: Mapping[str, bytes]) -> FleetState:
-    """Inverse of `split_state`; raises `InputFileError` for anything else."""
-    found: dict[int, dict[tuple[int, int], bytes]] = {}
-    for name, body in parts.items():
-        if name != _HEAD:
-            at, column, start = map(int, name.split("/"))
-            found.setdefault(at, {})[column, start] = body
-    head = parts[_HEAD]
-    arrays = []
-    for at, (kind, *shape) in enumerate(json.loads(head)["arrays"]):
-        blocks = found.get(at, {})
-        data = b"".join(blocks[key] for key in sorted(blocks))
-        if kind == "job" and data:
-            data = np.frombuffer(data, np.int64).reshape(-1, shape[0]).T.tobytes()
-        arrays.append(data)
-    return put_together(head, arrays)
-
-
-def seal_of(parts: Mapping[str, bytes]) -> int:
-    """Checksum of names and bodies, in any order."""
-    seal = 0
-    for name in sorted(parts):
-        seal = zlib.crc32(parts[name], zlib.crc32(name.encode(), seal))
-    return seal
-
-
-# Whether a database is whole: sqlite's own check, every row's checksum, and no row missing.
-
-
-def check_schema(folder: Path, connection: sqlite3.Connection) -> None:
-    """Refuse files of others, and of versions that this one does not read."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != schema.APPLICATION_ID:
-        raise folders.damaged(folder, "this is no database of a fleet, or its head is damaged")
-    if version != schema.SCHEMA_VERSION:
-        age = "newer" if version > schema.SCHEMA_VERSION else "older"
-        raise InputFileError(
-            f"the database has schema {version}, {age} than {schema.SCHEMA_VERSION}, the one that "
-            "this version of hocket reads",
-            hint="start it with the version that wrote it",
-            where=str(folder / folders.DATABASE),
-        )
-
-
-def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
-    """Read everything once; O(rows)."""
-    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if verdict != "ok":
-        raise folders.damaged(folder, f"the database is damaged: {verdict}")
-    try:
-        counts = {table.name: _count_sound(connection, table) for table in schema.TABLES}
-        totals = _read_totals(connection)
-    except InputFileError as error:
-        raise folders.damaged(folder, str(error)) from None
-    (first,) = connection.execute("SELECT coalesce(min(sequence), 1) FROM event").fetchone()
-    expected = {
-        schema.META.name: 2,
-        schema.SPEC.name: totals.last_number,
-        schema.JOB.name: totals.last_number,
-        schema.ATTEMPT.name: totals.num_attempts,
-        schema.CHECKPOINT.name: totals.num_checkpoints,
-        schema.KEY.name: totals.num_keys,
-        schema.EVENT.name: totals.last_sequence - first + 1,
-    }
-    if seal_of(dict(connection.execute("SELECT name, body FROM part"))) != totals.seal:
-        raise folders.damaged(folder, "the state is not that of the last commit")
-    for name, num in expected.items():
-        if counts[name] != num:
-            what = f"table {name!r} has {counts[name]} rows where {num} were stored"
-            raise folders.damaged(folder, what)
-
-
-def _count_sound(connection: sqlite3.Connection, table: StoredTable) -> int:
-    """Rows of a table, all of whose checksums hold."""
-    num = 0
-    for row in connection.execute(table.select_sql("")):
-        schema.opened(table, row)
-        num += 1
-    return num
+Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -183,30 +49,25 @@ class Loaded:
     """Content of the store at a start."""
 
     state: FleetState | None
-    """None where nothing was ever committed."""
+    """The stored state; None if nothing was ever committed."""
     jobs: dict[int, JobRecord]
     attempts: dict[int, tuple[AttemptRecord, ...]]
     checkpoints: dict[int, CheckpointRecord]
-    totals: StoredTotals
+    last_number: int
+    last_sequence: int
 
 
 class Store:
     """Rows on disk. One thread commits; any thread may read what was committed."""
 
-    def __init__(
-        self,
-        folder: Path,
-        lock: FolderLock,
-        commit_sequence: CommitSequence,
-        writer: sqlite3.Connection,
-    ) -> None:
+    def __init__(self, folder: Path, lock: FolderLock, writer: sqlite3.Connection) -> None:
         self.folder = folder
         self._lock = lock
-        self._commit_sequence = commit_sequence
         self._writer = writer
-        self._totals = _read_totals(writer)
+        self.identity = str(writer.execute("SELECT body FROM meta").fetchone()[0])
+        """Unique identity of this fleet, by which engines recognize its attempts."""
         self._state: FleetState | None = None
-        """The one that is stored; a commit that leaves it alone need not write it again."""
+        """The stored state; a commit with the same state does not write it again."""
         self._parts = dict(writer.execute("SELECT name, body FROM part"))
         self._reader = _connected(folder, "ro")
         self._reading = threading.Lock()
@@ -223,12 +84,10 @@ class Store:
                 undo.callback(lock.close)
                 if discard:
                     folders.set_aside(path)
-                commit_sequence = _commit_sequence(path)
-                undo.callback(commit_sequence.close)
-                writer = _connected(path, "rwc" if commit_sequence.number == 0 else "rw")
+                writer = _connected(path, "rwc")
                 undo.callback(writer.close)
-                _verify(path, writer, commit_sequence)
-                store = cls(path, lock, commit_sequence, writer)
+                _verify(path, writer)
+                store = cls(path, lock, writer)
             except (sqlite3.Error, ValueError) as error:
                 # ValueError: sqlite hands out names and texts that are no UTF-8.
                 if folders.is_full(error):
@@ -239,40 +98,32 @@ class Store:
             undo.pop_all()
         return store
 
-    @property
-    def identity(self) -> str:
-        """Unique identity of this fleet, by which engines recognize its attempts."""
-        return self._commit_sequence.identity.hex()
-
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the database and release the folder."""
         with self._reading:
             self._reader.close()
         self._writer.close()
-        self._commit_sequence.close()
         self._lock.close()
 
     # ── writing ──
 
     def commit(self, batch: Batch) -> None:
-        """Store a batch, all of it or nothing."""
+        """Store a batch atomically."""
         try:
             with self._undoing():
                 parts = self._parts if batch.state is self._state else split_state(batch.state)
-                totals = self._write(batch, parts)
+                self._write(batch, parts)
         except sqlite3.Error as error:
             raise UnavailableError(
                 f"nothing could be stored: {error}",
                 hint="free space on the disk of the state folder; what runs goes on meanwhile",
                 where=str(self.folder),
             ) from None
-        self._totals, self._state, self._parts = totals, batch.state, parts
-        # Not undone where this fails: the batch is stored, and whoever reads next will find it.
-        self._commit_sequence.record(totals.commit)
+        self._state, self._parts = batch.state, parts
 
     @contextlib.contextmanager
     def _undoing(self) -> Iterator[None]:
-        """Leave no transaction open, whatever went wrong: the next commit must find none."""
+        """Roll back the open transaction on an error, so that the next commit finds none."""
         try:
             yield
         except BaseException:
@@ -280,66 +131,60 @@ class Store:
                 self._writer.rollback()
             raise
 
-    def _write(self, batch: Batch, parts: dict[str, bytes]) -> StoredTotals:
-        before = self._totals
-        totals = StoredTotals(
-            commit=before.commit + 1,
-            last_number=batch.last_number,
-            last_sequence=batch.last_sequence,
-            num_attempts=batch.num_attempts,
-            num_checkpoints=batch.num_checkpoints,
-            num_keys=before.num_keys + len(batch.keys),
-            seal=before.seal if parts is self._parts else seal_of(parts),
-        )
-        new = [job for job in batch.jobs if job.number >= batch.first_new_number]
-        changed = [
-            schema.sealed(name, body)
-            for name, body in parts.items()
-            if self._parts.get(name) != body
-        ]
-        row = schema.record_row
+    def _write(self, batch: Batch, parts: dict[str, bytes]) -> None:
+        body = tables.body_of
         self._writer.execute("BEGIN IMMEDIATE")
-        self._put(schema.SPEC, map(schema.spec_row, new))
-        self._put(schema.JOB, (row(one, one.number, one.status) for one in batch.jobs))
-        attempts = (
-            row(one, one.job, one.attempt, int(one.ended_s is None)) for one in batch.attempts
-        )
-        self._put(schema.ATTEMPT, attempts)
-        checkpoints = enumerate(batch.checkpoints, before.num_checkpoints + 1)
-        self._put(schema.CHECKPOINT, (row(one, number, one.job) for number, one in checkpoints))
-        self._put(schema.EVENT, (row(one, one.sequence) for one in batch.events))
-        self._put(schema.KEY, (row(one, one.key) for one in batch.keys))
-        self._put(schema.META, [totals.row])
-        self._put(schema.PART, changed)
+        new = [job for job in batch.jobs if job.number >= batch.first_new_number]
+        self._put("spec", ((job.number, job.spec.model_dump_json()) for job in new))
+        self._put("job", ((job.number, job.status, job.ended_s, body(job)) for job in batch.jobs))
+        attempts = ((one.job, one.attempt, one.ended_s, body(one)) for one in batch.attempts)
+        self._put("attempt", attempts)
+        self._put("checkpoint", ((None, one.job, body(one)) for one in batch.checkpoints))
+        self._put("event", ((one.sequence, body(one)) for one in batch.events))
+        self._put("idempotency", ((one.key, body(one)) for one in batch.keys))
+        self._put("part", (one for one in parts.items() if self._parts.get(one[0]) != one[1]))
         gone = ((name,) for name in self._parts if name not in parts)
         self._writer.executemany("DELETE FROM part WHERE name = ?", gone)
-        if totals.last_sequence // _DROP_EVERY > before.last_sequence // _DROP_EVERY:
-            oldest = totals.last_sequence - MAX_EVENTS
+        if any(event.sequence % _DROP_EVERY == 0 for event in batch.events):
+            oldest = batch.events[-1].sequence - MAX_EVENTS
             self._writer.execute("DELETE FROM event WHERE sequence <= ?", (oldest,))
         self._writer.execute("COMMIT")
-        return totals
 
-    def _put(self, table: StoredTable, rows: Iterable[Row]) -> None:
-        self._writer.executemany(table.put_sql, rows)
+    def _put(self, table: str, rows: Iterable[Row]) -> None:
+        """Insert rows, replacing those with the same keys."""
+        for row in rows:
+            marks = ", ".join("?" * len(row))
+            self._writer.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
 
     # ── reading ──
 
     def load(self) -> Loaded:
-        """All that is not over."""
+        """All rows that have not ended; raises `InputFileError` if a row cannot be read."""
+        try:
+            return self._load()
+        except (KeyError, TypeError, ValueError) as error:
+            raise folders.damaged(self.folder, f"the database is damaged: {error!r}") from None
+
+    def _load(self) -> Loaded:
         jobs = {job.number: job for status in LIVE for job in self._jobs_of(status)}
         attempts: dict[int, tuple[AttemptRecord, ...]] = {}
         record: AttemptRecord
-        for record in self._records(schema.ATTEMPT, "WHERE is_open ORDER BY job, attempt"):
+        for record in self._records(tables.ATTEMPT, "WHERE ended_s IS NULL ORDER BY job, attempt"):
             attempts[record.job] = (*attempts.get(record.job, ()), record)
         rest = "WHERE number IN (SELECT max(number) FROM checkpoint GROUP BY job)"
+        newest = self._records(tables.CHECKPOINT, rest)
+        ((last_number, last_sequence),) = self._asked(
+            "SELECT coalesce((SELECT max(number) FROM job), 0), "
+            "coalesce((SELECT max(sequence) FROM event), 0)",
+            (),
+        )
         return Loaded(
             state=self._load_state(jobs) if self._parts else None,
             jobs=dict(sorted(jobs.items())),
             attempts=attempts,
-            checkpoints={
-                one.job: one for one in self._records(schema.CHECKPOINT, rest) if one.job in jobs
-            },
-            totals=self._totals,
+            checkpoints={one.job: one for one in newest if one.job in jobs},
+            last_number=last_number,
+            last_sequence=last_sequence,
         )
 
     def _load_state(self, jobs: Mapping[int, JobRecord]) -> FleetState:
@@ -355,7 +200,7 @@ class Store:
     def jobs(
         self, after: int = 0, limit: int = 100, status: JobStatus | None = None
     ) -> list[JobRecord]:
-        """Jobs in order of their numbers, those after one of them."""
+        """Up to ``limit`` jobs with numbers above ``after``, in order."""
         if status is None:
             rest = "WHERE job.number > ? ORDER BY job.number LIMIT ?"
             return list(self._jobs(rest, after, limit))
@@ -363,53 +208,55 @@ class Store:
         return list(self._jobs(rest, after, status, limit))
 
     def newest_jobs(self, status: JobStatus, limit: int) -> list[JobRecord]:
-        """The last jobs of a status, in order of their numbers."""
+        """Up to ``limit`` newest jobs with a status, in order of their numbers."""
         rest = "WHERE job.status = ? ORDER BY job.number DESC LIMIT ?"
         return list(self._jobs(rest, status, limit))[::-1]
 
+    def last_ended(self, limit: int) -> list[JobRecord]:
+        """The jobs that ended last, the last one first."""
+        return list(
+            self._jobs("WHERE job.ended_s IS NOT NULL ORDER BY job.ended_s DESC LIMIT ?", limit)
+        )
+
     def attempts(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job, the oldest first."""
-        return self._records(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
+        return self._records(tables.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
 
-    def held_since(self, since_s: float) -> Iterator[tuple[AttemptRecord, str, str]]:
-        """Attempts that held devices after a moment, with the user and the team of their jobs."""
+    def held_since(self, since_s: float) -> list[HeldAttempt]:
+        """Attempts that ended after ``since_s`` or have not ended."""
         rows = self._asked(
-            "SELECT attempt.job, attempt.attempt, attempt.is_open, attempt.body, attempt.crc, "
-            "json_extract(CAST(job.body AS TEXT), '$.owner'), "
-            "json_extract(CAST(spec.body AS TEXT), '$.team') FROM attempt "
+            "SELECT attempt.body, json_extract(job.body, '$.owner'), "
+            "json_extract(spec.body, '$.team'), json_extract(spec.body, '$.name') FROM attempt "
             "JOIN job ON job.number = attempt.job JOIN spec ON spec.number = attempt.job "
-            "WHERE coalesce(json_extract(CAST(attempt.body AS TEXT), '$.ended_s'), 1e300) > ?",
+            "WHERE attempt.ended_s IS NULL OR attempt.ended_s > ?",
             (since_s,),
         )
-        for row in rows:
-            yield schema.ATTEMPT.read(row[:5]), row[5] or "", row[6] or ""
+        return [HeldAttempt(tables.record_of(tables.ATTEMPT, body), *rest) for body, *rest in rows]
 
     def checkpoints(self, number: int) -> list[CheckpointRecord]:
         """All checkpoints of a job, the oldest first."""
-        return self._records(schema.CHECKPOINT, "WHERE job = ? ORDER BY number", number)
+        return self._records(tables.CHECKPOINT, "WHERE job = ? ORDER BY number", number)
 
     def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
-        """Events after an event, the oldest first."""
+        """Up to ``limit`` events with numbers above ``after``, the oldest first."""
         rest = "WHERE sequence > ? ORDER BY sequence LIMIT ?"
-        return self._records(schema.EVENT, rest, after, limit)
+        return self._records(tables.EVENT, rest, after, limit)
 
     def key(self, key: str) -> KeyRecord | None:
-        """The job that an idempotency key made."""
-        return next(iter(self._records(schema.KEY, "WHERE key = ?", key)), None)
+        """The record of an idempotency key; None if the key is unknown."""
+        return next(iter(self._records(tables.KEY, "WHERE key = ?", key)), None)
 
     def _jobs_of(self, status: JobStatus) -> Iterator[JobRecord]:
         return self._jobs("WHERE job.status = ?", status)
 
     def _jobs(self, rest: str, *values: object) -> Iterator[JobRecord]:
-        sql = (
-            "SELECT job.number, job.status, job.body, job.crc, spec.number, spec.body, spec.crc "
-            f"FROM job JOIN spec USING (number) {rest}"
-        )
+        sql = f"SELECT job.body, spec.body FROM job JOIN spec USING (number) {rest}"
         for row in self._asked(sql, values):
-            yield schema.job_of(row[:4], row[4:])
+            yield tables.job_of(*row)
 
-    def _records(self, table: StoredTable, rest: str, *values: object) -> list[Any]:
-        return [table.read(row) for row in self._asked(table.select_sql(rest), values)]
+    def _records(self, table: RecordTable, rest: str, *values: object) -> list[Any]:
+        rows = self._asked(f"SELECT body FROM {table.name} {rest}", values)
+        return [tables.record_of(table, body) for (body,) in rows]
 
     def _asked(self, sql: str, values: tuple[object, ...]) -> list[Row]:
         with self._reading:
@@ -426,9 +273,9 @@ class Store:
 
 
 def _connected(folder: Path, mode: str) -> sqlite3.Connection:
-    """A connection that waits for disks, not for luck."""
+    """A connection in a mode of sqlite, whose commits wait for the disk."""
     path = folder / folders.DATABASE
-    if mode == "rwc":
+    if mode == "rwc" and not path.exists():
         # Made here: sqlite would let others read it, and a mode set later leaves time for that.
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT))
     connection = sqlite3.connect(
@@ -448,41 +295,25 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _commit_sequence(folder: Path) -> CommitSequence:
-    """Made before the database: as long as it has seen no commit, nothing was promised."""
-    if folders.is_fresh(folder):
-        return CommitSequence.create(folder, secrets.token_bytes(16))
-    try:
-        return CommitSequence.open(folder)
-    except InputFileError as error:
-        raise folders.damaged(folder, error.message) from None
-
-
-def _verify(folder: Path, writer: sqlite3.Connection, commit_sequence: CommitSequence) -> None:
-    """Make the tables of a new store, or check those of an old one."""
-    if commit_sequence.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
-        _create(writer, commit_sequence)
-        folders.synced(folder)
-    check_schema(folder, writer)
-    check_rows(folder, writer)
-    identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
-    if identity is None or identity[0] != commit_sequence.identity.hex().encode():
-        raise folders.damaged(
-            folder, "the database is that of another fleet than its commit sequence"
+def _verify(folder: Path, writer: sqlite3.Connection) -> None:
+    """Make the tables of a new store; refuse a damaged one, and files of other programs."""
+    (application,) = writer.execute("PRAGMA application_id").fetchone()
+    if application == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
+        folders.refuse_lost_database(folder)
+        writer.executescript(tables.CREATE_SQL)
+        writer.execute("INSERT INTO meta VALUES ('identity', ?)", (secrets.token_hex(16),))
+        return
+    (version,) = writer.execute("PRAGMA user_version").fetchone()
+    if application != tables.APPLICATION_ID:
+        raise folders.damaged(folder, "this is no database of a fleet, or its head is damaged")
+    if version != tables.SCHEMA_VERSION:
+        age = "newer" if version > tables.SCHEMA_VERSION else "older"
+        raise InputFileError(
+            f"the database has schema {version}, {age} than {tables.SCHEMA_VERSION}, the one that "
+            "this version of hocket reads",
+            hint="start it with the version that wrote it",
+            where=str(folder / folders.DATABASE),
         )
-    commit = _read_totals(writer).commit
-    if commit < commit_sequence.number:
-        lost = commit_sequence.number - commit
-        what = f"the database is older than its commit sequence: {lost} commits are missing"
-        raise folders.damaged(folder, what)
-    if commit > commit_sequence.number:
-        commit_sequence.record(commit)
-
-
-def _create(writer: sqlite3.Connection, commit_sequence: CommitSequence) -> None:
-    writer.execute("BEGIN IMMEDIATE")
-    for sql in schema.create_sqls():
-        writer.execute(sql)
-    identity = schema.sealed("identity", commit_sequence.identity.hex().encode())
-    writer.executemany(schema.META.put_sql, [identity, StoredTotals().row])
-    writer.execute("COMMIT")
+    (verdict,) = writer.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise folders.damaged(folder, f"the database is damaged: {verdict}")
