@@ -19,16 +19,15 @@ import torch
 from classes.digits_data import images
 
 import hocket.cli
-from hocket.base.errors import RunError, UsageError
+from hocket.base.errors import RunError
 from hocket.classes.artefact import read_folder
 from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import Combiner, OddsCalibration
-from hocket.classes.fit import WholeTimes, cut_to, group_work
+from hocket.classes.fit import WholeTimes, cut_to
 from hocket.classes.material import prepared
-from hocket.classes.part_job import train_together, trained_part
+from hocket.classes.part_training import trained_parts
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import ANY_NUMBER, SplitRequest
 from hocket.classes.sources import load_data
@@ -96,8 +95,7 @@ def test_any_two_of_ten_workers_may_be_dead(path, tmp_path):
     material = replace(prepared(request, Steps(path / "work"), lambda *_: None), request=longer)
     held, steps = cyclic_code(10, 3), Steps(tmp_path)
     cuts = [cut_to(material, mine, 0.25 * material.whole_macs) for mine in held]
-    train_together(material, steps, dict(enumerate(cuts)), lambda *_: None)
-    parts = [trained_part(material, steps, *each, lambda *_: None) for each in enumerate(cuts)]
+    parts = trained_parts(material, steps, cuts, lambda *_: None)
 
     def outputs(data):
         return [outputs_of(part, data.inputs).numpy().astype(float) for part in parts]
@@ -136,23 +134,9 @@ def test_both_files_of_a_part_say_the_same(path):
         assert exported(example).detach().numpy() == pytest.approx(onnx, abs=1e-4)
 
 
-def test_parts_on_one_device_answer_as_validated(path, validation):
-    test = load_data(f"{DATA}:images", 0).test
-    with DeviceFrontEnd(read_folder(path), "cpu") as front_end:
-        labels = [front_end.predict(each.numpy()).label for each in test.inputs]
-        assert front_end.metrics().answers.count == len(labels)
-        with pytest.raises(UsageError, match="has the shape"):
-            front_end.predict(np.zeros((2, 8, 8), np.float32))
-    assert np.mean(labels == test.labels.numpy()) == pytest.approx(
-        validation["test_parts"], abs=0.01
-    )
-    with pytest.raises(UsageError, match="cannot use the device 'nowhere'"):
-        DeviceFrontEnd(read_folder(path), "nowhere")
-
-
 def test_the_report_is_one_page_without_scripts(path):
     page = (path / "report.html").read_text()
-    titles = ("Accuracy against latency", "Sub-models", "When workers are lost", "answered group")
+    titles = ("Accuracy against latency", "Sub-models", "When workers are lost")
     for title in (*titles, "answer of 5 workers on", "of the whole net"):
         assert title in page
     assert "<script" not in page
@@ -226,11 +210,6 @@ def test_more_cores_never_mean_fewer_parts(path):
     slow = WholeTimes(0.01, 0.05)
     counts = [len(chosen_groups(free, slow, cores)) for cores in (2, 16)]
     assert 2 <= counts[0] <= counts[1] <= 10
-    uneven = replace(material, request=replace(request, parts=4, redundancy=1, unequal=True))
-    groups = chosen_groups(uneven, slow, 16)
-    even = chosen_groups(replace(uneven, request=replace(request, parts=4)), slow, 16)
-    work_of = group_work(material)
-    assert max(map(work_of, groups)) <= max(map(work_of, even))
 
 
 @pytest.mark.parametrize(

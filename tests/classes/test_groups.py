@@ -1,5 +1,4 @@
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.classes.settings import NetTraining, SplitRequest
-from hocket.classes.split import balanced_groups, even_sizes, evened
+from hocket.classes.split import balanced_groups, even_sizes
 
 
 @given(st.integers(2, 14), st.data())
@@ -31,23 +30,6 @@ def test_groups_put_near_classes_together_whatever_their_order():
 
 def test_equal_embeddings_are_still_grouped():
     assert sorted(map(len, balanced_groups(np.zeros((5, 2)), (3, 2)))) == [2, 3]
-
-
-def test_evening_finds_the_best_groups_of_a_small_problem():
-    work = {0: 9.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0}
-
-    def work_of(group):
-        return sum(work[each] for each in group)
-
-    start = ((0, 1, 2), (3, 4, 5))
-    best = min(
-        max(work_of(first), work_of(set(work) - set(first)))
-        for size in range(1, 6)
-        for first in combinations(work, size)
-    )
-    groups = evened(start, work_of)
-    assert max(map(work_of, groups)) == best
-    assert sorted(map(len, groups)) == [1, 5]
 
 
 def test_more_parts_than_classes_are_refused():

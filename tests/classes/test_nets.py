@@ -34,7 +34,6 @@ from hocket.classes.training import (
     own_labels,
     parts_lesson,
     places,
-    train_part,
     train_parts,
 )
 from hocket.classes.widths import Floors, chosen_widths
@@ -308,7 +307,7 @@ def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
     torch.manual_seed(0)
     part = nn.Linear(10, 3)
     recipe = NetTraining(steps=60, batch=32)
-    train_part(part, CLASSES, None, Labelled(inputs, labels), recipe)
+    train_parts([part], [CLASSES], None, Labelled(inputs, labels), recipe)
     said = outputs_of(part, inputs).argmax(dim=1)
     assert (said == own_labels(labels, CLASSES)).float().mean() > 0.95
     logits = torch.randn(4, 6, generator=generator)

@@ -348,7 +348,6 @@ def test_a_dry_run_is_not_counted(folder):
         (["--deadline", "0s"], "--deadline 0s is no time"),
         (["--deadline", "61s"], "--deadline 61s is no time"),
         (["--quorum", "3"], "each class is on 2 workers"),
-        (["--device", "cpu", "--quorum", "1"], "--device has no use for --quorum"),
     ],
 )
 def test_options_that_cannot_hold_are_refused(folder, capsys, options, message):

@@ -271,7 +271,7 @@ def test_extremes_keep_to_the_order_where_it_matters():
     nan = np.array([1.0, np.nan, 3.0, 2.0])
     looked = Looked(least_late, (nan,), workers=2).record()
     (refusal, *_) = looked.decisions[0][1].refusals
-    assert "depends on the order where a number is NaN" in str(refusal)
+    assert "depends on the order" in str(refusal)
     assert hocket.parallel_for(workers=2)(least_late)(nan) == least_late(nan) == 2.0
     integers = Looked(least_late, (np.arange(4),), workers=2).record()
     assert integers.decisions[0][1].verdict.options
@@ -286,18 +286,12 @@ def test_of_equal_numbers_the_one_that_the_loop_keeps_is_kept():
 
 
 def test_a_call_after_an_interrupted_one_waits_for_its_own_workers(monkeypatch):
-    class Interrupted:
-        """A queue at which Ctrl-C comes, once."""
-
-        def __init__(self):
-            self.put = lambda ended: None
-
-        def get(self):
-            raise KeyboardInterrupt
+    def interrupted(futures):
+        raise KeyboardInterrupt
 
     workers, released, done = team.ThreadTeam(2), threading.Event(), []
     with monkeypatch.context() as patched:
-        patched.setattr(team, "SimpleQueue", Interrupted)
+        patched.setattr(team, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workers.together(lambda worker: lambda: released.wait(60), abandon=released.set)
     assert released.is_set()
@@ -324,5 +318,6 @@ def least_on_the_left(a):
 @pytest.mark.parametrize("function", [greatest_on_the_left, least_on_the_left])
 def test_an_extreme_may_stand_on_either_side(function):
     looked, count = check_sound(function, (data(),), workers=(2, 3))
-    assert count
-    assert looked.kind == "independent"
+    is_free = function is greatest_on_the_left  # the other keeps the later of 0.0 and -0.0
+    assert bool(count) is is_free
+    assert looked.kind == ("independent" if is_free else "serial")

@@ -35,7 +35,7 @@ def refused(use, pattern):
             use()
         if re.search(pattern, found.value.message):
             return
-        assert "has said nothing" in found.value.message
+        assert "has sent nothing" in found.value.message
 
 
 def wait_until(node, is_done):

@@ -119,7 +119,7 @@ def test_a_shard_that_stays_away_is_named():
         worker["w"].get([0, 2])
         # Not before: the living shard may be slow to answer, too, on a busy machine.
         worker.node.timeout_s = 0.5
-        with pytest.raises(RunError, match="shard 1 has said nothing"):
+        with pytest.raises(RunError, match="shard 1 has sent nothing"):
             worker["w"].get([1])
 
 

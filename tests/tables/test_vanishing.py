@@ -35,7 +35,7 @@ def test_a_client_whose_clock_is_waited_for_and_that_is_gone_is_named(mode):
             worker["w"].get([0])
             worker.clock()
             node.timeout_s = 1
-            refused(lambda: worker["w"].get([0]), "client 1 has said .* clock 1, .* its clock 2")
+            refused(lambda: worker["w"].get([0]), "client 1 has sent .* clock 1, .* its clock 2")
             node.timeout_s = 60
 
 
@@ -53,7 +53,7 @@ def test_a_shard_that_is_gone_is_named_to_workers_that_wait_for_nobody():
             time.sleep(0.01)
 
     node.timeout_s = 0.3
-    with pytest.raises(RunError, match="shard 0 has said nothing"):
+    with pytest.raises(RunError, match="shard 0 has sent nothing"):
         work()
     node.close()
 

@@ -101,7 +101,7 @@ def test_tables_that_were_closed_say_so():
 def test_a_client_that_finds_no_shard_leaves_no_thread_behind():
     _, (port,) = inside_ports(1, 1)
     with (
-        pytest.raises(RunError, match="shard 0 has said nothing"),
+        pytest.raises(RunError, match="shard 0 has sent nothing"),
         Node(ONE, 0, port, timeout_s=0.1),
     ):
         pass

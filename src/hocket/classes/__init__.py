@@ -1,6 +1,7 @@
-"""One classifier split by class, each part cut to its classes, for answers in less time.
+"""Split a classifier by class: each part keeps only what its classes need, to answer sooner.
 
     a trained net ─ embeddings ─▶ groups ─ scores ─▶ widths ─ cut, retrain, calibrate ─▶ a folder
 
-`split` makes the folder, `serving` answers from it; `codes` lets workers die without a lost answer.
+`split` makes the folder and `serving` answers requests from it; `codes` assigns classes to several
+workers, so that workers may die without loss of a class.
 """

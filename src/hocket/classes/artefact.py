@@ -1,7 +1,7 @@
-"""A split as a folder: its table, its parts as ONNX and torch.export files, its report, hashes.
+"""A split as a folder: table, parts as ONNX and torch.export files, validation data, hashes.
 
-Reading checks every hash and runs no code; the table is written last, so a folder with a table is
-whole.
+Reading executes no code and checks the hash of every file that serving needs. The table is written
+last, so a folder with a table is complete.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _MAX_PART_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """A folder of parts that was read and checked."""
+    """A folder of parts that has been read and checked."""
 
     path: Path
     table: PartTable
     validation: Mapping[str, Any]
     models: tuple[bytes, ...]
-    """ONNX of each part, the very bytes whose hash was checked."""
+    """ONNX files of the parts: the very bytes whose hashes were checked."""
 
 
 def write_folder(
     path: Path, table: PartTable, files: Mapping[str, bytes], validation: Mapping[str, Any]
 ) -> PartTable:
-    """Write a folder; gives the table with the hashes of its files."""
+    """Write a folder and return the table with the hashes of its files."""
     path.mkdir(parents=True, exist_ok=True)
     every = {**files, VALIDATION: dump_json(dict(validation))}
     (path / TABLE).unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def write_folder(
 
 
 def read_folder(path: Path | str) -> Folder:
-    """A folder of sub-models; raises `InputFileError` where it was changed or is not whole."""
+    """Read a folder of parts; raises `InputFileError` if it was changed or is incomplete."""
     path = Path(path)
     file = path / TABLE
     if not file.is_file():
@@ -65,11 +65,6 @@ def read_folder(path: Path | str) -> Folder:
     if not isinstance(validation, dict):
         raise InputFileError("is no object", where=str(path / VALIDATION))
     return Folder(path, table, validation, models)
-
-
-def read_exported(folder: Folder) -> tuple[bytes, ...]:
-    """The torch.export archive of each part, checked."""
-    return tuple(_checked(folder.path, part.exported, folder.table) for part in folder.table.parts)
 
 
 def _checked(path: Path, name: str, table: PartTable) -> bytes:

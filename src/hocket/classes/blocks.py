@@ -1,9 +1,10 @@
-"""Residual blocks: modules that a net also works without, because they only add to their input.
+"""Find residual blocks: modules that only add to their input, so that a net works without them.
 
-A module whose layers read and write one stream, which others write too, is tried: with all that it
-adds silenced, its output must be its input. Such a module can be left out as a whole (Veit et al.,
-"Residual networks behave like ensembles of relatively shallow networks", 2016), which a deep thin
-net needs: its layers are no faster below the width of a vector. One pass of one input for each.
+Every module whose layers read and write one stream, which layers outside it write too, is tested in
+one pass of one input: with all that it adds set to zero, its output must equal its input. Such a
+module can be left out completely (Veit et al., "Residual networks behave like ensembles of
+relatively shallow networks", 2016). Deep nets of thin layers need this, because layers narrower
+than a vector register are no faster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 def residual_blocks(
     net: nn.Module, example: torch.Tensor, parts: Sequence[StreamParts], layers: Sequence[str]
 ) -> tuple[ResidualBlock, ...]:
-    """The innermost modules that only add to a stream; ``layers`` are those that multiply."""
+    """Return the innermost modules that only add to a stream.
+
+    ``layers`` are the names of the layers that multiply.
+    """
     found: list[ResidualBlock] = []
     probe = torch.randn_like(example) if example.is_floating_point() else example
     for name, _ in net.named_modules():
@@ -50,7 +54,7 @@ def residual_blocks(
 
 
 def _only_adds(net: nn.Module, probe: torch.Tensor, name: str, silenced: Sequence[str]) -> bool:
-    """True if a module hands its input on when the named layers in it say nothing."""
+    """True if a module returns its input unchanged while the named layers in it output zeros."""
 
     def silence(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(output)
@@ -76,7 +80,7 @@ def _only_adds(net: nn.Module, probe: torch.Tensor, name: str, silenced: Sequenc
 def passing(
     net: nn.Module, names: Sequence[str]
 ) -> Iterator[list[tuple[str, torch.Tensor, torch.Tensor]]]:
-    """Inputs and outputs of modules of one tensor, in the order of their calls."""
+    """Record inputs and outputs of modules with one input tensor, in the order of their calls."""
     seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
     def look(name: str) -> Any:

@@ -1,11 +1,10 @@
-"""Which worker holds which groups so that answers survive lost workers: cyclic codes.
+"""Assign groups of classes to workers by cyclic codes, so that lost workers lose no answer.
 
 After Yang, Chung, Wang et al., "Robust class parallelism" (Asilomar 2020): worker i holds the
-groups i + d modulo n for d in a Golomb ruler, whose pairwise differences are all distinct, so that
-two workers never share more than one group. Where there are more copies than that allows, each
-difference occurs as seldom as can be, so that two workers share as few groups as can be. Any r - 1
-lost workers lose no group; which losses beyond that do is counted here, all patterns one by one:
-O(n choose lost) each.
+groups i + d modulo n for every d in a Golomb ruler. The pairwise differences of a ruler are all
+distinct, so two workers share at most one group. If there are too many copies for that, differences
+repeat as seldom as possible. Any r - 1 lost workers lose no group; the losses beyond that are
+counted over all patterns, O(n choose lost) each.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ import numpy as np
 from hocket.base.errors import UsageError
 
 MAX_PATTERNS = 200_000
-"""Patterns that are counted for one number of lost workers; beyond it the table ends."""
+"""Most patterns counted for one number of lost workers; the table ends before a larger number."""
 
 
 _MAX_TRIES = 20_000
-"""Of marks, in the search for one code; then differences may repeat once more."""
+"""Marks tried in the search for one code; after that, differences may repeat once more."""
 
 
 def ruler(marks: int, modulus: int) -> tuple[int, ...]:
-    """The first ``marks`` numbers from 0 whose differences modulo ``modulus`` repeat least."""
+    """Return ``marks`` numbers, 0 first, whose differences modulo ``modulus`` repeat least."""
     if marks > modulus:
         raise UsageError(
             f"{modulus} parts have no code of redundancy {marks}",
@@ -45,14 +44,14 @@ def ruler(marks: int, modulus: int) -> tuple[int, ...]:
 
 
 class _RulerSearch:
-    """Marks with no difference more than ``most`` times, by trying one after the other."""
+    """Depth-first search for marks with no difference more than ``most`` times."""
 
     def __init__(self, marks: int, modulus: int, most: int) -> None:
         self._marks, self._modulus, self._most = marks, modulus, most
         self._tries = 0
 
     def extended(self, marks: tuple[int, ...], gaps: Counter[int]) -> tuple[int, ...] | None:
-        """More marks after those that are there."""
+        """Extend ``marks`` to a complete ruler; None if there is none or the tries are used up."""
         if len(marks) == self._marks:
             return marks
         for mark in range(marks[-1] + 1, self._modulus):
@@ -72,7 +71,7 @@ class _RulerSearch:
 
 
 def cyclic_code(num_parts: int, redundancy: int) -> tuple[tuple[int, ...], ...]:
-    """The groups that each worker holds, ``redundancy`` copies of each."""
+    """Groups held by each worker, with ``redundancy`` copies of each group."""
     differences = ruler(redundancy, num_parts)
     return tuple(
         tuple(sorted((worker + d) % num_parts for d in differences)) for worker in range(num_parts)
@@ -82,24 +81,24 @@ def cyclic_code(num_parts: int, redundancy: int) -> tuple[tuple[int, ...], ...]:
 def held_classes(
     groups: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
-    """The classes of each worker, from the groups that it holds."""
+    """Classes held by each worker, from the groups that it holds."""
     return [tuple(sorted(each for group in mine for each in groups[group])) for mine in held]
 
 
 @dataclass(frozen=True)
 class Losses:
-    """State of the groups when some workers are lost."""
+    """Effect of losing a number of workers, over all patterns of lost workers."""
 
     lost: int
     patterns: int
     losing: int
-    """Patterns in which some group is held by no worker that is left."""
+    """Number of patterns in which some group is held by no remaining worker."""
     worst: int
-    """Groups that the worst pattern loses."""
+    """Number of groups that the worst pattern loses."""
 
 
 def pattern_table(held: Sequence[Sequence[int]], most_lost: int) -> tuple[Losses, ...]:
-    """For 1 to ``most_lost`` workers lost: how many patterns lose a group."""
+    """Number of patterns that lose a group, for 1 to ``most_lost`` lost workers."""
     num_groups = 1 + max(group for groups in held for group in groups)
     masks = np.zeros((len(held), num_groups), dtype=bool)
     for worker, groups in enumerate(held):

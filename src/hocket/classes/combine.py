@@ -1,12 +1,13 @@
-"""The answers of parts as one answer over all classes.
+"""Combine the outputs of parts into scores over all classes.
 
-A part says, for each of its classes, the log-odds against "others"; its own scale and shift, found
-on validation data, make log-odds of different parts comparable. A class that several parts hold has
-the mean of those that answered; one that none answered for is missing. O(parts · classes).
+Each part outputs, for each of its classes, the log-odds against "others"; a scale and a shift per
+part, fitted on validation data, make log-odds of different parts comparable. The score of a class
+held by several parts is the mean over those that answered; a class without an answer is missing.
+O(parts · classes).
 
-A mean of n answers where there could be m is noisier, and the highest of several noisy scores is
-too high: it counts (n / m)^doubt of itself. Doubt 0, the mean, is right for parts that all err
-alike; doubt 1, the sum, for parts whose errors have nothing to do with each other.
+A mean of n answers out of m is noisier than one of m, and the maximum of noisy scores is too high:
+the mean is therefore multiplied by (n / m)^doubt. Doubt 0 (the mean) is right for parts whose
+errors are equal; doubt 1 (the sum) for parts whose errors are independent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OddsCalibration:
 
 
 def log_odds(logits: FloatArray) -> FloatArray:
-    """Of each class against "others", which is the first output of a part."""
+    """Log-odds of each class against "others", the first output of a part."""
     return logits[..., 1:] - logits[..., :1]
 
 
@@ -39,15 +40,16 @@ class Combiner:
 
     num_classes: int
     classes: tuple[tuple[int, ...], ...]
-    """Of each part."""
+    """Classes of each part."""
     calibrations: tuple[OddsCalibration, ...]
     doubt: float = 0.0
-    """Exponent by which a class counts less for which fewer parts have answered than hold it."""
+    """Exponent that lowers the score of a class if only some of its parts have answered."""
 
     def scores(self, answers: Sequence[FloatArray | None]) -> FloatArray:
-        """Scores of all classes from the raw outputs of parts; ``-inf`` where none answered.
+        """Scores of all classes from the raw outputs of parts; ``-inf`` if no part answered.
 
-        Each answer is an array ``[..., 1 + its classes]``, or None where it did not come.
+        Each answer is an array ``[..., 1 + number of the part's classes]``, or None if there is
+        none.
         """
         lead = next((answer.shape[:-1] for answer in answers if answer is not None), ())
         total = np.zeros((*lead, self.num_classes))
@@ -68,7 +70,7 @@ class Combiner:
 
     @cached_property
     def _most(self) -> FloatArray:
-        """Answers of each class where nobody is lost."""
+        """Number of answers per class if no worker is lost."""
         return np.maximum(self.copies([True] * len(self.classes)), 1)
 
     def copies(self, has_answered: Sequence[bool]) -> FloatArray:
@@ -81,7 +83,7 @@ class Combiner:
 
 
 def probabilities(scores: FloatArray) -> FloatArray:
-    """Scores as shares of one; missing classes get none."""
+    """Softmax of the scores; missing classes get probability 0."""
     if not np.isfinite(scores).any():
         return np.zeros_like(scores)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -90,5 +92,5 @@ def probabilities(scores: FloatArray) -> FloatArray:
 
 
 def accuracy(scores: FloatArray, labels: LongArray) -> float:
-    """Share of inputs whose highest score is their label's."""
+    """Fraction of inputs whose highest score is that of their label."""
     return float(np.mean(scores.argmax(axis=-1) == labels))

@@ -1,7 +1,7 @@
-"""A part from the whole net: blocks left out, channels cut, a head for its classes and "others".
+"""Build a part from the net: omit blocks, cut channels, add a head for its classes and "others".
 
-Cuts are index lists of what stays, so that the same part can be built again anywhere from the same
-net: the dependency graph cuts whatever follows a channel. O(streams · layers).
+A cut lists the indices of what is kept, so the same part can be built again anywhere from the same
+net; the dependency graph also cuts everything that depends on a channel. O(streams · layers).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hocket.classes.structure import Structure, dependency_graph, whole_group
 
 @dataclass(frozen=True)
 class PartCut:
-    """Channels and blocks that a part keeps of the whole net."""
+    """Channels and blocks of the net that a part keeps."""
 
     classes: tuple[int, ...]
     kept: tuple[tuple[int, ...], ...]
-    """Units of each stream; none of one that is gone with its block."""
+    """Kept units of each stream; empty for a stream inside an omitted block."""
     omitted: tuple[str, ...] = ()
-    """Residual blocks that are left out."""
+    """Names of the residual blocks that are omitted."""
 
 
 def best_units(values: Sequence[FloatArray], widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The most valuable units of each stream."""
+    """Indices of the most valuable units of each stream."""
     return tuple(
         tuple(sorted(np.argsort(-each, kind="stable")[:width].tolist()))
         for each, width in zip(values, widths, strict=True)
@@ -40,7 +40,7 @@ def best_units(values: Sequence[FloatArray], widths: Sequence[int]) -> tuple[tup
 def build_part(
     net: nn.Module, structure: Structure, example: torch.Tensor, cut: PartCut
 ) -> nn.Module:
-    """A new network: a copy of the net, cut, with outputs "others" and its classes."""
+    """Return a cut copy of the net with outputs for "others" and the part's classes."""
     part = copy.deepcopy(net).cpu().eval()
     for parameter in part.parameters():
         parameter.requires_grad_(True)

@@ -1,8 +1,9 @@
 """Labelled inputs in three splits: train, validation, test.
 
-A user's function gives either ``(inputs, labels)``, which is divided here, or a mapping with
+A user's function returns either ``(inputs, labels)``, which is split here, or a mapping with
 ``train`` and optionally ``validation`` and ``test``, each ``(inputs, labels)``, ``names`` of the
-classes and ``augment``, a function of a batch. No decision ever looks at the test split.
+classes, and ``augment``, a function that is applied to a batch. No decision depends on the test
+split.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SHARES = (0.6, 0.8)
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The data of a classifier."""
+    """Training, validation and test data of a classifier."""
 
     train: Labelled
     validation: Labelled
@@ -38,12 +39,12 @@ class Splits:
 
     @property
     def example(self) -> torch.Tensor:
-        """One input, as a batch."""
+        """The first validation input, as a batch of one."""
         return self.validation.inputs[:1]
 
 
 def splits_from(given: object, where: str, seed: int = 0) -> Splits:
-    """Check what a user's function gave, and divide it where it is not divided."""
+    """Check the result of a user's function, and split the data if the function has not."""
     if isinstance(given, tuple) and len(given) == 2:
         given = {"train": given}
     if not isinstance(given, Mapping) or "train" not in given:
@@ -116,7 +117,7 @@ def _labelled(pair: Any, where: str) -> Labelled:
 def _divided(
     data: Labelled, shares: tuple[float, float], seed: int
 ) -> tuple[Labelled, Labelled, Labelled]:
-    """Three splits with the same share of every class in each."""
+    """Split the data in three, with the same fraction of every class in each split."""
     rng = np.random.default_rng(seed)
     places: tuple[list[int], list[int], list[int]] = ([], [], [])
     labels = data.labels.numpy()

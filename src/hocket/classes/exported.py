@@ -1,4 +1,4 @@
-"""A part as files that need no class definition: ONNX and torch.export."""
+"""Export a part to files that need no class definition: ONNX and torch.export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPSET = 17
 
 
 def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
-    """The net for a batch of one as an ONNX file; batch norms are folded into their layers."""
+    """Export a net for a batch of one to ONNX; batch norms are folded into their layers."""
     buffer = io.BytesIO()
     with _errors_of("ONNX"), _quiet():
         torch.onnx.export(
@@ -34,7 +34,7 @@ def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
 
 
 def as_exported(net: nn.Module, example: torch.Tensor) -> bytes:
-    """The net as a torch.export archive."""
+    """Export a net to a torch.export archive."""
     buffer = io.BytesIO()
     with _errors_of("torch.export"), _quiet():
         torch.export.save(torch.export.export(net.eval().cpu(), (example.cpu(),)), buffer)
@@ -54,7 +54,7 @@ def _errors_of(form: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' advice to their own developers."""
+    """Suppress the exporters' messages meant for their own developers."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,8 +1,10 @@
-"""Budgets of work for the parts, so that the slowest answers within a latency.
+"""Find budgets of work for the parts, so that the slowest part meets a latency target.
 
 Work and time are not proportional (thin layers cost more per multiplication), so parts are built,
-written as ONNX and timed: the share of work is scaled by target over measured until the heaviest
-group is just within the target, then each part is checked on its own. Some ten builds.
+exported to ONNX and timed. For the heaviest group, the fraction of the net's work is scaled by
+target over measured time until the part is just within the target. Every part is then checked with
+that budget, which is lowered if the part is too slow. At most ten builds for the heaviest group,
+then one to ten for each part.
 """
 
 from __future__ import annotations
@@ -28,36 +30,36 @@ from hocket.runtime.cpu_threads import torch_threads
 
 _TRIES = 10
 _WARM_UPS, _RUNS = 3, 20
-"""Of the whole net in eager torch."""
+"""Untimed and timed runs of the net in eager torch."""
 _NEAR = 0.9
-"""Within this share of the target is near enough."""
+"""Fraction of the target that is close enough; also the factor that lowers a budget."""
 _TYPICAL_SHARE = 0.8
-"""Of the value, when groups are compared by the work they need."""
+"""Fraction of the value kept when groups are compared by the work that they need."""
 
 
 @dataclass(frozen=True)
 class WholeTimes:
-    """Of the whole net, one input on one thread."""
+    """Times of the unsplit net for one input on one thread: in ONNX Runtime and in eager torch."""
 
     latency_s: float
     eager_s: float
 
     def quicker(self, other: WholeTimes) -> WholeTimes:
-        """The shorter of two times each."""
+        """Return the shorter time of both measurements, separately for each of the two times."""
         return WholeTimes(min(self.latency_s, other.latency_s), min(self.eager_s, other.eager_s))
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """Multiplications that each part may have."""
+    """Most multiplications of each part."""
 
     macs: tuple[float, ...]
     target_s: float | None
-    """Of the slowest part; None where none was asked for."""
+    """Target time of the slowest part; None without a latency target."""
 
 
 def whole_times(material: Material) -> WholeTimes:
-    """The whole net in ONNX Runtime and in eager torch."""
+    """Measure the unsplit net in ONNX Runtime and in eager torch."""
     example = material.example
     session = open_session(as_onnx(material.net, example))
     eager_s = eager_latency_s(material.net, example)
@@ -79,7 +81,7 @@ def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
 
 
 def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
-    """The work that a group of classes needs, roughly, without training anything."""
+    """Return a function that estimates the work that a group of classes needs."""
     known: dict[tuple[int, ...], float] = {}
 
     def work_of(classes: tuple[int, ...]) -> float:
@@ -92,7 +94,7 @@ def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
 
 
 def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> PartCut:
-    """The most valuable channels for some classes, within a budget of work."""
+    """Keep the most valuable channels for some classes within a budget of work."""
     scores, model = material.scores, material.structure.model
     if material.request.hybrid is not None:
         return PartCut(classes, _units_left(material, classes, material.request.hybrid))
@@ -111,7 +113,7 @@ def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> 
 def _units_left(
     material: Material, classes: tuple[int, ...], test: HybridCriterion
 ) -> tuple[tuple[int, ...], ...]:
-    """Units of each stream that the criterion leaves; at least the floor, by value."""
+    """Units of each stream that the criterion keeps, raised to the floor by the most valuable."""
     floors, left = Floors(vector_width=vector_width()), []
     values, pruned = material.scores.of_group(classes), material.scores.pruned(classes, test)
     for stream, value, gone in zip(material.structure.model.streams, values, pruned, strict=True):
@@ -139,7 +141,7 @@ def pruned_overlap(material: Material, budget_macs: float) -> FloatArray:
 
 
 def part_latency_s(material: Material, cut: PartCut) -> float:
-    """Time that a part will take; its weights do not matter, so it need not be trained."""
+    """Measured time of a part for one input; it needs no training, as weights do not matter."""
     part = build_part(material.net, material.structure, material.example, cut)
     model = as_onnx(part, material.example)
     return latency_s(open_session(model), material.example.numpy())
@@ -148,7 +150,7 @@ def part_latency_s(material: Material, cut: PartCut) -> float:
 def fitted_budgets(
     material: Material, whole: WholeTimes, classes: Sequence[tuple[int, ...]], progress: Progress
 ) -> Budgets:
-    """The largest budgets with which every part is within the target."""
+    """Return the largest budgets tried with which the parts meet the target, within 5 %."""
     asked = material.request.target_s
     if asked is None:
         return Budgets(tuple(material.request.work * material.whole_macs for _ in classes), None)
@@ -180,7 +182,7 @@ def largest_share(
     target_s: float,
     progress: Progress,
 ) -> float:
-    """The largest share of the whole net's work with which a part is within the target."""
+    """Largest fraction tried of the net's work with which a part meets the target."""
     if whole_s <= target_s:
         return 1.0
     least_s, best = whole_s, 0.0

@@ -1,7 +1,7 @@
-"""Inputs of a split: the trained net, its data, its streams and what they are worth.
+"""Inputs of a split: the trained net, its data, its streams and the value of their channels.
 
-Every process of a split makes it from the same request; what took long is taken from finished
-steps.
+The inputs follow from the request alone, so an interrupted split rebuilds them; training and
+scoring are loaded from finished steps.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from hocket.classes.training import Labelled, train_whole
 
 _BATCH = 256
 _NEAR_ZERO = 0.005
-"""sensAI's bound for activations that count as zero."""
+"""Activations up to this count as zero, as in sensAI."""
 _BLOCK, _ZEROS, _RECTIFIED = "block ", "zeros ", "rectified "
-"""Before the name of a block, which may be that of a layer too."""
+"""Key prefixes that separate statistics of blocks and layers, whose names may be equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassScores:
-    """Results of one pass over the training images."""
+    """Statistics per class from one pass over the training images."""
 
     embeddings: FloatArray
-    """``[class, feature]``"""
+    """``[class, feature]``: mean input of the head."""
     units: tuple[FloatArray, ...]
-    """For each stream ``[class, unit]``: the share of the class's value that a unit has."""
+    """For each stream ``[class, unit]``: value of a unit to a class; the units add up to 1."""
     blocks: FloatArray
-    """``[class, block]``: what a block adds, as a share of that and of what it adds to."""
+    """``[class, block]``: norm of a block's output as a fraction of the sum that it enters."""
     near_zero: tuple[FloatArray, ...] = ()
-    """For each stream ``[class, unit]``: the share of its rectified activations near zero."""
+    """For each stream ``[class, unit]``: fraction of its rectified activations near zero."""
     rectified: tuple[FloatArray, ...] = ()
-    """For each stream ``[class, unit]``: the mean of its rectified activations."""
+    """For each stream ``[class, unit]``: mean of its rectified activations."""
 
     def pruned(self, classes: tuple[int, ...], test: HybridCriterion) -> list[BoolArray]:
-        """Units of each stream that a group of classes can do without, by sensAI's criterion."""
+        """Masks of the units that sensAI's criterion prunes for a group of classes, per stream."""
         return [
             (zero[list(classes)].mean(axis=0) > test.theta1)
             & (mean[list(classes)].mean(axis=0) < test.theta2)
@@ -75,7 +75,7 @@ class ClassScores:
         return [values[list(classes)].mean(axis=0) for values in self.units]
 
     def influence(self, classes: tuple[int, ...]) -> FloatArray:
-        """Influence of each block on a group of classes."""
+        """Mean norm fraction of each block (`blocks`) over a group of classes."""
         means: FloatArray = self.blocks[list(classes)].mean(axis=0)
         return means
 
@@ -88,7 +88,7 @@ def class_scores(
     num_classes: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ClassScores:
-    """Scores of all classes from labelled images."""
+    """Compute the statistics of all classes from labelled images."""
     device = next(net.parameters()).device
     observed = {name for each in structure.parts for name in _observed(each)}
     counts = torch.zeros(num_classes, device=device)
@@ -134,9 +134,10 @@ def class_scores(
 def _of_units(
     kind: str, parts: StreamParts, means: dict[str, FloatArray], num_units: int
 ) -> FloatArray:
-    """``[class, unit]``; never near zero where several layers share a stream, as in residual sums.
+    """Means ``[class, unit]`` of a statistic.
 
-    sensAI prunes only channels of one layer, which a rectifier follows.
+    sensAI prunes only channels of a single layer that is followed by a rectifier, so other streams,
+    such as residual sums, get values that never pass its test.
     """
     (name, *others) = _observed(parts)
     if others or parts.heads > 1:
@@ -145,7 +146,7 @@ def _of_units(
 
 
 def _added_share(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """For each image, the size of what a block adds, in that and in what it adds to."""
+    """For each image: norm of a block's output as a fraction of the sum that it enters."""
     before = given.float().flatten(1).norm(dim=1)
     added = (result - given).float().flatten(1).norm(dim=1)
     shares: torch.Tensor = added / (before + added).clamp(min=1e-30)
@@ -153,7 +154,7 @@ def _added_share(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _observed(parts: StreamParts) -> tuple[str, ...]:
-    """Where a stream is looked at: behind its norms, or the layers themselves."""
+    """Modules whose outputs are recorded for a stream: its norms, or else its layers."""
     return parts.norms or parts.producers
 
 
@@ -161,7 +162,7 @@ def _observed(parts: StreamParts) -> tuple[str, ...]:
 def _recording(
     net: nn.Module, names: set[str], head: str
 ) -> Iterator[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]:
-    """Mean activations per image and channel of the last batch, and the head's inputs."""
+    """Record the last batch's mean activations per image and channel, and the head's inputs."""
     outputs: dict[str, torch.Tensor] = {}
     features: list[torch.Tensor] = [torch.empty(0)]
 
@@ -197,7 +198,7 @@ def _recording(
 def _units(
     net: nn.Module, parts: StreamParts, means: dict[str, FloatArray], num_units: int
 ) -> FloatArray:
-    """``[class, unit]``, the units of a class adding up to one."""
+    """Values ``[class, unit]`` of a stream's units; those of a class add up to 1."""
     width = num_units * parts.heads
     read = _reading_weights(net, parts, width)
     total = 0.0
@@ -211,7 +212,7 @@ def _units(
 
 
 def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArray:
-    """Root of the summed squares of the weights that read each channel."""
+    """L2 norm of the weights that read each channel."""
     squares = np.zeros(width)
     for reader in parts.readers:
         module = net.get_submodule(reader.name)
@@ -228,17 +229,17 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with a step's name, how much of it is done, and of how much."""
+"""Called with the name of a step, the amount done and the total amount."""
 _WORTH_THREADS_MACS = 20e6
 _PER_STREAM = ("units", "near_zero", "rectified")
 """Fields of `ClassScores` with one array per stream."""
 _MOST_SCORED = 10_000
-"""Training images that channels are scored with: their means change little beyond."""
+"""Most training images used to score channels: the means change little with more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """The trained net and all that is known of it."""
+    """The trained net with its data, structure and scores."""
 
     request: SplitRequest
     net: nn.Module
@@ -246,7 +247,7 @@ class Material:
     structure: Structure
     scores: ClassScores
     digest: str
-    """Of the net and the data."""
+    """Digest that identifies the net's weights and the data."""
 
     @property
     def example(self) -> torch.Tensor:
@@ -255,12 +256,12 @@ class Material:
 
     @property
     def whole_macs(self) -> float:
-        """Multiplications of the whole net for one input."""
+        """Multiplications of the unsplit net for one input."""
         return self.structure.model.macs(np.ones(len(self.structure.parts)))
 
 
 def prepared(request: SplitRequest, steps: Steps, progress: Progress) -> Material:
-    """Load, train where asked, and score."""
+    """Load net and data, train the net if requested, and score its channels."""
     splits = load_data(request.data, request.seed)
     net = load_net(request.net, request.seed)
     _check_answers(net, splits, request.net)
@@ -282,7 +283,7 @@ def described(
     key: str,
     progress: Progress,
 ) -> Material:
-    """A trained net with its channels and what they are worth to each class."""
+    """Find the structure of a trained net and score its channels for each class."""
     example = splits.example.to(next(net.parameters()).device)
     structure = structure_of(net, example, splits.num_classes)
     scores = _scores(net, structure, splits, steps, key, progress)
@@ -297,7 +298,7 @@ def _train(
     given: str,
     progress: Progress,
 ) -> str:
-    """Train the net if that was asked for; a digest of what it is then."""
+    """Train the net if requested; return a digest of all that its weights depend on."""
     if not request.train_steps:
         return given
     recipe = replace(request.retraining, steps=request.train_steps, seed=request.seed)
@@ -343,7 +344,7 @@ def _scored(data: Labelled) -> Labelled:
 
 
 def _choose_threads(net: nn.Module, splits: Splits) -> None:
-    """One thread for small nets: several would wait for each other longer than they compute."""
+    """Use one thread for a small net: several would spend more time waiting than computing."""
     if sum(multiplications(net, splits.example).values()) < _WORTH_THREADS_MACS:
         torch.set_num_threads(1)
 
@@ -375,7 +376,10 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
 
 
 def _check_end(net: nn.Module, splits: Splits, answer: torch.Tensor, where: str) -> None:
-    """That scores are those of the last linear layer: a part has others in its place."""
+    """Raise `UsageError` unless the net returns the outputs of its last linear layer as scores.
+
+    A part replaces that layer, so nothing but a constant for all classes may be added after it.
+    """
     probe = deepcopy(net)
     name = find_head(probe, splits.num_classes)
     old: Any = probe.get_submodule(name)
@@ -409,7 +413,7 @@ def _device(name: str) -> torch.device:
 
 
 def moved(splits: Splits, device: torch.device) -> Splits:
-    """All data on a device."""
+    """Copy all splits to a device."""
 
     def move(data: Labelled) -> Labelled:
         return Labelled(data.inputs.to(device), data.labels.to(device))

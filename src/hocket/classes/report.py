@@ -1,4 +1,4 @@
-"""The report of a split: one HTML file in the frame of the other reports, without scripts."""
+"""Write the report of a split: one HTML file without scripts, laid out like other reports."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, t
 
 _WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 860, 260, 60, 9
 _NAME_PX = 240
-"""Right of the last point, for its name."""
+"""Space for the name to the right of the last point."""
 _LINE_PX = 15
 _TICKS = 5
 _MOST_OVERLAP_CLASSES = 24
-"""Wider tables are in validation.json only."""
+"""Overlap tables of more classes are only in validation.json."""
 
 _Point = tuple[str, float, float]
 """A stage: its name, accuracy and seconds."""
 
 
 def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    """The report as one HTML text."""
+    """Return the report as one HTML text."""
     verdict = validation["verdict"]
     return page_html(
         title=f"{len(parts.class_names)} classes in {len(parts.parts)} sub-models",
@@ -38,7 +38,6 @@ def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
             _stages(parts, validation),
             _parts(parts),
             _losses(validation),
-            _confusion(parts, validation),
             _overlap(parts, validation),
         ),
         footer=f"Measured with hocket {__version__}; decisions were made on validation data, the "
@@ -60,7 +59,6 @@ def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
         ("Test accuracy", f"{100 * validation['test_parts']:.2f} %",
          f"whole {100 * validation['test_whole']:.2f} %: {abs(lost):.2f} points "
          + ("lost" if lost >= 0 else "gained")),
-        ("Work of them all", f"{validation['verdict']['total_work']:.2f}x", "of the whole net"),
     ]  # fmt: skip
     return stats_html(entries)
 
@@ -79,7 +77,7 @@ def _stages(parts: PartTable, validation: Mapping[str, Any]) -> str:
 
 
 def _points(parts: PartTable, validation: Mapping[str, Any]) -> list[_Point]:
-    """Every stage by its slowest part, and the answer of all workers, which costs more than it."""
+    """Points of all stages, by their slowest part, and of the served answer, which takes longer."""
     stages = [(each["name"], each["accuracy"], each["slowest_s"]) for each in validation["stages"]]
     best = max(share for _, share, _ in stages[1:])
     label = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
@@ -87,7 +85,7 @@ def _points(parts: PartTable, validation: Mapping[str, Any]) -> list[_Point]:
 
 
 def _dots(points: Sequence[_Point]) -> str:
-    """Stages as points: time to the right, accuracy upwards."""
+    """Plot the stages as points: time to the right, accuracy upwards."""
     longest_s = max(took_s for _, _, took_s in points)
     low, high = (choose(share for _, share, _ in points) for choose in (min, max))
     spread = max(high - low, 1e-3)
@@ -161,19 +159,6 @@ def _losses(validation: Mapping[str, Any]) -> str:
             f"{100 * known['worst']:.2f} %" if known else "",
         ])  # fmt: skip
     return section("losses", "When workers are lost", table(heads, rows))
-
-
-def _confusion(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    names = [", ".join(inert(parts.class_names[each]) for each in group) for group in parts.groups]
-    heads = [
-        ColumnHead("Group"),
-        *(ColumnHead(str(index), "number") for index in range(len(names))),
-    ]
-    rows: list[list[Cell]] = [
-        [f"{index}: {name}", *map(str, counts)]
-        for index, (name, counts) in enumerate(zip(names, validation["confusion"], strict=True))
-    ]
-    return section("confusion", "Test inputs by true and answered group", table(heads, rows))
 
 
 def _overlap(parts: PartTable, validation: Mapping[str, Any]) -> str:

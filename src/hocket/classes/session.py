@@ -1,4 +1,4 @@
-"""A part as an ONNX file: run by ONNX Runtime on one thread, and how long that takes."""
+"""Run a part's ONNX file in ONNX Runtime on one thread, and measure its time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INPUT, OUTPUT = "input", "scores"
 
 
 def open_session(model: bytes | str | Path) -> Any:
-    """A session on one thread; raises `InputFileError` where the file is no such model."""
+    """Open a session on one thread; raises `InputFileError` if the file is no valid model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -35,7 +35,7 @@ def open_session(model: bytes | str | Path) -> Any:
 
 
 def vector_width() -> int:
-    """Channels that ONNX Runtime computes at once; it fills narrower layers up to so many."""
+    """Channels that ONNX Runtime computes at once; narrower layers are padded to this number."""
     try:
         return 16 if b" avx512f " in Path("/proc/cpuinfo").read_bytes() else 8
     except OSError:
@@ -49,9 +49,9 @@ def infer(session: Any, inputs: np.ndarray[Any, Any]) -> FloatArray:
 
 
 def latency_s(session: Any, example: np.ndarray[Any, Any], runs: int = 80) -> float:
-    """Time of one input on one thread: CPU time, so that other work does not count.
+    """Time of one input on one thread, as CPU time, which excludes other processes.
 
-    The lowest tenth, because what disturbs a run only ever makes it longer.
+    The 10 % quantile of the runs, because disturbances only make a run longer.
     """
     for _ in range(5):
         infer(session, example)

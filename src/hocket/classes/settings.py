@@ -1,4 +1,4 @@
-"""Settings of a split."""
+"""Settings of a split: the request, training options and the pruning criterion."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 from hocket.base.errors import UsageError, did_you_mean
 
 ANY_NUMBER = 0
-"""As a number of parts: as many as answer soonest."""
+"""Number of parts that stands for the number with the shortest answer time."""
 
 
 USUAL_RATES = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
-"""Learning rate and weight decay of each optimizer."""
+"""Default learning rate and weight decay of each optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetTraining:
-    """Training options of the whole net and of parts."""
+    """Training options of the unsplit net and of the parts."""
 
     steps: int = 200
     limit_s: float | None = None
-    """Training ends after so many seconds at the latest; the learning rate falls sooner then."""
+    """Most seconds of training; the learning rate then decays with the elapsed time."""
     batch: int = 64
     optimizer: str = "sgd"
-    """With momentum; "adamw" suits transformers."""
+    """"sgd" (with momentum) or "adamw", which suits transformers."""
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
     soft_weight: float = 0.7
-    """Share of the whole net's opinion in the loss of a part; 0 for labels alone."""
+    """Weight of the net's soft targets in the loss of a part; 0 for labels alone."""
     temperature: float = 2.0
     compiled: bool = False
-    """By `torch.compile`, once for each shape of a part: worth its time in long trainings."""
+    """True to use `torch.compile`, once per shape of a part; it pays off in long trainings."""
     seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridCriterion:
-    """sensAI's test of a channel for a group of classes, after the rectifier.
+    """sensAI's test whether a group of classes needs a channel, applied after the rectifier.
 
-    A channel is pruned if more than ``theta1`` of its activations are near zero and their mean is
-    below ``theta2``: one that is mostly zero but sometimes strong stays.
+    A channel is pruned if more than the fraction ``theta1`` of its activations is near zero and
+    their mean is below ``theta2``; a channel that is mostly zero but sometimes strong is kept.
     """
 
     theta1: float = 0.73
@@ -57,29 +57,27 @@ class HybridCriterion:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRequest:
-    """One split, as it was asked for."""
+    """All options of one split."""
 
     net: str
     data: str
     parts: int = ANY_NUMBER
     redundancy: int = 1
     target_s: float | None = None
-    """Of an answer, over processes; where None, parts are as small as ``work`` says."""
+    """Target time of an answer from worker processes; None to size parts by ``work``."""
     work: float = 0.25
-    """Of the whole net, for each part without a target."""
+    """Fraction of the net's work that each part may use if there is no target."""
     hybrid: HybridCriterion | None = None
-    """Prune by these thresholds instead of to a budget; channels are not given back then."""
+    """Prune by these thresholds instead of to a budget; no channels are restored then."""
     accuracy_loss: float = 0.2
-    """Points that may be lost on validation data."""
-    unequal: bool = False
-    """True if groups may have unequal numbers of classes."""
+    """Percentage points of accuracy that may be lost on validation data."""
     alike: bool = False
-    """True if all parts have the widths that all classes together want: one form, other weights."""
+    """True if all parts get the same widths, those for all classes together."""
     train_steps: int = 0
-    """Steps that the net is trained first; 0 where it is trained already."""
+    """Steps to train the net before it is split; 0 if it is trained already."""
     retraining: NetTraining = field(default_factory=NetTraining)
     rounds: int = 4
-    """Most rounds in which channels are given back."""
+    """Most rounds of restoring channels and retraining."""
     seed: int = 0
     device: str = "cpu"
 
@@ -116,7 +114,7 @@ class SplitRequest:
             )
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """Return JSON-serialisable data."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The user's net and data, named as ``file.py:function``."""
+"""Load the user's net and data, named as ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.classes.data import Splits, splits_from
 
 
 def load_net(spec: str, seed: int) -> nn.Module:
-    """The net that a user's function makes; random weights follow from the seed."""
+    """Call the user's function that returns a net; random weights depend on the seed alone."""
     torch.manual_seed(seed)
     net = _called(spec)
     if isinstance(net, tuple):
@@ -29,7 +29,7 @@ def load_net(spec: str, seed: int) -> nn.Module:
 
 
 def load_data(spec: str, seed: int) -> Splits:
-    """The data that a user's function gives."""
+    """Call the user's function that returns data, and split the data."""
     return splits_from(_called(spec), spec, seed)
 
 
@@ -43,10 +43,10 @@ def _called(spec: str) -> Any:
 
 
 def state_arrays(net: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    """The weights of a net as arrays."""
+    """State dict of a net as numpy arrays."""
     return {name: value.detach().cpu().numpy() for name, value in net.state_dict().items()}
 
 
 def load_arrays(net: nn.Module, arrays: Any) -> None:
-    """Put arrays into a net of the same form."""
+    """Load arrays into a net with the same state dict keys and shapes."""
     net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})

@@ -1,14 +1,15 @@
-"""The whole way from a trained classifier to a folder of parts that answer together.
+"""Split a trained classifier into a folder of parts that answer together.
 
-groups of classes -> widths within a latency -> cut -> retrain each part -> calibrate on validation
-data -> give channels back while too much accuracy is lost -> folder. Every finished step is kept in
-``FOLDER/work``, so that the same command goes on after an interruption.
+The steps are: group the classes -> choose widths for a latency -> cut -> retrain each part ->
+calibrate on validation data -> restore channels while too much accuracy is lost -> write the
+folder. Every finished step is kept in ``FOLDER/work``, so that the same command resumes after an
+interruption.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -38,7 +39,7 @@ from hocket.classes.fit import (
 )
 from hocket.classes.latency_forecast import FanOut, answer_s
 from hocket.classes.material import Material, Progress, prepared
-from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
+from hocket.classes.part_training import trained_parts
 from hocket.classes.serving.dry_run import forecast_by_dry_run
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.settings import ANY_NUMBER, SplitRequest
@@ -52,9 +53,7 @@ from hocket.classes.validation import StageScore, Validation, validated
 #
 # After Wang et al., "sensAI: ConvNets decomposition via class parallelism" (MLSys 2021): classes
 # that look alike need the same channels, so they are put together. Each round gives the classes
-# with most to lose their nearest centre that has a free place; then classes move or change places
-# while that lowers the work of the heaviest group, so that groups may become unequal. O(rounds · n
-# · k).
+# with most to lose their nearest centre that has a free place. O(rounds · n · k).
 
 Groups = tuple[tuple[int, ...], ...]
 _ROUNDS = 300
@@ -62,7 +61,7 @@ _STARTS = 10
 
 
 def even_sizes(num_classes: int, num_parts: int) -> tuple[int, ...]:
-    """Number of classes each part gets where all get as equally many as possible."""
+    """Number of classes of each part, as equal as possible."""
     if not 1 <= num_parts <= num_classes:
         raise UsageError(
             f"{num_classes} classes cannot be put into {num_parts} parts",
@@ -72,7 +71,7 @@ def even_sizes(num_classes: int, num_parts: int) -> tuple[int, ...]:
 
 
 def balanced_groups(embeddings: FloatArray, sizes: tuple[int, ...], seed: int = 0) -> Groups:
-    """Classes in groups of the given sizes, those with near embeddings together."""
+    """Cluster classes by their embeddings into groups of the given sizes."""
     if sum(sizes) != len(embeddings):
         raise UsageError(f"sizes {sizes} do not add up to {len(embeddings)} classes")
     rng = np.random.default_rng(seed)
@@ -99,7 +98,7 @@ def _clustered(
 
 
 def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-    """First centres by k-means++: each far from those before it, at random."""
+    """Initial centres by k-means++: random, preferring points far from the other centres."""
     chosen = [int(rng.integers(len(points)))]
     while len(chosen) < count:
         gap = np.min(((points[:, None] - points[chosen][None]) ** 2).sum(axis=2), axis=1)
@@ -120,41 +119,6 @@ def _placed(far: FloatArray, sizes: tuple[int, ...]) -> LongArray:
     return labels
 
 
-def evened(groups: Groups, work_of: Callable[[tuple[int, ...]], float]) -> Groups:
-    """Groups after moves and exchanges of single classes that lower the heaviest group's work."""
-    now = [tuple(group) for group in groups]
-    work = [work_of(group) for group in now]
-    while True:
-        heavy = int(np.argmax(work))
-        best: tuple[float, int, tuple[int, ...], tuple[int, ...]] | None = None
-        for other in range(len(now)):
-            if other == heavy:
-                continue
-            for first, second in _changes(now[heavy], now[other]):
-                higher = max(work_of(first), work_of(second))
-                if higher < work[heavy] * (1 - 1e-9) and (best is None or higher < best[0]):
-                    best = (higher, other, first, second)
-        if best is None:
-            return tuple(sorted(now))
-        _, other, now[heavy], now[other] = best
-        work[heavy], work[other] = work_of(now[heavy]), work_of(now[other])
-
-
-def _changes(
-    first: tuple[int, ...], second: tuple[int, ...]
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Both groups after one class moved to the second, or after two changed places."""
-    found = []
-    for leaving in first:
-        rest = tuple(each for each in first if each != leaving)
-        if rest:
-            found.append((rest, tuple(sorted((*second, leaving)))))
-        for coming in second:
-            stay = tuple(each for each in second if each != coming)
-            found.append((tuple(sorted((*rest, coming))), tuple(sorted((*stay, leaving)))))
-    return found
-
-
 # Scale and shift of every part, fitted on validation data.
 #
 # Parts are trained apart, so that nothing makes the confidence of one comparable with another's.
@@ -166,16 +130,16 @@ def _changes(
 # when one or two workers are lost, over the patterns of their loss.
 
 _STRENGTH = 1e-3
-"""Pull towards scale 1 and shift 0, which a small validation split needs."""
+"""Weight of the regularisation towards scale 1 and shift 0, needed for small validation splits."""
 _DOUBTS = np.arange(11) / 10
 _MOST_LOST = 2
 _MOST_PATTERNS = 60
 _MOST_INPUTS = 5_000
-"""That a doubt is chosen by; there are so many answers to each."""
+"""Most inputs used to choose a doubt, since each is scored for many loss patterns."""
 
 
 def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> Combiner:
-    """The same parts with scales, shifts and a doubt that fit ``labels``."""
+    """Return the combiner with scales, shifts and a doubt fitted to ``labels``."""
     num_parts = len(outputs)
     odds = [log_odds(output) for output in outputs]
     copies = np.maximum(combiner.copies([True] * num_parts), 1)
@@ -207,7 +171,7 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
 
 
 def best_doubt(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> float:
-    """The least doubt with which most inputs are right when few workers are lost."""
+    """Least doubt with the highest accuracy when a few workers are lost."""
     copies = combiner.copies([True] * len(outputs))
     patterns = [
         gone
@@ -240,11 +204,11 @@ def _as_pairs(scales: FloatArray, shifts: FloatArray) -> tuple[OddsCalibration, 
 
 _MOST_PARTS = 16
 _CLEAR_GAIN = 0.97
-"""More parts must lower the answer's time to this share of what fewer give."""
+"""More parts must reduce the predicted answer time to less than this fraction."""
 
 
 def chosen_groups(material: Material, whole: WholeTimes, cores: int) -> Groups:
-    """The groups that were asked for, or as many as are predicted to answer soonest."""
+    """Group the classes, into as many groups as requested or as are predicted to be fastest."""
     request = material.request
     if request.parts != ANY_NUMBER:
         return _groups(material, request.parts)
@@ -266,12 +230,14 @@ def _counts(material: Material) -> range:
 
 def _groups(material: Material, count: int) -> Groups:
     sizes = even_sizes(material.splits.num_classes, count)
-    groups = balanced_groups(material.scores.embeddings, sizes, material.request.seed)
-    return evened(groups, group_work(material)) if material.request.unequal else groups
+    return balanced_groups(material.scores.embeddings, sizes, material.request.seed)
 
 
 def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: int) -> float:
-    """An answer when every part has the work that its classes need; time linear in work."""
+    """Predicted answer time if every part has the work that its classes need.
+
+    Time is taken as linear in work, between a small part and the unsplit net.
+    """
     work_of = group_work(material)
     classes = held_classes(groups, cyclic_code(len(groups), material.request.redundancy))
     small = part_latency_s(material, cut_to(material, classes[0], 0.1 * material.whole_macs))
@@ -287,13 +253,17 @@ def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: i
 # again, the others stay as they are. O(inputs · parts).
 
 _MORE = 1.4
-"""Times the work of a part that gets channels back."""
+"""Factor on the budget of a part whose channels are restored."""
 
 
 def newly_wrong_answers(
     combiner: Combiner, scores: FloatArray, whole_scores: FloatArray, labels: LongArray
 ) -> FloatArray:
-    """Number of newly wrong answers each part has a share in."""
+    """Number of new errors that involve each part.
+
+    A new error is an input that the unsplit net classifies correctly and the parts do not. It
+    involves the parts that hold the true class or the predicted class.
+    """
     said = scores.argmax(axis=1)
     is_new = (said != labels) & (whole_scores.argmax(axis=1) == labels)
     counts = np.zeros(len(combiner.classes))
@@ -306,7 +276,7 @@ def newly_wrong_answers(
 def larger_budgets(
     budgets: Sequence[float], newly_wrong: FloatArray, whole_macs: float
 ) -> tuple[float, ...] | None:
-    """Budgets for the next round; None where no part with new errors can grow."""
+    """Budgets for the next round; None if no part with new errors can grow."""
     can_grow = np.array([budget < whole_macs for budget in budgets])
     held = np.where(can_grow, newly_wrong, 0.0)
     if held.max(initial=0.0) <= 0:
@@ -320,7 +290,7 @@ def larger_budgets(
 
 @dataclass(frozen=True, eq=False)
 class ClassSplit:
-    """A finished split."""
+    """A finished split: its folder, table and validation."""
 
     folder: Path
     table: PartTable
@@ -329,36 +299,35 @@ class ClassSplit:
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """Parts that were trained, calibrated and tried on validation data."""
+    """Parts that were trained, calibrated and evaluated on validation data."""
 
     cuts: tuple[PartCut, ...]
     parts: tuple[nn.Module, ...]
     combiner: Combiner
     scores: FloatArray
-    """Of the validation inputs."""
+    """Combined scores of the validation inputs."""
     accuracy: float
     models: tuple[bytes, ...]
     """The parts as ONNX files."""
     part_s: tuple[float, ...]
-    """One input on one thread; measured once, so that all figures agree."""
+    """Time of each part for one input on one thread; measured once, so that all figures agree."""
 
 
-TrainApart = Callable[[Path, Sequence[int], Progress], None]
-"""Trains the parts with some indices, whose cuts stand in a folder, in processes elsewhere."""
+REQUEST = "request.json"
 
 
 def split(
     request: SplitRequest,
     folder: Path,
     *,
-    train_apart: TrainApart | None = None,
     cores: int | None = None,
     progress: Progress,
 ) -> ClassSplit:
-    """Split a net as requested; ``cores`` are those of the machine that will serve (default: this).
+    """Split a net as requested and write the folder.
 
-    Parts are trained together in this process, unless ``train_apart`` does it. Where this machine
-    will serve, its workers make a dry run at the end; of another one only the cores are known.
+    ``cores`` is the number of cores of the machine that will serve; None for this machine. On this
+    machine, the answer time is measured by a dry run of the workers; for another one it is
+    predicted from the number of cores.
     """
     is_here = cores is None
     cores = cores or len(os.sched_getaffinity(0))
@@ -374,9 +343,7 @@ def split(
     labels = material.splits.validation.labels.cpu().numpy()
     base = accuracy(whole_scores, labels)
     stages = [StageScore("whole net", base, whole.latency_s)]
-    best, stages = _rounds(
-        material, steps, classes, budgets, train_apart, progress, whole_scores, stages
-    )
+    best, stages = _rounds(material, steps, classes, budgets, progress, whole_scores, stages)
     # Timed again beside the parts: what disturbs a run only ever makes it longer.
     whole = whole.quicker(whole_times(material))
     stages = [replace(stages[0], slowest_s=whole.latency_s), *stages[1:]]
@@ -399,12 +366,11 @@ def _rounds(
     steps: Steps,
     classes: Sequence[tuple[int, ...]],
     budgets: Budgets,
-    train_apart: TrainApart | None,
     progress: Progress,
     whole_scores: FloatArray,
     stages: list[StageScore],
 ) -> tuple[_Round, list[StageScore]]:
-    """Train, and give channels back until the accuracy holds; the best round there was."""
+    """Train parts, restoring channels until the accuracy suffices; return the best round."""
     request = material.request
     labels = material.splits.validation.labels.cpu().numpy()
     needed = stages[0].accuracy - request.accuracy_loss / 100
@@ -414,7 +380,7 @@ def _rounds(
         if macs is None:
             break
         progress("rounds of training", number, request.rounds + 1)
-        now = _round(material, steps, classes, macs, train_apart, progress)
+        now = _round(material, steps, classes, macs, progress)
         name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
         stages = [*stages, StageScore(name, now.accuracy, max(now.part_s))]
         if best is None or now.accuracy > best.accuracy:
@@ -432,9 +398,9 @@ def _rounds(
 def _budgets_that_change(
     material: Material, cuts: Sequence[PartCut], macs: Sequence[float], newly_wrong: FloatArray
 ) -> tuple[float, ...] | None:
-    """Larger budgets with which some part has more channels; None where none can have.
+    """Larger budgets with which some part keeps more channels; None if there are none.
 
-    Below the floors of widths, and between two of them, a larger budget may change nothing.
+    A slightly larger budget may change nothing, as widths have floors and change in steps.
     """
     larger = larger_budgets(macs, newly_wrong, material.whole_macs)
     while larger is not None and all(
@@ -450,24 +416,10 @@ def _round(
     steps: Steps,
     classes: Sequence[tuple[int, ...]],
     macs: Sequence[float],
-    train_apart: TrainApart | None,
     progress: Progress,
 ) -> _Round:
     cuts = tuple(cut_to(material, mine, budget) for mine, budget in zip(classes, macs, strict=True))
-    missing = [
-        index
-        for index, cut in enumerate(cuts)
-        if steps.get(f"part-{index}", part_key(material, cut)) is None
-    ]
-    if train_apart is not None and missing:
-        for index in missing:
-            save_cut(steps, index, cuts[index])
-        train_apart(steps.folder, missing, progress)
-    elif missing:
-        train_together(material, steps, {index: cuts[index] for index in missing}, progress)
-    parts = tuple(
-        trained_part(material, steps, index, cut, progress) for index, cut in enumerate(cuts)
-    )
+    parts = trained_parts(material, steps, cuts, progress)
     validation = material.splits.validation
     outputs = [outputs_of(part, validation.inputs).numpy().astype(float) for part in parts]
     labels = validation.labels.cpu().numpy()

@@ -1,10 +1,10 @@
-"""Steps of training: several nets learn side by side, each on its own.
+"""Training steps of several nets side by side, each with its own loss and optimizer.
 
-On a GPU the step of each net is recorded once as a CUDA graph and replayed on a stream of its own:
-small nets take longer to launch than to compute, and side by side they fill the device. Elsewhere,
-or where a net cannot be recorded, steps run as they are written. The learning rate goes up for a
-fifth of the training and down along a cosine; with a time limit, as far as time has gone (Li et
-al., "Budgeted training", 2020).
+On a GPU the step of each net is captured once as a CUDA graph and replayed on a stream of its own:
+launching a small net takes longer than computing it, and side by side the nets fill the device. On
+a CPU, or if a net cannot be captured, steps run eagerly. The learning rate rises for a fifth of the
+training and then decays along a cosine; with a time limit, it follows the elapsed fraction of time
+(Li et al., "Budgeted training", 2020).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _MOMENTUM = 0.9
 _WARM_UPS = 3
 _LEAST_S = 1e-3
 _AHEAD = 16
-"""Steps that may be queued on a GPU before the clock is looked at again."""
+"""Steps that may be queued on a GPU before it is synchronised and the time is checked."""
 _ATTENTIONS = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Without cuDNN's, which torch 2.11 prefers on H100 and H200: its gradients may be no numbers where
-all scores of a query are far below 0 (pytorch issue 196678, cudnn-frontend 1072)."""
+"""Attention back ends without cuDNN's, which torch 2.11 prefers on H100 and H200: its gradients may
+be NaN if all scores of a query are far below 0 (pytorch issue 196678, cudnn-frontend 1072)."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
-    """Batch of one training step; on a GPU the same memory in every step."""
+    """Batch of one training step; it stays at the same addresses in all steps."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
     opinions: torch.Tensor | None
-    """Outputs of a teacher for the inputs."""
+    """Teacher's outputs for the inputs; None without a teacher."""
 
     def fill(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Put the next inputs into this memory."""
+        """Copy the next inputs and labels into this batch."""
         self.inputs.copy_(inputs)
         self.labels.copy_(labels)
 
@@ -75,7 +75,7 @@ class Learner:
         )
 
     def learn(self, batch: LabelledBatch) -> None:
-        """One step."""
+        """Run one training step: forward, backward, update."""
         with mixed_precision(self._device), sdpa_kernel(_ATTENTIONS):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next step; a tensor where steps are captured."""
+        """Set the next step's learning rate, in place if a CUDA graph reads it."""
         if isinstance(self._optimizer, MomentumDescent):
             self._optimizer.rate.fill_(rate)
             return
@@ -96,12 +96,12 @@ class Learner:
                 group["lr"] = rate
 
     def finish(self) -> None:
-        """The net as others want it, who know nothing of training."""
+        """Put the net into evaluation mode and contiguous memory format."""
         self.net.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Whatever is learnt inside is forgotten."""
+        """At the end of the block, restore the weights and zero the optimizer state."""
         before = [each.detach().clone() for each in self.net.state_dict().values()]
         try:
             yield
@@ -116,9 +116,9 @@ class Learner:
 
 
 class MomentumDescent:
-    """Stochastic gradient descent with Nesterov's momentum, as `torch.optim.SGD` does it.
+    """Stochastic gradient descent with Nesterov momentum, as in `torch.optim.SGD`.
 
-    That takes the learning rate as a number, which a recorded step would repeat for ever.
+    That optimizer takes the learning rate as a number, which a CUDA graph would keep for ever.
     """
 
     def __init__(self, parameters: list[nn.Parameter], weight_decay: float) -> None:
@@ -127,13 +127,13 @@ class MomentumDescent:
         self.rate = torch.zeros((), device=parameters[0].device)
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Forget gradients."""
+        """Set all gradients to None."""
         for each in self._parameters:
             each.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Follow the gradients."""
+        """Update the parameters."""
         pairs = [(each, each.grad) for each in self._parameters if each.grad is not None]
         moments = [self.state[each]["moment"] for each, _ in pairs]
         weights: list[torch.Tensor] = [each for each, _ in pairs]
@@ -156,14 +156,14 @@ def _adamw(
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Half the width for products on a GPU; weights are not kept in two widths between calls."""
+    """Autocast to bfloat16 on a GPU; casts of weights are not cached between calls."""
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
     )
 
 
 class _CapturedWork:
-    """Work on fixed memory as a CUDA graph, on a stream of its own."""
+    """A function on fixed memory, captured as a CUDA graph with a stream of its own."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         # A graph knows addresses alone: what the work refers to must not be given back.
@@ -180,18 +180,18 @@ class _CapturedWork:
         torch.cuda.synchronize()
 
     def start(self) -> None:
-        """Begin when what was queued before is done."""
+        """Replay the graph after the work queued so far on the current stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._graph.replay()
 
     def finish(self) -> None:
-        """Make work that is queued later wait for it."""
+        """Make the current stream wait for the graph."""
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class _Written:
-    """Work as it is written."""
+    """A function that is called eagerly, with the interface of `_CapturedWork`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -204,7 +204,7 @@ class _Written:
 
 
 def captured_work(work: Callable[[], object], device: torch.device) -> _CapturedWork | _Written:
-    """Work that is done many times, recorded where the device and the work allow it."""
+    """Capture a function that is called many times as a CUDA graph, if that is possible."""
     if device.type != "cuda":
         return _Written(work)
     try:
@@ -220,18 +220,18 @@ def captured_work(work: Callable[[], object], device: torch.device) -> _Captured
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """Nets that learn from the same batches."""
+    """Nets that are trained on the same batches."""
 
     learners: Sequence[Learner]
     batch: LabelledBatch
     refill: Callable[[], None]
-    """Puts the next inputs into the batch."""
+    """Copies the next inputs into the batch."""
     ask_teacher: Callable[[], None] | None
-    """Puts what a teacher says to them beside them."""
+    """Stores a teacher's outputs for the batch; None without a teacher."""
 
 
 class _RecordedLesson:
-    """A lesson whose steps are recorded where the device allows it, on a stream of its own."""
+    """A lesson whose steps are captured as CUDA graphs if the device allows it."""
 
     def __init__(self, lesson: Lesson) -> None:
         self._lesson = lesson
@@ -252,7 +252,7 @@ class _RecordedLesson:
         return lambda: learner.learn(self._lesson.batch)
 
     def step(self, rate: float) -> None:
-        """Every net learns from the next inputs and from what the teacher says to them."""
+        """Train every net on the next batch and the teacher's outputs for it."""
         with torch.cuda.stream(self._stream):
             self._lesson.refill()
             self._teacher.start()
@@ -265,7 +265,7 @@ class _RecordedLesson:
 
 
 def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> int:
-    """Train all learners of all lessons, step by step; the number of steps that were made."""
+    """Train all learners of all lessons step by step; return the number of steps."""
     is_cuda = lessons[0].batch.inputs.is_cuda
     begin_s = time.monotonic()
     recorded = [_RecordedLesson(lesson) for lesson in lessons]
@@ -292,7 +292,7 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
 
 
 def rate_share(gone: float) -> float:
-    """Of the highest learning rate, after a share of the training."""
+    """Fraction of the highest learning rate after a fraction ``gone`` of the training."""
     if gone < _RISE:
         return 0.04 + 0.96 * gone / _RISE
     return 0.5 * (1 + math.cos(math.pi * (gone - _RISE) / (1 - _RISE)))

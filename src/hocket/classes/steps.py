@@ -1,7 +1,8 @@
-"""Results of finished steps, kept on disk, so that an interrupted split goes on where it was.
+"""Keep results of finished steps on disk, so that an interrupted split can resume.
 
-Each step has a key, a digest of all that its result depends on; a result under another key is made
-again. Arrays are in safetensors files, written whole or not at all; nothing is unpickled.
+Each result is stored with a key, a digest of all that it depends on; a result with another key is
+computed again. Arrays are in safetensors files, which are written atomically; nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def key_of(*values: object) -> str:
-    """A digest of values that JSON can write, of arrays and of bytes."""
+    """Digest of JSON-serialisable values, arrays and bytes."""
     digest = hashlib.sha256()
     for value in values:
         if isinstance(value, np.ndarray):
@@ -35,20 +36,20 @@ def key_of(*values: object) -> str:
 
 
 def digest_of_state(state: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """A digest of a network's weights."""
+    """Digest of a net's weights."""
     return key_of(*(part for name in sorted(state) for part in (name, state[name])))
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The result of a step."""
+    """Stored result of a step."""
 
     arrays: Arrays
     info: Any
 
 
 class Steps:
-    """The results in one folder."""
+    """Stored results in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +63,7 @@ class Steps:
             ) from None
 
     def get(self, name: str, key: str) -> Saved | None:
-        """The result of a step, if it was made from the same things."""
+        """Return the result of a step; None if there is none with this key."""
         from safetensors import SafetensorError, safe_open
 
         path = self._path(name)
@@ -79,7 +80,7 @@ class Steps:
         return Saved(arrays, json.loads(metadata.get("info", "null")))
 
     def put(self, name: str, key: str, arrays: Arrays, info: object = None) -> Saved:
-        """Keep the result of a step."""
+        """Store the result of a step."""
         from safetensors.numpy import save
 
         whole = {each: np.ascontiguousarray(value) for each, value in arrays.items()}

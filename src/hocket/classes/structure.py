@@ -1,8 +1,9 @@
-"""The streams of a network: which channels must be cut together, and what layers cost.
+"""Find the streams of a net: channels that must be cut together, and the cost of layers.
 
-The dependency graph of torch-pruning (Fang et al., "DepGraph", CVPR 2023) says which inputs,
-outputs and statistics follow a channel, through sums, concatenations and reshapes. Every output
-channel of a layer is in one stream; the outputs of the head are in none. O(layers²) for deep sums.
+The dependency graph of torch-pruning (Fang et al., "DepGraph", CVPR 2023) lists the inputs, outputs
+and statistics that depend on a channel, through sums, concatenations and reshapes. Every output
+channel of a layer is in one stream; the outputs of the head are in none. O(layers²) for deep
+sums.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PLAIN = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
 def check_recurrent(net: nn.Module) -> None:
-    """Raise `UsageError` where a net keeps state that cannot be cut."""
+    """Raise `UsageError` if a net has recurrent layers that cannot be cut."""
     for name, module in net.named_modules():
         if not isinstance(module, nn.RNNBase):
             continue
@@ -42,10 +43,10 @@ def check_recurrent(net: nn.Module) -> None:
 
 
 class UnitsOfLSTM(BasePruningFunc):  # type: ignore[misc]
-    """Pruner with which the dependency graph cuts an LSTM of one layer."""
+    """Pruner that lets the dependency graph cut an LSTM of one layer."""
 
     def prune_out_channels(self, layer: nn.LSTM, idxs: list[int]) -> nn.LSTM:
-        """Cut units."""
+        """Cut hidden units."""
         kept = _left(layer.hidden_size, idxs)
         rows = torch.cat([kept + gate * layer.hidden_size for gate in range(_GATES)])
         layer.hidden_size = len(kept)
@@ -63,11 +64,11 @@ class UnitsOfLSTM(BasePruningFunc):  # type: ignore[misc]
         return layer
 
     def get_out_channels(self, layer: nn.LSTM) -> int:
-        """Its units."""
+        """Number of hidden units."""
         return layer.hidden_size
 
     def get_in_channels(self, layer: nn.LSTM) -> int:
-        """Its inputs."""
+        """Number of inputs."""
         return layer.input_size
 
 
@@ -86,7 +87,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True)
 class Member:
-    """A layer that a stream runs into, and which of its inputs belong to each channel."""
+    """A layer that reads a stream, and the inputs of it that belong to each channel."""
 
     name: str
     channel_of_input: tuple[int, ...]
@@ -95,34 +96,34 @@ class Member:
 
 @dataclass(frozen=True)
 class StreamParts:
-    """Layers and channels that make a stream."""
+    """Layers and channels that form a stream."""
 
     root: str
     producers: tuple[str, ...]
-    """Layers whose outputs these channels are."""
+    """Layers whose outputs are the stream's channels."""
     norms: tuple[str, ...]
     """Batch norms over these channels."""
     readers: tuple[Member, ...]
     heads: int
-    """Of attention: channels of equal place in all heads are cut together; else 1."""
+    """Number of attention heads, whose channels at equal positions are cut together; else 1."""
 
     def channels_of(self, unit: int, units: int) -> list[int]:
-        """The channels of a unit."""
+        """Channels of a unit."""
         return [head * units + unit for head in range(self.heads)]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A network as streams: what may be cut, and what it saves."""
+    """A net as streams: the channels that may be cut, and the work that cutting saves."""
 
     model: WidthModel
     parts: tuple[StreamParts, ...]
     head: str
-    """The last linear layer, which names the classes."""
+    """Name of the last linear layer, whose outputs are the class scores."""
 
 
 def find_head(net: nn.Module, num_classes: int) -> str:
-    """The name of the last linear layer with one output per class."""
+    """Name of the last linear layer with one output per class."""
     names = [
         name
         for name, module in net.named_modules()
@@ -138,7 +139,7 @@ def find_head(net: nn.Module, num_classes: int) -> str:
 
 
 def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Structure:
-    """The streams of a net that takes ``example`` (a batch of one)."""
+    """Find the streams of a net whose input is ``example`` (a batch of one)."""
     head = find_head(net, num_classes)
     check_recurrent(net)
     net = net.eval()
@@ -166,7 +167,7 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
 
 
 def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
-    """Dependency graph of a net; raises where it cannot follow one."""
+    """Build the dependency graph of a net; raises an error if that is not possible."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -188,7 +189,7 @@ def _width(module: nn.Module) -> int:
 
 
 def whole_group(graph: Any, module: nn.Module, channels: list[int]) -> Any:
-    """All that must be cut with some output channels of a layer."""
+    """Everything that must be cut together with some output channels of a layer."""
     prune = graph.get_pruner_of_module(module).prune_out_channels
     return graph.get_pruning_group(module, prune, channels)
 
@@ -215,7 +216,7 @@ def _stream(
 
 
 def _is_attention(producers: list[str]) -> bool:
-    """True if the layers are in one module, as queries, keys and values do."""
+    """True if the layers are in one module, as those of queries, keys and values are."""
     return len({name.rpartition(".")[0] for name in producers}) == 1
 
 
@@ -252,7 +253,7 @@ def _layers(
 
 
 def _weights(module: nn.Module) -> int:
-    """That multiply."""
+    """Number of weights that multiply an input."""
     return sum(each.numel() for each in module.parameters() if each.ndim > 1)
 
 

@@ -1,6 +1,6 @@
 """Description of a folder of parts: classes, groups, copies, calibration, measurements.
 
-A plain value, read from JSON with every field checked: nothing in it names code.
+The table holds plain data, read from JSON with every field checked; nothing in it names code.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ INPUT_DTYPES = ("float32", "int64")
 _MAX_CLASSES = 100_000
 _MAX_DIM = 1 << 24
 _MAX_NUMBERS = 1 << 28
-"""Of one input."""
+"""Most elements of one input."""
 
 
 @dataclass(frozen=True)
 class ServedPart:
-    """One part, as it is served."""
+    """Description of one part as it is served."""
 
     classes: tuple[int, ...]
     calibration: OddsCalibration
@@ -33,12 +33,12 @@ class ServedPart:
     macs: float
     parameters: int
     latency_s: float
-    """One input, one thread, in ONNX Runtime where it was made."""
+    """Time of one input on one thread in ONNX Runtime, on the machine that made the split."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The net that was split, for comparison."""
+    """Description of the net that was split, for comparison."""
 
     onnx: str
     macs: float
@@ -49,24 +49,24 @@ class Whole:
 
 @dataclass(frozen=True)
 class PartTable:
-    """All that serving needs to know."""
+    """Description of a folder that serving needs."""
 
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     input_dtype: str
     groups: tuple[tuple[int, ...], ...]
     held: tuple[tuple[int, ...], ...]
-    """The groups that each part holds."""
+    """Groups that each part holds."""
     parts: tuple[ServedPart, ...]
     whole: Whole
     redundancy: int
     doubt: float = 0.0
-    """Of classes that fewer parts have answered for, see `Combiner`."""
+    """Exponent for classes with missing answers, see `Combiner`."""
     hashes: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of every file beside the table."""
+    """SHA-256 of the files in the folder, by name."""
 
     def combiner(self) -> Combiner:
-        """Combiner that makes one answer of those of the parts."""
+        """Combiner of the parts' answers."""
         return Combiner(
             len(self.class_names),
             tuple(part.classes for part in self.parts),
@@ -76,11 +76,12 @@ class PartTable:
 
     @property
     def quorum(self) -> int:
-        """Answers for a class that suffice where a worker is late: one less than there are."""
+        """Answers per class that suffice if a worker is late: one less than its copies, at least
+        one."""
         return max(1, self.redundancy - 1)
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """Return JSON-serialisable data."""
         return {
             "schema": SCHEMA,
             "class_names": list(self.class_names),
@@ -114,7 +115,7 @@ class PartTable:
 
     @classmethod
     def from_data(cls, data: object) -> PartTable:
-        """Read and check the contents of a file."""
+        """Read the table from JSON data and check it."""
         keys = ("schema", "class_names", "input", "groups", "held", "redundancy", "parts", "whole",
                 "hashes")  # fmt: skip
         table = fields.record(data, "table", required=keys, optional=("doubt",))
@@ -179,7 +180,7 @@ def _whole(data: object) -> Whole:
 
 
 def _file_name(value: object, path: str) -> str:
-    """A name in the folder itself: a table must not make a server read other files."""
+    """Check a name of a file in the folder itself: a table must not make a server read others."""
     name = fields.text(value, path)
     if not name or "/" in name or "\\" in name or name.startswith(".") or "\0" in name:
         raise fields.wrong(path, value, "the name of a file in the same folder")
@@ -194,7 +195,7 @@ def _lists(value: object, path: str, limit: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _check(table: PartTable) -> None:
-    """Check across fields: every class is held, by parts that say so."""
+    """Check that the fields agree: every class is held, by parts that list it."""
     num_classes = len(table.class_names)
     if not 2 <= num_classes <= _MAX_CLASSES:
         raise InputFileError(f"class_names has {num_classes} entries", hint="two classes at least")

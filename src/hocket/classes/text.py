@@ -1,4 +1,4 @@
-"""A split as the terminal shows it."""
+"""Format a split as text for the terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hocket.view.names import inert
 
 _MOST_NAMES = 6
 _GUESSING = 1.5
-"""Times the accuracy of guessing at which a net is called untrained."""
+"""A net is called untrained below this multiple of the accuracy of guessing."""
 
 
 def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
-    """Sub-models, stages, lost workers and whether it pays."""
+    """Format parts, stages, lost workers and whether the split pays."""
     return "\n".join(
         [
             *_parts(table),
@@ -32,7 +32,7 @@ def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
 
 
 def _untrained(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
-    """A net that hardly does better than guessing: its parts learn the data, not what it knows."""
+    """Hint if the net is hardly better than guessing, so that parts learn nothing from it."""
     if validation["test_whole"] > _GUESSING / len(table.class_names):
         return []
     return ["  the whole net hardly does better than guessing; --train STEPS trains it first"]

@@ -1,9 +1,10 @@
-"""Training of the whole net, and of each part on its own.
+"""Train the unsplit net, and each part on its own.
 
-A part learns "others" and its classes (cross-entropy), which count for half at least; the whole
-net's opinion, with all other classes added up, is a soft target beside the labels (Hinton et al.,
-"Distilling the knowledge in a neural network", 2015). Parts never communicate; parts that are
-trained together see the same batches, so that the whole net is asked once for all of them.
+A part learns to tell its classes and "others" apart (cross-entropy); its classes have at least half
+of the loss's weight. The net's outputs, with the probabilities of all other classes added up, are
+soft targets in addition to the labels (Hinton et al., "Distilling the knowledge in a neural
+network", 2015). Parts never communicate; parts that are trained together see the same batches, so
+that the teacher is evaluated once for all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from hocket.classes.stepping import (
 Augment = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], torch.Tensor]
 _AT_ONCE = 512
-"""Inputs that a net is asked about in one call."""
+"""Inputs per forward call."""
 _NO_OTHERS = -30.0
 """Log-probability of "others" for a part with all classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Inputs with their classes."""
+    """Inputs with their class labels."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -47,7 +48,7 @@ class Labelled:
 def train_whole(
     net: nn.Module, data: Labelled, recipe: NetTraining, augment: Augment | None, on_step: OnStep
 ) -> int:
-    """Train a net on labels, in place; the number of steps."""
+    """Train a net on labels, in place; return the number of steps."""
 
     return learn([whole_lesson(net, data, recipe, augment)], recipe, on_step)
 
@@ -55,27 +56,12 @@ def train_whole(
 def whole_lesson(
     net: nn.Module, data: Labelled, recipe: NetTraining, augment: Augment | None
 ) -> Lesson:
-    """A net and its labels."""
+    """Lesson that trains a net on labels."""
 
     def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
         return functional.cross_entropy(outputs, batch.labels)
 
     return _lesson([net], [loss_of], None, data, recipe, _in_turn(data, recipe), augment)
-
-
-def train_part(
-    part: nn.Module,
-    classes: tuple[int, ...],
-    teacher: nn.Module | None,
-    data: Labelled,
-    recipe: NetTraining,
-    augment: Augment | None = None,
-    on_step: OnStep = lambda done, total: None,
-) -> None:
-    """Train one part, in place: half of every batch are its own classes."""
-    loss_of = PartLoss(classes, int(data.labels.max()) + 1, recipe, data.labels.device)
-    draw = _balanced(data, classes, recipe)
-    learn([_lesson([part], [loss_of], teacher, data, recipe, draw, augment)], recipe, on_step)
 
 
 def train_parts(
@@ -87,7 +73,7 @@ def train_parts(
     augment: Augment | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> int:
-    """Train parts side by side on the same batches, in place; the number of steps."""
+    """Train parts side by side on the same batches, in place; return the number of steps."""
     lesson = parts_lesson(parts, classes, teacher, data, recipe, augment)
     return learn([lesson], recipe, on_step)
 
@@ -100,7 +86,11 @@ def parts_lesson(
     recipe: NetTraining,
     augment: Augment | None = None,
 ) -> Lesson:
-    """Parts and their teacher; all inputs come in turn, and own classes count for half at least."""
+    """Lesson that trains parts with a teacher.
+
+    All inputs are drawn in random order, and a part's own classes have at least half of the
+    weight.
+    """
     counts = torch.bincount(data.labels).double()
     losses = [
         PartLoss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
@@ -111,10 +101,10 @@ def parts_lesson(
 
 
 def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
-    """The weight of "others" and of each class with which a part's classes count for half.
+    """Loss weights of "others" and of each class that give a part's classes half of the total.
 
-    Where they are half of the data and more, all inputs count alike: to make up for few others
-    would waste the other inputs.
+    If they are at least half of the data, all inputs have weight 1: raising the weight of few
+    others would waste the other inputs.
     """
     own = [float(counts[each]) for each in classes]
     total = float(counts.sum())
@@ -126,7 +116,7 @@ def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
 
 
 class PartLoss:
-    """The loss of a part; its tables are made here, since steps may be recorded."""
+    """Loss of a part; its lookup tensors are made here, as steps may be captured as CUDA graphs."""
 
     def __init__(
         self,
@@ -143,7 +133,7 @@ class PartLoss:
         self._share, self._temperature = recipe.soft_weight, recipe.temperature
 
     def __call__(self, outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
-        """The mean over a batch."""
+        """Mean loss of a batch."""
         each = functional.cross_entropy(outputs, self._place_of[batch.labels], reduction="none")
         if batch.opinions is not None and self._share:
             soft = folded(batch.opinions / self._temperature, self._mine, self._rest)
@@ -154,7 +144,7 @@ class PartLoss:
 
 
 def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
-    """Labels as a part counts them: 0 for others, then its classes."""
+    """Labels in a part's numbering: 0 for others, then its classes."""
     own = torch.zeros_like(labels)
     for place, each in enumerate(classes, start=1):
         own[labels == each] = place
@@ -164,13 +154,13 @@ def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
 def places(
     classes: tuple[int, ...], num_classes: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns of a part's classes and of the others."""
+    """Column indices of a part's classes and of all others."""
     rest = [each for each in range(num_classes) if each not in classes]
     return torch.tensor(classes, device=device), torch.tensor(rest, device=device)
 
 
 def folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of "others" and of some classes, from those of all classes."""
+    """Log-probabilities of "others" and of some classes, from the logits of all classes."""
     shares = functional.log_softmax(logits.float(), dim=1)
     others = (
         shares.index_select(1, rest).logsumexp(dim=1, keepdim=True)
@@ -181,7 +171,7 @@ def folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torc
 
 
 def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
-    """All inputs once, in random order, then again in another."""
+    """Draw batches in random order, shuffling anew when fewer inputs than a batch are left."""
     device = data.labels.device
     generator = torch.Generator(device).manual_seed(recipe.seed)
     count = min(recipe.batch, len(data.labels))
@@ -197,28 +187,9 @@ def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
     return draw
 
 
-def _balanced(data: Labelled, classes: tuple[int, ...], recipe: NetTraining) -> Draw:
-    """Half others, half the classes in equal shares; a part with all classes has no others."""
-    own = own_labels(data.labels, classes)
-    others, *mine = (torch.nonzero(own == label).flatten() for label in range(len(classes) + 1))
-    pools = [(others, recipe.batch // 2)] if len(others) else []
-    rest = recipe.batch - sum(count for _, count in pools)
-    pools += [(pool, max(1, rest // len(mine))) for pool in mine if len(pool)]
-    generator = torch.Generator(own.device).manual_seed(recipe.seed)
-
-    def draw() -> torch.Tensor:
-        picks = [
-            pool[torch.randint(len(pool), (count,), generator=generator, device=pool.device)]
-            for pool, count in pools
-        ]
-        return torch.cat(picks)
-
-    return draw
-
-
 @contextmanager
 def _quickest_convolutions(is_cuda: bool) -> Iterator[None]:
-    """Kernels of convolutions are tried on a GPU: the same shapes come in every step."""
+    """Let cuDNN choose convolution kernels by timing: all steps have the same shapes."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = is_cuda or before
     try:
@@ -264,13 +235,13 @@ def _lesson(
 
 
 def _form_of(net: nn.Module, inputs: torch.Tensor) -> torch.memory_format:
-    """Of images on a GPU: channels beside each other, as its convolutions want them."""
+    """Memory format of a net: channels last for images on a GPU, which its convolutions prefer."""
     is_cuda = next(net.parameters()).device.type == "cuda"
     return torch.channels_last if is_cuda and inputs.ndim == 4 else torch.contiguous_format
 
 
 def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> int:
-    """Nets of all lessons side by side, in place; the number of steps."""
+    """Train the nets of all lessons side by side, in place; return the number of steps."""
     device = lessons[0].batch.inputs.device
     is_cuda = device.type == "cuda"
     draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
@@ -301,7 +272,7 @@ def _check_finite(net: nn.Module) -> None:
 
 @torch.no_grad()
 def outputs_of(net: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Outputs of a net for inputs, in evaluation mode; computed where the inputs are."""
+    """Outputs of a net in evaluation mode, computed on the device of the inputs."""
     before, device = next(net.parameters()).device, inputs.device
     net.to(device).eval()
     parts = [

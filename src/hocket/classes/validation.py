@@ -1,6 +1,6 @@
-"""Validation of a split: accuracy of every stage, of lost workers, confusion between groups, times.
+"""Validate a split: accuracy of every stage and with lost workers, and times.
 
-Decisions were made on the validation split; the test split is looked at here, once, at the end.
+All decisions were made on the validation split; the test split is used here only, once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_PATTERNS = 500
 
 @dataclass(frozen=True)
 class StageScore:
-    """Accuracy on validation data and time of the slowest part after a stage."""
+    """Accuracy on validation data and time of the slowest part after a stage of the split."""
 
     name: str
     accuracy: float
@@ -36,7 +36,7 @@ class StageScore:
 
 @dataclass(frozen=True)
 class LostWorkers:
-    """Accuracy on test data when some workers do not answer."""
+    """Accuracy on test data if a number of workers does not answer."""
 
     lost: int
     patterns: int
@@ -46,39 +46,37 @@ class LostWorkers:
 
 @dataclass(frozen=True)
 class Validation:
-    """The report of a split, as data."""
+    """The results of a split, as data for the report."""
 
     stages: tuple[StageScore, ...]
     test_whole: float
     test_parts: float
     test_error: float
-    """Standard error of the difference of both, paired by input."""
+    """Standard error of the difference of the two test accuracies, paired by input."""
     num_test: int
     accuracy_loss: float
-    """Points lost on validation data."""
+    """Percentage points lost on validation data."""
     allowed_loss: float
     asked_s: float | None
-    """Of an answer; None where no target was asked for."""
+    """Requested seconds of an answer; None without a target."""
     target_s: float | None
-    """Of the slowest part, so that an answer is within what was asked for."""
+    """Longest time of the slowest part with which an answer meets the target; None without one."""
     slowest_s: float
     predicted_s: float
     cores: int
     losses: tuple[Losses, ...]
     lost_workers: tuple[LostWorkers, ...]
-    confusion: tuple[tuple[int, ...], ...]
-    """``[true group][answered group]``, test inputs."""
     verdict: SplitVerdict
     pruned_overlap: tuple[tuple[float, ...], ...] = ()
     """``[class][class]``: intersection over union of the channels pruned for each class alone."""
 
     @property
     def holds(self) -> bool:
-        """True if no more accuracy was lost than allowed."""
+        """True if no more accuracy was lost than is allowed."""
         return self.accuracy_loss <= self.allowed_loss + 1e-9
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """Return JSON-serialisable data."""
         return {**asdict(self), "holds": self.holds}
 
 
@@ -92,7 +90,7 @@ def validated(
     predicted_s: float,
     overlap: FloatArray,
 ) -> Validation:
-    """Try the finished parts on the test split."""
+    """Evaluate the finished parts on the test split."""
     test = material.splits.test
     labels = test.labels.cpu().numpy()
     outputs = [outputs_of(part, test.inputs).numpy().astype(float) for part in parts]
@@ -117,7 +115,6 @@ def validated(
         cores,
         pattern_table(table.held, table.redundancy + 1),
         lost_workers(combiner, outputs, labels, table.redundancy),
-        _confusion(table, scores, labels),
         verdict(table.whole.latency_s, predicted_s, macs, table.whole.macs, cores),
         tuple(tuple(round(float(each), 4) for each in row) for row in overlap),
     )
@@ -132,7 +129,10 @@ def paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> fl
 def lost_workers(
     combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray, most: int
 ) -> tuple[LostWorkers, ...]:
-    """Accuracy with up to ``most`` workers lost, every pattern tried."""
+    """Accuracy with 0 to ``most`` workers lost, over all patterns of lost workers.
+
+    The table ends at the first number of lost workers with too many patterns.
+    """
     rows = []
     for lost in range(min(most, len(outputs) - 1) + 1):
         if comb(len(outputs), lost) > _MOST_PATTERNS:
@@ -148,14 +148,3 @@ def lost_workers(
         ]
         rows.append(LostWorkers(lost, len(found), float(np.mean(found)), min(found)))
     return tuple(rows)
-
-
-def _confusion(
-    table: PartTable, scores: FloatArray, labels: LongArray
-) -> tuple[tuple[int, ...], ...]:
-    group_of = np.zeros(len(table.class_names), dtype=int)
-    for index, group in enumerate(table.groups):
-        group_of[list(group)] = index
-    counts = np.zeros((len(table.groups), len(table.groups)), dtype=int)
-    np.add.at(counts, (group_of[labels], group_of[scores.argmax(axis=1)]), 1)
-    return tuple(tuple(int(each) for each in row) for row in counts)

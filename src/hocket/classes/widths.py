@@ -1,13 +1,13 @@
-"""Widths of the layers of a part: the least harm for each multiplication saved.
+"""Choose the widths of a part's layers: the least loss of value for each multiplication saved.
 
-A stream is a set of channels that are cut together (a layer's outputs, or all that a residual sum
-ties). Starting from the whole net, the least valuable channels are taken from the stream whose
-value left shrinks least per multiplication saved, or a whole residual block is left out where that
-harms less, until the budget is met; no stream goes below its floor, and what the last cut has left
-of the budget is given back where it helps most. What a cut saves is counted in
-whole vectors of channels, as a CPU computes them, and in weights that need not be read:
-for one input, layers of few positions take longer to read than to compute (Williams et al.,
-"Roofline", 2009). O(cuts · streams · layers of a stream).
+A stream is a set of channels that are cut together (the outputs of a layer, or of all layers that a
+residual sum adds). Greedy algorithm: starting from the unsplit net, repeatedly cut the least
+valuable channels of the stream that loses least per multiplication saved, or omit a residual block
+if that loses less, until the budget is met. No stream goes below its floor. Finally, budget left
+over by the last cut is used to restore the channels that help most. Savings are counted in vectors
+of channels, as a CPU computes them, and in weights that need not be read: for one input, layers
+with few positions spend more time reading weights than computing (Williams et al., "Roofline",
+2009). O(cuts · streams · layers of a stream).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 
 READING_MACS = 12.0
-"""Multiplications of one thread that take as long as reading a weight which is in no near cache.
+"""Multiplications on one thread that take as long as reading a weight from outside near caches.
 
-Of VGG-19 in ONNX Runtime, layers of 64 and more positions take 24 ps for each multiplication and
-those of 4 positions 117 ps (EPYC Zen 3); 0.3 ns for a weight of 4 bytes are 13 GB/s.
+For VGG-19 in ONNX Runtime, layers with at least 64 positions take 24 ps per multiplication and
+those with 4 positions 117 ps (EPYC Zen 3); 0.3 ns per weight of 4 bytes are 13 GB/s.
 """
 
 LAYER_MACS = 2e5
-"""Multiplications that take as long as calling a layer which computes nothing (5 microseconds)."""
+"""Multiplications that take as long as calling a layer that computes nothing (5 microseconds)."""
 
 
 @dataclass(frozen=True)
@@ -35,61 +35,61 @@ class ChannelStream:
     """Channels that are cut together."""
 
     name: str
-    """Of the layer whose outputs they are, the first of them."""
+    """Name of the first layer whose outputs the channels are."""
     units: int
-    """Number that can be cut one by one; of attention channels of a head, in all heads at once."""
+    """Number of separately cut units; a unit of attention is one channel in every head."""
     consumers: int
-    """Layers that read it: each loses what is cut."""
+    """Number of layers that read the stream: each loses the inputs that are cut."""
     producers: int = 1
-    """Layers whose outputs it is: each loses what is cut, too."""
+    """Number of layers that write the stream: each loses the outputs that are cut."""
 
     @property
     def losers(self) -> int:
-        """Layers that lose what is cut; a chain of layers is 1 throughout."""
+        """Number of layers that lose channels in a cut, minus one: 1 in a chain of layers."""
         return max(self.consumers, 1) + self.producers - 1
 
 
 @dataclass(frozen=True)
 class WidthLayer:
-    """A layer that multiplies: its work is the product of the widths of its streams."""
+    """A layer that multiplies: its work is proportional to the widths of its input and output."""
 
     name: str
     macs: float
-    """Of one input, with all channels."""
+    """Multiplications for one input, with all channels."""
     out_stream: int
-    """-1 where the outputs are fixed."""
+    """Index of the stream that the layer writes; -1 if its outputs are fixed."""
     in_streams: tuple[tuple[int, float], ...]
-    """Streams that it reads, each with its share of the inputs."""
+    """Streams that the layer reads, each with its fraction of the inputs."""
     weights: float = 0.0
-    """That are read for one input, with all channels."""
+    """Number of weights read for one input, with all channels."""
 
     @property
     def time_per_mac(self) -> float:
-        """Time that a multiplication takes here, in those of a layer that needs no weights."""
+        """Time per multiplication with weight reads, relative to a layer without weights."""
         return 1.0 + READING_MACS * self.weights / max(self.macs, 1e-30)
 
 
 @dataclass(frozen=True)
 class ResidualBlock:
-    """A module that only adds to a stream, and can be left out."""
+    """A module that only adds to a stream, and can be omitted."""
 
     name: str
     stream: int
     inner: tuple[int, ...]
-    """Streams that are gone with it."""
+    """Streams that exist only inside the block."""
     layers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WidthModel:
-    """The streams of a net and what its layers cost by their widths."""
+    """The streams of a net and the cost of its layers as a function of their widths."""
 
     streams: tuple[ChannelStream, ...]
     layers: tuple[WidthLayer, ...]
     blocks: tuple[ResidualBlock, ...] = ()
 
     def macs(self, kept: FloatArray, omitted: Collection[int] = ()) -> float:
-        """Multiplications of one input when a share of each stream is kept, without some blocks."""
+        """Multiplications for one input with fractions of streams kept and blocks omitted."""
         gone = {name for index in omitted for name in self.blocks[index].layers}
         return sum(_layer_macs(layer, kept) for layer in self.layers if layer.name not in gone)
 
@@ -103,19 +103,19 @@ def _layer_macs(layer: WidthLayer, kept: FloatArray) -> float:
 
 @dataclass(frozen=True)
 class Floors:
-    """Least widths of streams."""
+    """Least widths of streams and steps in which they are cut."""
 
     least_units: int = 2
     least_share: float = 0.05
     least_blocks: float = 0.34
-    """Share of the blocks of a stream that stay."""
+    """Least fraction of a stream's blocks that is kept."""
     vector_width: int = 8
     """Channels that a CPU computes at once."""
     block_units: int = 0
-    """Units cut at once, and of which the width stays a multiple; 0 for a choice by the width."""
+    """Units cut at once, of which widths stay multiples; 0 to choose by the stream's width."""
 
     def block(self, stream: ChannelStream) -> int:
-        """Units cut at once: whole vectors, which narrow streams cannot afford."""
+        """Units cut at once: a vector, or an eighth of a stream narrower than two vectors."""
         if self.block_units:
             return self.block_units
         return (
@@ -125,19 +125,19 @@ class Floors:
         )
 
     def floor(self, stream: ChannelStream) -> int:
-        """Units that stay in any case."""
+        """Least number of units that are kept."""
         least = max(self.least_units, int(np.ceil(self.least_share * stream.units)))
         return min(least, stream.units)
 
 
 @dataclass(frozen=True)
 class ChosenWidths:
-    """Widths and blocks left of a net."""
+    """Widths and omitted blocks of a part."""
 
     units: tuple[int, ...]
-    """Of each stream; none where its block is left out."""
+    """Width of each stream; 0 inside an omitted block."""
     omitted: tuple[int, ...]
-    """Blocks that are left out."""
+    """Indices of the omitted blocks."""
 
 
 def chosen_widths(
@@ -149,8 +149,8 @@ def chosen_widths(
 ) -> ChosenWidths:
     """Choose the widths within a budget.
 
-    ``values`` has one number per unit of every stream, ``influence`` the share of each block in
-    the stream that it adds to; without it all blocks stay.
+    ``values`` has one number per unit of every stream, ``influence`` the fraction that each block
+    contributes to the stream it adds to; without ``influence`` all blocks are kept.
     """
     cutting = _Cutting(model, values, influence, floors)
     while cutting.macs > budget_macs:
@@ -166,12 +166,12 @@ def chosen_widths(
 
 
 _Offer = tuple[float, int, int]
-"""Harm for each multiplication saved, stream or block, width; a width of -1 leaves a block out."""
+"""Loss per multiplication saved, index of a stream or block, new width; -1 omits the block."""
 _OMIT = -1
 
 
 class _Cutting:
-    """A net while it is being cut."""
+    """State of the greedy algorithm: the current widths and omitted blocks."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Cutting:
         self.macs = model.macs(np.ones(len(model.streams)))
 
     def narrower(self) -> Iterator[_Offer]:
-        """Every stream with its least valuable units cut."""
+        """Offers to cut the least valuable units of each stream."""
         for index, stream in enumerate(self._model.streams):
             width = int(self.widths[index])
             size = self._floors.block(stream)
@@ -211,7 +211,7 @@ class _Cutting:
             yield lost / max(self._saved(self._touching[index], after), 1e-9), index, less
 
     def shorter(self) -> Iterator[_Offer]:
-        """The net without one more of its blocks."""
+        """Offers to omit one more block."""
         blocks = self._model.blocks
         for index, share in enumerate(self._influence):
             block = blocks[index]
@@ -227,7 +227,7 @@ class _Cutting:
             yield max(lost, 0.0) / max(saved, 1e-9), index, _OMIT
 
     def _harm(self, index: int, width: int) -> float:
-        """Of a stream that has only so many of its units left."""
+        """Loss of a stream of which only ``width`` units are left."""
         held = float(self._held[index][width])
         block = self._block_of.get(index)
         if block is not None:
@@ -237,12 +237,12 @@ class _Cutting:
         return float(-np.log(max(held, 1e-12))) * self._model.streams[index].losers
 
     def _missed(self, block: ResidualBlock, share: float) -> float:
-        """Harm where a share of a stream is not added: all that read the stream miss it."""
+        """Loss if a block's fraction is not added to its stream, times the stream's readers."""
         readers = max(self._model.streams[block.stream].consumers, 1)
         return float(-np.log(1 - min(share, 0.99))) * readers
 
     def wider(self, budget_macs: float) -> Iterator[_Offer]:
-        """Every stream with its next units put back, as far as the budget allows."""
+        """Offers to restore the next units of each stream within the budget."""
         for index, stream in enumerate(self._model.streams):
             width = int(self.widths[index])
             size = self._floors.block(stream)
@@ -256,7 +256,7 @@ class _Cutting:
                 yield gained / max(-self._saved(self._touching[index], after), 1e-9), index, more
 
     def take(self, offer: _Offer) -> None:
-        """Cut or put back as offered."""
+        """Apply an offer."""
         _, index, width = offer
         if width == _OMIT:
             self.omitted.add(index)
@@ -274,7 +274,7 @@ class _Cutting:
         )
 
     def _vector_time(self, layer: WidthLayer, widths: FloatArray) -> float:
-        """Of a layer whose widths fill vectors, in multiplications."""
+        """Time of a layer with widths rounded up to vectors, in multiplications."""
         vector_width = self._floors.block_units or self._floors.vector_width
         whole = np.minimum(-(-widths // vector_width) * vector_width, self._full)
         return _layer_macs(layer, whole / self._full) * layer.time_per_mac
@@ -292,7 +292,7 @@ def _touching(model: WidthModel) -> list[list[WidthLayer]]:
 
 
 def needed_macs(model: WidthModel, values: Sequence[FloatArray], share: float) -> float:
-    """Work of the net that keeps of every stream the fewest units with ``share`` of its value."""
+    """Work of a net that keeps, in each stream, the fewest units with ``share`` of its value."""
     kept = np.ones(len(model.streams))
     for index, each in enumerate(values):
         held = np.cumsum(np.sort(each)[::-1]) / max(each.sum(), 1e-30)

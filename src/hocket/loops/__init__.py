@@ -1,5 +1,5 @@
-"""Serial loops made parallel with a guarantee: dependence analysis, schedules, back ends.
+"""Serial loops run in parallel if dependence analysis proves that this is safe.
 
-source -> nest (dependence vectors) -> verdict (legal shapes) -> choice (tiles of the data) -> job
--> back end. `parallel_for` is the public face.
+The steps are: source -> nest (dependence vectors) -> verdict (legal schedules) -> choice (tiles for
+the data) -> job -> back end. `parallel_for` is the public interface.
 """

@@ -1,8 +1,8 @@
-"""Reading a loop body: abstract interpretation of its statements into array accesses.
+"""Read a loop body by abstract interpretation: turn its statements into array accesses.
 
-Every name is mapped to a value: a number with its index form, or the views of arrays that it may
-be. Inner loops run to a fixed point and branches join, so the accesses found are all that any
-execution can make.
+Every name is mapped to an abstract value: a number with its index form, or the views of arrays that
+it may refer to. Inner loops are read until nothing changes and branches are joined, so the accesses
+found cover every possible execution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Range = tuple[Scalar, Scalar, Scalar]
 
 
 class LoopLevel:
-    """One loop of a nest: its variable, its range, and what stands before the next loop."""
+    """One loop of a nest: its variable, its range, and the statements before the next loop."""
 
     def __init__(self, node: ast.For, prelude: Sequence[ast.stmt] = ()) -> None:
         assert isinstance(node.target, ast.Name)
@@ -46,11 +46,12 @@ class LoopLevel:
 def read_nest(
     levels: Sequence[LoopLevel], body: Sequence[ast.stmt], scope: Scope, carried: Iterable[str]
 ) -> tuple[Body, tuple[Range, ...], tuple[Access, ...], dict[str, str]]:
-    """The accesses of one iteration of a nest, the range of each loop, what was read between them.
+    """Return one iteration's accesses, the loops' ranges, accesses between loops, number kinds.
 
-    ``carried`` names the scalars that go from one iteration to the next (reductions); the last
-    result says what kind of number each of them adds. Two passes: which arrays are written must be
-    known before their elements can be keys.
+    ``carried`` names the scalars carried from one iteration to the next (reductions); the last
+    result maps each of them to the kind of number that is added to it. Two passes are made: an
+    array's elements can be keys only if the loop never writes the array, which the first pass finds
+    out.
     """
     dims = tuple(level.name for level in levels)
     written: frozenset[str] = frozenset()
@@ -160,7 +161,7 @@ class _Reader(Calls):
     def loop(
         self, node: ast.For | ast.While, body: Sequence[ast.stmt], environment: Environment
     ) -> None:
-        """Run a body until nothing changes; only the accesses of the stable round are kept."""
+        """Read a loop's body until the environment is stable; keep the last pass's accesses."""
         kept = list(self.accesses)
         variable = node.target.id if isinstance(node, ast.For) else None  # type: ignore[attr-defined]
         self.loop_depth += 1
@@ -187,7 +188,7 @@ class _Reader(Calls):
     def note_carried(
         self, targets: Sequence[ast.expr], value: ast.expr, environment: Environment
     ) -> None:
-        """The kind of what ``s = s + e`` or ``s = max(s, e)`` brings to a carried s."""
+        """Record the number kind of ``e`` in ``s = s + e`` or ``s = max(s, e)`` for a carried s."""
         target = targets[0]
         if not isinstance(target, ast.Name) or target.id not in self.added or self.call_depth:
             return
@@ -258,7 +259,7 @@ class _Reader(Calls):
 
 
 def _added(target: ast.Subscript, value: ast.BinOp) -> ast.expr | None:
-    """``A[k] = A[k] + e`` is an update of A[k] by e."""
+    """Return ``e`` if an assignment is an update such as ``A[k] = A[k] + e``, else None."""
     text = ast.unparse(target)
     if isinstance(value.op, (ast.Add, ast.Sub)) and ast.unparse(value.left) == text:
         return value.right

@@ -1,7 +1,9 @@
-"""The cheapest legal schedule of a call, by bytes moved and imbalance.
+"""Choose the cheapest legal schedule of a call by predicted time.
 
-Every option is cut into tiles for the actual data; its time is the longest chain of tiles at a rate
-per iteration, plus the bytes that change hands, plus what each step costs to begin.
+Every option is cut into tiles for the actual data. Its predicted time is that of the longest chain
+of tiles, plus the transfer of moved bytes, plus a constant per tile; the time of an iteration is
+estimated from the operations in the body. An exact schedule is preferred if it takes at most 1.5
+times as long as the cheapest, and a buffered one is chosen only if there is no other.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from hocket.loops.tiles import TileCosts, Tiling, tiling_of
 from hocket.loops.verdict import LoopOption
 
 STEP_S = 30e-6
-"""Waking the workers for a step."""
+"""Seconds to wake a worker for a tile."""
 BYTES_PER_S = 5e9
-"""Memory that one core moves."""
+"""Memory bandwidth of one core for scattered rows."""
 NEIGHBOURS_BYTES_PER_S = 20e9
-"""Cells next to each other that one core goes through."""
+"""Memory bandwidth of one core for neighbouring cells."""
 OPERATION_S = 0.3e-9
-"""An operation of a chain that waits for its own results: stencils, sums, gathered rows."""
+"""Seconds of an operation in a dependent chain: stencils, sums, gathered rows."""
 VECTOR_OPERATION_S = 0.05e-9
-"""An operation of an inner loop whose turns the compiler does beside each other."""
+"""Seconds of an operation in an inner loop that the compiler vectorises."""
 CALL_OPERATIONS = 20
-"""A call, such as ``exp``, in operations."""
+"""Cost of a call such as ``exp``, in operations."""
 _INSTRUCTIONS = {
     "sqrt": CALL_OPERATIONS, "abs": 1, "fabs": 1, "min": 1, "max": 1, "floor": 1, "ceil": 1,
 }  # fmt: skip
-"""Calls that CPUs have as vector instructions, in operations."""
+"""Cost of calls that compile to vector instructions, in operations."""
 _LISTED_BYTES = 64
-"""Bytes that picking an iteration from a list costs: its numbers, and columns read with gaps."""
+"""Estimated bytes read to pick one iteration from a list: its indices and scattered cells."""
 
 
 @dataclass(frozen=True)
 class TiledOption:
-    """An option with its tiles and what they cost."""
+    """An option with its tiles and their predicted cost."""
 
     option: LoopOption
     space: Space
@@ -55,7 +57,7 @@ class TiledOption:
 
     @property
     def iteration_s(self) -> float:
-        """Time of what tiles count as one iteration, with picking it from a list."""
+        """Predicted time of one iteration in a tile, including picking it from a list."""
         picked_s = _LISTED_BYTES / BYTES_PER_S if self.option.shape.is_listed else 0.0
         return self.work_s / max(self.tiling.num_iterations, 1) + picked_s
 
@@ -66,12 +68,12 @@ class TiledOption:
 
     @cached_property
     def predicted_s(self) -> float:
-        """Predicted time of one pass, with the last exchange of what every worker has its own."""
+        """Predicted time of one pass, including the last exchange of replicated arrays."""
         return max((end for _, end in self.spans_s), default=STEP_S) + self._costs.exchange_s
 
     @property
     def speed_up(self) -> float:
-        """Predicted, over one worker."""
+        """Predicted speed-up over one worker."""
         return self.work_s / self.predicted_s
 
     @property
@@ -91,7 +93,7 @@ def choose(
     num_workers: int,
     max_delay: int | None,
 ) -> tuple[TiledOption | None, list[Refusal]]:
-    """The best option whose conditions hold, and why others do not."""
+    """Return the best option whose conditions hold, and the refusals of the others."""
     spaces: dict[int, Space | Refusal] = {}
     candidates: list[TiledOption] = []
     refusals: list[Refusal] = []
@@ -104,6 +106,7 @@ def choose(
             if isinstance(space, Refusal):
                 raise space
             _check_private(option, values)
+            _check_flags(option, values)
             for turned in _orientations(option):
                 steps = _num_steps(turned, space, num_workers, max_delay)
                 tiling = tiling_of(space, turned.shape, num_workers, steps)
@@ -117,9 +120,10 @@ def choose(
 
 
 def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
-    """The cheapest; one that gives the loop's own bits wins unless it costs half as much again.
+    """Return the cheapest candidate, or an exact one if it takes at most 1.5 times as long.
 
-    Permission to deviate is used only where there is nothing else.
+    Buffered candidates deviate by the user's permission; they are considered only without
+    others.
     """
     allowed = [each for each in candidates if not each.option.buffered] or candidates
     cheapest = min(allowed, key=lambda each: each.predicted_s, default=None)
@@ -172,8 +176,16 @@ def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
                 )
 
 
+def _check_flags(option: LoopOption, values: Mapping[str, Any]) -> None:
+    """Raise `Refusal` if a flag is no bool before the loop: it keeps that value if never set."""
+    for reduction in option.reading.reductions:
+        is_flag = option.reading.reduction_kinds[reduction.name] == "bool"
+        if is_flag and not isinstance(values.get(reduction.name), (bool, np.bool_)):
+            raise Refusal(f"{reduction.name} is no bool before the loop", reduction.line)
+
+
 def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: int | None) -> int:
-    """Steps between which buffered arrays are exchanged."""
+    """Number of steps; buffered arrays are exchanged after each step."""
     if not option.buffered or option.shape.kind not in ("independent", "1d"):
         return 1
     delay = max_delay or max(space.num_iterations // 16, 1)
@@ -186,7 +198,7 @@ def _bytes(values: Mapping[str, Any], name: str) -> int:
 
 
 def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
-    """Bytes that go from one worker to another in a pass."""
+    """Bytes that move between workers in one pass."""
     values = space.values
     workers = tiling.num_workers
     copies = sum(_bytes(values, name) for name in option.summed) * 2 * workers
@@ -204,7 +216,7 @@ def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
 
 
 def work_s(space: Space) -> float:
-    """A rough time of the whole loop on one core: its operations, each at a usual time."""
+    """Estimated time of the loop on one core: its operations, each at a typical time."""
     reading = space.reading
     body_s = sum(_seconds(statement, space) for statement in reading.statements)
     turns = float(space.num_iterations)
@@ -216,7 +228,7 @@ def work_s(space: Space) -> float:
 
 
 def _seconds(node: ast.AST, space: Space) -> float:
-    """Time of a statement; an inner loop counts as often as it turns."""
+    """Estimated time of a statement; an inner loop's body is counted once per iteration."""
     if isinstance(node, (ast.For, ast.While)):
         inside_s = sum(_seconds(child, space) for child in node.body) + OPERATION_S
         turns = _turns(node, space) if isinstance(node, ast.For) else 8.0
@@ -232,17 +244,17 @@ def _seconds(node: ast.AST, space: Space) -> float:
 
 
 def _vector_turns(turns: float) -> float:
-    """Turns beside each other, as turns one after another; a few take as long as one."""
+    """Number of scalar iterations that take as long as ``turns`` vectorised ones."""
     return max(turns * VECTOR_OPERATION_S / OPERATION_S, min(turns, 1.0))
 
 
 def _called(call: ast.Call) -> str:
-    """The last word of what is called."""
+    """The last part of the name of a called function."""
     return ast.unparse(call.func).rpartition(".")[2]
 
 
 def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
-    """True if turns of a loop over ``turn`` are arithmetic on neighbours, nothing carried along."""
+    """True if iterations over ``turn`` are independent and access neighbouring cells."""
     written: dict[str, str] = {}
     names: set[str] = set()
     for statement in body:
@@ -271,7 +283,7 @@ def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
 
 
 def _is_next_to(cell: ast.Subscript, turn: str, assigned: set[str]) -> bool:
-    """True if cells of one turn and the next are neighbours, or the same."""
+    """True if consecutive iterations access neighbouring cells, or the same cell."""
     subs = cell.slice.elts if isinstance(cell.slice, ast.Tuple) else [cell.slice]
     used = [{part.id for part in ast.walk(sub) if isinstance(part, ast.Name)} for sub in subs]
     if any(each & assigned for each in used) or any(turn in each for each in used[:-1]):
@@ -283,7 +295,7 @@ def _is_next_to(cell: ast.Subscript, turn: str, assigned: set[str]) -> bool:
 
 
 def _row_length(line: int, space: Space) -> float:
-    """Elements that an expression of whole rows works on."""
+    """Elements of the largest whole-row access at a source line; 1 if there is none."""
     lengths = [1]
     for access in space.reading.body.accesses:
         if access.line == line and access.array in space.values:

@@ -1,7 +1,7 @@
-"""Compiling generated kernels: kept on disk like all kernels, under the digest of their source.
+"""Compile generated kernels; compiled code is cached on disk by the digest of source and options.
 
-What runs is always the text made from the user's function in this process; the folder of kernels
-holds compiled forms only, and one that cannot be used is compiled again.
+The source that runs is always generated in this process from the user's function. The cache folder
+holds compiled code only; an entry that cannot be used is compiled again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class CompileOptions:
     """Compile options of a kernel."""
 
     fastmath: bool = False
-    """True if sums may be reassociated: faster, and other bits than plain Python."""
+    """True if sums may be reassociated: faster, but the bits differ from plain Python."""
     boundscheck: bool = True
 
 
 @lru_cache(maxsize=256)
 def compiled(text: str, options: CompileOptions) -> Kernel:
-    """The dispatcher of a kernel's source."""
+    """Return the Numba dispatcher of a kernel's source."""
     from numba import njit
 
     from hocket.kernels.numba_internals import KernelCache

@@ -1,7 +1,8 @@
-"""Deciding how a loop of the user's function runs, for the values that it is reached with.
+"""Decide how a loop of the user's function runs for the values of one call.
 
-The verdict on the source is taken once per kind of call; options are cut into tiles for the data,
-and the cheapest is taken, unless one core is predicted to be as fast.
+The verdict on the source is cached by the types, ranks and aliasing of the values. Its options are
+cut into tiles for the data and the cheapest is chosen. The loop runs on one core if several workers
+are predicted to be no faster, compiled if compiled code behaves like Python.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import numpy as np
 
 from hocket.base.units import format_seconds
 from hocket.loops import memory
-from hocket.loops.bounds import all_inside
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
 from hocket.loops.evaluate import CannotEvaluate, number
-from hocket.loops.exits import Loop, comprehension_names, is_evaluable, not_compilable
+from hocket.loops.exits import Loop, is_evaluable, not_compilable
 from hocket.loops.faithful import Faithful
 from hocket.loops.flow import exposed_names
 from hocket.loops.form import Refusal
@@ -35,9 +35,9 @@ from hocket.loops.space import Space
 from hocket.loops.verdict import LoopVerdict, judge
 
 LEAST_SPEED_UP = 1.0
-"""Predicted over one core, below which a loop runs on one."""
+"""Least predicted speed-up over one core for which a loop runs on several workers."""
 _CHILD_S = 200e-6
-"""Seconds that entering a loop from Python costs."""
+"""Seconds to enter a loop from Python."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Decision:
     source: KernelSource | None = None
     options: CompileOptions = field(default_factory=CompileOptions)
     through: Mapping[str, str] = field(default_factory=dict)
-    """Arrays that go through tables."""
+    """Arrays that are updated through tables, each with its rule."""
 
 
 class LoopDecider:
-    """Decides for one loop of one function."""
+    """Decides how one loop of one function runs."""
 
     def __init__(
         self, source: LoopSource, site: LoopSite, settings: Settings, results: Sequence[str]
@@ -70,7 +70,7 @@ class LoopDecider:
         self._sources: dict[Any, KernelSource] = {}
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
-        """Judge the loop for these values and choose how to run it."""
+        """Analyse the loop for these values and choose how to run it."""
         site, may_share = self.site, self.settings.num_workers > 1
         scope = data_scope(values, owners, self.source.names)
         refusals: list[Refusal] = []
@@ -112,7 +112,7 @@ class LoopDecider:
         owners: Mapping[str, str],
         use_segments: bool,
     ) -> LoopVerdict:
-        """The verdict depends on ranks, kinds and shared arrays, not on sizes or content."""
+        """Return the verdict, cached by types, ranks and shared arrays: sizes do not matter."""
         key = (signature(values, owners, with_sizes=False), use_segments)
         if key not in self._verdicts:
             self._verdicts[key] = judge(
@@ -134,7 +134,7 @@ class LoopDecider:
     def _alone(
         self, verdict: LoopVerdict, candidate: TiledOption, values: Mapping[str, Any]
     ) -> Decision | None:
-        """Run on one core, compiled, where sharing the work costs more than it saves."""
+        """Return a one-core decision if more workers are predicted to be no faster, or None."""
         num_workers = candidate.tiling.num_workers
         if num_workers == 1 and candidate.option.buffered:
             return None
@@ -163,24 +163,23 @@ class LoopDecider:
         return Decision(self.site, verdict, None, tuple(refusals), "serial", source, options)
 
     def _serial_options(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> CompileOptions:
-        """Without checks of indices where shapes and numbers prove all of them to be inside."""
+        """Return compile options, without index checks if all indices are proven to be inside."""
         if not self.settings.check_bounds:
             return CompileOptions(boundscheck=False)
         for reading in verdict.readings[:1]:
-            used = content([reading], values).values()
-            if any(isinstance(value, np.ndarray) for value in used):
-                continue  # index columns would have to be compared at every call
-            try:
-                if all_inside(Space.of(reading, values)):
+            with contextlib.suppress(Refusal):
+                space = Space.of(reading, values)
+                # Index arrays are compared at every call, which must stay less than the loop.
+                used = content([reading], values).values()
+                num_compared = sum(each.size for each in used if isinstance(each, np.ndarray))
+                if num_compared <= 4 * space.num_iterations and space.all_inside:
                     return CompileOptions(boundscheck=False)
-            except Refusal:
-                continue
         return CompileOptions()
 
     def parallel(
         self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
     ) -> Decision:
-        """The decision for a candidate, with its kernel."""
+        """Return the decision to run a candidate, with its kernel."""
         option = candidate.option
         reductions = [reduction.name for reduction in option.reading.reductions]
         given = candidate.space.values
@@ -208,18 +207,16 @@ class LoopDecider:
         )  # fmt: skip
 
     def _checks_bounds(self, candidate: TiledOption) -> bool:
-        return self.settings.check_bounds and not all_inside(candidate.space)
+        return self.settings.check_bounds and not candidate.space.all_inside
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
-        """The loop as it stands, for the compiler; None where Python would do something else."""
+        """Return the kernel of the loop as written; None if Python would behave differently."""
         node = self.site.nest.node
         if not_compilable(node) is not None or called_names(node) & local_names(self.source.node):
             return None
         results = frozenset(self.results).union(*(leave.names for leave in self.site.exits))
         if any(isinstance(values.get(name), np.ndarray) for name in _rebound(node, results)):
             return None  # compiled code gives back numbers, and arrays only in place
-        if comprehension_names(node) & results:
-            return None
         arguments = [name for name in self.site.inputs if name in values]
         for leave in self.site.exits:
             if any(name in self.site.inputs and name not in values for name in leave.names):
@@ -239,7 +236,7 @@ class LoopDecider:
         return None if "random." in source.text else source
 
     def _may_stay_unbound(self, name: str) -> bool:
-        """True if a name may have no value after a loop that ran, which compiled code cannot say.
+        """True if a name may be unbound after a loop that ran, which compiled code cannot express.
 
         An empty loop is left to Python, see `SiteRunner`.
         """
@@ -248,7 +245,7 @@ class LoopDecider:
         return name in exposed_names([node, read], lambda loop: loop is node)
 
     def _inner_pays(self, site: LoopSite, values: Mapping[str, Any], scope: Scope) -> bool:
-        """True if a loop inside is parallel and long enough to be started from Python each time."""
+        """True if an inner loop is parallel and long enough to be started from Python each time."""
         settings = self.settings
         known = {**values, **_middle(site, values)}
         for child in site.children:
@@ -270,7 +267,7 @@ class LoopDecider:
 
 
 def _middle(site: LoopSite, values: Mapping[str, Any]) -> dict[str, int]:
-    """Give a loop's variable its middle value, to guess how long the loops inside are."""
+    """Middle value of the loop's variable, used to estimate the lengths of inner loops."""
     node = site.nest.node
     if not isinstance(node, ast.For) or not site.nest.levels:
         return {}
@@ -283,7 +280,7 @@ def _middle(site: LoopSite, values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rebound(node: Loop, names: frozenset[str]) -> frozenset[str]:
-    """Of some names, those that a loop binds to something new rather than updates in place."""
+    """Those of ``names`` that a loop binds to a new object instead of updating in place."""
     updated = {id(part.target) for part in ast.walk(node) if isinstance(part, ast.AugAssign)}
     return frozenset(
         part.id

@@ -1,10 +1,10 @@
-"""Dependence vectors: which iterations may touch the same cell.
+"""Compute dependence vectors: which iterations may access the same cell.
 
 After Banerjee and Wolfe, with the virtual dimensions of Orion (Wei et al., EuroSys 2019): for each
-pair of accesses of one array, of which one writes, every subscript position gives an equation
-between the two iterations. Equal forms fix the distance along a dimension, real or virtual;
-different numbers or disjoint ranges prove that there is no conflict; anything else says nothing.
-O(accesses² × rank).
+pair of accesses of one array, at least one of them a write, every subscript position gives an
+equation between the two iterations. Equal linear forms fix the distance along a dimension, real or
+virtual; different constants or disjoint ranges prove that there is no conflict; in any other case
+the distance is unknown. O(accesses² × rank).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Segments:
 
 @dataclass(frozen=True)
 class Vector:
-    """Iterations whose dimensions differ by ``distance`` may meet at one cell.
+    """Iterations whose dimensions differ by ``distance`` may access the same cell.
 
     ``distance[x]`` is x at the iteration of ``second`` minus x at the iteration of ``first``; a
-    dimension that is not there may differ by anything.
+    dimension without an entry may differ by any amount.
     """
 
     first: Access
@@ -39,11 +39,11 @@ class Vector:
     distance: Mapping[Atom, int]
 
     def at(self, atom: Atom) -> int | None:
-        """The distance along a dimension; None for any."""
+        """Distance along a dimension; None if it may be any."""
         return self.distance.get(atom)
 
     def text(self, dims: Sequence[Atom]) -> str:
-        """For people: ``(0, *)``."""
+        """Format as text, such as ``(0, *)``."""
         parts = ["*" if self.at(dim) is None else f"{self.at(dim):+d}" for dim in dims]
         return f"({', '.join('0' if part == '+0' else part for part in parts)})"
 
@@ -55,9 +55,9 @@ class _NoConflict(Exception):  # noqa: N818
 def dependence_vectors(
     body: Body, ranges: Sequence[Range], *, use_segments: bool = True
 ) -> tuple[tuple[Vector, ...], frozenset[Segments]]:
-    """All vectors between different iterations, and the conditions on which others were left out.
+    """Return the vectors between different iterations, and the conditions that they rely on.
 
-    Vectors within one iteration (0 along every loop) are harmless.
+    Vectors within one iteration (0 along every loop) are left out: its statements run in order.
     """
     dims = [Atom("dim", name) for name in body.dims]
     bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims, body.inner)
@@ -85,7 +85,7 @@ def dependence_vectors(
 
 
 def _between(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int] | None:
-    """The distances at which two accesses may meet; None if they never do."""
+    """Distances at which two accesses may touch the same cell; None if they never do."""
     distance: dict[Atom, int] = {}
     try:
         for one, other in zip(first.subs, second.subs, strict=True):
@@ -101,10 +101,10 @@ def _between(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int] 
 
 
 def _mirrored(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int]:
-    """Distances of a symmetric write: ``a[i, j]`` and ``a[j, i]`` where j is never below i.
+    """Distances between symmetric accesses ``a[i, j]`` and ``a[j, i]`` if j is never below i.
 
-    The two cells are one only if i of each iteration is j of the other. Then neither i is below the
-    other, so they are equal. The same holds where j is never above i.
+    Iterations 1 and 2 touch the same cell only if i1 = j2 and j1 = i2. With j1 >= i1 and j2 >= i2,
+    all four are then equal. The same holds if j is never above i.
     """
     atoms = [
         (_variable(one), _variable(other))
@@ -124,7 +124,7 @@ def _mirrored(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int]
 
 
 def _variable(sub: Sub) -> Atom | None:
-    """The loop variable that a subscript is."""
+    """Return the loop variable if a subscript consists of it alone, else None."""
     if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
         return None
     ((atom, factor),) = sub.index.terms
@@ -132,14 +132,17 @@ def _variable(sub: Sub) -> Atom | None:
 
 
 def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[Segments]:
-    """Positions at which both touch the same run of cells, one run per value of a loop variable."""
+    """Return the conditions for positions at which both accesses touch the same run of cells.
+
+    There is one run per value of a loop variable.
+    """
     pairs = zip(first.subs, second.subs, strict=True)
     found = (_same_segment(one, other, dims) for one, other in pairs)
     return frozenset(each for each in found if each is not None)
 
 
 def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
-    """Distance that ``one`` = ``other`` implies between the two iterations."""
+    """Dimension and distance that ``one`` = ``other`` implies; None if it implies nothing."""
     left, right = one.index, other.index
     if left is None or right is None or left.has("inner") or right.has("inner"):
         return None
@@ -161,9 +164,10 @@ def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
 
 
 def _remainder_rates(text: str, dims: Sequence[str], step: int) -> dict[str, int] | None:
-    """Factors of the loop variables in ``(…) % modulus``, if the step divides the modulus.
+    """Factors of the loop variables in ``(…) % modulus``, or None.
 
-    A remainder grows like its dividend, but for multiples of the modulus.
+    They are known if ``step`` divides the modulus: up to multiples of such a step, a remainder
+    changes by as much as its dividend.
     """
     match ast.parse(text, mode="eval").body:
         case ast.BinOp(dividend, ast.Mod(), ast.Constant(int() as modulus)):
@@ -174,7 +178,7 @@ def _remainder_rates(text: str, dims: Sequence[str], step: int) -> dict[str, int
 
 
 def _rates(node: ast.expr, dims: Sequence[str]) -> dict[str, int] | None:
-    """Factors of the loop variables in a sum; None where they are in anything else."""
+    """Factors of the loop variables in a sum; None if they occur in any other expression."""
     match node:
         case ast.Name(name) if name in dims:
             return {name: 1}
@@ -202,14 +206,17 @@ def _same_segment(one: Sub, other: Sub, dims: Sequence[str]) -> Segments | None:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """The ranges of the loop variables, as forms."""
+    """The ranges of the loop variables, as linear forms."""
 
     ranges: Mapping[str, Range]
     dims: Sequence[str]
     inner: Mapping[str, Inner]
 
     def side(self, atom: Atom, dim: Atom) -> int:
-        """1 if a variable is never below a loop's in one iteration, -1 if never above, else 0."""
+        """1 if variable ``atom`` is never below loop variable ``dim``, -1 if never above, else 0.
+
+        Both variables are compared within one iteration.
+        """
         if atom.kind == "inner":
             low, end = self.inner[atom.name].first, self.inner[atom.name].end
         else:
@@ -223,10 +230,11 @@ class _Bounds:
         return -1 if below is not None and below.is_const and below.const <= 1 else 0
 
     def skips(self, distance: Mapping[Atom, int]) -> bool:
-        """True if no two iterations of a strided loop are this far apart.
+        """True if no two iterations of a strided loop differ by this distance.
 
-        Its start may depend on outer loops, as in a red-black sweep: from ``1 + (i + c) % 2`` in
-        steps of 2 a cell and its neighbours are never in one sweep.
+        The start of the loop may depend on outer loops. In a red-black sweep, for example, which
+        starts at ``1 + (i + c) % 2`` with step 2, a cell and its neighbours are never in the same
+        sweep.
         """
         for name in self.dims:
             start, _, step = (part.linear for part in self.ranges[name])
@@ -239,7 +247,10 @@ class _Bounds:
         return False
 
     def start_moves(self, start: Linear, distance: Mapping[Atom, int], step: int) -> int | None:
-        """By how much a loop's start differs between two iterations, modulo the loop's step."""
+        """Difference of a loop's start between two iterations, up to multiples of the loop's step.
+
+        None if it is unknown.
+        """
         total = 0
         for atom, factor in start.varying:
             rates: Mapping[str, int] | None = {atom.name: 1}
@@ -251,7 +262,7 @@ class _Bounds:
         return total
 
     def apart(self, left: Linear, right: Linear) -> bool:
-        """True if the two forms never meet, whatever the two iterations are."""
+        """True if the two forms are never equal, whatever the two iterations are."""
         for one, other in ((left, right), (right, left)):
             low, high = self.extreme(one, -1), self.extreme(other, +1)
             if low is not None and high is not None:
@@ -261,7 +272,7 @@ class _Bounds:
         return False
 
     def extreme(self, form: Linear, side: int) -> Linear | None:
-        """The form's least (-1) or greatest (+1) value as a form of invariants."""
+        """Least (-1) or greatest (+1) value of a form, as a form of invariants; None if unknown."""
         for name in reversed(self.dims):
             factor = dict(form.terms).get(Atom("dim", name), 0)
             if not factor:

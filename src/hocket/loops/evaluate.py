@@ -1,7 +1,7 @@
-"""Evaluating index expressions before the loop runs, for all iterations at once.
+"""Evaluate index expressions for all iterations at once, before the loop runs.
 
-Only integers: loop variables as arrays, invariants, lengths, and elements of arrays that the loop
-does not write. The tree is walked; no text is ever run.
+Only integer expressions are supported: loop variables (as arrays), invariants, lengths, and
+elements of arrays that the loop does not write. The syntax tree is walked; no text is executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPERATORS = {
 
 
 class CannotEvaluate(Exception):  # noqa: N818
-    """The expression's value is not known before the loop."""
+    """Raised if the value of an expression is unknown before the loop."""
 
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Description of a function's loops: vectors, schedule, bytes, speed-up, refusals."""
+"""Describe a function's loops: dependence vectors, schedule, bytes, speed-up and refusals."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _WORDS = {
     "skewed": "skewed wavefront over ({space}, {time} + {skew} {space}), in the loop's own order",
 }
 _MEETING = "independent but for {arrays}, see below; the loop is cut into equal parts"
-"""Where iterations meet only in arrays of which every worker has its own."""
+"""Text for iterations that conflict only in arrays replicated per worker."""
 
 
 @dataclass(frozen=True)
 class LoopExplanation:
-    """One loop: what was found and what was chosen."""
+    """One loop: its analysis and the chosen schedule."""
 
     line: int
     verdict: LoopVerdict
@@ -48,19 +48,19 @@ class LoopExplanation:
     refusals: tuple[Refusal, ...]
     execution: str
     through: Mapping[str, str] = field(default_factory=dict)
-    """Arrays that go through tables."""
+    """Arrays that are updated through tables."""
     deviations: tuple[Deviation, ...] = ()
-    """Where compiled code may give other bits than the plain loop."""
+    """Operations whose compiled form may give other bits than the plain loop."""
 
     @property
     def schedule(self) -> str:
-        """The kind of schedule: ``rotation``, ``serial``, ..."""
+        """Name of the schedule: ``rotation``, ``serial``, ..."""
         if self.option is None:
             return self.execution
         return self.option.shape.kind
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the data for ``--json``."""
         found: dict[str, Any] = {
             "line": self.line,
             "schedule": self.schedule,
@@ -106,7 +106,7 @@ class LoopExplanation:
         return self.verdict.readings[-1:]
 
     def lines(self) -> Iterable[str]:
-        """For people."""
+        """Return the explanation as lines of text."""
         yield f"loop at line {self.line}"
         for reading in self._readings():
             dims = ", ".join(atom.name for atom in reading.atoms)
@@ -173,7 +173,7 @@ class LoopExplanation:
 
 @dataclass(frozen=True)
 class FunctionExplanation:
-    """All loops of a function."""
+    """Explanations of all loops of a function."""
 
     name: str
     place: str
@@ -188,15 +188,15 @@ class FunctionExplanation:
             lines += list(loop.lines())
         if not self.with_data and any(loop.option is None for loop in self.loops):
             lines.append(
-                "hint: what the arguments are was guessed; with --data arguments.npz it is known, "
-                "and more may be proven"
+                "hint: types and ranks of the arguments were guessed; --data arguments.npz gives "
+                "them, and more may be proven"
             )
         if not self.loops:
             lines.append("no loop that could be run in parallel")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the data for ``--json``."""
         return {
             "function": self.name,
             "file": self.place,
@@ -207,7 +207,7 @@ class FunctionExplanation:
 
 def _permission(arrays: tuple[str, ...]) -> str:
     written = " or ".join(f'permit={{"{array}": "buffer"}}' for array in arrays)
-    return f"if the method bears that changes are seen late: {written}"
+    return f"if the algorithm tolerates late updates: {written}"
 
 
 def _numbers(candidate: TiledOption) -> str:
@@ -231,7 +231,7 @@ def explain_source(
     permit: Iterable[str] = (),
     through: Mapping[str, str] | None = None,
 ) -> FunctionExplanation:
-    """From the source alone: ranks are guessed, conditions on data are taken to hold."""
+    """Explain from the source alone: ranks are guessed, conditions on data are assumed to hold."""
     loops: list[LoopExplanation] = []
     for site in source.sites:
         loops += _from_source(site, source, ordered, tuple(permit))
@@ -261,7 +261,7 @@ def _from_source(
 def _guessed_deviations(
     site: LoopSite, scope: Scope, source: LoopSource, ordered: bool
 ) -> tuple[Deviation, ...]:
-    """For arrays of 64-bit floats, as nothing else is known."""
+    """Deviations if all arrays hold 64-bit floats, as types are unknown without data."""
     arrays = {name: np.zeros((1,) * info.rank) for name, info in scope.arrays.items()}
     try:
         return tuple(deviations_of([site.nest.node], arrays, source.names, is_exact=ordered))
@@ -277,7 +277,7 @@ def _preference(option: LoopOption) -> tuple[bool, bool, int]:
 def explain_call(
     function: ParallelFunction[Any, Any], args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]
 ) -> FunctionExplanation:
-    """With data: those of the given arguments, or (``args`` None) of the last call."""
+    """Explain with data: the given arguments, or those of the last call if ``args`` is None."""
     if args is None:
         return _explained(function.source, function.decisions())
     bound = inspect.signature(function.function).bind(*args, **kwargs)
@@ -288,7 +288,7 @@ def explain_call(
 def explain_data(
     source: LoopSource, runners: Mapping[int, SiteRunner], variables: Mapping[str, Any]
 ) -> FunctionExplanation:
-    """Decide each loop that can be reached with the arguments alone; nothing is run."""
+    """Decide each loop whose inputs follow from the arguments alone; nothing is run."""
     decisions = []
     for site in source.sites:
         known = {**_set_before(source, site, variables), **variables}
@@ -306,7 +306,7 @@ def _explained(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExp
 
 
 def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Values set by plain lines before the loop: shapes, lengths, numbers. Calls are not made."""
+    """Values of plain assignments before the loop (shapes, lengths, numbers), without calls."""
     found: dict[str, Any] = {}
     for statement in source.node.body:
         if statement is site.nest.node:

@@ -1,6 +1,6 @@
-"""Reading expressions: what number or view each one is, and which array cells it reads.
+"""Read expressions: find the number or view that each one is, and the array cells that it reads.
 
-What is not understood raises `Refusal`, never a guess.
+An expression that is not understood raises `Refusal`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONSTANTS = frozenset(
 )
 Environment = dict[str, Value]
 Index = Scalar | Sub | None
-"""One part of a subscript: a number, a slice, or None for what changes the shape (None, masks)."""
+"""One part of a subscript: a number, a slice, or None if it changes the shape (``None``, masks)."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Expressions(ABC):
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
-        """Run statements; the reader of statements does that."""
+        """Run statements; implemented by the reader of statements."""
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +118,7 @@ class Expressions(ABC):
         raise Refusal(f"name {name} at line {line} is not understood", line)
 
     def attribute(self, node: ast.Attribute, environment: Environment) -> Value:
-        """Shapes, transposes and the constants of libraries."""
+        """Value of an attribute: a shape, a transpose or a constant of a library."""
         if self.library(node) in _CONSTANTS:
             return Scalar(None, None, "float")
         value = self.value(node.value, environment)
@@ -132,7 +132,7 @@ class Expressions(ABC):
         raise not_understood(node)
 
     def whole_input(self, value: Array) -> str:
-        """The name of the input array that a value is the whole of; empty for others."""
+        """Name of the input array if a value is all of it; empty for other values."""
         view = next(iter(value.views))
         is_whole = (
             len(value.views) == 1 and not view.is_opaque and all(s == WHOLE for s in view.subs)
@@ -140,14 +140,14 @@ class Expressions(ABC):
         return view.base if is_whole else ""
 
     def length(self, text: str, value: Array) -> Scalar:
-        """A length: fixed while the loop runs, and known before if it is one of an input's."""
+        """A length, fixed while the loop runs; known before the loop if it is that of an input."""
         base = self.whole_input(value)
         if not base or self.call_depth:
             return Scalar(None, None, "int")
         return Scalar(Linear.of(Atom("invariant", text)), text, "int")
 
     def shape(self, value: Array) -> Value:
-        """The lengths of an input, each known before the loop."""
+        """Shape of an input: its lengths, each known before the loop."""
         base = self.whole_input(value)
         if not base:
             return UNKNOWN
@@ -155,7 +155,7 @@ class Expressions(ABC):
         return Tuple(tuple(Scalar(Linear.of(Atom("invariant", t)), t, "int") for t in texts))
 
     def combine(self, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
-        """A binary operator: numbers stay numbers, arrays give fresh memory."""
+        """Value of a binary operator: a number for numbers, newly allocated memory for arrays."""
         if isinstance(left, Scalar) and isinstance(right, Scalar):
             return arithmetic(op, left, right, self.dims)
         kind = result_kind(op, self.consume(left, node).kind, self.consume(right, node).kind)
@@ -164,7 +164,7 @@ class Expressions(ABC):
         return fresh(kind)
 
     def unary(self, op: ast.unaryop, operand: Value, node: ast.AST) -> Value:
-        """A sign, an inversion or a negation."""
+        """Value of a unary operator: a sign, an inversion or a negation."""
         if isinstance(operand, Scalar) and isinstance(op, ast.USub):
             zero = Scalar(Linear(), "0", operand.kind)
             return arithmetic(ast.Sub(), zero, operand, self.dims)
@@ -176,7 +176,7 @@ class Expressions(ABC):
     # ── arrays ──────────────────────────────────────────────────────────────────────────────────
 
     def subscript(self, node: ast.Subscript, environment: Environment) -> Value:
-        """The view that a subscript names; nothing of it is read yet."""
+        """Return the view that a subscript selects, without recording a read."""
         base = self.value(node.value, environment)
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         indices: list[Index] = []
@@ -196,7 +196,7 @@ class Expressions(ABC):
         return indexed(base, indices)
 
     def index(self, node: ast.expr, environment: Environment) -> list[Index]:
-        """The parts that one expression gives: a tuple gives several."""
+        """Return the parts of a subscript; a tuple has several."""
         if isinstance(node, ast.Slice):
             return [self.slice(node, environment)]
         value = self.value(node, environment)
@@ -210,7 +210,7 @@ class Expressions(ABC):
         return [value]
 
     def slice(self, node: ast.Slice, environment: Environment) -> Sub:
-        """A slice, with its ends where they are known before the loop."""
+        """Return a slice, with those of its ends that are known before the loop."""
         if node.lower is None and node.upper is None and node.step is None:
             return WHOLE
         texts = [
@@ -222,7 +222,7 @@ class Expressions(ABC):
         return Sub(segment=(start, stop) if known else None, is_slice=True)  # type: ignore[arg-type]
 
     def loaded(self, value: Value, node: ast.expr) -> Value:
-        """A number where every position is an index, else the view itself."""
+        """Return a number if every position is an index, else the view itself."""
         if not isinstance(value, Array) or any(view.keeps_dimensions for view in value.views):
             return value
         only = next(iter(value.views))
@@ -236,7 +236,7 @@ class Expressions(ABC):
         return known_before(text, info.kind, self.dims) if text else Scalar(None, None, info.kind)
 
     def key_text(self, view: View) -> str | None:
-        """The element's expression, if the loop never writes it and its place is known before."""
+        """Text of an element if the loop never writes it and its index is known before the loop."""
         if view.base in self.written:
             return None
         indices = [sub.index for sub in view.subs]
@@ -245,7 +245,7 @@ class Expressions(ABC):
         return f"{view.base}[{', '.join(index.text() for index in indices if index)}]"
 
     def consume(self, value: Value, node: ast.AST) -> Scalar:
-        """The value is used as a whole: its views are read."""
+        """Read all views of a value that is used as a whole."""
         if isinstance(value, Scalar):
             return value
         if isinstance(value, Tuple):
@@ -259,7 +259,7 @@ class Expressions(ABC):
     def touch(
         self, value: Value, mode: Mode, node: ast.AST, op: str = "", kind: Kind = "unknown"
     ) -> None:
-        """Record an access of all memory that a value may be."""
+        """Record an access of all memory that a value may refer to."""
         for view in sorted(views_in(value), key=repr):
             if not view.base:
                 continue
@@ -271,7 +271,7 @@ class Expressions(ABC):
             self.accesses.append(Access(view.base, subs, mode, line, text, op, kind))
 
     def segmented(self, sub: Sub) -> Sub:
-        """An inner loop's variable as index covers the loop's range."""
+        """Return a subscript by an inner loop's variable as the run of cells it covers."""
         if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
             return sub
         ((atom, factor),) = sub.index.terms
@@ -283,7 +283,7 @@ class Expressions(ABC):
     # ── names of libraries, calls ───────────────────────────────────────────────────────────────
 
     def library(self, node: ast.expr) -> str | None:
-        """The dotted path of a library name; None for anything else."""
+        """Dotted path of a library name; None for any other expression."""
         if isinstance(node, ast.Name):
             meaning = self.names.meaning(node.id)
             return meaning.path if isinstance(meaning, Library) else None
@@ -294,11 +294,11 @@ class Expressions(ABC):
 
     @abstractmethod
     def call(self, node: ast.Call, environment: Environment) -> Value:
-        """Follow a call; the reader of calls does that."""
+        """Value of a call; implemented by the reader of calls."""
 
 
 def indexed(base: Array, indices: Sequence[Index]) -> Array:
-    """The parts of views that some indices select."""
+    """Return the views that ``indices`` select from an array's views."""
     views: set[View] = set()
     for view in base.views:
         free = [position for position, sub in enumerate(view.subs) if sub.is_slice]
@@ -315,7 +315,7 @@ def indexed(base: Array, indices: Sequence[Index]) -> Array:
 
 
 def _narrowed(sub: Sub, index: Index) -> Sub:
-    """A position of a view after one more subscript; within a part it stays within that part."""
+    """Apply one more subscript to a position of a view; the result stays within that position."""
     if isinstance(index, Sub):
         return index if sub.whole else sub
     assert index is not None
@@ -338,7 +338,7 @@ def _has_slice(node: ast.expr) -> bool:
 
 
 def opaque(array: Array) -> Array:
-    """A view in another shape: any cell of the array may be meant."""
+    """Return a view in another shape: it may refer to any cell of the array."""
     return Array(
         frozenset(
             View(view.base, (ANY_SLICE,) * len(view.subs), is_opaque=True) if view.base else view
@@ -348,6 +348,6 @@ def opaque(array: Array) -> Array:
 
 
 def not_understood(node: ast.expr | ast.stmt) -> Refusal:
-    """The refusal of a construct."""
+    """Return the refusal of a construct that the analysis does not know."""
     text = ast.unparse(node).partition("\n")[0]
     return Refusal(f"{text!r} at line {node.lineno} is not understood", node.lineno)

@@ -1,8 +1,9 @@
-"""Statements for the compiler that give Python's and numpy's own numbers.
+"""Rewrite statements so that compiled code computes the same numbers as Python and numpy.
 
-Casts where numpy computes in fewer bits than compiled code, checks where Python raises (a divisor
-of zero, ``math.sqrt(-1)``, ``int(nan)``), numpy's pairwise order for sums, ``or`` for sums of its
-bools. What cannot be made the same is noted with its line (`Deviation`).
+Adds casts where numpy computes in fewer bits than compiled code, checks where Python raises (a
+divisor of zero, ``math.sqrt(-1)``, ``int(nan)``), numpy's pairwise order for sums, and ``or`` for
+sums of numpy bools. Operations that cannot be made the same are recorded with their line
+(`Deviation`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hocket.loops.names import Names
 from hocket.loops.promotion import Arr, KindReader, Kinds, Num, Other
 
 _NATIVE = frozenset({"int64", "float64", "complex128"})
-"""Types that compiled code computes in by itself."""
+"""Types in which compiled code computes without casts."""
 _SAME_UFUNCS = frozenset({
     "add", "subtract", "multiply", "divide", "true_divide", "floor_divide", "remainder", "mod",
     "negative", "positive", "absolute", "abs", "fabs", "sqrt", "square", "reciprocal", "sign",
@@ -32,7 +33,7 @@ _SAME_UFUNCS = frozenset({
     "logical_or", "logical_xor", "logical_not", "greater", "greater_equal", "less", "less_equal",
     "equal", "not_equal", "deg2rad", "radians",
 })  # fmt: skip
-"""Functions of numpy whose compiled form gives the same bits; `tests` holds them to it."""
+"""Numpy functions whose compiled form gives the same bits, as tests check."""
 _SAME_REDUCTIONS = frozenset({
     "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "prod", "sort",
     "argsort", "copy", "searchsorted", "count_nonzero", "median",
@@ -46,7 +47,7 @@ _CHECKED_MATH = {
     "exp": "OverflowError", "expm1": "OverflowError", "sinh": "OverflowError",
     "cosh": "OverflowError",
 }  # fmt: skip
-"""Functions of ``math`` and what they raise where a finite argument has an infinite result."""
+"""Functions of ``math`` and the exception for a finite argument with an infinite result."""
 _LOOSE_MATH = frozenset({"gamma", "lgamma", "hypot", "dist", "fsum", "prod"})
 
 _PIECES = {
@@ -174,7 +175,7 @@ _DIVISIONS = {ast.Div: "divide_", ast.FloorDiv: "floor_divide_", ast.Mod: "modul
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where compiled code may give other bits than the plain loop."""
+    """An operation whose compiled form may give other bits than the plain loop."""
 
     what: str
     line: int
@@ -182,7 +183,7 @@ class Deviation:
 
 @dataclass
 class Faithful:
-    """Rewrites the statements of one loop, and collects what the kernel's module needs."""
+    """Rewrites the statements of one loop and collects the helpers that its kernel calls."""
 
     values: Mapping[str, Any]
     names: Names
@@ -192,16 +193,16 @@ class Faithful:
     helpers: dict[str, ast.FunctionDef] = field(default_factory=dict)
     deviations: list[Deviation] = field(default_factory=list)
     needs_zero: bool = False
-    """True if ``unknown_zero_`` is used, a zero that the compiler cannot see through."""
+    """True if the kernel uses ``unknown_zero_``, a zero that the compiler cannot fold."""
     assigned: dict[str, Kinds] = field(default_factory=dict)
-    """Values that the loop assigns to each name."""
+    """Types of the values that the loop assigns to each name."""
 
     def rewrite(self, statements: Sequence[ast.stmt], known: Sequence[str] = ()) -> list[ast.stmt]:
-        """The statements as the compiler gets them; ``known`` are lines that go before them."""
+        """Rewrite statements for the compiler; ``known`` are source lines that precede them."""
         before = [ast.parse(line).body[0] for line in known]
         every = [*before, *statements]
         reader = KindReader.of(every, self.values, self.names)
-        self.assigned = reader.assigned()
+        self.assigned = reader.assigned
         bound = {
             node.id
             for statement in every
@@ -214,24 +215,12 @@ class Faithful:
         }  # fmt: skip
         made = _FaithfulWriter(self, reader, fixed).block(statements)
         for name, helper in reader.helpers.items():
-            meaning = self._helper(reader, name)
-            if meaning is not None:
-                body = _FaithfulWriter(self, helper, {}).block(meaning.body)
-                changed = copy.copy(meaning)
-                changed.body = body
-                self.helpers[name] = changed
+            self.helpers[name] = copy.copy(helper.function)
+            self.helpers[name].body = _FaithfulWriter(self, helper, {}).block(helper.body)
         return made
 
-    def _helper(self, reader: KindReader, name: str) -> ast.FunctionDef | None:
-        for each in (reader, *reader.helpers.values()):
-            meaning = each.names.meaning(name)
-            node = getattr(meaning, "node", None)
-            if isinstance(node, ast.FunctionDef) and node.body is reader.helpers[name].body:
-                return node
-        return None
-
     def dtype_of(self, name: str) -> str:
-        """The numpy dtype of all that the loop assigns to a name; empty where there is none."""
+        """Numpy dtype of all values that the loop assigns to a name; empty if there is none."""
         dtypes = {
             kind.dtype if isinstance(kind, Num) and not kind.is_python else ""
             for kind in self.assigned.get(name, frozenset())
@@ -239,14 +228,14 @@ class Faithful:
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     def need(self, piece: str, text: str | None = None) -> str:
-        """Write a helper of ours into the kernel's module; its name."""
+        """Add a helper function to the kernel's module and return its name."""
         for other in _NEEDS.get(piece, ()):
             self.pieces.setdefault(other, _PIECES[other])
         self.pieces.setdefault(piece, text or _PIECES[piece])
         return piece
 
     def note(self, what: str, node: ast.AST) -> None:
-        """Something whose bits may differ."""
+        """Record an operation whose bits may differ."""
         found = Deviation(what, getattr(node, "lineno", 0))
         if found not in self.deviations:
             self.deviations.append(found)
@@ -255,6 +244,8 @@ class Faithful:
 class _FaithfulWriter(ast.NodeTransformer):
     def __init__(self, out: Faithful, reader: KindReader, fixed: Mapping[str, Any]) -> None:
         self.out, self.reader, self.fixed = out, reader, fixed
+        dtypes = {getattr(k, "dtype", "bool") for kinds in reader.kinds.values() for k in kinds}
+        self.has_narrow_types = bool({*map(_full, dtypes)} - _NATIVE - {"bool"})
 
     def block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         return [
@@ -294,7 +285,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         self, node: ast.AST, op: type[ast.operator], left: Kinds, right: Kinds,
         one: ast.expr, other: ast.expr,
     ) -> ast.expr:  # fmt: skip
-        """``left op right`` as numpy or Python computes it."""
+        """Write ``left op right`` so that it is computed as in numpy or Python."""
         plain = ast.BinOp(one, op(), other)
         found = self.reader.combined(op, left, right)
         if op is ast.MatMult:
@@ -319,7 +310,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         return self.narrowed(dtype, op, left, right, one, other)
 
     def computed_in(self, op: type[ast.operator], left: Kinds, right: Kinds) -> str | None:
-        """The one dtype that numpy computes in, if compiled code would take another."""
+        """The dtype in which numpy computes, if compiled code would use another, else None."""
         found = self.reader.combined(op, left, right)
         dtypes = {
             kind.dtype if isinstance(kind, Num) and not kind.is_python else None for kind in found
@@ -331,7 +322,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         self, dtype: str, op: type[ast.operator], left: Kinds, right: Kinds,
         one: ast.expr, other: ast.expr,
     ) -> ast.expr:  # fmt: skip
-        """Compute in a dtype of fewer bits."""
+        """Write an operation that is computed in a dtype of fewer bits."""
         if dtype == "bool":
             logical = {ast.Add: ast.BitOr, ast.Mult: ast.BitAnd}.get(op, op)
             sides = [_call("bool", side) for side in (one, other)]
@@ -348,7 +339,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         self, numbers: frozenset[Num], left: Kinds, right: Kinds,
         one: ast.expr, other: ast.expr, node: ast.AST,
     ) -> ast.expr:  # fmt: skip
-        """Powers: of floats by the library's ``pow``, as Python and numpy do."""
+        """Write a power; floats use the library's ``pow``, as in Python and numpy."""
         plain = ast.BinOp(one, ast.Pow(), other)
         constant = _constant(other)
         if all(kind.dtype in ("int", "int64") for kind in numbers):
@@ -379,7 +370,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         self, op: type[ast.operator], left: Kinds, right: Kinds,
         one: ast.expr, other: ast.expr, node: ast.AST,
     ) -> None:  # fmt: skip
-        """A constant that a small integer type cannot hold raises in numpy."""
+        """Refuse a constant that a small integer type cannot hold, for which numpy raises."""
         for kinds, side in ((left, other), (right, one)):
             value = _constant(side)
             for kind in kinds:
@@ -392,9 +383,13 @@ class _FaithfulWriter(ast.NodeTransformer):
                         raise Refusal(f"{value} at line {line} is no {kind.dtype}", line)
 
     def note_arrays(self, node: ast.AST, op: type[ast.operator], left: Kinds, right: Kinds) -> None:
-        """Compiled expressions of arrays are computed in 64 bits."""
+        """Record expressions of arrays of small types, which compiled code computes in 64 bits."""
         for a, b in itertools.product(left, right):
             if not isinstance(a, (Num, Arr)) or not isinstance(b, (Num, Arr)):
+                if self.has_narrow_types:
+                    self.out.note(
+                        "numbers of a type that is not known are computed in 64 bits", node
+                    )
                 continue
             natural = {_full(k.dtype) for k in (a, b)}
             if natural == {"bool"} and op in (ast.Add, ast.Mult, ast.Sub):
@@ -413,7 +408,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         return value is not None and bool(value != 0)
 
     def is_nonnegative(self, node: ast.expr) -> bool:
-        """True if an expression is a square, or a sum of what is never negative."""
+        """True if an expression is a square, or a sum of numbers that are never negative."""
         match node:
             case ast.BinOp(left, ast.Mult(), right) if ast.unparse(left) == ast.unparse(right):
                 return True
@@ -495,7 +490,7 @@ class _FaithfulWriter(ast.NodeTransformer):
     def reduction(
         self, name: str, node: ast.Call, value: ast.expr, kinds: Kinds, is_whole: bool
     ) -> ast.expr:
-        """Sums of rows in numpy's order."""
+        """Write sums of rows in numpy's order."""
         rows = kinds and all(
             isinstance(k, Arr) and k.rank == 1 and k.dtype in ("float64", "float32") for k in kinds
         )
@@ -563,14 +558,14 @@ def _has(kinds: Sequence[Kinds], dtype: str) -> bool:
 
 
 def _mixed(kinds: Sequence[Kinds]) -> bool:
-    """A 32-bit float and a Python float, which compiled code promotes."""
+    """True for a 32-bit float with a Python float, which compiled code promotes to 64 bits."""
     return _has(kinds, "float32") and (_has(kinds, "float") or _has(kinds, "int"))
 
 
 def deviations_of(
     statements: Sequence[ast.stmt], values: Mapping[str, Any], names: Names, *, is_exact: bool
 ) -> Iterator[Deviation]:
-    """Where the compiled form of some statements may give other bits, in the order of lines."""
+    """Yield the operations whose compiled form may give other bits, in the order of lines."""
     faithful = Faithful(values, names, is_exact)
     faithful.rewrite(statements)
     return iter(sorted(faithful.deviations, key=lambda each: each.line))

@@ -1,8 +1,9 @@
-"""Which names a piece of code may read before it has surely assigned them.
+"""Find names that code may read before it has surely assigned them.
 
-A forward pass over the syntax tree with the set of names that are defined on every path so far;
-branches intersect, ``break`` and ``continue`` keep the set of their place. O(statements × names).
-A name that an iteration both exposes and assigns is carried from one iteration to the next.
+A forward pass over the syntax tree keeps the set of names that are defined on every path so far;
+branches are intersected, and ``break`` and ``continue`` contribute the set at their position.
+O(statements × names). A name that an iteration may read before it assigns it is carried from one
+iteration to the next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 Defined = frozenset[str] | None
-"""Names defined on every path that comes here; None where no path comes."""
+"""Names defined on every path to a point; None if no path reaches it."""
 
 
 def stored_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
@@ -43,7 +44,7 @@ def mentions(node: ast.AST, name: str) -> bool:
 def exposed_names(
     statements: Sequence[ast.stmt], runs: Callable[[ast.For], bool] = lambda loop: False
 ) -> frozenset[str]:
-    """Names that may be read before they are assigned; ``runs`` says which loops surely run."""
+    """Names that may be read before assignment; ``runs`` is True for loops that surely run."""
     flow = _Flow(runs)
     flow.block(statements, frozenset())
     return frozenset(flow.exposed)

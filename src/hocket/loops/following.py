@@ -1,7 +1,7 @@
-"""Following calls: pure library functions, methods of arrays, and plain helpers.
+"""Evaluate calls symbolically: pure library functions, array methods and plain helper functions.
 
-A helper is read with the actual arguments, so what it reads and writes is seen at the caller's
-arrays. A call that is not known to be without effect is refused.
+The body of a helper is read with the actual arguments, so its accesses are recorded for the
+caller's arrays. A call that is not known to be free of side effects is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.loops.numbers import known_before, merged, views_in
 # Calls without side effects: what numpy, math and builtins offer a loop body.
 #
 # A call that is not here is refused: it may keep state, such as a random generator, or write into
-# its arguments. What is pure is asked of numpy itself where it can tell (ufuncs).
+# its arguments. Ufuncs of numpy are pure and recognised by their type.
 
 Result = Literal["scalar", "elementwise", "fresh"]
 
@@ -52,7 +52,7 @@ _KEYWORDS = frozenset({"dtype", "axis", "shape", "fill_value"})
 
 
 def pure_call(path: str, num_args: int, keywords: set[str]) -> tuple[Result, Kind] | None:
-    """Symbolic result of a library function, if it has no effect; None if that is not known."""
+    """Symbolic result of a library function; None if it is not known to be free of side effects."""
     module, _, name = path.partition(".")
     if not keywords <= _KEYWORDS:
         return None
@@ -82,7 +82,7 @@ def _numpy_call(name: str, num_args: int) -> tuple[Result, Kind] | None:
 
 
 def pure_method(name: str, num_args: int, keywords: set[str]) -> Result | None:
-    """Symbolic result of an array's method, if it has no effect."""
+    """Symbolic result of an array method; None if it is not known to be free of side effects."""
     if name not in _ARRAY_METHODS or not keywords <= _KEYWORDS:
         return None
     result = _ARRAY_METHODS[name]
@@ -93,10 +93,10 @@ _MAX_CALL_DEPTH = 8
 
 
 class Calls(Expressions):
-    """Expressions with their calls."""
+    """Reader of expressions that also evaluates calls."""
 
     def call(self, node: ast.Call, environment: Environment) -> Value:
-        """Pure library functions, methods of arrays, plain helpers."""
+        """Value of a call of a pure library function, an array method or a plain helper."""
         keywords = {keyword.arg or "**" for keyword in node.keywords}
         if any(isinstance(argument, ast.Starred) for argument in node.args):
             raise not_understood(node)
@@ -152,7 +152,7 @@ class Calls(Expressions):
         raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
 
     def helper(self, helper: Helper, node: ast.Call, environment: Environment) -> Value:
-        """Follow a call with its actual arguments, so that what it writes is seen."""
+        """Read a helper's body with the actual arguments, so that its writes are recorded."""
         parameters = helper.node.args
         plain = [argument.arg for argument in parameters.args]
         is_plain = not (parameters.vararg or parameters.kwarg or parameters.kwonlyargs)

@@ -1,15 +1,14 @@
-"""The small typed form that a loop body is read into: index forms, views, accesses.
+"""Intermediate representation of a loop body: linear index forms, views, accesses.
 
 An index is a `Linear` form over atoms. An atom is a loop variable (``dim``), a scalar that the loop
 does not change (``invariant``), the variable of a loop inside the iteration (``inner``), or a
 ``key``: any integer expression of loop variables, invariants and arrays that the loop never writes,
-such as ``u[n]``.
-Keys are virtual loop dimensions; their values are known before the loop runs.
+such as ``u[n]``. Keys are virtual loop dimensions; their values are known before the loop runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 AtomKind = Literal["dim", "key", "invariant", "inner"]
@@ -19,7 +18,7 @@ Mode = Literal["read", "write", "update"]
 
 @dataclass(frozen=True, order=True)
 class Atom:
-    """One unknown of an index form."""
+    """One unknown of a linear index form."""
 
     kind: AtomKind
     name: str
@@ -35,7 +34,7 @@ class Linear:
 
     @staticmethod
     def of(atom: Atom) -> Linear:
-        """The form that is one atom."""
+        """The form that consists of one atom."""
         return Linear(((atom, 1),))
 
     def __add__(self, other: Linear) -> Linear:
@@ -49,7 +48,7 @@ class Linear:
         return self + other.scaled(-1)
 
     def scaled(self, factor: int) -> Linear:
-        """The form times a number."""
+        """The form multiplied by an integer."""
         if not factor:
             return Linear()
         terms = tuple((atom, coefficient * factor) for atom, coefficient in self.terms)
@@ -57,7 +56,7 @@ class Linear:
 
     @property
     def is_const(self) -> bool:
-        """True if it is a number."""
+        """True if the form is a constant."""
         return not self.terms
 
     @property
@@ -67,7 +66,7 @@ class Linear:
 
     @property
     def invariant(self) -> Linear:
-        """The terms that do not, with the constant."""
+        """The terms that are equal in all iterations, and the constant."""
         kept = tuple(term for term in self.terms if term[0].kind == "invariant")
         return Linear(kept, self.const)
 
@@ -76,7 +75,7 @@ class Linear:
         return any(atom.kind == kind for atom, _ in self.terms)
 
     def text(self) -> str:
-        """As Python source."""
+        """Format as Python source."""
         parts = [
             atom.name if factor == 1 else f"{factor} * ({atom.name})" for atom, factor in self.terms
         ]
@@ -90,12 +89,12 @@ class Sub:
     """One subscript position of an access: an index, or a slice that keeps the dimension."""
 
     index: Linear | None = None
-    """Where it is known what the index is."""
+    """The index; None if it is unknown."""
     segment: tuple[str, str] | None = None
     """Start and stop of the cells that one iteration touches, as expressions."""
     is_slice: bool = False
     whole: bool = False
-    """A full slice: a later subscript of the view takes this position as it is."""
+    """True for a full slice: a later subscript of the view applies to this position unchanged."""
 
 
 ANY_SLICE = Sub(is_slice=True)
@@ -104,14 +103,14 @@ WHOLE = Sub(is_slice=True, whole=True)
 
 @dataclass(frozen=True)
 class View:
-    """Part of an array: its name and one `Sub` per dimension. Fresh memory has the name ``""``."""
+    """Part of an array: its name and one `Sub` per dimension. New memory has the name ``""``."""
 
     base: str
     subs: tuple[Sub, ...]
     is_opaque: bool = False
-    """True if its shape is not the array's (transposed, reshaped): any cell may be meant."""
+    """True if its shape is not the array's (transposed, reshaped): it may refer to any cell."""
     kind: Kind = "unknown"
-    """Of fresh memory: what numbers it holds."""
+    """Kind of the numbers in newly allocated memory."""
 
     @property
     def keeps_dimensions(self) -> bool:
@@ -121,7 +120,7 @@ class View:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number. ``text`` is its expression where it depends on nothing that the loop writes."""
+    """A number; ``text`` is its expression if that depends on nothing that the loop writes."""
 
     linear: Linear | None = None
     text: str | None = None
@@ -130,14 +129,14 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Array:
-    """A value that may be any of some views."""
+    """An array that may be any one of several views."""
 
     views: frozenset[View]
 
 
 @dataclass(frozen=True)
 class Tuple:
-    """Several values."""
+    """A tuple of values."""
 
     items: tuple[Value, ...]
 
@@ -148,7 +147,7 @@ UNKNOWN = Scalar()
 
 
 def fresh(kind: Kind = "unknown") -> Array:
-    """Memory that the body makes itself."""
+    """Memory that the loop body allocates itself."""
     return Array(frozenset({View("", (), kind=kind)}))
 
 
@@ -165,9 +164,9 @@ class Access:
     line: int
     text: str
     op: str = ""
-    """Of an update ``+=``: its operator."""
+    """Operator of an update such as ``+=``; empty for other accesses."""
     kind: Kind = "unknown"
-    """Of what an update adds."""
+    """Kind of the number that an update adds."""
 
     @property
     def writes(self) -> bool:
@@ -176,46 +175,41 @@ class Access:
 
     @property
     def label(self) -> str:
-        """For people: what, how, where."""
+        """Format as text: expression, kind of access, line."""
         verb = {"read": "read", "write": "written", "update": "updated"}[self.mode]
         return f"{self.text} ({verb}, line {self.line})"
 
 
 @dataclass(frozen=True)
 class Inner:
-    """A loop inside the iteration: the range of its variable where it is known before the loop."""
+    """A loop inside the iteration; its range is set if it is known before the loop."""
 
     start: str | None
     stop: str | None
     first: Linear | None = None
     end: Linear | None = None
-    """Start and stop as forms, where the step is 1."""
+    """``first`` and ``end``: start and stop as linear forms if the step is 1."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """Memory accesses of one iteration, for the iteration space of ``dims``."""
+    """Memory accesses of one iteration; ``dims`` are the variables of the iteration space."""
 
     dims: tuple[str, ...]
     accesses: tuple[Access, ...]
     inner: dict[str, Inner] = field(default_factory=dict)
-    """Atom name of an inner loop's variable -> its range."""
+    """Ranges of inner loops by the atom name of their variable."""
     has_local_arrays: bool = False
-    """True if memory that the body makes itself is subscripted."""
+    """True if an array that the body allocates is subscripted."""
 
     @property
     def written(self) -> frozenset[str]:
         """Arrays that the loop may change."""
         return frozenset(access.array for access in self.accesses if access.writes)
 
-    def without(self, arrays: frozenset[str]) -> Body:
-        """The body as if some arrays were private to each worker."""
-        kept = tuple(access for access in self.accesses if access.array not in arrays)
-        return replace(self, accesses=kept)
-
 
 class Refusal(Exception):  # noqa: N818  (a verdict, not an error)
-    """The loop cannot be proven parallel: why, and at which lines."""
+    """The reason why a loop cannot be proven parallel, with its source lines."""
 
     def __init__(self, reason: str, *lines: int) -> None:
         super().__init__(reason)

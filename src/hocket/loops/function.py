@@ -1,7 +1,7 @@
-"""``parallel_for``: a plain Python function whose loops run in parallel where that is proven safe.
+"""``parallel_for``: run the loops of a plain Python function in parallel if that is proven safe.
 
-The function's tree is kept as it is; each loop becomes a question to its runner, which answers with
-the loop's results or leaves the loop to Python. Nothing is analysed before the first call.
+Each loop in the function's syntax tree is replaced by a call of its runner, which returns the
+loop's results or leaves the loop to Python. Nothing is analysed before the first call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BACKENDS = ("threads", "in-turn")
 PERMISSIONS = ("buffer", "table", "revise")
 TABLE_BACKENDS = ("threads",)
 _OWN = ("hocket_run_", "hocket_end_", "hocket_skip_")
-"""Names of ours in the function that is made of the user's."""
+"""Names that the generated function defines in addition to those of the user's function."""
 
 
 class ParallelFunction(Generic[P, R]):
@@ -46,11 +46,11 @@ class ParallelFunction(Generic[P, R]):
         self.options = dict(options)
         self._num_asked = self._num_left = 0
         self._num_plain, self._plain_size = 0, 0
-        """Calls that are handed to the plain function, as long as they are no larger."""
+        """Next calls to pass to the plain function if their arguments are at most this size."""
 
     @functools.cached_property
     def source(self) -> LoopSource:
-        """The function's tree and its loops."""
+        """The function's syntax tree and its loops."""
         function = self.function
         if not isinstance(function, FunctionType):
             raise UsageError(f"{function!r} is no plain Python function")
@@ -73,6 +73,8 @@ class ParallelFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
+        if not self.source.sites:
+            return self.function(*args, **kwargs)
         size = _rough_size(args)
         if self._num_plain and size <= self._plain_size:
             self._num_plain -= 1
@@ -81,12 +83,12 @@ class ParallelFunction(Generic[P, R]):
         self._num_asked = self._num_left = 0
         result: R = self._host(*args, **kwargs)
         if self._num_asked and self._num_left == self._num_asked:
-            # Every loop was left to Python: the next calls of this size need not ask.
+            # Every loop was left to Python: the next calls of this size skip the runners.
             self._num_plain, self._plain_size = SKIPPED, 2 * size
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method: bound to its object, like the function itself."""
+        """Bind to an instance, as a function in a class is."""
         return self if instance is None else MethodType(self, instance)
 
     def decisions(self) -> list[Decision]:
@@ -97,7 +99,8 @@ class ParallelFunction(Generic[P, R]):
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Describe the loops: for the given arguments, else as in the last call or from the source.
 
-        Nothing is executed; the loop's data are those that the arguments have before it.
+        Nothing is executed: each loop is described for the contents that its inputs have when the
+        function is called.
         """
         from hocket.loops.explain import explain_call, explain_source
 
@@ -144,12 +147,12 @@ class ParallelFunction(Generic[P, R]):
 
     @functools.cached_property
     def _skip(self) -> list[int]:
-        """Per loop: entries to leave to Python; negative while one is timed there."""
+        """Per loop: next entries to leave to Python; negative while an entry is being timed."""
         return [0] * (max(self.runners, default=0) + 1)
 
     @functools.cached_property
     def _host(self) -> Callable[..., Any]:
-        """The function with its loops handed to the runners, on the cells of its own closure."""
+        """The function with loops replaced by runner calls; it shares the original's closure."""
         function = self.function
         assert isinstance(function, FunctionType)
         space: dict[str, Any] = {}
@@ -187,7 +190,7 @@ class ParallelFunction(Generic[P, R]):
 
 
 def backend_named(name: str) -> Callable[[LoopJob], list[tuple[Any, ...]]]:
-    """The back end of a name."""
+    """Return the back end with a name."""
     if name == "in-turn":
         return run_in_turn
     from hocket.loops.thread_workers import run_on_threads
@@ -202,7 +205,7 @@ def _host_code(
     tree = copy.deepcopy(source.node)
     copies = _pairs(source.node, tree)
     sites = {id(copies[id(site.nest.node)]): site for top in source.sites for site in top.walk()}
-    host = _Handed(sites, runners).visit(tree)
+    host = _RunnerCalls(sites, runners).visit(tree)
     host.decorator_list, host.returns = [], None
     host.args.defaults = [ast.Constant(None) for _ in host.args.defaults]
     host.args.kw_defaults = [d and ast.Constant(None) for d in host.args.kw_defaults]
@@ -228,25 +231,32 @@ if hocket_skip_[{number}]:
 else:
     hocket_done_ = hocket_run_({number}, locals())
 """
-"""Asking takes longer than a few iterations: entries that are left to Python anyway are counted."""
+"""Code that replaces a loop.
+
+Calling the runner takes longer than a few iterations, so entries of a loop that stays in Python are
+only counted.
+"""
 _END = """
 if hocket_skip_[{number}] < 0:
     hocket_end_({number})
 """
 
 
-class _Handed(ast.NodeTransformer):
-    """Replaces each loop by a question to its runner."""
+class _RunnerCalls(ast.NodeTransformer):
+    """Replaces each loop by a call of its runner."""
 
     def __init__(self, sites: Mapping[int, LoopSite], runners: Mapping[int, SiteRunner]) -> None:
         self.sites, self.runners = sites, runners
 
     def visit_For(self, node: ast.For) -> Any:
-        """Ask for the result; without one the loop runs here, with or without its inner loops."""
+        """Replace a loop by a runner call; without a result the loop runs here.
+
+        Its inner loops then call their own runners, or run in plain Python.
+        """
         return self._asked(node)
 
     def visit_While(self, node: ast.While) -> Any:
-        """Ask for the result as of any loop."""
+        """Replace a ``while`` loop in the same way."""
         return self._asked(node)
 
     def _asked(self, node: Loop) -> Any:
@@ -269,20 +279,20 @@ class _Handed(ast.NodeTransformer):
 
 
 class _Timed(ast.NodeTransformer):
-    """Ends the timing of a plain loop before each statement that leaves it for good."""
+    """Stops the timing of a plain loop before each statement that leaves the function."""
 
     def __init__(self, end: ast.stmt) -> None:
         self.end = end
 
     def visit(self, node: ast.AST) -> Any:
-        """Functions inside the loop have exits of their own."""
+        """Skip functions inside the loop: their exits do not leave it."""
         if isinstance(node, (ast.Return, ast.Raise)):
             return [copy.deepcopy(self.end), node]
         return node if isinstance(node, (ast.FunctionDef, ast.Lambda)) else self.generic_visit(node)
 
 
 def _rough_size(arguments: tuple[Any, ...]) -> int:
-    """Cells and counts that a call is given; what its loops do grows with them."""
+    """Sum of array sizes and integers among the arguments, an estimate of the loops' work."""
     size = 1
     for value in arguments:
         if type(value) is np.ndarray:
@@ -295,7 +305,7 @@ def _rough_size(arguments: tuple[Any, ...]) -> int:
 def _bound(
     results: Sequence[str], exits: Sequence[Exit], leaving: Sequence[ast.stmt]
 ) -> list[ast.stmt]:
-    """Bind what a compiled loop gave; where it left by an exit, execute that statement."""
+    """Statements that bind a compiled loop's results, or execute the exit that the loop took."""
     if not exits:
         return [_binding(results, "hocket_done_")]
     chosen: list[ast.stmt] = [_binding(results, "hocket_done_[1]")]
@@ -310,10 +320,10 @@ def _binding(names: Sequence[str], values: str) -> ast.stmt:
 
 
 class _AsWritten(ast.NodeTransformer):
-    """Gives loops over arrays their own heads back."""
+    """Restores the original heads of loops over arrays."""
 
     def visit_For(self, node: ast.For) -> Any:
-        """Innermost first."""
+        """Restore inner loops first."""
         self.generic_visit(node)
         return _as_written(node)
 
@@ -357,13 +367,14 @@ def parallel_for(
     fastmath: bool = False,
     check_bounds: bool = True,
 ) -> Any:
-    """Make the loops of a function parallel where that is proven not to change their meaning.
+    """Run the loops of a function in parallel if that is proven not to change their meaning.
 
-    Unless ``ordered``, iterations that meet at a cell may run in another order than the loop's, as
-    long as the result is that of some order; a step such as ``A[i - 1]`` is always kept. ``permit``
-    names arrays whose updates other workers may see late: ``{"totals": "buffer"}`` at fixed steps,
-    so that the bits are always the same; ``"table"`` through a table, without waiting for all;
-    ``"revise"`` through one that takes what a tile subtracts for gradients, with AdaGrad steps of
+    Unless ``ordered``, iterations that access the same cell may run in another order than the
+    loop's, as long as some serial order gives the same result; an order that the code states, such
+    as by ``A[i - 1]``, is always kept. ``permit`` names arrays whose updates other workers may see
+    late: ``{"totals": "buffer"}`` exchanges them after fixed steps, so the bits are reproducible;
+    ``"table"`` updates them through a table, without barriers; ``"revise"`` uses a table that
+    treats the amounts subtracted by a tile as gradients and takes AdaGrad steps with step size
     ``rate``.
     """
     if ordered and permit:

@@ -1,7 +1,8 @@
-"""The source of a kernel that runs one tile: the user's own statements inside the tile's loops.
+"""Generate the source of a kernel that runs one tile: the user's statements in the tile's loops.
 
-A tile is either a range of the loops (clipped, for a nest of two) or a part of a list of
-iterations. Names are the user's; helpers that the body calls are written into the same module.
+A tile is either a range of the loops (clipped, for a nest of two) or part of a list of iterations.
+Names are those of the user's function; helpers that the body calls are written into the same
+module.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ def clip_(start, stop, step, low, high):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A module with one function ``kernel``."""
+    """Source of a module with one function ``kernel``."""
 
     text: str
     arguments: tuple[str, ...]
-    """After the tile's bounds: the loop's inputs, in this order."""
+    """Names of the loop's inputs, in the order in which they follow the tile's bounds."""
     results: tuple[str, ...]
     dtypes: tuple[str, ...] = ()
-    """Of the results: the numpy dtype that each has in plain Python, or nothing."""
+    """Numpy dtype that each result has in plain Python; empty for a Python number."""
     deviations: tuple[Deviation, ...] = ()
-    """Where bits may differ from those of the plain loop."""
+    """Operations whose bits may differ from those of the plain loop."""
 
 
 def range_kernel(
@@ -106,9 +107,10 @@ def serial_kernel(
     results: Sequence[str],
     faithful: Faithful,
 ) -> KernelSource:
-    """The loop as it is: ``kernel(*arguments)``; with exits, the number of one comes first.
+    """Kernel of the loop as written: ``kernel(*arguments)``.
 
-    ``results`` are read after the loop; an exit also gives the names that it reads.
+    ``results`` are the names read after the loop. If the loop has exits, the kernel first returns
+    the number of the exit taken (0 for none), then the results and the values that exits read.
     """
     every = sorted({*results, *(name for leave in exits for name in leave.names)})
     lines = _source(faithful.rewrite([with_codes(loop, exits, every)]))
@@ -150,7 +152,8 @@ def _module(
 
 
 def _unknown_zero(arguments: Sequence[str], faithful: Faithful) -> str:
-    """0.0 that depends on an argument, so that ``x ** 2`` is not turned into a product."""
+    """Expression for 0.0 that depends on an argument, so that ``x ** 2`` does not become ``x *
+    x``."""
     for name in arguments:
         value = faithful.values.get(name)
         if isinstance(value, np.ndarray):
@@ -165,7 +168,7 @@ def _collect(
     defined: dict[str, str],
     rewritten: Mapping[str, ast.FunctionDef],
 ) -> None:
-    """Imports, constants and helpers for the outside names below a node."""
+    """Collect imports, constants and helpers for the global names below a node."""
     local = known | {
         part.id
         for part in ast.walk(node)
@@ -214,7 +217,7 @@ def _definition(
 def _statements(
     levels: Sequence[LoopLevel], faithful: Faithful, lowered: Lowered | None
 ) -> Sequence[Sequence[ast.stmt]]:
-    """Statements between the loops, then the body, as the compiler gets them."""
+    """Statements between the loops, then the body, rewritten for the compiler."""
     parts: Sequence[Sequence[ast.stmt]]
     if lowered is not None:
         parts = lowered.parts
@@ -249,14 +252,17 @@ def _parts(head: ast.expr) -> tuple[str, str, str]:
 
 
 def _low(level: LoopLevel) -> str:
-    """Where a tile's rows begin; the loop's own start gives the sign of ``i - 1``."""
+    """First outer value of a tile; a literal start tells the compiler the sign of ``i - 1``."""
     start, _, step = _parts(level.node.iter)
     return f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
 
 
 def _counted(name: str, first: str, last: str, step: str, count: str) -> list[str]:
-    """The head of a loop. One with a step of one counts from 0, from which the compiler sees that
-    its iterations follow each other in memory; a stencil takes half the time."""
+    """Source lines of a loop's head.
+
+    A loop with step 1 counts from 0, so that the compiler sees that its iterations access
+    consecutive memory, which halves the time of a stencil.
+    """
     if step != "1":
         return [f"for {name} in range({first}, {last}, {step}):"]
     return [f"for {count} in range({last} - {first}):", f"    {name} = {first} + {count}"]

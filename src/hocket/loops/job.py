@@ -1,8 +1,8 @@
-"""One call of one loop, ready to be carried out: a kernel, its tiles, and the memory they work on.
+"""One call of one loop, ready to run: a kernel, its tiles, and the memory that they use.
 
 Every back end runs the same tiles in an order that their ``after`` allows, so all give the same
-bits. Arrays that are private, summed or buffered have a replica per worker; what becomes of the
-replicas is decided here, in a fixed order of workers.
+bits. Arrays that are private, summed or buffered have a replica per worker; replicas are merged
+here, in a fixed order of workers. Arrays in tables have replicas too.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class LoopJob:
     options: CompileOptions
     tiling: Tiling
     values: Mapping[str, Any]
-    """Arrays and scalars by name; a reduction starts at its neutral value."""
+    """Arrays and scalars by name; a reduction starts at its neutral element."""
     private: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
     buffered: tuple[str, ...] = ()
     last_worker: int = 0
-    """Who runs the last iteration: its private arrays are kept."""
+    """Worker of the last iteration, whose private arrays are kept."""
     written: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Name -> owner, for names of one array."""
+    """Owner of each array by name; several names may refer to one array."""
     tabled: Mapping[str, str] = field(default_factory=dict)
-    """Arrays that go through tables, each added to ("table") or revised ("revise")."""
+    """Arrays updated through tables: by addition ("table") or adaptive revision ("revise")."""
     rate: float = 0.1
-    """Step size of arrays that are revised."""
+    """Step size of adaptive revision."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """State of tables from one call to the next."""
+    """State of adaptive tables, kept from one call to the next."""
     find_prefetch: Callable[[], Prefetch | None] = lambda: None
-    """Makes what finds the rows of written arrays that a tile touches."""
+    """Returns the plan that finds the rows of written arrays that a tile accesses."""
 
     @property
     def replicated(self) -> tuple[str, ...]:
-        """Arrays of which each worker has its own."""
+        """Arrays of which each worker has a replica."""
         return (*self.private, *self.summed, *self.buffered, *self.tabled)
 
     @property
@@ -63,19 +63,19 @@ class LoopJob:
         return compiled(self.source.text, self.options)
 
     def leading(self, tile: Tile) -> tuple[Any, ...]:
-        """The kernel's first arguments for a tile."""
+        """The kernel's first arguments, which select a tile."""
         if self.tiling.order:
             return (*self.tiling.order, *tile.bounds)
         return (*tile.bounds, self.tiling.skew) if len(tile.bounds) == 4 else tile.bounds
 
     def replica(self, name: str) -> AnyArray:
-        """A worker's own array as it is before the first step."""
+        """A worker's replica of an array as it is before the first step."""
         shared: AnyArray = self.values[name]
         return np.zeros_like(shared) if name in self.summed else shared.copy()
 
 
 def arguments_for(job: LoopJob, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]:
-    """The kernel's arguments after the bounds, for one worker."""
+    """The kernel's arguments after the tile's bounds, for one worker."""
     found = []
     for name in job.source.arguments:
         owner = job.aliases.get(name, name)
@@ -102,7 +102,7 @@ def run_in_turn(job: LoopJob) -> list[tuple[Any, ...]]:
 
 
 def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
-    """Between steps: add everyone's changes to the buffered arrays, in the order of workers."""
+    """Between steps: add all workers' changes to the buffered arrays, in the order of workers."""
     for name in job.buffered:
         shared: AnyArray = job.values[name]
         merged = shared.copy()
@@ -114,7 +114,7 @@ def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
 
 
 def finish(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
-    """After the last step: keep the private arrays of the last iteration, add up the sums."""
+    """After the last step: keep the last iteration's private arrays, add up the summed arrays."""
     for name in job.private:
         job.values[name][...] = replicas[job.last_worker][name]
     for name in job.summed:

@@ -1,9 +1,9 @@
-"""Which schedules a set of dependence vectors allows.
+"""Find the schedules that a set of dependence vectors allows.
 
-independent: no vector. 1-D: a dimension, real or virtual, that is 0 in all vectors. 2-D: two
-dimensions of which every vector has one at 0; as a rotation where any order of iterations will do,
-as a wavefront where two loops carry an order. Skewed (Wolf and Lam 1991): the inner loop shifted by
-the outer one until no component is negative. O(vectors × dimensions²).
+independent: there is no vector. 1-D: a dimension, real or virtual, is 0 in all vectors. 2-D: there
+are two dimensions of which every vector has at least one at 0; a rotation if iterations may run in
+any order, a wavefront if two loops carry an order. Skewed (Wolf and Lam 1991): the inner loop is
+shifted by the outer one until no component is negative. O(vectors × dimensions²).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """Cut of the iteration space, before data are seen."""
+    """How the iteration space is cut, independent of the data."""
 
     kind: str
     """``independent``, ``1d``, ``rotation``, ``wavefront`` or ``skewed``."""
@@ -44,7 +44,7 @@ class Shape:
 def legal_shapes(
     vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int], *, ordered: bool
 ) -> Iterator[Shape]:
-    """All shapes that keep what must be kept; ``signs`` is -1 for a loop that counts down."""
+    """All shapes that respect the vectors; ``signs`` is -1 for a loop that counts down."""
     if not vectors:
         yield Shape("independent", dims[0])
         return
@@ -65,7 +65,7 @@ def legal_shapes(
 
 
 def _has_direction(vector: Vector, dims: Sequence[Atom]) -> bool:
-    """A fixed step along a loop is an order that the user wrote: it is kept."""
+    """True if a vector is a fixed step along a loop: the user wrote that order, so it is kept."""
     return any(vector.at(dim) for dim in dims)
 
 
@@ -86,10 +86,10 @@ def _least(outer: Interval, skew: int) -> float:
 def directions(
     vector: Vector, dims: Sequence[Atom], signs: Sequence[int]
 ) -> Iterator[tuple[Interval, ...]]:
-    """The lexicographically positive steps of a vector, as one interval per dimension.
+    """Yield the lexicographically positive steps of a vector, as one interval per dimension.
 
-    Either access may come first, so both signs are followed; a free component is split where it is
-    0 and where it is positive, and what follows a positive one stays free.
+    Either access may come first, so both signs are followed. An unknown component is split into 0
+    and positive; components after a positive one stay unknown.
     """
     for sign in (1, -1):
         whole = []

@@ -1,4 +1,4 @@
-"""Aliasing between arrays of a call: names of one array, overlaps, cells that are seen twice."""
+"""Find aliasing between arrays of a call: shared memory, overlaps, and overlapping strides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.loops.form import Refusal
 
 
 def owners(values: Mapping[str, Any]) -> dict[str, str]:
-    """Every array's owner: the first name of the same array (same cells in the same shape)."""
+    """Owner of every array: the first name of the same array (same cells in the same shape)."""
     found: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name in sorted(values):
@@ -35,7 +35,7 @@ def shared_pairs(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def check_overlaps(values: Mapping[str, Any], written: frozenset[str], line: int) -> None:
-    """Refuse if an array that the loop writes shares cells with another, or with itself."""
+    """Raise `Refusal` if a written array shares cells with another array, or with itself."""
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     by_owner = {owner: arrays[owner] for owner in set(owners(values).values())}
     for name in sorted(written & by_owner.keys()):
@@ -61,7 +61,7 @@ def _share(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _sees_cells_twice(array: np.ndarray[Any, Any]) -> bool:
-    """True if two indices may be one cell (broadcast or overlapping windows)."""
+    """True if two indices may refer to one cell (broadcast or overlapping windows)."""
     axes = sorted(
         (abs(stride), length)
         for stride, length in zip(array.strides, array.shape, strict=True)

@@ -1,7 +1,7 @@
-"""Meaning of names outside a loop: numpy, math, plain helpers, constants.
+"""Resolve names outside a loop: numpy, math, plain helper functions, constants.
 
-Two sources with one face: a live function (its globals and closure) and a file that is only parsed,
-so that explaining a file runs no code of it.
+There are two implementations: one for a live function (its globals and closure), and one for a file
+that is only parsed, so that explaining a file executes none of its code.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class Names(ABC):
         """Meaning of ``name``; None for anything that is not understood."""
 
     def fingerprint(self, called: frozenset[str]) -> Any:
-        """Differs when a called name, or a number that it uses, is bound to something else."""
+        """Value that changes if a called name, or a number that it uses, is rebound."""
         return None
 
 
 @dataclass(frozen=True)
 class OutsideNames(Names):
-    """Names as a function with names of its own sees them: a local one is never a global one."""
+    """Global names as seen by a function; a name that is local to it is never global."""
 
     outer: Names
     local: frozenset[str]
 
     def meaning(self, name: str) -> Meaning:
-        """None for a local name."""
+        """Meaning of a global name; None for a local name."""
         return None if name in self.local else self.outer.meaning(name)
 
     def fingerprint(self, called: frozenset[str]) -> Any:
-        """Of what is not local."""
+        """Fingerprint of the names that are not local."""
         return self.outer.fingerprint(called - self.local)
 
 
@@ -82,7 +82,7 @@ class LiveNames(Names):
     function: FunctionType
 
     def value(self, name: str) -> Any:
-        """Present value of a name outside of the function; None for nothing."""
+        """Current value of a name outside the function; None if it is unbound."""
         free = self.function.__code__.co_freevars
         if name in free and self.function.__closure__ is not None:
             try:
@@ -92,23 +92,23 @@ class LiveNames(Names):
         return self.function.__globals__.get(name)
 
     def meaning(self, name: str) -> Meaning:
-        """By the object that the name is bound to now."""
+        """Meaning of the object that the name is bound to now."""
         found = self.value(name)
         return _meaning_of(name, getattr(builtins, name, None) if found is None else found)
 
     def fingerprint(self, called: frozenset[str]) -> Any:
-        """By the code of the functions and the values of the numbers, followed into helpers."""
+        """Code of the called functions and values of their numbers, through all helpers."""
         return _fingerprint(self, called, frozenset())
 
 
 @dataclass(frozen=True)
 class ParsedNames(Names):
-    """The top level of a module that is parsed, never run."""
+    """Names at the top level of a module that is parsed, never run."""
 
     module: ast.Module
 
     def meaning(self, name: str) -> Meaning:
-        """By the last statement of the module that binds the name."""
+        """Meaning by the last statement of the module that binds the name."""
         found: Meaning = None
         if hasattr(builtins, name):
             found = Library(f"builtins.{name}")
@@ -172,7 +172,7 @@ def local_names(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def outer_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Names of the module or of a function around it that a function assigns to."""
+    """Global or enclosing-scope names that a function assigns to."""
     declared = (n for n in ast.walk(function) if isinstance(n, (ast.Global, ast.Nonlocal)))
     return frozenset(name for node in declared for name in node.names)
 
@@ -224,32 +224,4 @@ def function_node(function: FunctionType) -> ast.FunctionDef:
         raise TypeError(f"{function.__name__} is no plain function")
     ast.increment_lineno(node, first - 1)
     node.decorator_list = []
-    around = function.__qualname__.split(".")[-2:-1]
-    if around and around != ["<locals>"]:
-        _mangle(node, around[0].lstrip("_"))
     return node
-
-
-def _mangle(node: ast.FunctionDef, class_name: str) -> None:
-    """Write private names of a class (``self.__x``) as Python knows them outside of it."""
-
-    def mangled(name: str) -> str:
-        is_private = name.startswith("__") and not name.endswith("__") and class_name
-        return f"_{class_name}{name}" if is_private else name
-
-    for part in ast.walk(node):
-        match part:
-            case ast.Name():
-                part.id = mangled(part.id)
-            case ast.Attribute():
-                part.attr = mangled(part.attr)
-            case ast.arg():
-                part.arg = mangled(part.arg)
-            case ast.keyword(str() as name):
-                part.arg = mangled(name)
-            case ast.Global() | ast.Nonlocal():
-                part.names = [mangled(name) for name in part.names]
-            case ast.FunctionDef() if part is not node:
-                part.name = mangled(part.name)
-            case _:
-                pass

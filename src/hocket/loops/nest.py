@@ -1,8 +1,9 @@
-"""A loop nest read at one depth: its dimensions, what it carries, and its dependence vectors."""
+"""Analyse a loop nest at one depth: dimensions, carried names, and dependence vectors."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from hocket.loops.body import LoopLevel, Range, read_nest
 from hocket.loops.dependence import Segments, Vector, dependence_vectors
 from hocket.loops.flow import exposed_names, loaded_names, mentions, stored_names
 from hocket.loops.form import Access, Atom, Body, Refusal
-from hocket.loops.reductions import Reduction, find_reduction, refuse_lost_numbers
+from hocket.loops.reductions import Reduction, find_reduction, refuse_order
 from hocket.loops.scope import Scope
 
 # Scratch arrays: overwritten by every iteration before it reads them, so each worker has its own.
@@ -32,7 +33,7 @@ class Covers:
 def private_arrays(
     statements: Sequence[ast.stmt], written: frozenset[str], scope: Scope
 ) -> dict[str, Covers | None]:
-    """The private arrays, each with the condition that must hold."""
+    """Return the private arrays, each with the condition that must hold."""
     found: dict[str, Covers | None] = {}
     for name in sorted(written):
         names = [other for other, info in scope.arrays.items() if info.owner == name]
@@ -88,7 +89,7 @@ def _fills_at_once(node: ast.stmt, name: str) -> bool:
 def _fills_in_loops(
     node: ast.stmt, name: str, stored: frozenset[str], variables: tuple[str, ...] = ()
 ) -> tuple[str, ...] | None:
-    """The stops of loops ``for k in range(E)``, one in another, that first assign ``name[k]``."""
+    """Stops of the nested loops ``for k in range(E)`` that first assign ``name[k]``."""
     match node:
         case ast.For(ast.Name(variable), ast.Call(ast.Name("range"), [stop], []) as head, body, []):
             if loaded_names([head]) & stored or variable in stored_names(body):
@@ -128,7 +129,7 @@ def _assigns(
 
 
 MAX_DEPTH = 2
-"""Two loops span the grid of tiles; deeper ones run inside an iteration."""
+"""Loops that span the grid of tiles; deeper ones run inside an iteration."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Reading:
 
     levels: tuple[LoopLevel, ...]
     statements: tuple[ast.stmt, ...]
-    """One iteration: what stands between the loops, then the innermost body."""
+    """Statements of one iteration: those between the loops, then the innermost body."""
     body: Body
     ranges: tuple[Range, ...]
     vectors: tuple[Vector, ...]
@@ -150,7 +151,7 @@ class Reading:
 
     @property
     def depth(self) -> int:
-        """Loops of the iteration space."""
+        """Number of loops in the iteration space."""
         return len(self.levels)
 
     @property
@@ -167,16 +168,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Nest:
-    """A loop of the user's function, outermost first, with the names that are read after it."""
+    """A nest of loops: its levels, outermost first, and the names read after it."""
 
     node: ast.For | ast.While
     live_after: frozenset[str]
     levels: tuple[LoopLevel, ...] = field(default=())
-    """Empty for a ``while`` loop, which has no iterations that are known before it runs."""
+    """Loops of the nest; empty for a ``while`` loop, whose iterations are unknown."""
 
     @staticmethod
     def of(node: ast.For | ast.While, live_after: frozenset[str]) -> Nest:
-        """Find the loops that follow each other with nothing but plain names assigned between."""
+        """Find the nested loops with nothing but assignments of plain names between them."""
         if isinstance(node, ast.While):
             return Nest(node, live_after)
         levels = [LoopLevel(node)]
@@ -202,7 +203,7 @@ class Nest:
         return Nest(node, live_after, tuple(levels))
 
     def read(self, depth: int, scope: Scope, *, use_segments: bool = True) -> Reading:
-        """Analyse at a depth; raises `Refusal`."""
+        """Analyse the nest at a depth; raises `Refusal`."""
         levels = self.levels[:depth]
         innermost = levels[-1].node.body
         between = [item for level in levels[:-1] for item in level.prelude]
@@ -210,6 +211,7 @@ class Nest:
         used = (*levels[:-1], LoopLevel(levels[-1].node))
         in_place = _updated_in_place(statements, scope)
         carried, nonempty = self._carried(statements, levels, in_place)
+        carried |= self._flags(statements, scope) - in_place
         reductions = tuple(
             find_reduction(name, statements, scope.names) for name in sorted(carried)
         )
@@ -217,7 +219,7 @@ class Nest:
         self._refuse_last_values(statements, levels, carried | in_place)
         body, ranges, heads, kinds = read_nest(used, innermost, scope, carried)
         for reduction in reductions:
-            refuse_lost_numbers(reduction, kinds[reduction.name])
+            refuse_order(reduction, kinds[reduction.name])
         _refuse_changed_heads(heads, body)
         vectors, segments = dependence_vectors(body, ranges, use_segments=use_segments)
         return Reading(
@@ -251,6 +253,14 @@ class Nest:
         hopeful = (exposed_names(statements, surely_runs) & stored) - dims
         return (careful, ()) if hopeful == careful else (hopeful, tuple(dict.fromkeys(used)))
 
+    def _flags(self, statements: Sequence[ast.stmt], scope: Scope) -> frozenset[str]:
+        """Names read after the loop that it never reads and only sets to True, or only to False."""
+        found = set()
+        for name in (stored_names(statements) & self.live_after) - loaded_names(statements):
+            with contextlib.suppress(Refusal):
+                found.add(find_reduction(name, statements, scope.names).name)
+        return frozenset(found)
+
     def _refuse_heads(self, carried: frozenset[str], levels: Sequence[LoopLevel]) -> None:
         for level in levels[1:]:
             used = loaded_names([level.node.iter]) & carried
@@ -272,7 +282,7 @@ class Nest:
 
 
 def _updated_in_place(statements: Sequence[ast.stmt], scope: Scope) -> frozenset[str]:
-    """Arrays of which ``a += e`` changes the cells, not the name."""
+    """Arrays whose cells ``a += e`` changes in place, instead of binding the name again."""
     updates, others = set(), set()
     for statement in statements:
         for node in ast.walk(statement):
@@ -294,7 +304,10 @@ def _is_names(target: ast.expr) -> bool:
 
 
 def _refuse_changed_heads(heads: Sequence[Access], body: Body) -> None:
-    """Statements between the loops run once per inner iteration then: they must not change."""
+    """Refuse statements between the loops that access an array which the nest writes.
+
+    A kernel runs these statements once per inner iteration, so their values must not change.
+    """
     for access in heads:
         if access.array in body.written:
             other = next(a for a in body.accesses if a.writes and a.array == access.array)

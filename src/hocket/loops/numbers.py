@@ -1,4 +1,4 @@
-"""Arithmetic on abstract numbers: linear forms where possible, else expressions as keys."""
+"""Arithmetic on abstract numbers: linear forms if possible, otherwise expressions as keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY_OPS = (ast.Mult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, 
 
 
 def arithmetic(op: ast.operator, left: Scalar, right: Scalar, dims: Sequence[str]) -> Scalar:
-    """The result of a binary operator."""
+    """Abstract result of a binary operator."""
     kind = result_kind(op, left.kind, right.kind)
     if kind in ("float", "bool"):
         return Scalar(None, None, kind)
@@ -51,7 +51,7 @@ def known_before(text: str, kind: Kind, dims: Sequence[str]) -> Scalar:
 
 
 def result_kind(op: ast.operator, left: Kind, right: Kind) -> Kind:
-    """The kind of number that an operator gives."""
+    """Kind of number that a binary operator returns."""
     if isinstance(op, ast.Div) or "float" in (left, right):
         return "float"
     if "unknown" in (left, right):
@@ -74,7 +74,7 @@ def views_in(value: Value) -> frozenset[View]:
 
 
 def merged(values: Sequence[Value]) -> Value:
-    """A value that may be any of some values."""
+    """A value that may be any one of several values."""
     first = values[0]
     if all(value == first for value in values):
         return first

@@ -1,8 +1,8 @@
-"""Loops that are entered often: found again without analysis, left to Python if that is faster.
+"""Cache decisions for loops that are entered often; leave a loop to Python if that is faster.
 
-A serial loop keeps to the order as written, so all that its kernel depends on are kinds and ranks
-of its inputs; those are the key here. A key whose calls are short is timed once in plain Python,
-and the faster of the two is taken from then on (`CallPace`).
+Decisions are kept by the types, ranks and rough sizes of the inputs and the signs of numbers
+(`Entries.key`). If the calls of a key are short, one of them is timed in plain Python, and the
+faster of the two is used from then on (`CallPace`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 
 from hocket.loops.compile import Kernel
 from hocket.loops.decide import Decision
-from hocket.loops.recall import sign
+from hocket.loops.recall import same_content, sign
 
 SHORT_S = 40e-6
-"""Compiled calls that take less may be slower than plain Python: reaching them takes a few µs."""
+"""Shorter compiled calls may be slower than plain Python, as entering them takes a few µs."""
 REACHING_S = 2e-6
-"""Seconds spent around a compiled loop: the variables as a mapping, the results."""
+"""Seconds to enter and leave a compiled loop: collect its variables, bind its results."""
 _NUM_TIMED = 4
 SKIPPED = 31
-"""Entries of a loop left to Python before it is looked at again."""
+"""Entries that stay in Python before the loop is examined again."""
 _MAX_KEYS = 64
 
 
 @dataclass
 class CallPace:
-    """Times of one kind of call, compiled and in plain Python."""
+    """Times of the calls of one key, compiled and in plain Python."""
 
     compiled_s: float = np.inf
     plain_s: float = np.inf
@@ -37,7 +37,7 @@ class CallPace:
     is_measured: bool = False
 
     def add_compiled(self, seconds: float) -> None:
-        """A compiled call ended."""
+        """Record the time of a compiled call."""
         self.num_compiled += 1
         self.compiled_s = min(self.compiled_s, seconds + REACHING_S)
 
@@ -55,28 +55,30 @@ class CallPace:
 
 @dataclass
 class SerialCall:
-    """A serial decision that holds for every call of one key."""
+    """A serial decision that holds for every call with the same key."""
 
     decision: Decision
     kernel: Kernel
     arguments: tuple[str, ...]
     sizes: tuple[Any, ...] | None
-    """Shapes and numbers for which all indices were proven to be inside; None: they are checked."""
+    """Shapes and integers for which indices were proven inside; None if they are checked."""
+    indices: Mapping[str, Any] = field(default_factory=dict)
+    """Contents of the index arrays and numbers for which that proof holds."""
     pace: CallPace = field(default_factory=CallPace)
 
 
 @dataclass
 class Entries:
-    """Of one loop."""
+    """Cached serial decisions of one loop."""
 
     names: Sequence[str]
-    """All inputs and results."""
+    """Names of all inputs and results."""
     found: dict[Any, SerialCall] = field(default_factory=dict)
     num_unproven: int = 0
-    """Calls whose sizes were not those of the proof; after a few, indices are checked instead."""
+    """Calls to which the proof did not apply; after a few, indices are checked instead."""
 
     def key(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Kinds, ranks and rough sizes of a call's values."""
+        """Types, ranks and rough sizes of a call's values, and the signs of its numbers."""
         parts: list[Any] = []
         for name in self.names:
             value = values.get(name)
@@ -91,17 +93,17 @@ class Entries:
         return tuple(parts)
 
     def get(self, values: Mapping[str, Any]) -> SerialCall | None:
-        """The entry for a call; None where it has to be decided."""
+        """Return the entry for a call; None if the call has to be decided."""
         entry = self.found.get(self.key(values))
         if entry is None or entry.sizes is None:
             return entry
-        if entry.sizes == sizes_of(entry.arguments, values):
+        if entry.sizes == sizes_of(entry.arguments, values) and same_content(entry.indices, values):
             return entry
         self.num_unproven += 1
         return None
 
     def put(self, values: Mapping[str, Any], entry: SerialCall) -> SerialCall:
-        """Keep a decision; times of calls of its kind stay known."""
+        """Store a decision; the times measured for its key are kept."""
         if len(self.found) >= _MAX_KEYS:
             self.found.clear()
         key = self.key(values)
@@ -117,7 +119,7 @@ class Entries:
 
 
 def sizes_of(names: Sequence[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Shapes of arrays, and integers."""
+    """Shapes of arrays and values of integers, in the order of ``names``."""
     return tuple(
         value.shape if isinstance(value, np.ndarray) else value
         for value in (values[name] for name in names)

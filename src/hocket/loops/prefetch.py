@@ -1,12 +1,11 @@
-"""Which rows of an array a tile will touch, found by running what is left of its body (Wei et al.,
-"Automating dependence-aware parallelization of machine learning training on distributed shared
-memory", EuroSys 2019).
+"""Find the rows of an array that a tile will access by running a slice of its body.
 
-Of the body only what the subscripts need is kept: every access becomes a mark at its row, and a
-statement whose value comes from an array that the loop writes is left out. Both sides of a
-condition that needs such a value are followed, so the marks may be too many, never too few. Where
-a subscript itself needs such a value no marks are made, and all rows count as touched. The cost is
-that of the loops around the accesses.
+After Wei et al., "Automating dependence-aware parallelization of machine learning training on
+distributed shared memory", EuroSys 2019. The slice keeps only the statements that the subscripts
+need: every access becomes a mark at its row, and a statement whose value comes from an array that
+the loop writes is left out. If a condition needs such a value, both branches are followed, so there
+may be too many marks, never too few. If a subscript itself needs such a value, no marks are made
+and all rows count as accessed. The cost is that of the loops around the accesses.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Prefetch:
     def rows(
         self, leading: Sequence[Any], values: Mapping[str, Any]
     ) -> dict[str, NDArray[np.int64]]:
-        """The rows that one tile touches, ascending, by array."""
+        """Rows that one tile accesses, in ascending order, by array."""
         marks = {name: np.zeros(len(values[name]), np.bool_) for name in self.arrays}
         named = {_MARKS.format(name): mark for name, mark in marks.items()}
         kernel = compiled(self.source.text, CompileOptions(boundscheck=True))
@@ -56,7 +55,7 @@ def touched_rows(
     leading: Sequence[Any],
     values: Mapping[str, Any],
 ) -> dict[str, NDArray[np.int64]]:
-    """The rows of some arrays that a tile touches; all of them where that is not known."""
+    """Rows of some arrays that a tile accesses; all rows if that is not known."""
     every = {name: np.arange(len(array)) for name, array in arrays.items()}
     if prefetch is None:
         return every
@@ -73,10 +72,10 @@ def prefetch_of(
     *,
     is_listed: bool,
 ) -> Prefetch | None:
-    """The marks for those of ``arrays`` whose rows can be known; None if there are none.
+    """Build the plan for those of ``arrays`` whose rows can be known; None if there are none.
 
-    ``written`` are all names of arrays that the loop writes: what is read from them is not known
-    before the loop has run.
+    ``written`` are the names of all arrays that the loop writes: values read from them are not
+    known before the loop has run.
     """
     parts = [*(level.prelude for level in levels[:-1]), tuple(levels[-1].node.body)]
     found: dict[str, list[tuple[ast.stmt, ...]]] = {}
@@ -102,7 +101,7 @@ def prefetch_of(
 
 
 def _unknown_names(parts: Sequence[Sequence[ast.stmt]], written: set[str]) -> frozenset[str]:
-    """Names whose value may come from an array that the loop writes, whatever the order."""
+    """Names whose value may come from an array that the loop writes, in any order of statements."""
     depends: list[tuple[set[str], frozenset[str]]] = []
     for node in (node for part in parts for top in part for node in ast.walk(top)):
         match node:
@@ -134,12 +133,12 @@ class _NotKnown(Exception):  # noqa: N818
 
 @dataclass
 class _Slicer:
-    """Writes what is left of statements for one array."""
+    """Writes the slice of statements that finds the rows of one array."""
 
     array: str
     unknown: frozenset[str]
     flattened: int = field(default=0)
-    """Depth of conditions that are not known."""
+    """Number of enclosing conditions whose value is not known."""
 
     def block(self, statements: Iterable[ast.stmt]) -> list[ast.stmt]:
         return [kept for statement in statements for kept in self.statement(statement)]
@@ -190,7 +189,7 @@ class _Slicer:
         return bool(_read(node) & self.unknown)
 
     def marks(self, node: ast.AST) -> list[ast.stmt]:
-        """A mark for every row of the array that some code names."""
+        """Statements that mark every row of the array that some code accesses."""
         found: list[ast.stmt] = []
         subscripts = {
             id(part.value): part for part in ast.walk(node) if isinstance(part, ast.Subscript)
@@ -211,7 +210,7 @@ class _Slicer:
 
 
 def _measured(node: ast.AST) -> set[int]:
-    """Names of which only the size is asked."""
+    """Ids of the name nodes of which only the size is used."""
     found: set[int] = set()
     for part in ast.walk(node):
         match part:
@@ -225,7 +224,7 @@ def _measured(node: ast.AST) -> set[int]:
 
 
 def _read(node: ast.AST) -> frozenset[str]:
-    """Names whose values some code reads; the sizes of an array do not count."""
+    """Names whose values some code reads; uses of an array's size are left out."""
     measured = _measured(node)
     return frozenset(
         part.id

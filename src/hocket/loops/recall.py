@@ -1,7 +1,7 @@
-"""When the decision for an earlier call holds for this one: same kinds, same indices.
+"""Decide if the decision for an earlier call holds for a new one.
 
-A call looks like an earlier one if its values have the same types, shapes and shared memory, and
-the arrays and numbers that index the others have the same content (compared, never assumed).
+Two calls match if their values have the same types, shapes and shared memory, and the arrays and
+numbers used as indices have the same content (compared, never assumed).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.loops.nest import Reading
 def signature(
     values: Mapping[str, Any], owners: Mapping[str, str], *, with_sizes: bool = True
 ) -> Any:
-    """Key of a call by its arguments' types and layout."""
+    """Key of a call by the types and memory layout of its arguments."""
     parts: list[Any] = []
     for name in sorted(values):
         value = values[name]
@@ -31,12 +31,12 @@ def signature(
 
 
 def sign(value: Any) -> int:
-    """-1, 0 or 1; compiled code leaves out checks that a number's sign makes needless."""
+    """-1, 0 or 1; compiled code omits checks that a number's sign makes unnecessary."""
     return int(value > 0) - int(value < 0)
 
 
 def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of all that a decision read: integer scalars, and arrays that are indices."""
+    """Copies of the integers and index arrays that a decision depends on."""
     texts: set[str] = set()
     for reading in readings:
         texts |= {str(part.text) for each in reading.ranges for part in each}
@@ -66,7 +66,7 @@ def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str,
 
 
 def same_content(known: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """True if everything that was kept of an earlier call is equal now."""
+    """True if all values copied from an earlier call equal those of this call."""
     return all(
         np.array_equal(value, values[name])
         if isinstance(value, np.ndarray)

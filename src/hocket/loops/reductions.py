@@ -1,8 +1,9 @@
-"""Names that go from one iteration to the next: sums, products, extremes, or a reason to refuse.
+"""Recognise reductions among carried names: sums, products, minima, maxima, flags.
 
-A carried name is a reduction if every statement that mentions it is one update by the same
-associative operator and its value is read nowhere else. Each worker then has its own, and they are
-combined in a fixed order.
+A name carried from one iteration to the next is a reduction if every statement that mentions it is
+one update by the same associative operator and its value is read nowhere else. Each worker then has
+a copy of its own, and the copies are combined in a fixed order. Any other carried name is
+refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CLASSES = {
 }  # fmt: skip
 _EXTREMES = (Library("builtins.min"), Library("builtins.max"))
 EXACT = frozenset({"min", "max", "or", "and"})
-"""Operators that give the same result in every order, also on floating-point numbers."""
+"""Operators whose result does not depend on the order, even for floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,17 @@ class Reduction:
     name: str
     op: str
     line: int
-    added: tuple[ast.expr, ...]
-    takes_equal: bool = False
-    """Of an extreme: whether of two equal numbers (0.0 and -0.0) the later one is kept."""
-    takes_nan: bool = False
-    """``min(e, s)``: an e that is no number is kept, and lost again at the next one."""
+    depends_on_order: bool = False
+    """True for a minimum or maximum that keeps a NaN or the later of 0.0 and -0.0."""
 
 
 class _Update(NamedTuple):
     op: str
-    added: ast.expr
-    takes_equal: bool = False
-    takes_nan: bool = False
+    depends_on_order: bool = False
 
 
 def find_reduction(name: str, statements: Sequence[ast.stmt], names: Names) -> Reduction:
-    """Reduction that accumulates a carried name; raises `Refusal` naming its lines if it is not."""
+    """Return the reduction of a carried name; raises `Refusal` with its lines if it is none."""
     found: list[tuple[_Update, int]] = []
     for statement in _simple_statements(statements):
         if not mentions(statement, name):
@@ -55,17 +51,14 @@ def find_reduction(name: str, statements: Sequence[ast.stmt], names: Names) -> R
         if update is None:
             raise _carried(name, statements)
         found.append((update, statement.lineno))
-    if len({(update.op, update.takes_equal) for update, _ in found}) != 1:
+    if len({update.op for update, _ in found}) != 1:
         raise _carried(name, statements)
     first, line = found[0]
-    return Reduction(
-        name, first.op, line, tuple(update.added for update, _ in found),
-        first.takes_equal, any(update.takes_nan for update, _ in found),
-    )  # fmt: skip
+    return Reduction(name, first.op, line, any(update.depends_on_order for update, _ in found))
 
 
 def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
-    """Statements that hold no others, the heads of those that do, and whole guarded extremes."""
+    """Simple statements, heads of compound ones, and ``if e > s: s = e`` as one statement."""
     for statement in statements:
         match statement:
             case ast.If() if _guarded_extreme(statement) is not None:
@@ -96,11 +89,13 @@ def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name(function), [one, other], [])) if (
             target == name and names.meaning(function) in _EXTREMES
         ):
-            value = other if _is(one, name) else one
-            kept = one if value is other else other
+            is_kept_first = _is(one, name)
+            value, kept = (other, one) if is_kept_first else (one, other)
             if not _is(kept, name) or mentions(value, name):
                 return None
-            return _Update(function, value, takes_equal=value is one, takes_nan=value is one)
+            return _Update(function, depends_on_order=not is_kept_first)
+        case ast.Assign([ast.Name(target)], ast.Constant(bool() as value)) if target == name:
+            return _Update("or" if value else "and")  # a flag that is only raised or only lowered
         case ast.If():
             extreme = _guarded_extreme(node)
             return extreme[1] if extreme is not None and extreme[0] == name else None
@@ -109,11 +104,11 @@ def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
 
 
 def _simple_update(op: str, value: ast.expr, name: str) -> _Update | None:
-    return _Update(_CLASSES[op], value) if op in _CLASSES and not mentions(value, name) else None
+    return _Update(_CLASSES[op]) if op in _CLASSES and not mentions(value, name) else None
 
 
 def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
-    """``if e > s: s = e`` keeps the greatest."""
+    """Name and update of ``if e > s: s = e`` and similar maxima and minima, else None."""
     match node:
         case ast.If(
             ast.Compare(left, [op], [right]),
@@ -126,9 +121,9 @@ def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
                 return None
             equal = isinstance(op, (ast.GtE, ast.LtE))
             if ast.unparse(left) == text and _is(right, name) and not mentions(left, name):
-                return name, _Update("max" if greater else "min", value, equal)
+                return name, _Update("max" if greater else "min", equal)
             if ast.unparse(right) == text and _is(left, name) and not mentions(right, name):
-                return name, _Update("min" if greater else "max", value, equal)
+                return name, _Update("min" if greater else "max", equal)
     return None
 
 
@@ -154,12 +149,12 @@ def _carried(name: str, statements: Sequence[ast.stmt]) -> Refusal:
     )
 
 
-def refuse_lost_numbers(reduction: Reduction, kind: str) -> None:
-    """Raise `Refusal` where an extreme of floats depends on where a NaN stands."""
-    if reduction.takes_nan and kind not in ("int", "bool"):
+def refuse_order(reduction: Reduction, kind: str) -> None:
+    """Raise `Refusal` if a float extreme depends on the order of equal numbers or NaN."""
+    if reduction.depends_on_order and kind not in ("int", "bool"):
         name, op = reduction.name, reduction.op
         raise Refusal(
-            f"{name} = {op}(…, {name}) at line {reduction.line} depends on the order where a "
-            f"number is NaN; {op}({name}, …) does not",
+            f"{name} at line {reduction.line} takes the later of two equal numbers, or a NaN, so "
+            f"it depends on the order; {name} = {op}({name}, …) does not",
             reduction.line,
         )

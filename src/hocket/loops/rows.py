@@ -1,14 +1,16 @@
-"""Expressions over whole rows, written as loops over their elements before they are compiled.
+"""Rewrite expressions over whole rows as loops over their elements before compilation.
 
-``w = W[u[n]]; w += rate * (e * h - decay * w)`` would make temporary arrays and count references to
-views in every iteration. Here a view becomes the place of its row, an expression one loop without
-temporaries, ``w @ h`` a sum that may be vectorised. Statements keep their order and a loop touches
-equal places of rows only, so the meaning is numpy's. What does not fit is left as it is.
+Compiled as written, ``w = W[u[n]]; w += rate * (e * h - decay * w)`` would allocate temporary
+arrays and count references to views in every iteration. Here a view becomes the index of its row,
+an expression becomes one loop without temporaries, and ``w @ h`` a sum that may be vectorised.
+Statements keep their order and a loop accesses only equal positions of rows, so the meaning is
+numpy's. Code that does not fit this pattern is left as it is.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from hocket.loops.body import LoopLevel
 from hocket.loops.flow import stored_names
 from hocket.loops.names import Library, Names, parsed
+from hocket.loops.promotion import Arr, KindReader, Other
 
 _ELEMENTWISE = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _REDUCERS = frozenset({"sum", "mean", "std", "var", "max", "min", "argmax", "argmin", "prod"})
@@ -50,7 +53,7 @@ def dot_(a, b):
 
 @dataclass(frozen=True)
 class Lowered:
-    """Statements per level (what stands between loops, then the body), and what comes first."""
+    """Rewritten statements per level (between loops, then the body), and those before all loops."""
 
     parts: tuple[tuple[ast.stmt, ...], ...]
     setup: tuple[str, ...]
@@ -60,7 +63,7 @@ class Lowered:
 class _Row:
     array: str
     place: str
-    """The name that holds the row's index; empty for an array of rank one."""
+    """Name of the variable that holds the row's index; empty for an array of rank one."""
 
     def element(self, index: str) -> str:
         return f"{self.array}[{self.place}, {index}]" if self.place else f"{self.array}[{index}]"
@@ -71,10 +74,12 @@ class _Unfit(Exception):  # noqa: N818
 
 
 def lowered(levels: Sequence[LoopLevel], values: Mapping[str, Any], names: Names) -> Lowered | None:
-    """The statements of an iteration over elements; None if they are not about rows, or unfit."""
+    """Statements of an iteration as loops over elements; None if they do not fit."""
     parts = [*(level.prelude for level in levels[:-1]), tuple(levels[-1].node.body)]
     every = [statement for part in parts for statement in part]
-    writer = _Writer(values, names, _bound_once(every))
+    indices = [statement for level in levels for statement in ast.parse(f"{level.name} = 0").body]
+    reader = KindReader.of([*indices, *every], values, names)
+    writer = _Writer(values, names, reader, _bound_once(every))
     try:
         made = tuple(tuple(writer.block(part)) for part in parts)
     except _Unfit:
@@ -88,7 +93,7 @@ def lowered(levels: Sequence[LoopLevel], values: Mapping[str, Any], names: Names
 
 
 def _bound_once(statements: Sequence[ast.stmt]) -> frozenset[str]:
-    """Names that one plain assignment at the top level binds, and no other statement."""
+    """Names bound by one plain assignment at the top level and by no other statement."""
     counts: dict[str, int] = {}
     plain: set[str] = set()
     for top in statements:
@@ -107,6 +112,7 @@ def _bound_once(statements: Sequence[ast.stmt]) -> frozenset[str]:
 class _Writer:
     values: Mapping[str, Any]
     names: Names
+    reader: KindReader
     bound_once: frozenset[str]
     rows: dict[str, _Row] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
@@ -160,45 +166,18 @@ class _Writer:
     # ── rows ────────────────────────────────────────────────────────────────────────────────────
 
     def rank(self, node: ast.expr) -> int:
-        """0 for a number, 1 for a row; anything else is unfit."""
+        """0 for a number, 1 for a row, more for other arrays; raises `_Unfit` if unknown."""
         match node:
-            case ast.Constant() | ast.Compare() | ast.BoolOp():
-                return 0
-            case ast.Name(name) if name in self.rows:
-                return 1
-            case ast.Name(name):
-                value = self.values.get(name)
-                return value.ndim if isinstance(value, np.ndarray) else 0
-            case ast.Subscript(value, place):
-                parts = place.elts if isinstance(place, ast.Tuple) else [place]
-                if any(isinstance(part, ast.Slice) for part in parts):
-                    raise _Unfit
-                left = self.rank(value) - len(parts)
-                if left < 0:
-                    return 0  # a part of a shape
-                return left
-            case ast.BinOp(left_side, ast.MatMult(), right_side):
-                if self.rank(left_side) != 1 or self.rank(right_side) != 1:
-                    raise _Unfit
-                return 0
-            case ast.BinOp(left_side, _, right_side):
-                return max(self.rank(left_side), self.rank(right_side))
-            case ast.UnaryOp(_, operand):
-                return self.rank(operand)
-            case ast.IfExp(_, body, orelse):
-                return max(self.rank(body), self.rank(orelse))
-            case ast.Attribute(_, "shape"):
-                return 0
-            case ast.Attribute():
-                return 0
-            case ast.Call() if self.reduced(node) is not None:
-                return 0
-            case ast.Call(ast.Attribute(value, "copy"), [], []) if self.is_row(value):
-                return 1
+            case ast.Call(ast.Attribute(value, "copy"), [], []):
+                return self.rank(value)
             case ast.Call(_, arguments, []):
-                return 0 if self.is_dot(node) else max(map(self.rank, arguments), default=0)
-            case _:
-                raise _Unfit
+                is_number = self.is_dot(node) or self.reduced(node) is not None
+                return 0 if is_number else max(map(self.rank, arguments), default=0)
+        kinds = self.reader.of_expression(node)
+        ranks = {kind.rank if isinstance(kind, Arr) else 0 for kind in kinds}
+        if len(ranks) > 1 or Other() in kinds:
+            raise _Unfit
+        return max(ranks, default=0)
 
     def is_row(self, node: ast.expr) -> bool:
         rank = self.rank(node)
@@ -207,7 +186,7 @@ class _Writer:
         return rank == 1
 
     def reduced(self, node: ast.Call) -> ast.expr | None:
-        """The row that ``row.sum()`` or ``np.sum(row)`` takes together."""
+        """The row that ``row.sum()`` or ``np.sum(row)`` sums; None for other calls."""
         match node:
             case ast.Call(ast.Attribute(ast.Name(module), name), [value], []) if (
                 name in _REDUCERS and self.is_numpy(module)
@@ -231,9 +210,11 @@ class _Writer:
         return isinstance(meaning, Library) and meaning.path == "numpy"
 
     def row(self, node: ast.expr, before: list[ast.stmt]) -> _Row:
-        """The row that an expression names; its index is kept in a name of its own."""
+        """The row that an expression denotes; its index is stored in a variable."""
         if isinstance(node, ast.Name) and node.id in self.rows:
             return self.rows[node.id]
+        if any(isinstance(part, ast.Slice) for part in ast.walk(node)):
+            raise _Unfit
         base = node.value if isinstance(node, ast.Subscript) else node
         if not isinstance(base, ast.Name) or base.id not in self.values:
             raise _Unfit
@@ -273,7 +254,7 @@ class _Writer:
         value: ast.expr,
         before: list[ast.stmt],
     ) -> list[ast.stmt]:
-        """A loop over the elements of one row."""
+        """Write a loop over the elements of one row."""
         row = target if isinstance(target, _Row) else self.row(target, before)
         index = self.fresh("at")
         made = self.element(value, index, before)
@@ -285,7 +266,7 @@ class _Writer:
         return [*before, loop]
 
     def element(self, node: ast.expr, index: str, before: list[ast.stmt]) -> ast.expr:
-        """One element of a row's expression."""
+        """Write one element of a row's expression."""
         if not self.is_row(node):
             # Numbers are the same for all elements: they are taken before the loop.
             made = self.scalar(node, before)
@@ -314,7 +295,7 @@ class _Writer:
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────
 
     def scalar(self, node: ast.expr, before: list[ast.stmt]) -> ast.expr:
-        """An expression without rows: products of rows become calls, elements of rows cells."""
+        """Write an expression without rows: products of rows become calls, their elements cells."""
         match node:
             case ast.Name(name):
                 if name in self.rows:
@@ -342,7 +323,7 @@ class _Writer:
                 return cell
             case ast.Call(ast.Name(function), _, []) if function not in _SCALAR_CALLS | {"range"}:
                 raise _Unfit
-        made = type(node)()
+        made = copy.copy(node)
         for name, child in ast.iter_fields(node):
             if isinstance(child, ast.expr):
                 setattr(made, name, self.scalar(child, before))
@@ -352,9 +333,7 @@ class _Writer:
                     for part in child
                 ]
                 setattr(made, name, parts)
-            else:
-                setattr(made, name, child)
-        return ast.copy_location(made, node)
+        return made
 
     def dot(self, left: ast.expr, right: ast.expr, before: list[ast.stmt]) -> ast.expr:
         one, other = self.row(left, before), self.row(right, before)

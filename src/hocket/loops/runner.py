@@ -1,6 +1,6 @@
-"""Running a loop of the user's function when the function reaches it.
+"""Run one loop of the user's function each time the function reaches it.
 
-What was decided for a call is remembered and used again while the next calls look the same.
+The decision for a call is reused while later calls have the same types, sizes and indices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from hocket.base.units import format_seconds
 from hocket.loops import memory
-from hocket.loops.bounds import may_leave
 from hocket.loops.choice import TiledOption
 from hocket.loops.compile import compiled
 from hocket.loops.decide import Decision, LoopDecider
@@ -27,18 +26,18 @@ from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource
 from hocket.loops.job import LoopJob, run_in_turn
 from hocket.loops.names import Number, called_names
-from hocket.loops.nest import Reading
 from hocket.loops.pace import SKIPPED, CallPace, Entries, SerialCall, sizes_of
 from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
-from hocket.loops.reductions import Reduction
 from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.verdict import LoopVerdict
 
 Results = tuple[Any, ...]
-"""Values of the names that are read after the loop; of a loop with exits, the exit's number and
-the names that it reads."""
+"""Values of the names that are read after the loop.
+
+For a loop with exits: the number of the exit taken, and the values of the names that it reads.
+"""
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
@@ -49,7 +48,7 @@ class _Memory:
 
 
 class SiteRunner:
-    """One loop of one function."""
+    """Runs one loop of one function."""
 
     def __init__(self, source: LoopSource, site: LoopSite, settings: Settings) -> None:
         self.source, self.site, self.settings = source, site, settings
@@ -64,13 +63,17 @@ class SiteRunner:
         self._timed, self._plain_start = CallPace(), 0.0
         self._may_leave_unbound = isinstance(site.nest.node, ast.For) and bool(self.results)
         self.is_timing = False
-        """True if the loop that Python runs now is timed, see `end_plain`."""
+        """True if the entry that Python runs now is timed, see `end_plain`."""
         self.num_to_skip = 0
-        """Entries that the function should leave to Python before it asks again."""
+        """Next entries that the function should leave to Python without calling this runner."""
         self.last: Decision | None = None
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
-        """The loop's results; None: Python runs it and asks for its inner loops; False: alone."""
+        """Run the loop and return its results, or return who should run it.
+
+        None: Python runs it, and its inner loops call their runners. False: Python runs all of
+        it.
+        """
         start = time.perf_counter()
         self.is_timing = False
         self._forget_if_changed()
@@ -110,12 +113,14 @@ class SiteRunner:
             raise IndexError(f"{error}, {self._where_outside(decision)}") from error
 
     def _given(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The loop's inputs as they are, unchecked."""
+        """Current values of the loop's inputs and results, unchecked."""
         given: dict[str, Any] = {}
         for name in self._entries.names:
             value = variables.get(name)
-            if value is None and name not in self._stored:
-                value = self._outside(name)
+            if value is None and name not in self._stored and self.settings.outside:
+                value = self.settings.outside(name)
+            if value is None and isinstance(meaning := self.source.names.meaning(name), Number):
+                value = meaning.value
             given[name] = value
         return given
 
@@ -126,14 +131,17 @@ class SiteRunner:
             options = replace(options, boundscheck=self.settings.check_bounds)
         arguments = decision.source.arguments
         is_proven = self.settings.check_bounds and not options.boundscheck
-        sizes = sizes_of(arguments, values) if is_proven else None
+        sizes, indices = None, {}
+        if is_proven:
+            sizes = sizes_of(arguments, values)
+            indices = content(decision.verdict.readings[:1], values)
         kernel = compiled(decision.source.text, options)
-        return self._entries.put(values, SerialCall(decision, kernel, arguments, sizes))
+        return self._entries.put(values, SerialCall(decision, kernel, arguments, sizes, indices))
 
     def _run_entry(
         self, entry: SerialCall, given: Mapping[str, Any], start: float
     ) -> Results | bool:
-        """Run a serial kernel, or leave the loop to Python where that was faster."""
+        """Run a serial kernel, or leave the loop to Python if that was faster."""
         decision, pace = entry.decision, entry.pace
         self.last = decision
         if pace.prefers_plain:
@@ -163,7 +171,7 @@ class SiteRunner:
         return results
 
     def end_plain(self) -> None:
-        """A timed loop has ended in plain Python."""
+        """Record the time of a loop that was run in plain Python."""
         self.is_timing = False
         self._timed.plain_s = time.perf_counter() - self._plain_start
 
@@ -177,7 +185,7 @@ class SiteRunner:
         return self.last
 
     def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
-        """True if the loop is empty and a name is read after it that nothing else binds."""
+        """True if the loop is empty and a name read after it is bound nowhere else."""
         if not self._may_leave_unbound:
             return False
         if all(values.get(name) is not None for name in self.results):
@@ -193,15 +201,15 @@ class SiteRunner:
         return compile(ast.Expression(node.iter), self.source.place or "<loop>", "eval")
 
     def _where_outside(self, decision: Decision) -> str:
-        """Where to look for an index that leaves its array; compiled code does not say."""
+        """Accesses that may have caused an IndexError, which compiled code does not name."""
         where = f"in the loop at line {self.site.line} of {self.source.place}"
         if decision.candidate is None:
             return where
-        suspects = dict.fromkeys(access.label for access in may_leave(decision.candidate.space))
+        suspects = dict.fromkeys(access.label for access in decision.candidate.space.may_leave())
         return f"{where}: {' or '.join(suspects)}" if suspects else where
 
     def _forget_if_changed(self) -> None:
-        """Helpers and their numbers are compiled in: with others, everything is decided anew."""
+        """Drop all decisions if a helper or one of its constants, compiled in, has changed."""
         called = self.source.names.fingerprint(self._called)
         if called != self._fingerprint:
             self._fingerprint = called
@@ -210,44 +218,26 @@ class SiteRunner:
             self.decider = LoopDecider(self.source, self.site, self.settings, self.results)
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
-        """Judge the loop for these values and choose how to run it."""
+        """Analyse the loop for these values and choose how to run it."""
         return self.decider.decide(values, owners)
 
     def values(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The loop's inputs; refuses one that is no array or number of a kind that it knows."""
+        """The loop's inputs; raises `Refusal` for one that is no array or known number."""
         found: dict[str, Any] = {}
-        for name in dict.fromkeys((*self.site.inputs, *self.results)):
-            if name in variables:
-                value = variables[name]
-            elif isinstance(meaning := self.source.names.meaning(name), Number):
-                value = meaning.value
-            else:
-                value = None if name in self._stored else self._outside(name)
-                if value is None:
-                    if name in self.site.inputs and name not in self._stored:
-                        raise self._unknown(name, "is not known")
-                    continue
-            if isinstance(value, np.ndarray):
-                if type(value) is not np.ndarray:
-                    raise self._unknown(name, f"is a {type(value).__name__}")
-                if value.dtype.kind not in "biufc" or value.ndim == 0:
-                    raise self._unknown(name, f"is an array of {value.dtype}, shape {value.shape}")
-            elif not isinstance(value, (bool, int, float, np.number, np.bool_)):
-                if name in self.site.inputs:
-                    raise self._unknown(name, f"is a {type(value).__name__}")
-                continue
-            found[name] = value
+        for name, value in self._given(variables).items():
+            problem = _unknown_type(value)
+            if not problem:
+                found[name] = value
+            elif isinstance(value, np.ndarray) or (
+                name in self.site.inputs and not (value is None and name in self._stored)
+            ):
+                raise Refusal(
+                    f"{name} {problem}, and loops are read over arrays and numbers", self.site.line
+                )
         return found
 
-    def _unknown(self, name: str, what: str) -> Refusal:
-        return Refusal(f"{name} {what}, and loops are read over arrays and numbers", self.site.line)
-
-    def _outside(self, name: str) -> Any:
-        """A global array or number that the function reads."""
-        return self.settings.outside(name) if self.settings.outside else None
-
     def _of_serial(self, decision: Decision, found: Any, values: Mapping[str, Any]) -> Results:
-        """A serial kernel's results, or those of the exit that it took."""
+        """Results of a serial kernel, or those of the exit that it took."""
         assert decision.source is not None
         number, *parts = found if self.site.exits else (0, *(found or ()))
         given = _typed(decision.source, parts, values)
@@ -276,10 +266,6 @@ class SiteRunner:
             initial = values[reduction.name]
             if reduction.op in _NEUTRAL:
                 started[reduction.name] = type(initial)(_NEUTRAL[reduction.op])
-            elif _takes_equal(option.reading, reduction):
-                # A tile without one must not give back the first value as if it came later.
-                kind = type(initial) if isinstance(initial, np.floating) else float
-                started[reduction.name] = kind("inf" if reduction.op == "min" else "-inf")
         through = {owners.get(name, name): rule for name, rule in self.settings.through.items()}
         tabled = {name: rule for name, rule in through.items() if name in option.buffered}
         return LoopJob(
@@ -291,7 +277,7 @@ class SiteRunner:
         )  # fmt: skip
 
     def _prefetch(self, decision: Decision, owners: Mapping[str, str]) -> Prefetch | None:
-        """Plan by which workers of other machines find the rows that a tile touches."""
+        """Plan that finds the rows of tables that a tile touches."""
         if decision.candidate is None or decision.source is None:
             return None
         option = decision.candidate.option
@@ -307,14 +293,13 @@ class SiteRunner:
     def _combined(
         self, decision: Decision, values: Mapping[str, Any], per_tile: list[tuple[Any, ...]]
     ) -> Results:
-        """Reductions of all tiles, in the order of tiles."""
+        """Combine the reductions of all tiles, in the order of tiles."""
         assert decision.candidate is not None
         totals: dict[str, Any] = {}
         reading = decision.candidate.option.reading
         for place, reduction in enumerate(reading.reductions):
             total = values[reduction.name]
-            table = _COMBINE_EQUAL if _takes_equal(reading, reduction) else _COMBINE
-            combine = table[reduction.op]
+            combine = _COMBINE[reduction.op]
             for result in per_tile:
                 if result:
                     total = combine(total, result[place])
@@ -322,6 +307,17 @@ class SiteRunner:
         assert decision.source is not None
         totals = _typed(decision.source, [totals[name] for name in decision.source.results], values)
         return tuple(totals.get(name, values.get(name)) for name in self.results)
+
+
+def _unknown_type(value: Any) -> str:
+    """Return why a loop cannot use a value; empty if it can."""
+    if value is None:
+        return "is not known"
+    if type(value) is np.ndarray and (value.dtype.kind not in "biufc" or value.ndim == 0):
+        return f"is an array of {value.dtype}, shape {value.shape}"
+    if type(value) is np.ndarray or isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return ""
+    return f"is a {type(value).__name__}"
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -332,14 +328,10 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "or": lambda a, b: a | b,
     "and": lambda a, b: a & b,
 }
-_COMBINE_EQUAL: dict[str, Callable[[Any, Any], Any]] = {
-    "max": lambda a, b: b if b >= a else a,
-    "min": lambda a, b: b if b <= a else a,
-}
 
 
 def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Results by name, of numpy's types where the plain loop would leave those."""
+    """Results by name, converted to numpy types if the plain loop would return those."""
     given = dict(zip(source.results, found, strict=True))
     for name, dtype in zip(source.results, source.dtypes, strict=True):
         value, before = given[name], values.get(name)
@@ -351,7 +343,7 @@ def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]
 
 
 def _is_unchanged(value: Any, before: Any) -> bool:
-    """True if a number is the one before the loop; 0.0 and -0.0 are two."""
+    """True if a number equals the one before the loop; 0.0 and -0.0 differ."""
     if before is None or value != before:
         return False
     return bool(value) or not isinstance(value, float) or repr(value) == repr(float(before))
@@ -368,14 +360,8 @@ def _plain_is_faster(decision: Decision, pace: CallPace) -> Decision:
     )  # fmt: skip
 
 
-def _takes_equal(reading: Reading, reduction: Reduction) -> bool:
-    """True if the later of two equal numbers is kept, and they may differ: 0.0 and -0.0."""
-    kind = reading.reduction_kinds.get(reduction.name)
-    return reduction.takes_equal and kind not in ("int", "bool")
-
-
 def _last_worker(candidate: TiledOption) -> int:
-    """Who runs the iteration that comes last in the serial order of the schedule."""
+    """The worker that runs the last iteration in the serial order of the schedule."""
     tiles = [tile for tile in candidate.tiling.tiles if tile.num_iterations]
     if not tiles:
         return 0

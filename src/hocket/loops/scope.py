@@ -15,24 +15,28 @@ from hocket.loops.names import Names
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An array that enters the loop."""
+    """Rank, number kind and owner of an input array."""
 
     rank: int
     kind: Kind
     owner: str
-    """The name under which its memory is known: two names of one array have one owner."""
+    """Name that identifies the array's memory: two names of one array have the same owner."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Arrays and scalars by name; ``names`` resolves what is called."""
+    """Arrays and scalars by name; ``names`` resolves called functions."""
 
     arrays: Mapping[str, ArrayInfo]
     scalars: Mapping[str, Kind]
     names: Names
 
     def only(self, names: Iterable[str]) -> dict[str, ArrayInfo]:
-        """The arrays among some names; who owned one that is not among them passes it on."""
+        """Return the arrays among some names.
+
+        If the owner of an array is not among them, the first of its other names becomes its
+        owner.
+        """
         heirs: dict[str, str] = {}
         found = {name: self.arrays[name] for name in sorted(names) if name in self.arrays}
         for name, info in found.items():
@@ -40,12 +44,12 @@ class Scope:
         return {name: replace(info, owner=heirs[info.owner]) for name, info in found.items()}
 
     def info(self, owner: str) -> ArrayInfo:
-        """Of an array by the name of its owner."""
+        """Return an array by the name of its owner."""
         return self.arrays[owner]
 
 
 def guessed_scope(nodes: Iterable[ast.AST], inputs: Iterable[str], names: Names) -> Scope:
-    """Ranks by the longest subscript that occurs; for looking at a loop without its data."""
+    """Scope for analysis without data: ranks are guessed from each name's longest subscript."""
     ranks: dict[str, int] = {}
     for top in nodes:
         for node in ast.walk(top):
@@ -71,7 +75,7 @@ def guessed_scope(nodes: Iterable[ast.AST], inputs: Iterable[str], names: Names)
 
 
 def _raise_through_aliases(nodes: Iterable[ast.AST], ranks: dict[str, int]) -> None:
-    """``w = W[u]`` and ``w[k]`` make W of rank two; ``w @ h`` makes both of rank two."""
+    """Increase ranks by use: ``w = W[u]`` with ``w[k]`` gives W rank 2, as ``w @ h`` gives both."""
     assigned = [
         (node.targets[0].id, node.value)
         for top in nodes
@@ -96,7 +100,7 @@ def _subscript_depth(node: ast.expr) -> tuple[str, int]:
 
 
 def kind_of(value: Any) -> Kind:
-    """Of a scalar or an array's elements."""
+    """Number kind of a scalar or of an array's elements."""
     dtype = np.asarray(value).dtype
     if dtype.kind == "b":
         return "bool"
@@ -106,7 +110,7 @@ def kind_of(value: Any) -> Kind:
 
 
 def data_scope(values: Mapping[str, Any], owners: Mapping[str, str], names: Names) -> Scope:
-    """The scope of actual values; ``owners`` unites the names of one array."""
+    """Scope of actual values; ``owners`` maps all names of an array to one."""
     arrays: dict[str, ArrayInfo] = {}
     scalars: dict[str, Kind] = {}
     for name, value in values.items():

@@ -1,8 +1,8 @@
-"""From a function's source to its loops: plain ranges, sites, and the names that each one needs.
+"""Find the loops in a function's source and the names that each loop needs.
 
-Loops over arrays, ``zip``, ``enumerate``, ``reversed(range(..))`` and ``np.ndindex`` are first
-written as loops over ``range``. Every outermost loop is a site; where it cannot run in parallel,
-the loops inside it are.
+Loops over arrays, ``zip``, ``enumerate`` and ``reversed(range(..))`` are first rewritten as loops
+over ``range``. Every outermost loop is a site; if it cannot run in parallel, the loops inside it
+are tried.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from hocket.base.errors import InputFileError, unknown_name
 from hocket.base.regular import read_regular
-from hocket.loops.exits import Exit, Loop, exits_of, reads_its_frame, without_values
+from hocket.loops.exits import Exit, Loop, depends_on_its_frame, exits_of, without_values
 from hocket.loops.flow import exposed_names, loaded_names, stored_names
 from hocket.loops.names import (
     Library,
@@ -34,22 +33,22 @@ from hocket.loops.nest import Nest
 
 _N = TypeVar("_N", bound=ast.AST)
 _MAX_BYTES = 10**7
-"""Of a source file."""
+"""Largest source file that is read, in bytes."""
 
 
 @dataclass(frozen=True)
 class AsWritten:
-    """The head of a loop before it was written as one over ``range``."""
+    """The original head of a loop that was rewritten as one over ``range``."""
 
     target: ast.expr
     iter: ast.expr
     num_heads: int
-    """Statements at the start of the plain loop's body that bind the target."""
+    """Number of statements at the start of the rewritten body that bind the original target."""
 
 
 @dataclass(frozen=True)
 class LoopSite:
-    """A loop of a function, with the loops inside it that are the next to try."""
+    """A loop of a function, with the inner loops to try next if it cannot run in parallel."""
 
     number: int
     nest: Nest
@@ -60,11 +59,11 @@ class LoopSite:
 
     @property
     def line(self) -> int:
-        """Where the loop begins."""
+        """First line of the loop."""
         return self.nest.node.lineno
 
     def walk(self) -> Iterator[LoopSite]:
-        """This site and all inside it."""
+        """Yield this site and all sites inside it."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -72,7 +71,7 @@ class LoopSite:
 
 @dataclass(frozen=True)
 class LoopSource:
-    """A function as a syntax tree whose loops are plain, and its sites."""
+    """A function as a syntax tree with loops rewritten over ``range``, and its sites."""
 
     name: str
     node: ast.FunctionDef
@@ -80,7 +79,7 @@ class LoopSource:
     sites: tuple[LoopSite, ...]
     place: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of its ``parallel_for`` decorator that are written out in the file."""
+    """Literal arguments of the function's ``parallel_for`` decorator."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -103,18 +102,16 @@ class LoopSource:
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
     names = OutsideNames(names, local_names(node))
-    plain = _PlainRanges(names, _num_loads(node)).visit(copy.deepcopy(node))
-    for name in _flags(plain):
-        _write_flag_as_reduction(plain.body, name)
+    plain = _PlainRanges().visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
     later = outer_names(node)
-    sites = () if reads_its_frame(node) else tuple(_sites(plain.body, later, names, counter))
+    sites = () if depends_on_its_frame(node) else tuple(_sites(plain.body, later, names, counter))
     return LoopSource(node.name, plain, names, sites, place)
 
 
 def parsed_source(path: str | Path, function: str) -> LoopSource:
-    """A function of a file that is parsed, never run."""
+    """Return a function of a file that is parsed, never run."""
     try:
         text = read_regular(path, _MAX_BYTES).decode()
         module = ast.parse(text, filename=str(path))
@@ -140,77 +137,6 @@ def _decorated(node: ast.FunctionDef) -> dict[str, Any]:
             with contextlib.suppress(ValueError):
                 found[keyword.arg or ""] = ast.literal_eval(keyword.value)
     return found
-
-
-def _flags(function: ast.FunctionDef) -> list[str]:
-    """Names that only ever hold True or False, by plain assignments of these."""
-    stores: Counter[str] = Counter()
-    constants: Counter[str] = Counter()
-    for node in ast.walk(function):
-        match node:
-            case ast.Assign([ast.Name(name)], ast.Constant(bool())):
-                constants[name] += 1
-            case ast.arg(name) | ast.AugAssign(ast.Name(name)):
-                stores[name] += 1
-            case ast.Global(names) | ast.Nonlocal(names):
-                stores.update(names)
-            case _:
-                pass
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            stores[node.id] += 1
-        if node is not function and isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            stores.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-    return [name for name, count in constants.items() if stores[name] == count]
-
-
-def _write_flag_as_reduction(statements: Sequence[ast.stmt], name: str) -> None:
-    """In loops that only raise a flag, or only lower it: ``f = True`` becomes ``f |= True``.
-
-    The flag is set before the loop in the same block and not read inside, so this says the same;
-    as a reduction it ties no iteration to another.
-    """
-    is_set = False
-    for statement in statements:
-        blocks = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
-        if isinstance(statement, ast.Assign):
-            is_set |= name in stored_names([statement])
-        elif is_set and isinstance(statement, ast.For) and name not in loaded_names([statement]):
-            _FlagUpdates(name).rewrite(statement)
-            continue
-        for block in blocks:
-            _write_flag_as_reduction(block, name)
-
-
-class _FlagUpdates(ast.NodeTransformer):
-    """Rewrites assignments of one constant to a flag as updates."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def rewrite(self, loop: ast.For) -> None:
-        """Rewrite a loop if all its assignments to the flag are of one constant."""
-        values = {
-            node.value.value
-            for node in ast.walk(loop)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            and _name_of(node.targets[0]) == self.name
-        }  # fmt: skip
-        if len(values) == 1:
-            self.visit(loop)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """Write ``f = True`` as ``f |= True`` and ``f = False`` as ``f &= False``."""
-        if _name_of(node.targets[0]) != self.name:
-            return node
-        assert isinstance(node.value, ast.Constant)
-        op = ast.BitOr() if node.value.value else ast.BitAnd()
-        target = ast.Name(self.name, ast.Store())
-        return _placed(ast.AugAssign(target, op, node.value), node)
-
-
-def _name_of(node: ast.expr) -> str | None:
-    """The name that an expression is."""
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def _sites(
@@ -247,7 +173,7 @@ def _is_plain(node: ast.For) -> bool:
 
 
 def _handles_errors(node: ast.With) -> bool:
-    """``with np.errstate(...)``: how numpy treats errors, which compiled code does not look up."""
+    """True for ``with np.errstate(...)``, whose error handling compiled code ignores."""
     return any("errstate" in ast.unparse(item.context_expr) for item in node.items)
 
 
@@ -263,8 +189,7 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
 
 
 def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
-    """Names that the loop needs from outside: what it may read before binding it, less what is
-    called or is a module."""
+    """Names that the loop may read before it binds them, without called functions and modules."""
     node = without_values(loop)
     exposed = exposed_names([node])
     called = called_names(node)
@@ -279,28 +204,24 @@ def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
 
 
 class _PlainRanges(ast.NodeTransformer):
-    """Writes loops over arrays as loops over ranges."""
+    """Rewrites loops over arrays as loops over ranges."""
 
-    def __init__(self, names: Names, num_loads: Counter[str]) -> None:
-        self.names, self.num_loads = names, num_loads
-        self.count = 0
+    count = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        """Write an assertion as the ``raise`` that it is, so that it is one kind of exit less."""
+        """Rewrite an assertion as an ``if`` with a ``raise``, so that it needs no exit form."""
         arguments = [node.msg] if node.msg is not None else []
         raised = ast.Call(ast.Name("AssertionError", ast.Load()), arguments, [])
         body: list[ast.stmt] = [ast.Raise(raised, None)] if __debug__ else [ast.Pass()]
         return _placed(ast.If(ast.UnaryOp(ast.Not(), node.test), body, []), node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        """Rewrite one loop, innermost first."""
+        """Rewrite one loop, after those inside it."""
         self.generic_visit(node)
         if node.orelse:
             return node
         if _is_call(node.iter, "reversed") and _is_call(node.iter.args[0], "range"):  # type: ignore[attr-defined]
             return self._reversed(node)
-        if self._ndindex(node) is not None:
-            return self._nested(node)
         if _is_call(node.iter, "range") or self._is_prange(node.iter):
             return node
         heads: list[ast.stmt] = []
@@ -332,39 +253,6 @@ class _PlainRanges(ast.NodeTransformer):
         node.iter = _placed(parsed(f"range(({last}) - 1, ({first}) - 1, -1)"), node)
         return node
 
-    def _ndindex(self, node: ast.For) -> list[ast.expr] | None:
-        call = node.iter
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            return None
-        if call.func.attr != "ndindex" or not isinstance(node.target, ast.Tuple):
-            return None
-        sizes: list[ast.expr] = list(call.args)
-        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple):
-            sizes = list(sizes[0].elts)
-        elif len(sizes) == 1 and isinstance(sizes[0], ast.Attribute) and sizes[0].attr == "shape":
-            text = ast.unparse(sizes[0])
-            sizes = [parsed(f"{text}[{axis}]") for axis in range(len(node.target.elts))]
-        return sizes if len(sizes) == len(node.target.elts) else None
-
-    def _nested(self, node: ast.For) -> ast.AST:
-        sizes = self._ndindex(node)
-        assert sizes is not None
-        assert isinstance(node.target, ast.Tuple)
-        has_break = any(
-            isinstance(part, ast.Break) for item in node.body for part in ast.walk(item)
-        )
-        targets = stored_names([node.target])
-        # The bounds are taken once; and without a last iteration the targets stay as they were.
-        changes = loaded_names([node.iter]) & (stored_names(node.body) | targets)
-        inside = _num_loads(node)
-        if has_break or changes or any(inside[name] < self.num_loads[name] for name in targets):
-            return node
-        body = node.body
-        for target, size in reversed(list(zip(node.target.elts, sizes, strict=True))):
-            head = parsed(f"range({ast.unparse(size)})")
-            body = [_placed(ast.For(target, head, body, [], None), node)]
-        return body[0]
-
 
 def _bind(
     target: ast.expr, source: ast.expr, index: str, heads: list[ast.stmt], lengths: list[str]
@@ -394,15 +282,6 @@ def _bind(
     return False
 
 
-def _num_loads(node: ast.AST) -> Counter[str]:
-    """Number of reads of each name below a node."""
-    return Counter(
-        part.id
-        for part in ast.walk(node)
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
-    )
-
-
 def _is_call(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
@@ -412,7 +291,7 @@ def _statement(text: str) -> ast.stmt:
 
 
 def _placed(node: _N, like: ast.AST) -> _N:
-    """Give generated code the lines of what it stands for; parts of the user keep their own."""
+    """Give generated nodes the lines of the code that they replace; others keep theirs."""
     for part in ast.walk(node):
         if isinstance(part, (ast.expr, ast.stmt)):
             line = getattr(part, "lineno", 1)

@@ -1,14 +1,15 @@
-"""The iteration space of a call: how many iterations, which keys, and whether the proofs hold.
+"""The iteration space of a call: number of iterations, keys, and checks of assumed conditions.
 
-The analysis proves things on conditions that only data can tell: subscripts do not count from the
-end, runs of cells do not overlap, loops are not empty. They are checked here, in O(iterations).
+The analysis proves its results under conditions that only data can confirm: subscripts do not count
+from the end, runs of cells do not overlap, loops are not empty. They are checked here in
+O(iterations), and so is whether every index is inside its array.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +18,13 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.loops.dependence import Segments
 from hocket.loops.evaluate import CannotEvaluate, evaluate, number
-from hocket.loops.form import Atom, Linear, Refusal
+from hocket.loops.form import Access, Atom, Linear, Refusal
 from hocket.loops.nest import Reading
 
 MAX_ITERATIONS = 2**31
-"""Most iterations that are listed one by one, in memory."""
+"""Most iterations that are listed one by one in memory."""
+Interval = tuple[int, int]
+"""Least and greatest value."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,11 @@ class Space:
     reading: Reading
     values: Mapping[str, Any]
     outer: range
+    _intervals: dict[Linear, Interval | None] = field(default_factory=dict)
 
     @staticmethod
     def of(reading: Reading, values: Mapping[str, Any]) -> Space:
-        """Raises `Refusal` if the outer range is not known."""
+        """Return the space of a call; raises `Refusal` if the outer range is not known."""
         try:
             texts = [part.text for part in reading.ranges[0]]
             if any(text is None for text in texts):
@@ -50,7 +54,7 @@ class Space:
 
     @cached_property
     def outer_values(self) -> LongArray:
-        """The outer variable's values, in order."""
+        """Values of the outer loop variable, in order."""
         return np.arange(self.outer.start, self.outer.stop, self.outer.step, dtype=np.int64)
 
     @cached_property
@@ -75,7 +79,7 @@ class Space:
 
     @cached_property
     def inner_lengths(self) -> LongArray:
-        """Iterations of the second loop for each outer value."""
+        """Number of iterations of the second loop for each outer value."""
         starts, stops, step = self.inner_ranges
         span = stops - starts if step > 0 else starts - stops
         lengths: LongArray = np.maximum(-(-span // abs(step)), 0)
@@ -83,7 +87,7 @@ class Space:
 
     @cached_property
     def trip_counts(self) -> LongArray:
-        """Work of each outer iteration: one, and the lengths of the loops inside it."""
+        """Work of each outer iteration: 1 plus the lengths of the loops inside it."""
         name = self.reading.levels[0].name
         weights = np.ones(len(self.outer), dtype=np.int64)
         for loop in self.reading.body.inner.values():
@@ -99,7 +103,7 @@ class Space:
 
     @cached_property
     def columns(self) -> tuple[LongArray, ...]:
-        """The loop variables of every iteration, in the loop's own order."""
+        """Values of each loop variable for all iterations, in the loop's own order."""
         if self.reading.depth == 1:
             return (self.outer_values,)
         starts, _, step = self.inner_ranges
@@ -111,13 +115,13 @@ class Space:
 
     @property
     def num_iterations(self) -> int:
-        """Of the whole nest."""
+        """Number of iterations of the nest."""
         if self.reading.depth == 1:
             return len(self.outer)
         return int(self.inner_lengths.sum())
 
     def key(self, atom: Atom) -> LongArray:
-        """The value of a dimension, real or virtual, for every iteration."""
+        """Value of a dimension, real or virtual, in every iteration."""
         names = [level.name for level in self.reading.levels]
         if atom.kind == "dim":
             return self.columns[names.index(atom.name)]
@@ -132,7 +136,7 @@ class Space:
     # ── conditions ──────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Raise `Refusal` unless everything that the analysis assumed is true of these data."""
+        """Raise `Refusal` unless the data satisfy every condition that the analysis assumed."""
         if not self.num_iterations:
             return
         self._check_subscripts()
@@ -142,57 +146,98 @@ class Space:
             self._check_nonempty(text)
 
     def _check_subscripts(self) -> None:
-        """Indices of arrays that the loop writes must not count from the end."""
-        forms = {
-            (sub.index, access)
-            for access in self.reading.body.accesses
-            if access.array in self.reading.body.written
-            for sub in access.subs
-            if sub.index is not None and not sub.index.has("inner")
-        }
-        known: dict[Linear, int] = {}
-        for form, access in forms:
-            if form not in known:
-                known[form] = self._least(form)
-            if known[form] < 0:
-                raise Refusal(
-                    f"{access.label} reaches index {known[form]}, which counts from the end",
-                    access.line,
-                )
+        """Refuse indices of written arrays that count from the end."""
+        for access in self.reading.body.accesses:
+            if access.array not in self.reading.body.written:
+                continue
+            for sub in access.subs:
+                if sub.index is None or sub.index.has("inner"):
+                    continue
+                ends = self.interval(sub.index)
+                if ends is not None and ends[0] < 0 and len(sub.index.varying) > 1:
+                    ends = self._exact_interval(sub.index)
+                if ends is None:
+                    text = sub.index.text()
+                    raise Refusal(f"{text} is not known before the loop", access.line)
+                if ends[0] < 0:
+                    raise Refusal(
+                        f"{access.label} reaches index {ends[0]}, which counts from the end",
+                        access.line,
+                    )
 
-    def _least(self, form: Linear) -> int:
-        total = form.const
-        rest = Linear(form.terms)
-        names = {level.name for level in self.reading.levels}
+    def may_leave(self) -> Iterator[Access]:
+        """Accesses whose indices are not proven to be inside their array."""
+        for access in self.reading.body.accesses:
+            shape = self.values[access.array].shape
+            for length, sub in zip(shape, access.subs, strict=True):
+                ends = None if sub.index is None else self.interval(sub.index)
+                # Slices are clipped, never out of range.
+                if not sub.is_slice and (ends is None or ends[0] < 0 or ends[1] >= length):
+                    yield access
+                    break
+
+    @property
+    def all_inside(self) -> bool:
+        """True if no access can leave its array, so the kernel need not check indices."""
+        if self.reading.body.has_local_arrays or not self.num_iterations:
+            return False
+        return next(self.may_leave(), None) is None
+
+    def interval(self, form: Linear) -> Interval | None:
+        """Bounds of an index form over all iterations, or None; each atom is bounded separately."""
+        if form not in self._intervals:
+            try:
+                self._intervals[form] = self._interval(form)
+            except (CannotEvaluate, Refusal, IndexError):
+                self._intervals[form] = None
+        return self._intervals[form]
+
+    def _interval(self, form: Linear) -> Interval | None:
+        low = high = form.const
         for atom, factor in form.terms:
-            if atom.kind == "dim" and self.reading.depth == 1:
-                total += min(factor * self.outer[0], factor * self.outer[-1])
-                rest = rest - Linear(((atom, factor),))
-        if not rest.terms:
-            return total
-        if all(atom.kind == "invariant" for atom, _ in rest.terms):
-            return total + self._number(rest.text())
-        env = {**self.values, **self._corners(rest, names)}
-        try:
-            return total + int(np.min(evaluate(rest.text(), env)))
-        except CannotEvaluate as error:
-            line = self.reading.levels[0].node.lineno
-            raise Refusal(f"{rest.text()} is not known before the loop: {error}", line) from error
+            ends = self._ends_of(atom)
+            if ends is None:
+                return None
+            low += min(factor * ends[0], factor * ends[1])
+            high += max(factor * ends[0], factor * ends[1])
+        return low, high
 
-    def _corners(self, form: Linear, names: set[str]) -> dict[str, LongArray]:
-        """Loop variables for evaluating a form: two corners where it is linear, else all values."""
-        order = [level.name for level in self.reading.levels]
-        linear = all(atom.kind in ("dim", "invariant") for atom, _ in form.terms)
-        if linear and self.reading.depth == 2 and len(form.terms) == 1:
-            name = form.terms[0][0].name
-            if name == order[0]:
-                return {name: np.array([self.outer[0], self.outer[-1]], dtype=np.int64)}
-            starts, _, step = self.inner_ranges
-            kept = self.inner_lengths > 0
-            last = starts + (self.inner_lengths - 1) * step
-            ends = np.concatenate([starts[kept], last[kept]])
-            return {name: np.array([ends.min(), ends.max()], dtype=np.int64)}
-        return dict(zip(order, self.columns, strict=True))
+    def _exact_interval(self, form: Linear) -> Interval | None:
+        """Bounds of a form without inner variables, such as `i - j` if j stays below i."""
+        names = [level.name for level in self.reading.levels]
+        try:
+            env = {**self.values, **dict(zip(names, self.columns, strict=True))}
+            return _ends(evaluate(form.text(), env))
+        except CannotEvaluate:
+            return None
+
+    def _ends_of(self, atom: Atom) -> Interval | None:
+        """Least and greatest value of an atom over all iterations."""
+        if atom.kind == "invariant":
+            return _ends(evaluate(atom.name, self.values))
+        if atom.kind == "key":
+            return _ends(self.key(atom))
+        if atom.kind == "inner":
+            return self._ends_of_inner(atom)
+        if atom.name == self.reading.levels[0].name:
+            return _ends([self.outer[0], self.outer[-1]])
+        starts, _, step = self.inner_ranges
+        kept = self.inner_lengths > 0
+        last = starts + (self.inner_lengths - 1) * step
+        return _ends([starts[kept], last[kept]])
+
+    def _ends_of_inner(self, atom: Atom) -> Interval | None:
+        loop = self.reading.body.inner.get(atom.name)
+        if loop is None or loop.start is None or loop.stop is None:
+            return None
+        tree = ast.parse(f"({loop.start}, {loop.stop})")
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        env: dict[str, Any] = dict(self.values)
+        for place, level in enumerate(self.reading.levels):
+            if level.name in names:
+                env[level.name] = self.columns[place]
+        start, stop = evaluate(loop.start, env), evaluate(loop.stop, env)
+        return _ends(start)[0], max(_ends(stop)[1] - 1, 0)
 
     def _number(self, text: str) -> int:
         try:
@@ -231,3 +276,8 @@ class Space:
         if not len(range(*numbers)):
             line = self.reading.levels[0].node.lineno
             raise Refusal(f"the loop over {text} is empty, and its names are read after it", line)
+
+
+def _ends(values: Any) -> Interval:
+    found = np.asarray(values)
+    return int(found.min()), int(found.max())

@@ -1,6 +1,8 @@
-"""Tiles on the pinned threads of this process.
+"""Run tiles on pinned threads of this process.
 
-A worker takes its tiles in order and waits only for the tiles that each one names.
+A worker runs its tiles in order and waits only for the tiles that each one names. With buffered
+arrays all workers meet after each step; arrays in tables are read before a tile and updated after
+it.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,95 +25,80 @@ from hocket.loops.job import AnyArray, LoopJob, arguments_for, exchange, finish
 from hocket.loops.prefetch import touched_rows
 from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_tables
 
-# Pinned threads of this process: compiled kernels run without the interpreter's lock.
-#
-# Workers are started once and stay on one core each; a pool whose threads wander runs two kernels
-# on one core.
+# Kernels run without the interpreter's lock. Workers are started once and each stays on one core:
+# threads that move may run two kernels on one core.
 
 Task = Callable[[], None]
-Ended = SimpleQueue[BaseException | None]
-"""Where the ends of one call's tasks are reported; an interrupted call leaves none to the next."""
 
 
 class ThreadTeam:
-    """Persistent workers."""
+    """Persistent worker threads, one per worker."""
 
     def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-        self._tasks: list[SimpleQueue[tuple[Task, Ended]]] = []
-        self._turn = threading.Lock()
         cores = sorted(os.sched_getaffinity(0))
-        for worker in range(num_workers):
-            tasks: SimpleQueue[tuple[Task, Ended]] = SimpleQueue()
-            self._tasks.append(tasks)
-            core = cores[worker % len(cores)]
-            threading.Thread(
-                target=self._work, args=(tasks, core), name=f"loop worker {worker}", daemon=True
-            ).start()
-
-    def _work(self, tasks: SimpleQueue[tuple[Task, Ended]], core: int) -> None:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(threading.get_native_id(), {core})
-        while True:
-            task, ended = tasks.get()
-            try:
-                task()
-            except BaseException as error:  # handed to the caller
-                ended.put(error)
-            else:
-                ended.put(None)
+        self._workers = [
+            ThreadPoolExecutor(
+                1, f"loop worker {worker}", _pin, initargs=(cores[worker % len(cores)],)
+            )
+            for worker in range(num_workers)
+        ]
+        self._turn = threading.Lock()
 
     def together(
         self, task_of: Callable[[int], Task], abandon: Callable[[], None] = lambda: None
     ) -> None:
-        """Run one task on each worker; raises what the first of them raised.
+        """Run one task on each worker; raises the exception of the first that failed.
 
-        ``abandon`` is called where this is interrupted. What workers are in the middle of they end,
-        before they take up anything else.
+        ``abandon`` is called if the wait is interrupted. Workers finish their current task before
+        they start another.
         """
-        ended: Ended = SimpleQueue()
         with self._turn:
+            futures = [each.submit(task_of(worker)) for worker, each in enumerate(self._workers)]
             try:
-                for worker, tasks in enumerate(self._tasks):
-                    tasks.put((task_of(worker), ended))
-                errors = [ended.get() for _ in self._tasks]
+                wait(futures)
             except BaseException:
                 abandon()
                 raise
-        for error in errors:
+        for error in (future.exception() for future in futures):
             if error is not None and not isinstance(error, Abandoned):
                 raise error
 
 
+def _pin(core: int) -> None:
+    """Pin this thread to a core, if the system allows it."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(threading.get_native_id(), {core})
+
+
 class Abandoned(Exception):  # noqa: N818
-    """Another worker failed; this one stops waiting."""
+    """Raised in a worker that stops waiting because another one failed."""
 
 
 @lru_cache(maxsize=4)
 def team(num_workers: int) -> ThreadTeam:
-    """The workers of this process; a forked child starts its own."""
+    """The worker threads of this process; a forked child starts its own."""
     return ThreadTeam(num_workers)
 
 
 os.register_at_fork(after_in_child=team.cache_clear)
 
 
-# Arrays that go through tables: rows are read before a tile, its changes are added after it.
+# Arrays in tables: a tile's rows are read before the tile runs, its changes are added after it.
 #
 # A worker sees its own changes at once and those of others at most one step late (`hocket.tables`,
-# staleness 1); nobody waits for a step of all. With adaptive revision what a tile subtracts from a
-# row is taken for a gradient, and the table takes AdaGrad steps that repair what the gradient could
-# not know. The sums of squares are kept from one call to the next while the array is as the last
-# call left it. Rows travel as 32-bit floats.
+# staleness 1); there is no barrier after a step. With adaptive revision, the amount that a tile
+# subtracts from a row is treated as a gradient, and the table takes AdaGrad steps that correct for
+# gradients the tile had not seen. The sums of squares are kept from one call to the next if the
+# array is unchanged since the last call. Rows are sent as 32-bit floats.
 
 Rows = Mapping[str, NDArray[np.int64]]
 STALENESS = 1
-"""Steps that a worker may be ahead of what it knows of others."""
+"""Steps by which the changes of other workers may be late when a worker reads a row."""
 
 
 @dataclass(frozen=True)
 class KeptTable:
-    """State of adaptive revision after a call, and the array as that call left it."""
+    """State of adaptive revision after a call, and the array's content at the end of that call."""
 
     left: AnyArray
     cells: NDArray[np.float32]
@@ -119,7 +106,7 @@ class KeptTable:
 
 
 def layout_of(job: LoopJob, mode: str) -> Layout:
-    """One table per array, one client per worker."""
+    """Layout of tables for a job: one table per array, one client per worker."""
     specs = [
         TableSpec(
             name, len(job.values[name]), max(math.prod(job.values[name].shape[1:]), 1),
@@ -131,7 +118,7 @@ def layout_of(job: LoopJob, mode: str) -> Layout:
 
 
 def take_up(job: LoopJob, server: ShardServer) -> None:
-    """Give a new shard what an earlier call left, for arrays that nobody changed since."""
+    """Load the state of an earlier call into a new shard, for arrays unchanged since then."""
     for place, spec in enumerate(server.layout.tables):
         kept = job.kept.get(spec.name)
         if kept is not None and np.array_equal(kept.left, job.values[spec.name]):
@@ -141,7 +128,7 @@ def take_up(job: LoopJob, server: ShardServer) -> None:
 
 
 def put_back(job: LoopJob, server: ShardServer) -> None:
-    """Add what the tables hold to the arrays, and keep what the next call goes on with."""
+    """Add the tables' contents to the arrays, and keep adaptive state for the next call."""
     for place, spec in enumerate(server.layout.tables):
         array, state = job.values[spec.name], server.states[place]
         array += server.cells(place).reshape(array.shape).astype(array.dtype)
@@ -150,7 +137,7 @@ def put_back(job: LoopJob, server: ShardServer) -> None:
 
 
 class TabledArrays:
-    """One worker's own arrays, filled from its tables."""
+    """One worker's replicas of arrays, filled from its tables."""
 
     def __init__(self, worker: Worker, arrays: Mapping[str, AnyArray]) -> None:
         self.worker, self.arrays = worker, dict(arrays)
@@ -158,7 +145,7 @@ class TabledArrays:
         self._before: dict[str, AnyArray] = {}
 
     def pull(self, rows: Rows) -> None:
-        """Read the rows of a tile."""
+        """Read a tile's rows from the tables."""
         for name, array in self.arrays.items():
             places = rows[name]
             added = self.worker[name].get(places).reshape(len(places), *array.shape[1:])
@@ -166,7 +153,7 @@ class TabledArrays:
             self._before[name] = array[places]
 
     def push(self, rows: Rows) -> None:
-        """Add what the tile changed, and end the step."""
+        """Add a tile's changes to the tables and end the step."""
         for name, array in self.arrays.items():
             change = (array[rows[name]] - self._before[name]).reshape(len(rows[name]), -1)
             is_gradient = self.worker[name].spec.is_adaptive
@@ -210,7 +197,10 @@ def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def _ending(nodes: Sequence[Node], failed: threading.Lock) -> Iterator[None]:
-    """A worker that fails lets nobody wait for its clock; only the first failure is reported."""
+    """Close all nodes if a worker fails, so that no worker waits for its clock.
+
+    Only the first error is reported.
+    """
     try:
         yield
     except BaseException as error:
@@ -226,12 +216,12 @@ Results = list[tuple[Any, ...]]
 
 @dataclass
 class _Progress:
-    """Which tiles have ended."""
+    """Records which tiles have ended and lets workers wait for them."""
 
     num_tiles: int
     ended: list[bool] = field(init=False)
     failed_at: float = math.inf
-    """The first tile that failed; those before it go on, as one of them may fail, too."""
+    """Lowest number of a failed tile; tiles before it still run, as one of them may fail, too."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -260,7 +250,7 @@ class _Progress:
 
 
 def run_on_threads(job: LoopJob) -> Results:
-    """Run a job; the result of every tile in the order of tiles."""
+    """Run a job and return the results of all tiles, in the order of tiles."""
     if job.tabled:
         return run_on_threads_through_tables(job)
     tiling = job.tiling
@@ -307,6 +297,6 @@ def run_on_threads(job: LoopJob) -> Results:
 
 
 def _raise_first(errors: Mapping[int, BaseException]) -> None:
-    """Raise what the first failing tile raised, which the loop as written would reach first."""
+    """Raise the error of the lowest-numbered failed tile, which the serial loop reaches first."""
     if errors:
         raise errors[min(errors)]

@@ -1,14 +1,17 @@
-"""Cutting the iteration space into tiles, balanced by what they hold.
+"""Cut the iteration space into tiles with balanced numbers of iterations.
 
-1-D: one tile per worker. Rotation (Gemulla et al. 2011): worker w runs time part (w + c) mod P in
-step c, so no two workers share a part. Wavefront: row blocks are dealt to the workers in turn; a
-tile waits for the one above it. Parts are cut at exact cumulative counts: one bincount and one
-searchsorted, O(iterations + keys).
+The space is a grid of row blocks and column blocks: of the outer and inner loop, or of the values
+of two keys. 1-D: each worker has its own row blocks or column blocks. Rotation (Gemulla et al.
+2011): every column block moves from worker to worker, so that in each step no two workers share
+one. Wavefront: row blocks are assigned to the workers in turn, and a tile waits for the one above
+it. Rows are cut at exact cumulative counts, O(iterations + keys).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,61 +21,59 @@ from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 
 MAX_BLOCKS_PER_WORKER = 8
-"""Row blocks of a skewed wavefront for each worker: starting costs one part in this many."""
+"""Most row blocks per worker in a skewed wavefront; low blocks start sooner."""
 MIN_TILE = 8192
-"""Iterations of a wavefront's tile, so that handing tiles over costs little."""
+"""Least iterations of a wavefront's tile, so that waiting for other tiles costs little."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of work for one worker; ``after`` are the tiles that must have ended."""
+    """Work of one worker in one step; it waits for the tiles ``after``."""
 
     worker: int
     step: int
     bounds: tuple[int, ...]
     num_iterations: int
     after: tuple[int, ...] = ()
-    place: tuple[int, int] = (0, 0)
-    """Space and time part."""
 
 
 @dataclass(frozen=True)
 class TileCosts:
-    """Times that make up a pass; by default everything is counted in iterations."""
+    """Times that make up a pass; the defaults count everything in iterations."""
 
     iteration_s: float = 1.0
     start_s: float = 0.0
-    """Waking a worker for a tile."""
+    """Time to wake a worker for a tile."""
     handed_s: float = 0.0
-    """Moving rows to a tile from the tiles before it."""
+    """Time to move rows to a tile from each tile that it waits for."""
     exchange_s: float = 0.0
-    """Adding up the workers' own arrays."""
+    """Time to add up the workers' replicas."""
     has_barriers: bool = False
-    """True if that is done after every step."""
+    """True if all workers exchange their replicas after every step."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """All tiles in a serial order that gives the same result; iterations by range or by list."""
+    """All tiles, in a serial order that gives the same result; iterations by range or by list."""
 
     tiles: tuple[Tile, ...]
     num_workers: int
     order: tuple[LongArray, ...] = ()
-    """For listed tiles: the loop variables in the order in which tiles pick them."""
+    """For tiles over lists: the values of the loop variables, ordered by tile."""
     skew: int = 0
 
     @property
     def num_steps(self) -> int:
-        """Steps of the schedule."""
+        """Number of steps of the schedule."""
         return 1 + max((tile.step for tile in self.tiles), default=0)
 
     @property
     def num_iterations(self) -> int:
-        """Of all tiles, with loops inside counted by their turns."""
+        """Number of iterations of all tiles; ranges of one loop include those of inner loops."""
         return sum(tile.num_iterations for tile in self.tiles)
 
     def spans(self, costs: TileCosts) -> list[tuple[float, float]]:
-        """Start and end of every tile when each worker takes its tiles in turn."""
+        """Start and end of every tile if each worker runs its tiles in order."""
         found: list[tuple[float, float]] = []
         free = [0.0] * self.num_workers
         step = 0
@@ -88,7 +89,7 @@ class Tiling:
 
     @property
     def imbalance(self) -> float:
-        """Time of the schedule over that of perfectly shared work, by counts of iterations."""
+        """Schedule length divided by that of perfectly balanced work, in iterations."""
         total = self.num_iterations
         longest = max((end for _, end in self.spans(TileCosts())), default=0.0)
         return longest * self.num_workers / total if total else 1.0
@@ -109,7 +110,7 @@ def balanced_cuts(weights: LongArray, num_parts: int) -> LongArray:
 
 
 def parts_of(keys: LongArray, num_parts: int) -> LongArray:
-    """The part of every iteration, so that equal keys share a part and parts hold equal counts."""
+    """Part of every iteration: equal keys are in one part, and parts have nearly equal counts."""
     if not len(keys):
         return np.zeros(0, dtype=np.int64)
     low = int(keys.min())
@@ -124,101 +125,43 @@ def parts_of(keys: LongArray, num_parts: int) -> LongArray:
 
 
 def tiling_of(space: Space, shape: Shape, num_workers: int, num_steps: int = 1) -> Tiling:
-    """Cut a space for a shape; ``num_steps`` > 1 splits buffered work where there is one step."""
+    """Cut a space for a shape; ``num_steps`` > 1 splits the work of buffered one-step schedules."""
     if shape.is_listed:
         return _listed(space, shape, num_workers, num_steps)
-    if shape.kind in ("independent", "1d") and shape.space == space.reading.dims[0]:
-        return _rows(space, num_workers, num_steps)
-    if shape.kind == "1d":
-        return _columns(space, num_workers)
-    if shape.kind == "rotation":
-        return _rotated_blocks(space, shape, num_workers)
-    return _wavefront(space, shape, num_workers)
-
-
-# ── ranges ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _weights(space: Space) -> LongArray:
-    """Work per outer iteration."""
-    if space.reading.depth == 2:
-        return space.inner_lengths
-    return space.trip_counts
-
-
-def _outer_bounds(space: Space, first: int, last: int) -> tuple[int, int]:
+    is_nest = space.reading.depth == 2
+    weights = space.inner_lengths if is_nest else space.trip_counts
+    num_rows, num_columns = _grid_size(space, shape, num_workers, num_steps)
+    rows = balanced_cuts(weights, num_rows)
+    if not is_nest:
+        counts = np.diff(np.concatenate([[0], np.cumsum(weights)])[rows])[:, None]
+        columns: list[tuple[int, ...]] = [()]
+    else:
+        low, high = _inner_span(space, shape.skew)
+        num_columns = max(min(num_columns, high - low), 1) if _is_wavefront(shape) else num_columns
+        cuts = [low + (high - low) * part // num_columns for part in range(num_columns + 1)]
+        counts = _counts(space, shape.skew, rows, cuts)
+        columns = list(itertools.pairwise(cuts))
     start, step = space.outer.start, space.outer.step
-    return start + first * step, start + last * step
+
+    def bounds_of(row: int, column: int) -> tuple[int, ...]:
+        outer = start + int(rows[row]) * step, start + int(rows[row + 1]) * step
+        return (*outer, *columns[column])
+
+    tiles = _scheduled(counts, bounds_of, shape, num_workers)
+    return Tiling(tiles, num_workers, skew=shape.skew)
 
 
-def _rows(space: Space, num_workers: int, num_steps: int) -> Tiling:
-    weights = _weights(space)
-    cuts = balanced_cuts(weights, num_workers * num_steps)
-    sums = np.concatenate([[0], np.cumsum(weights)])
-    rest = _everything(space) if space.reading.depth == 2 else ()
-    tiles = []
-    for step in range(num_steps):
-        for worker in range(num_workers):
-            # Each worker's rows follow each other, whatever the number of steps.
-            part = worker * num_steps + step
-            first, last = int(cuts[part]), int(cuts[part + 1])
-            bounds = (*_outer_bounds(space, first, last), *rest)
-            tiles.append(Tile(worker, step, bounds, int(sums[last] - sums[first])))
-    return Tiling(tuple(tiles), num_workers)
+def _is_wavefront(shape: Shape) -> bool:
+    return shape.kind in ("wavefront", "skewed")
 
 
-def _inner_span(space: Space, skew: int) -> tuple[int, int]:
-    """Least and greatest + 1 of the second loop's coordinate, in its own direction, skewed."""
-    starts, _, step = space.inner_ranges
-    kept = space.inner_lengths > 0
-    if not kept.any():
-        return 0, 0
-    sign, outer_sign = (1 if step > 0 else -1), (1 if space.outer.step > 0 else -1)
-    first = sign * starts[kept] + skew * outer_sign * space.outer_values[kept]
-    last = first + (space.inner_lengths[kept] - 1) * abs(step)
-    return int(first.min()), int(last.max()) + 1
-
-
-def _everything(space: Space) -> tuple[int, int]:
-    return _inner_span(space, 0)
-
-
-def _whole_outer(space: Space) -> tuple[int, int]:
-    return _outer_bounds(space, 0, len(space.outer))
-
-
-def _columns(space: Space, num_workers: int) -> Tiling:
-    """Tiles of all rows and some columns."""
-    low, high = _inner_span(space, 0)
-    cuts = [low + (high - low) * part // num_workers for part in range(num_workers + 1)]
-    share = space.num_iterations // num_workers
-    tiles = [
-        Tile(worker, 0, (*_whole_outer(space), cuts[worker], cuts[worker + 1]), share)
-        for worker in range(num_workers)
-    ]
-    return Tiling(tuple(tiles), num_workers)
-
-
-def _rotated_blocks(space: Space, shape: Shape, num_workers: int) -> Tiling:
-    """Rotation over two real loops: blocks of rows and of columns."""
-    rows = balanced_cuts(space.inner_lengths, num_workers)
-    low, high = _inner_span(space, 0)
-    columns = [low + (high - low) * part // num_workers for part in range(num_workers + 1)]
-    sums = np.concatenate([[0], np.cumsum(space.inner_lengths)])
-    tiles: list[Tile] = []
-    for step in range(num_workers):
-        for worker in range(num_workers):
-            part = (worker + step) % num_workers
-            outer = _outer_bounds(space, int(rows[worker]), int(rows[worker + 1]))
-            count = int(sums[rows[worker + 1]] - sums[rows[worker]]) // num_workers
-            before = ((step - 1) * num_workers + (worker + 1) % num_workers,) if step else ()
-            bounds = (*outer, columns[part], columns[part + 1])
-            tiles.append(Tile(worker, step, bounds, count, before, (worker, part)))
-    return Tiling(tuple(tiles), num_workers)
-
-
-def _wavefront(space: Space, shape: Shape, num_workers: int) -> Tiling:
-    """Tiles over (outer, skewed inner); tile (s, t) follows (s-1, t) and (s, t-1)."""
+def _grid_size(space: Space, shape: Shape, num_workers: int, num_steps: int) -> tuple[int, int]:
+    """Number of row blocks and column blocks of a grid over ranges."""
+    if shape.kind == "rotation":
+        return num_workers, num_workers
+    if not _is_wavefront(shape):
+        is_outer = shape.space == space.reading.dims[0]
+        return (num_workers * num_steps, 1) if is_outer else (1, num_workers)
     # Without skew two blocks of rows per worker do; with skew a block starts as much later as it is
     # high, so blocks are low.
     most = num_workers * (MAX_BLOCKS_PER_WORKER if shape.skew else 2)
@@ -226,33 +169,71 @@ def _wavefront(space: Space, shape: Shape, num_workers: int) -> Tiling:
     wanted = max(num_workers, math.isqrt(space.num_iterations // (2 * MIN_TILE)))
     wanted = -(-wanted // num_workers) * num_workers
     num_rows = max(min(wanted, most, len(space.outer)), 1)
-    low, high = _inner_span(space, shape.skew)
-    num_columns = max(min(max(2 * num_rows, 4 * num_workers), high - low), 1)
-    rows = balanced_cuts(space.inner_lengths, num_rows)
-    columns = [low + (high - low) * part // num_columns for part in range(num_columns + 1)]
-    counts = _counts(space, shape.skew, rows, columns)
-    number_of: dict[tuple[int, int], int] = {}
+    return num_rows, max(2 * num_rows, 4 * num_workers)
+
+
+def _scheduled(
+    counts: LongArray, bounds_of: Callable[[int, int], tuple[int, ...]], shape: Shape,
+    num_workers: int,
+) -> tuple[Tile, ...]:  # fmt: skip
+    """The tiles of a grid, each with its worker, its step and the tiles that it waits for."""
+    num_rows, num_columns = counts.shape
+    per_worker = max(num_rows // num_workers, 1)
+
+    def slot(row: int, column: int) -> tuple[int, int]:
+        """Step and worker of a tile."""
+        if shape.kind == "rotation":
+            return (column - row) % num_workers, row
+        if _is_wavefront(shape):
+            return row + column, row % num_workers
+        if num_rows == 1 and num_columns > 1 and not shape.is_listed:
+            return 0, column
+        # Each worker's rows follow each other, whatever the number of steps.
+        return (column, row) if shape.is_listed else (row % per_worker, row // per_worker)
+
+    cells = [
+        (*slot(row, column), row, column)
+        for row, column in np.ndindex(num_rows, num_columns)
+        if counts[row, column] or not _is_wavefront(shape)
+    ]
+    numbers: dict[tuple[int, int], int] = {}
     tiles: list[Tile] = []
-    for step in range(num_rows + num_columns - 1):
-        for row in range(max(0, step - num_columns + 1), min(num_rows, step + 1)):
-            column = step - row
-            if not counts[row, column]:
-                continue
-            outer = _outer_bounds(space, int(rows[row]), int(rows[row + 1]))
-            bounds = (*outer, columns[column], columns[column + 1])
-            number_of[row, column] = len(tiles)
-            tiles.append(
-                Tile(row % num_workers, step, bounds, int(counts[row, column]),
-                     _above(number_of, row, column), (row, column))
-            )  # fmt: skip
-    return Tiling(tuple(tiles), num_workers, skew=shape.skew)
+    for step, worker, row, column in sorted(cells, key=lambda cell: (cell[0], cell[2])):
+        after: tuple[int, ...] = ()
+        if _is_wavefront(shape):
+            after = _above(numbers, row, column)
+        elif shape.kind == "rotation" and step:
+            after = (numbers[(row + 1) % num_workers, column],)
+        numbers[row, column] = len(tiles)
+        tiles.append(Tile(worker, step, bounds_of(row, column), int(counts[row, column]), after))
+    return tuple(tiles)
+
+
+def _inner_span(space: Space, skew: int) -> tuple[int, int]:
+    """Least value and greatest + 1 of the skewed coordinate of the second loop.
+
+    The coordinate increases in the loop's own direction.
+    """
+    first, step = _inner_firsts(space, skew)
+    kept = space.inner_lengths > 0
+    if not kept.any():
+        return 0, 0
+    last = first + (space.inner_lengths - 1) * abs(step)
+    return int(first[kept].min()), int(last[kept].max()) + 1
+
+
+def _inner_firsts(space: Space, skew: int) -> tuple[LongArray, int]:
+    """Skewed start of the second loop for each outer value, and the loop's step."""
+    starts, _, step = space.inner_ranges
+    sign, outer_sign = (1 if step > 0 else -1), (1 if space.outer.step > 0 else -1)
+    return sign * starts + skew * outer_sign * space.outer_values, step
 
 
 def _above(number_of: dict[tuple[int, int], int], row: int, column: int) -> tuple[int, ...]:
-    """Tiles of earlier rows that must have ended, so that all up to this column have.
+    """Tiles of earlier rows that must have ended before the tile at ``row`` and ``column`` runs.
 
-    Where the tile right above is empty, the nearest one before it stands for its row, and the rows
-    above that one are looked at too.
+    If the tile directly above is empty, the nearest one before it in that row is waited for, and
+    the rows above are searched for the remaining columns.
     """
     found: list[int] = []
     reached = -1
@@ -268,10 +249,8 @@ def _above(number_of: dict[tuple[int, int], int], row: int, column: int) -> tupl
 
 
 def _counts(space: Space, skew: int, rows: LongArray, columns: list[int]) -> LongArray:
-    """Iterations of every tile."""
-    starts, _, step = space.inner_ranges
-    sign, outer_sign = (1 if step > 0 else -1), (1 if space.outer.step > 0 else -1)
-    first = sign * starts + skew * outer_sign * space.outer_values
+    """Number of iterations of every tile."""
+    first, step = _inner_firsts(space, skew)
     edges = np.asarray(columns, dtype=np.int64)
     counts = np.zeros((len(rows) - 1, len(columns) - 1), dtype=np.int64)
     for block in range(len(rows) - 1):
@@ -282,32 +261,25 @@ def _counts(space: Space, skew: int, rows: LongArray, columns: list[int]) -> Lon
     return counts
 
 
-# ── lists ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _listed(space: Space, shape: Shape, num_workers: int, num_steps: int) -> Tiling:
-    """Tiles whose iterations are picked by key; the loop's own order is kept inside a tile."""
+    """Tiles whose iterations are picked by key; inside a tile they keep the loop's order."""
     assert shape.space is not None
-    space_part = parts_of(space.key(shape.space), num_workers)
+    rows = parts_of(space.key(shape.space), num_workers)
     if shape.time is None:
-        size = max(len(space_part), 1)
-        # One key, several steps: each worker's share is cut in the loop's own order.
-        time_part = np.arange(len(space_part), dtype=np.int64) * num_steps // size
-        num_parts, rotates = num_steps, False
+        # One key, several steps: each worker's part is cut in the loop's own order.
+        columns = np.arange(len(rows), dtype=np.int64) * num_steps // max(len(rows), 1)
+        num_columns = num_steps
     else:
-        time_part = parts_of(space.key(shape.time), num_workers)
-        num_parts, rotates = num_workers, True
-    tile_of = space_part * num_parts + time_part
+        columns, num_columns = parts_of(space.key(shape.time), num_workers), num_workers
+    tile_of = rows * num_columns + columns
+    counts = np.bincount(tile_of, minlength=num_workers * num_columns)
+    starts = pointers(counts)
+
+    def bounds_of(row: int, column: int) -> tuple[int, ...]:
+        tile = row * num_columns + column
+        return int(starts[tile]), int(starts[tile + 1])
+
     picked = np.argsort(tile_of, kind="stable")
-    starts = pointers(np.bincount(tile_of, minlength=num_workers * num_parts))
-    tiles: list[Tile] = []
-    for step in range(num_parts):
-        for worker in range(num_workers):
-            part = (worker + step) % num_workers if rotates else step
-            tile = worker * num_parts + part
-            first, last = int(starts[tile]), int(starts[tile + 1])
-            before = ((step - 1) * num_workers + (worker + 1) % num_workers,)
-            after = before if rotates and step and num_workers > 1 else ()
-            tiles.append(Tile(worker, step, (first, last), last - first, after, (worker, part)))
     order = tuple(np.ascontiguousarray(column[picked]) for column in space.columns)
-    return Tiling(tuple(tiles), num_workers, order)
+    grid = counts.reshape(num_workers, num_columns)
+    return Tiling(_scheduled(grid, bounds_of, shape, num_workers), num_workers, order)

@@ -1,13 +1,13 @@
-"""The verdict on one loop: every legal schedule of it in parallel, or why there is none.
+"""The verdict on one loop: all legal parallel schedules, or the reasons why there is none.
 
-For each depth of the nest, and with each set of arrays that may be private to a worker (scratch
-arrays, sums, arrays that the user permits to be buffered), the legal shapes are listed. The choice
-among them needs data and is made when the loop is called.
+For each depth of the nest, and for each set of arrays that may have a replica per worker (scratch
+arrays, sums, arrays that the user permits to be buffered), the legal shapes are listed. Choosing
+among them needs data and happens when the loop is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hocket.loops.dependence import Vector
@@ -25,40 +25,37 @@ class LoopOption:
     reading: Reading
     shape: Shape
     private: frozenset[str] = frozenset()
-    """Scratch arrays: each worker has its own; the last iteration's is kept."""
+    """Scratch arrays: each worker has a replica, and that of the last iteration is kept."""
     summed: frozenset[str] = frozenset()
-    """Arrays that each worker sums into a copy of its own."""
+    """Arrays of which each worker has a replica, summed at the end."""
     buffered: frozenset[str] = frozenset()
-    """Arrays whose changes are exchanged between steps, by the user's permission."""
+    """Arrays whose changes are exchanged only between steps, by the user's permission."""
 
     @property
     def is_exact(self) -> bool:
-        """True if the result is bit for bit that of the loop as written, in its own order."""
+        """True if the result equals that of the loop as written bit for bit."""
         floats = [name for name in self.summed if self.reading_kind(name) != "int"]
         sums = [r for r in self.reading.reductions if not _is_exact_sum(r.op, self.reading, r.name)]
         return self.shape.keeps_order and not floats and not sums and not self.buffered
 
     def reading_kind(self, array: str) -> str:
-        """Kind of numbers that the updates of an array add."""
+        """Kind of the numbers that updates add to an array."""
         kinds = {a.kind for a in self.reading.body.accesses if a.array == array and a.writes}
         return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
 @dataclass(frozen=True)
 class LoopVerdict:
-    """All options of a loop, and what prevents better ones."""
+    """All legal options of a loop, and the reasons why others are not."""
 
     options: tuple[LoopOption, ...]
     refusals: tuple[Refusal, ...]
     readings: tuple[Reading, ...]
     to_permit: tuple[str, ...] = ()
-    """Arrays of which each alone, permitted to be seen late, would allow a parallel schedule of a
-    loop that has none."""
+    """Arrays whose late updates, if permitted, would each allow a parallel schedule.
 
-    @property
-    def is_parallel(self) -> bool:
-        """True if there is any option but running it serially."""
-        return bool(self.options)
+    Empty if the loop has one already.
+    """
 
 
 def judge(
@@ -148,7 +145,7 @@ def _kept(vectors: Sequence[Vector], arrays: frozenset[str]) -> tuple[Vector, ..
 
 
 def step_signs(reading: Reading) -> tuple[int, ...] | None:
-    """+1 or -1 per loop; None if a step is not a number that is known."""
+    """+1 or -1 per loop; None if a step is not a known constant."""
     signs = []
     for _, _, step in reading.ranges:
         if step.linear is None or not step.linear.is_const or step.linear.const == 0:
@@ -162,12 +159,10 @@ def _is_exact_sum(op: str, reading: Reading, name: str) -> bool:
 
 
 def _summable(reading: Reading, scope: Scope, ordered: bool) -> frozenset[str]:
-    """Arrays that the loop only adds to: a copy per worker, summed in a fixed order."""
-    by_array: Mapping[str, list[Access]] = {}
-    grouped: dict[str, list[Access]] = {}
+    """Arrays to which the loop only adds: each worker has a replica, summed in a fixed order."""
+    by_array: dict[str, list[Access]] = {}
     for access in reading.body.accesses:
-        grouped.setdefault(access.array, []).append(access)
-    by_array = grouped
+        by_array.setdefault(access.array, []).append(access)
     found = set()
     for array, accesses in by_array.items():
         if not all(a.mode == "update" and a.op in ("Add", "Sub") for a in accesses):

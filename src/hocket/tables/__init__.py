@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Modules of PyTorch are imported when they are asked for."""
+    """Import the modules that need PyTorch on first use."""
     if name in ("Embedding", "TableOptimizer"):
         from hocket.tables import embedding
 

@@ -14,11 +14,11 @@ from hocket.tables.transports.port import Port
 _TCP = "tcp://"
 _LOCAL = re.compile("ipc://.")
 _MAX_PORT = 65535
-"""ZeroMQ counts a port above it from 0 again, and listens somewhere else."""
+"""Highest TCP port. ZeroMQ wraps higher numbers around and would listen elsewhere."""
 
 
 def shard_port(layout: Layout, shard: int, address: str) -> Port:
-    """The port of a shard that listens at an address."""
+    """Port of a shard that listens at an address."""
     _check(address)
     from hocket.tables.transports.zeromq import ZeroMqShardPort
 
@@ -30,7 +30,7 @@ def shard_port(layout: Layout, shard: int, address: str) -> Port:
 
 
 def client_port(layout: Layout, client: int, addresses: Sequence[str]) -> Port:
-    """The port of a client for the shards at these addresses."""
+    """Port of a client that connects to the shards at these addresses."""
     for address in addresses:
         _check(address)
     if len(addresses) != layout.num_shards:

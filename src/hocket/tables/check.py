@@ -1,14 +1,14 @@
-"""Random schedules of the protocol, with a shard that dies: does every read hold what it must?
+"""Model check of the protocol: random schedules with a shard that dies, every read checked.
 
-Each change of worker v in clock k adds 1 to cell (v, k) of a row, so a value shows which changes
-it holds. A schedule is a random sequence of what may happen next: a worker reads, changes or
-clocks; a client sends some of its changes; a message arrives; a shard sends some rows, writes a
-checkpoint, dies (messages in flight are lost or arrive late) and comes back. At every read of a
-worker at clock c with staleness s it is checked that no change of clock c - s - 1 or older is
-missing, that all own changes are there, and that none is there twice. At the end everything is
-delivered: nobody may wait for ever, and the shard must hold every change exactly once.
+Each change of worker v in clock k adds 1 to cell (v, k) of a row, so a value shows which changes it
+holds. A schedule is a random sequence of events: a worker reads, changes a row or ends a clock; a
+client sends some of its changes; a message arrives; a shard sends some rows, writes a checkpoint,
+dies (messages in flight are lost or arrive late) or restarts. Every read of a worker at clock c
+with staleness s is checked: no change of clock c - s - 1 or older may be missing, all own changes
+must be included, and no change may be included twice. At the end all messages are delivered: no
+worker may wait for ever, and the shard must hold every change exactly once.
 
-What runs here are the functions that the transports run. About 80 microseconds per schedule.
+The functions checked here are those that the transports run. About 80 microseconds per schedule.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from hocket.tables.core.shard import (
 
 NUM_ROWS, NUM_CLOCKS, SLOTS, STEPS, MAX_ROUNDS = 2, 4, 48, 150, 400
 ROUND = (0, 0, 23, 11, 11, 11, 11, 21, 16, 16, 16, 16, 16, 16, 7, 7)
-"""Actions in turn at the end: work, ping, arrive above, push, arrive below, send."""
+"""Actions at the end, in this order: work, ping, arrive above, push, arrive below, send."""
 OLD_MISSING, OWN_MISSING, NOT_ONCE, STUCK, LOST = range(1, 6)
 
 
 class Mailboxes(NamedTuple):
-    """Messages in flight: [client, slot]; the first of each client and how many follow it."""
+    """Messages in flight by [client, slot], with the first slot and the count per client."""
 
     head: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -91,14 +91,14 @@ class Mailboxes(NamedTuple):
 
 
 class ScheduleRun(NamedTuple):
-    """State of the check, which the protocol does not see."""
+    """State of the check itself, which the protocol does not read."""
 
     made: NDArray[np.int64]
-    """[row, worker, clock] changes that were made."""
+    """[row, worker, clock] number of changes made."""
     clock: LongArray
-    """[worker]"""
+    """[worker] the worker's clock."""
     wants: LongArray
-    """[worker] the row that it waits for, or -1."""
+    """[worker] the row that the worker waits for, or -1."""
     resend: LongArray
     """[client] the next batch to send again."""
     saved_cells: Cells
@@ -108,14 +108,14 @@ class ScheduleRun(NamedTuple):
     more: LongArray
     one: Cells
     rules: LongArray
-    """staleness, workers per client, deaths left, staleness that is checked."""
+    """Staleness, workers per client, deaths left, and the staleness to check reads against."""
     random: NDArray[np.uint64]
     read: Cells
 
 
 @kernel
 def _load(shard: ShardState, run: ScheduleRun, epoch: int) -> None:
-    """The shard as its last checkpoint has it."""
+    """Reset the shard to its last checkpoint."""
     _copy(shard.cells, shard.applied, shard.clocks,
           run.saved_cells, run.saved_applied, run.saved_clocks)  # fmt: skip
     shard_restore(shard, epoch)
@@ -135,7 +135,7 @@ def _copy(
 
 @kernel
 def _member(members: ClientState, client: int) -> ClientState:
-    """One client of all."""
+    """State of one client, as views of the arrays of all clients."""
     return ClientState(
         members.facts[client], members.rate[client], members.cells[client],
         members.row_clock[client], members.subscribed[client], members.asked[client],
@@ -160,7 +160,7 @@ def _below(run: ScheduleRun, bound: int) -> int:
 
 @kernel
 def _place(channels: Mailboxes, client: int) -> Message:
-    """The next free slot, taken."""
+    """Reserve the next free slot of a client."""
     slot = (channels.first[client] + channels.num[client]) % SLOTS
     channels.num[client] += 1
     return Message(
@@ -170,7 +170,7 @@ def _place(channels: Mailboxes, client: int) -> Message:
 
 @kernel
 def _taken(channels: Mailboxes, client: int) -> Message:
-    """The message that arrives next."""
+    """Remove and return the client's next message."""
     slot = channels.first[client]
     channels.first[client] = (slot + 1) % SLOTS
     channels.num[client] -= 1
@@ -190,7 +190,7 @@ def run_schedule(
     down: Mailboxes,
     run: ScheduleRun,
 ) -> int:
-    """Run random actions, then all in turn until everything is done."""
+    """Run random actions, then all actions in turn until everything is delivered."""
     num_clients = len(up.first)
     num_random = STEPS * num_clients
     for step in range(num_random + MAX_ROUNDS * num_clients * len(ROUND)):
@@ -228,7 +228,7 @@ def run_schedule(
 def _work(
     members: ClientState, up: Mailboxes, run: ScheduleRun, worker: int, at_random: bool
 ) -> int:
-    """A worker reads, changes a row or clocks; one that waits looks again."""
+    """Let a worker read, change a row or end its clock; a waiting worker retries its read."""
     client = worker // run.rules[1]
     one = _member(members, client)
     clock = run.clock[worker]
@@ -302,7 +302,7 @@ def _ping(one: ClientState, up: Mailboxes, client: int) -> None:
 def _send(
     members: ClientState, up: Mailboxes, run: ScheduleRun, client: int, all_rows: bool
 ) -> None:
-    """A client sends a batch again, or some of its changes for the first time."""
+    """Let a client resend a batch, or send some of its changes for the first time."""
     one = _member(members, client)
     if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
         return
@@ -367,7 +367,7 @@ def _arrive_down(
 def _push(
     shard: ShardState, down: Mailboxes, run: ScheduleRun, client: int, all_rows: bool
 ) -> None:
-    """The shard sends some of the rows that it may send, or only reports its clock."""
+    """Let the shard send some of the rows that it may send, or only its clock."""
     if down.num[client] >= SLOTS:
         return
     count = 0
@@ -383,7 +383,7 @@ def _seldom(
     shard: ShardState, members: ClientState, up: Mailboxes, down: Mailboxes, run: ScheduleRun,
     client: int, at_random: bool,
 ) -> None:  # fmt: skip
-    """A checkpoint, a ping, or the death of the shard."""
+    """Run a rare action: a checkpoint, a ping, or the death of the shard."""
     choice = _below(run, 3) if at_random else 0
     if choice == 0:
         _ping(_member(members, client), up, client)
@@ -426,7 +426,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who takes part in a schedule, and under which rules."""
+    """Clients, workers, rules and shard deaths of a schedule."""
 
     num_clients: int
     workers_per_client: int
@@ -434,7 +434,7 @@ class Arrangement:
     pushes: bool
     num_deaths: int
     promised: int | None = None
-    """Check reads against another staleness than the one that they are made with."""
+    """Staleness that reads are checked against, if it differs from that of the table."""
 
 
 def arrangements() -> list[Arrangement]:
@@ -461,7 +461,7 @@ def check_schedules(num_schedules: int, seed: int = 0) -> int:
 
 
 def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int]:
-    """The first fault among schedules with seeds from ``seed``, and its seed; 0 for none."""
+    """First fault among ``num`` schedules with seeds from ``seed`` on, and its seed; 0 if none."""
     num_clients, per_client = arrangement.num_clients, arrangement.workers_per_client
     workers = num_clients * per_client
     promised = arrangement.promised

@@ -1,8 +1,8 @@
-"""Messages as bytes: the head, the rows, then all cells or only those that are not zero.
+"""Encode messages as bytes: the head, the rows, then all cells or only the nonzero ones.
 
-Whichever is shorter is sent, so a row with few numbers in it costs what these few cost. What
-arrives is checked before compiled code sees it: a message of wrong length, with rows outside of
-the table or with more rows than it has (which could not be held either) is refused.
+The shorter of the two forms is sent, so the size of a sparse row depends on its nonzero cells only.
+Received bytes are checked before compiled code reads them: a message of wrong length, with rows
+outside the table, or with more rows than the table has, is refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from hocket.tables.core.message import (
 _HEAD_BYTES = 8 * HEAD
 _DENSE, _SPARSE = b"\0", b"\1"
 _MAX_COLUMNS = 2**16
-"""As many as the numbers of columns of a sparse row count."""
+"""Most columns that the 16-bit column numbers of a sparse row can address."""
 
 
 def longest(num_rows: int, width: int) -> int:
-    """Bytes of the longest message about so many rows of cells of ``width``."""
+    """Most bytes of a message about ``num_rows`` rows with ``width`` cells each."""
     return _HEAD_BYTES + 1 + num_rows * (4 + 4 * width)
 
 
 def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) -> bytes:
-    """A message with its first COUNT rows, stamped with what was sent before it and its length."""
+    """Encode a message with its first COUNT rows.
+
+    The head receives the bytes sent so far, including this message if it is counted.
+    """
     parts = _parts(message, int(message.head[COUNT]))
     own_bytes = _HEAD_BYTES + sum(map(len, parts)) if is_counted else 0
     message.head[SENT_BYTES] = sent_bytes + own_bytes
@@ -57,7 +60,7 @@ def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
 
 
 def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The head of a message; raises `RunError` where there is none."""
+    """Return the head of a message; raises `RunError` if the bytes hold none."""
     if len(data) < _HEAD_BYTES:
         raise RunError("a message of a table is too short")
     head = np.frombuffer(data, np.int64, HEAD).copy()
@@ -67,7 +70,7 @@ def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def decode(data: bytes, num_rows: int, width: int) -> Message:
-    """The message of a table whose part here has ``num_rows`` rows, with cells of ``width``."""
+    """Decode a message of a table that has ``num_rows`` rows of ``width`` cells on this shard."""
     head = head_of(data)
     count = int(head[COUNT])
     start = _HEAD_BYTES + 4 * count

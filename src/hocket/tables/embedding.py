@@ -4,10 +4,10 @@
     optimizer = TableOptimizer([users, items], lr=0.1)
     loss = F.mse_loss((users(u) * items(i)).sum(1), rating)
     loss.backward()
-    optimizer.step()               # adds what the rows change by, and ends the table's clock
+    optimizer.step()               # adds the rows' updates and ends the table's clock
 
-Only rows of the batch are read and sent. A table holds what rows have changed by; where they start
-is computed from the seed and the row's number, so that no client sends it to another.
+Only rows of the batch are read and sent. A table holds the sum of a row's updates; the initial
+value is computed from the seed and the row's number, so that clients need not exchange it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Embedding(nn.Module):
-    """Rows of a table by their numbers, with gradients that `TableOptimizer` takes."""
+    """Rows of a table by their numbers, with gradients that `TableOptimizer` applies."""
 
     def __init__(self, table: Table, *, std: float = 0.01, seed: int = 0) -> None:
         super().__init__()
         self.table, self.std, self.seed = table, std, seed
         self.used: list[tuple[LongArray, Tensor]] = []
-        """Rows that were read since the last step, and the leaves that hold them."""
+        """Rows read since the last step, and the leaf tensors that hold them."""
 
     @property
     def worker(self) -> Worker:
-        """Whose clock ends a step."""
+        """The worker whose clock ends a step."""
         return self.table.worker
 
     def forward(self, indices: Tensor) -> Tensor:
-        """Rows as ``[*indices, width]``; each row is read once, as far as staleness allows."""
+        """Rows as ``[*indices, width]``, as fresh as staleness requires; each is read once."""
         rows, inverse = torch.unique(indices.detach().cpu(), return_inverse=True)
         numbers = rows.numpy()
         leaf = torch.from_numpy(self.table.get(numbers) + self._start(numbers))
@@ -53,12 +53,12 @@ class Embedding(nn.Module):
         return found
 
     def weight(self) -> Tensor:
-        """All rows, as this worker may see them."""
+        """All rows, as this worker may see them at its clock."""
         rows = np.arange(self.table.spec.num_rows)
         return torch.from_numpy(self.table.get(rows) + self._start(rows))
 
     def _start(self, rows: LongArray) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        """Where rows start: uniform with the wanted deviation, the same on every machine."""
+        """Initial rows: uniform with the wanted standard deviation, the same on every machine."""
         width = self.table.spec.width
         place = rows.astype(np.uint64)[:, None] * np.uint64(width) + np.arange(width, dtype="u8")
         with np.errstate(over="ignore"):  # splitmix64 of the place, beginning at the seed
@@ -69,13 +69,13 @@ class Embedding(nn.Module):
         return np.asarray((2.0 * part - 1.0) * 3.0**0.5 * self.std, dtype=np.float32)
 
     def extra_repr(self) -> str:
-        """For printing the model."""
+        """Arguments shown when the model is printed."""
         spec = self.table.spec
         return f"{spec.num_rows}, {spec.width}, table={spec.name!r}, staleness={spec.staleness:g}"
 
 
 class TableOptimizer:
-    """Sparse SGD for `Embedding`; of an adaptive table the shard takes AdaGrad's steps itself."""
+    """Sparse SGD for `Embedding`; for adaptive tables the shard takes AdaGrad steps."""
 
     def __init__(self, embeddings: Sequence[Embedding], lr: float = 0.1) -> None:
         if not embeddings or len({id(each.worker) for each in embeddings}) > 1:
@@ -87,12 +87,12 @@ class TableOptimizer:
         self.embeddings, self.lr = tuple(embeddings), lr
 
     def zero_grad(self) -> None:
-        """Forget the rows that were read, as after a batch that is left out."""
+        """Drop the rows that were read, to skip a batch."""
         for embedding in self.embeddings:
             embedding.used.clear()
 
     def step(self) -> int:
-        """Add what the gradients ask for to the tables and end the step; the new clock."""
+        """Add the gradients' updates to the tables and end the step; returns the new clock."""
         for embedding in self.embeddings:
             table = embedding.table
             for rows, leaf in embedding.used:

@@ -1,4 +1,4 @@
-"""Shards and clients of one process, for one machine's threads and for trying things out."""
+"""Shards and clients inside one process, for the threads of one machine and for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hocket.tables.worker import Worker
 
 
 class InsidePort:
-    """A queue, and the queues of the peers."""
+    """Port inside a process: a queue, and the queues of the peers."""
 
     address = ""
 
@@ -29,7 +29,7 @@ class InsidePort:
         self._something = threading.Event()
 
     def send(self, peer: int, data: bytes, process: int = 0) -> None:
-        """Hand a message over."""
+        """Put a message into a peer's queue."""
         other = self.peers[peer]
         other._inbox.append((self.number, data))
         other._something.set()
@@ -39,7 +39,7 @@ class InsidePort:
         return self._inbox.popleft() if self._inbox else None
 
     def wait(self, timeout_s: float) -> None:
-        """Until a message is there."""
+        """Wait until a message has arrived, `wake` is called, or the time is over."""
         self._something.wait(timeout_s)
         self._something.clear()
 
@@ -48,15 +48,15 @@ class InsidePort:
         self._something.set()
 
     def lose(self) -> None:
-        """Drop what has not been received, as when a process dies."""
+        """Drop messages that have not been received, as when a process dies."""
         self._inbox.clear()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: no resource is held."""
 
 
 def inside_ports(num_shards: int, num_clients: int) -> tuple[list[InsidePort], list[InsidePort]]:
-    """Ports of shards and of clients that know each other."""
+    """Connected ports of shards and of clients."""
     shards = [InsidePort(number) for number in range(num_shards)]
     clients = [InsidePort(number) for number in range(num_clients)]
     for port in shards:
@@ -67,7 +67,7 @@ def inside_ports(num_shards: int, num_clients: int) -> tuple[list[InsidePort], l
 
 
 class Group:
-    """Running shards and nodes; `kill_shard` is for trying out what happens then."""
+    """Running shards and nodes; `kill_shard` injects a failure."""
 
     def __init__(self, layout: Layout, ports: list[InsidePort], folder: Path | None) -> None:
         self.layout, self.folder = layout, folder
@@ -87,7 +87,7 @@ class Group:
         return [worker for node in self.nodes for worker in node.workers]
 
     def kill_shard(self, shard: int) -> None:
-        """Kill a shard with what it holds and what is in flight to it."""
+        """Kill a shard with its state and the messages in flight to it."""
         self._stops[shard].set()
         self._threads[shard].join()
         self._ports[shard].lose()
@@ -130,7 +130,7 @@ def local_tables(
     checkpoints: Path | None = None,
     timeout_s: float = 60.0,
 ) -> Iterator[Group]:
-    """Tables inside this process; changes that are still unsent at the end are sent."""
+    """Tables inside this process; changes that are unsent at the end are sent."""
     layout = Layout(tuple(tables), num_shards, num_clients)
     shard_ports, client_ports = inside_ports(num_shards, num_clients)
     group = Group(layout, shard_ports, checkpoints)

@@ -13,9 +13,7 @@ mode = "managed"
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,7 +49,7 @@ class _Layout(BaseModel):
 
 
 def layout_of(data: object, where: str) -> Layout:
-    """A layout from what a file or another process says."""
+    """A layout from the data of a file."""
     found = checked(_Layout, data, where)
     tables = tuple(
         TableSpec(
@@ -61,16 +59,6 @@ def layout_of(data: object, where: str) -> Layout:
         for each in found.table
     )  # fmt: skip
     return Layout(tables, found.shards, found.clients)
-
-
-def layout_data(layout: Layout) -> dict[str, Any]:
-    """A layout as `layout_of` reads it."""
-    tables = []
-    for table in layout.tables:
-        fields = asdict(table)
-        fields["rows"], fields["adaptive"] = fields.pop("num_rows"), fields.pop("is_adaptive")
-        tables.append(fields)
-    return {"shards": layout.num_shards, "clients": layout.num_clients, "table": tables}
 
 
 def read_layout(path: str | Path) -> Layout:

@@ -1,4 +1,4 @@
-"""A client's link to one shard of one table: when the core's changes and asks are sent."""
+"""A client's link to one shard of one table: decides when changes and requests are sent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _ASK_AGAIN_S = 1.0
 class ShardLink:
     """The client's side of one shard of one table.
 
-    Workers note what they want under the node's lock; only the node's thread sends.
+    Workers record the rows that they need under the node's lock; only the node's thread sends.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class ShardLink:
         self._asks: list[tuple[LongArray, int]] = []
         self._ready: list[Message] = []
         self._posted = 0
-        """The number of the last change that has left."""
+        """Number of the last change that was sent."""
         self._asked_s = 0.0
         self._use = LinkUse()
         self._is_hurried, self._needed = False, 0
-        """The latest clock that a worker waits for in rows that the shard pushes."""
+        """The latest clock of pushed rows for which a worker waits."""
         self.is_flushing = False
-        """True if all changes should go now, without regard to clocks."""
+        """True if all changes should be sent now, regardless of clocks."""
         self.shard_clock = 0
         self.slowest, self.slowest_silent_s = 0, 0.0
-        """The client that holds the shard's clock back, and how long it has said nothing."""
+        """The client that holds the shard's clock back, and the seconds since its last message."""
 
     @property
     def is_connected(self) -> bool:
@@ -95,14 +95,14 @@ class ShardLink:
 
     @property
     def is_behind(self) -> bool:
-        """True if more is in flight than should be: `clock` waits then."""
+        """True if too much is in flight: `clock` then waits."""
         facts = self.state.facts
         lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
         return bool(4 * lines * self.state.pending.shape[1] > MAX_IN_FLIGHT_BYTES)
 
     @property
     def has_unapplied(self) -> bool:
-        """True if changes are not yet in the shard."""
+        """True if the shard has not applied all changes yet."""
         facts = self.state.facts
         is_announced = facts[ANNOUNCED] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
         return not is_announced or bool(facts[NUM_UNSENT])
@@ -113,15 +113,15 @@ class ShardLink:
         return int(self.state.facts[NEXT]) - 1
 
     def is_kept(self, version: int) -> bool:
-        """True if a change outlives the shard."""
+        """True if a change is in the shard's checkpoint."""
         return bool(self.state.facts[KEPT] >= version)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
     def send_due(self, *, is_waiting: bool) -> bool:
-        """Send what should go now, or make it ready for `post`; True if there was anything.
+        """Send due messages, or prepare them for `post`; True if there were any.
 
-        ``is_waiting``: no worker of this process computes, all wait for rows.
+        ``is_waiting``: all workers of this process wait for rows, and none computes.
         """
         facts = self.state.facts
         if not self.is_connected:
@@ -145,9 +145,9 @@ class ShardLink:
         return True
 
     def post(self) -> None:
-        """Send what is ready: the longest part of it, for which workers need not stand still.
+        """Send the prepared messages without blocking workers.
 
-        The lines of the log stay where they are until the next batch is made, by the same thread.
+        Log lines do not move until the same thread makes the next batch.
         """
         for message in self._ready:
             self._send_batch(message)
@@ -185,7 +185,7 @@ class ShardLink:
         return clock - 1
 
     def _can_tell_clock(self) -> bool:
-        """True if all changes of a clock have gone and the shard does not know it."""
+        """True if all changes of a clock are sent but the shard has not been sent the clock."""
         facts, rows = self.state.facts, unsent_rows(self.state)
         oldest = self.state.oldest[rows].min(initial=facts[MY_CLOCK])
         return bool(oldest > facts[ANNOUNCED])
@@ -203,7 +203,7 @@ class ShardLink:
         return Message(head, self.state.log_row[lines], self.state.log_cells[lines])
 
     def ask(self, missing: LongArray, num: int, need: int) -> bool:
-        """Note rows to ask for that nothing is in flight for; whether there are any."""
+        """Record rows to request that are not in flight yet; True if there are any."""
         rows, now_s = self._scratch, time.monotonic()
         if now_s - self._asked_s > _ASK_AGAIN_S:
             # What was asked may have been lost with a connection: nobody would ever answer it.
@@ -226,7 +226,7 @@ class ShardLink:
         self.route.send(self.number, Message(message.head, rows, message.cells))
 
     def ping(self) -> None:
-        """Ask how far the shard is; one that was restarted says so."""
+        """Ask for the shard's clock; a restarted shard answers with RESTORED."""
         self._send_plain(PING)
 
     def keep(self) -> None:
@@ -241,7 +241,7 @@ class ShardLink:
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
     def take(self, message: Message) -> None:
-        """Take a message of the shard."""
+        """Process a message from the shard."""
         if message.head[KIND] != RESTORED:
             self.shard_clock = int(message.head[CLOCK])
             if message.head[KIND] == PING:
@@ -268,9 +268,9 @@ class ShardLink:
             self._send_batch(self._batch(head, batch_start(self.state, version)))
 
     def has_lost(self, message: Message) -> None:
-        """A connection broke, and messages of the shard with it: all that it pushes is asked for.
+        """Request all pushed rows again after a broken connection lost messages of the shard.
 
-        Of a shard in another life its RESTORED says more.
+        If the shard was restarted, its RESTORED message is used instead.
         """
         if message.head[EPOCH] == self.state.facts[MY_LIFE]:
             forget_pushes(self.state)
@@ -283,7 +283,7 @@ class ShardLink:
     # ── the log's memory ────────────────────────────────────────────────────────────────────────
 
     def _reserve(self, num_lines: int) -> None:
-        """See to it that a batch of so many lines fits into the log."""
+        """Make room in the log for a batch of ``num_lines`` lines."""
         state, facts = self.state, self.state.facts
         if facts[END] - facts[BASE] + num_lines > len(state.log_row):
             compact_log(state)

@@ -1,10 +1,10 @@
-"""A client that runs: the workers of one process, their cache, and a thread that moves rows.
+"""A running client: the workers of one process, their row cache, and a thread that sends rows.
 
-Workers are threads of this process, each with a clock of its own; they share the cache, and the
-node's clock is that of the slowest. The thread sends what is due (a clock's changes at once, or in
-the managed mode all the time by priority), takes what arrives, and asks again where a shard was
-restarted. A worker waits only in `get`, for rows that staleness does not let it read yet, and in
-`clock` while too much is in flight.
+Workers are threads of this process, each with its own clock; they share the cache, and the node's
+clock is that of the slowest worker. The thread sends changes (at each clock, or in the managed mode
+continuously by priority), receives rows, and repeats requests after a shard was restarted. A worker
+waits only in `get`, for rows that are too stale to read, and in `clock` while too much is in
+flight.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from hocket.tables.worker import Worker
 
 _PING_S = 0.25
 _ALIVE_S = 1.0
-"""Seconds between signs of life of a client that has nothing to send."""
+"""Seconds between pings of a client that has nothing to send."""
 DEFAULT_TIMEOUT_S = 60.0
 
 
 class Node:
-    """The tables as the workers of one process see them; use it in a ``with`` statement."""
+    """The tables as used by the workers of one process; use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Node:
         self.workers = [Worker(self, number) for number in range(num_workers)]
         self.changed = threading.Condition()
         self.blocked_s = 0.0
-        """Seconds that workers have waited in `get` and `clock`, summed."""
+        """Seconds that workers have waited in `get` and `clock`, summed over workers."""
         self.num_refused = 0
         """Changes of rows that shards left out because they were not finite."""
         self._closing = False
@@ -110,7 +110,7 @@ class Node:
             self.close()
 
     def close(self) -> None:
-        """End the thread; what was not sent is lost, see `flush`."""
+        """End the thread; unsent changes are lost, see `flush`."""
         self._closing = True
         self.port.wake()
         if self._thread.ident is not None:
@@ -118,7 +118,7 @@ class Node:
         self.port.close()
 
     def flush(self) -> None:
-        """Send all changes and wait until the shards have them, in their checkpoints too."""
+        """Send all changes and wait until the shards hold them, also in their checkpoints."""
         if self.layout.ticks_per_clock == 2:
             self.wait_for(lambda: all(worker.leaving is None for worker in self.workers),
                           "to end the last step", limit_s=self.timeout_s)  # fmt: skip
@@ -143,13 +143,13 @@ class Node:
                 self._num_keeping -= 1
 
     def advance(self) -> None:
-        """Take over the clock of the slowest worker; the lock is held."""
+        """Set the node's clock to that of the slowest worker; the lock is held."""
         slowest = min(worker.ticks for worker in self.workers)
         for link in self._all_links():
             link.state.facts[MY_CLOCK] = slowest
 
     def _release(self) -> None:
-        """Let changes go whose step everybody has ended."""
+        """Apply the held changes of a step that all workers have ended."""
         waiting = [worker for worker in self.workers if worker.leaving is not None]
         if not waiting:
             return
@@ -177,7 +177,7 @@ class Node:
             self.changed.notify_all()
 
     def _turn(self) -> bool:
-        """Take what has arrived and send what is due; whether anything was."""
+        """Process arrived messages and send due ones; True if there were any."""
         busy = False
         for _ in range(64):
             found = self.port.receive()
@@ -230,15 +230,15 @@ class Node:
                 where=f"shard {shard}",
             )
         raise RunError(
-            f"what serves there is not shard {shard} of these tables",
-            hint="shards and clients read the same file, and addresses are in the shards' order",
+            f"the server at this address is not shard {shard} of these tables",
+            hint="give shards and clients the same file, and the addresses in the order of shards",
             where=f"shard {shard}",
         )
 
     def _ping_if_silent(self) -> None:
-        """A shard that was restarted knows nobody: it says so when it is spoken to.
+        """Ping silent shards: a restarted one has forgotten this client and answers with RESTORED.
 
-        And a client that only computes shows that it lives, as long as its slowest worker does.
+        A client that only computes also pings, while the thread of its slowest worker is alive.
         """
         now_s = time.monotonic()
         if now_s - self._pinged_s < _PING_S:
@@ -256,7 +256,7 @@ class Node:
                     self.links[0][shard].ping()
 
     def _ended_workers(self) -> list[Worker]:
-        """Workers whose clock is the lowest and whose thread is gone: it will never be higher."""
+        """Workers with the lowest clock whose thread has ended, so it cannot advance."""
         now = min(worker.ticks for worker in self.workers)
         return [
             worker for worker in self.workers
@@ -273,10 +273,10 @@ class Node:
         need: tuple[ShardLink, int] | None = None,
         limit_s: float = math.inf,
     ) -> None:
-        """Wait until something is true; raises `RunError` where it will never be.
+        """Wait until ``is_done`` is true; raises `RunError` if that cannot happen.
 
-        That is where a shard stays silent, where the clock ``need``ed of one is held back by a
-        client that does, or after ``limit_s``.
+        That is the case if a shard stays silent, if a client that has died holds back the clock in
+        ``need``, or after ``limit_s``.
         """
         with self.changed:
             self.check_running()
@@ -297,7 +297,7 @@ class Node:
                 self.blocked_s += time.monotonic() - started_s
 
     def check_running(self) -> None:
-        """Raise what ended the thread that moves rows."""
+        """Raise the error that ended the thread that moves rows."""
         trouble = self._trouble
         if isinstance(trouble, RunError):
             raise RunError(trouble.message, hint=trouble.hint, where=trouble.where) from trouble
@@ -314,11 +314,11 @@ class Node:
             raise self._silence(shard, what)
         if now_s - started_s > limit_s:
             raise RunError(
-                f"waited {limit_s:g} s for the shards {what}", hint="what do their logs say?"
+                f"waited {limit_s:g} s for the shards {what}", hint="read the logs of the shards"
             )
 
     def check_heard(self) -> None:
-        """Raise where a shard does not answer, for workers that never wait for one."""
+        """Raise an error if a shard does not answer, for workers that never wait for one."""
         for shard, heard_s in enumerate(self._heard_s):
             # Asked all the time, as long as every worker has a thread that could go on.
             if self._pinged_s - heard_s > self.timeout_s and not self._ended_workers():
@@ -326,15 +326,15 @@ class Node:
 
     def _silence(self, shard: int, what: str) -> RunError:
         return RunError(
-            f"shard {shard} has said nothing for {self.timeout_s:g} s "
+            f"shard {shard} has sent nothing for {self.timeout_s:g} s "
             f"while a worker waited for it {what}",
-            hint="is it running and reachable? Started again from its checkpoint it is "
-            "found by itself",
+            hint="check that it runs and is reachable; after a restart from its checkpoint "
+            "clients reconnect by themselves",
             where=f"shard {shard}",
         )
 
     def _check_clients(self, link: ShardLink, need: int) -> None:
-        """Name whoever holds back the clock that a worker waits for, if it is gone."""
+        """Raise an error that names the dead client which holds back an awaited clock."""
         if link.shard_clock >= need:
             return
         ticks = self.layout.ticks_per_clock
@@ -345,10 +345,10 @@ class Node:
             )
         if link.slowest != self.client and link.slowest_silent_s > self.timeout_s:
             raise RunError(
-                f"client {link.slowest} has said nothing for {link.slowest_silent_s:.0f} s, stands "
+                f"client {link.slowest} has sent nothing for {link.slowest_silent_s:.0f} s, is "
                 f"at clock {link.shard_clock // ticks}, and a worker waits for its clock "
                 f"{need // ticks}",
-                hint="is it running? Started again under its number it goes on at its clock; "
+                hint="check that it runs; restarted under its number it continues at its clock; "
                 f"the layout names {self.layout.num_clients} clients",
                 where=f"shard {link.route.peer}",
             )

@@ -1,9 +1,9 @@
-"""Which rows are sent next (Wei et al., "Managed communication and consistency for fast
-data-parallel iterative analytics", SoCC 2015).
+"""Choose the rows that a client or shard sends next.
 
-Rows that a clock waits for go first: a client's oldest changes, the rows that a shard was asked for
-or has due. The rest goes by the size of what has changed relative to the row (`magnitude`), by age
-(`fifo`) or at random. O(rows) per choice.
+After Wei et al., "Managed communication and consistency for fast data-parallel iterative
+analytics", SoCC 2015. Rows that a clock waits for are sent first: a client's oldest changes, and
+the rows that a shard was asked for or that are due. The others are ordered by the size of their
+changes relative to the row (`magnitude`), by age (`fifo`) or at random. O(rows) per choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hocket.tables.core.shard import NOW, ShardState
 
 
 def unsent_rows(client: ClientState) -> LongArray:
-    """All rows with changes that are not sent."""
+    """All rows with unsent changes."""
     return client.unsent[: client.facts[NUM_UNSENT]].copy()
 
 
@@ -31,7 +31,7 @@ def next_changes(
 ) -> LongArray:
     """At most ``limit`` rows of a client with changes of clock ``newest`` or earlier.
 
-    Those of clocks ``slack`` or more back go first.
+    Rows with changes that are ``slack`` or more clocks old come first.
     """
     rows = unsent_rows(client)
     rows = rows[client.oldest[rows] <= newest]
@@ -41,9 +41,9 @@ def next_changes(
 
 
 def ready_rows(shard: ShardState, client: int, *, at_once: bool) -> LongArray:
-    """Rows that a client waits for: asked for and at the clock it needs, or due.
+    """Rows that a client waits for: requested and at the clock it needs, or due.
 
-    ``at_once``: whatever was changed, without waiting for a clock.
+    ``at_once``: all changed rows, without waiting for a clock.
     """
     if not shard.num_asked[client] and not shard.num_dirty[client]:
         return np.zeros(0, np.int64)
@@ -64,7 +64,7 @@ def next_rows(
 ) -> LongArray:
     """At most ``limit`` rows of a shard for a client: ready ones first, then changed ones.
 
-    ``is_due``: due rows are wanted; ``is_idle``: all changed ones are.
+    ``is_due``: include due rows; ``is_idle``: include all changed rows.
     """
     if not shard.num_asked[client] and not shard.num_dirty[client]:
         return np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
-"""One peer over a port: stamps, acknowledgements, and how fast it takes what is sent.
+"""Messages to one peer over a port: byte counts, acknowledgements, measured throughput.
 
-Every message says how many bytes of changes or rows were sent before its end. Where that is more
-than has arrived, a connection has broken and something was lost.
+Every message contains the number of bytes of changes or rows sent up to its end. If fewer bytes
+have arrived, a connection has broken and messages were lost.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hocket.tables.transports.port import Port
 # Each side stamps its messages with the bytes that it has sent so far and returns the last stamp
 # that it has seen. The bytes between two returned stamps over the time between them, while
 # something was in flight all the time, is the goodput; a time in which the sender had nothing more
-# to send counts only if it shows a higher one. What waits in a socket's buffer can no longer be
-# overtaken by what has become more important, so little is put there.
+# to send counts only if it shows a higher one. More important rows cannot overtake those in a
+# socket's buffer, so few bytes are put there.
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2 * 1024, 64 * 1024
 _CHUNK_S = 0.03
-"""Seconds that one message may keep a link busy: so long a more important one waits."""
+"""Longest seconds that one message keeps a link busy while a more important one waits."""
 _SAMPLE_S = 0.08
 _NUM_SAMPLES = 6
 
@@ -46,32 +46,32 @@ class SendBudget:
         self.sent_bytes = 0
         self.returned_bytes = 0
         self.goodput_bps: float | None = None
-        """Bytes per second; None before the first measurement."""
+        """Measured throughput in bytes per second; None before the first measurement."""
         self._rates: deque[float] = deque(maxlen=_NUM_SAMPLES)
         self._busy = self._since = (0.0, 0)
         self._was_full = False
-        """True if more would have been sent since the last measurement began."""
+        """True if the window has blocked a message since the last measurement began."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Length that a message should have."""
+        """Preferred length of a message."""
         measured = int(_CHUNK_S * (self.goodput_bps or 0.0))
         return min(max(measured, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
     @property
     def in_flight_bytes(self) -> int:
-        """Sent, and not returned as seen."""
+        """Bytes sent and not yet acknowledged."""
         return self.sent_bytes - self.returned_bytes
 
     def sent(self, num_bytes: int, now_s: float) -> int:
-        """Count a message; the stamp that it bears."""
+        """Count a message; returns its stamp, the bytes sent so far."""
         if self.in_flight_bytes <= 0:
             self._busy = self._since = (now_s, self.returned_bytes)
         self.sent_bytes += num_bytes
         return self.sent_bytes
 
     def returned(self, stamp: int, now_s: float) -> None:
-        """The receiver has seen everything up to ``stamp``."""
+        """Count the bytes up to ``stamp`` as received by the peer."""
         if stamp <= self.returned_bytes or self.in_flight_bytes <= 0:
             return
         self.returned_bytes = min(stamp, self.sent_bytes)
@@ -91,7 +91,7 @@ class SendBudget:
 
     @property
     def window_bytes(self) -> int:
-        """Most that should be in flight."""
+        """Most bytes that should be in flight."""
         return max(2 * self.chunk_bytes, int(2 * _CHUNK_S * (self.goodput_bps or 0.0)))
 
     def allows(self) -> bool:
@@ -104,26 +104,26 @@ class SendBudget:
 _MAX_BUSY_SHARE = 0.5
 _SHORT_CLOCK_S = 8 * _CHUNK_S
 _LATENCY_S = 0.005
-"""Clocks shorter than this wait for processes, not for the link: to hold anything back is lost."""
+"""In shorter clocks, workers wait for processes, not for the link: holding back only delays."""
 
 
 class LinkUse:
-    """Share of the last clock in which a link transferred what clocks wait for.
+    """Decides from the last clock's link load if rows may be sent ahead of time.
 
-    Rows sent ahead delay what becomes urgent meanwhile by a chunk at every clock. That is little
-    in a long clock, and fresher rows are worth it; in short clocks it is not, if clocks keep the
-    link busy.
+    Rows sent ahead delay rows that become urgent meanwhile by a message in every clock. Fresher
+    rows are worth this small delay in long clocks, but not in short clocks that keep the link
+    busy.
     """
 
     def __init__(self) -> None:
         self.is_starved = False
-        """True if clocks are short and keep the link busy: several should share a message."""
+        """True if clocks are short and keep the link busy: clocks should share a message."""
         self._is_filled = False
         self._clock, self._busy_s, self._was_busy = -1, 0.0, False
         self._started_s = self._seen_s = time.monotonic()
 
     def has_spare_time(self, clock: int, *, is_busy: bool) -> bool:
-        """Note what the link does now, at a clock; True if rows may be sent ahead."""
+        """Record the link's state at a clock; True if rows may be sent ahead."""
         now_s = time.monotonic()
         self._busy_s += self._was_busy * (now_s - self._seen_s)
         self._seen_s, self._was_busy = now_s, is_busy
@@ -138,7 +138,7 @@ class LinkUse:
 
 _ANSWER_S = 0.02
 MAX_IN_FLIGHT_BYTES = 64 * 2**20
-"""Sent and not answered, after which nothing more is made to be sent."""
+"""Most bytes sent and not acknowledged; beyond them no messages are made."""
 
 
 class Route:
@@ -148,13 +148,13 @@ class Route:
         """``tables`` is the layout's digest."""
         self.port, self.peer, self.tables = port, peer, tables
         self.process = 0
-        """Of a client: the process of it that is spoken to."""
+        """The client's process that the shard answers."""
         self.budget = SendBudget()
         self.sent_s = time.monotonic()
-        """When something was last sent."""
+        """Time of the last message sent."""
         self.seen_bytes = 0
         self.needs_ack = False
-        """True if the peer does not know yet what arrived."""
+        """True if a received message is not acknowledged yet."""
         self._unacked_s = 0.0
 
     def send(self, table: int, message: Message) -> None:
@@ -172,7 +172,7 @@ class Route:
         self.port.send(self.peer, data, self.process)
 
     def arrived(self, message: Message, num_bytes: int) -> bool:
-        """Take note of a message's stamps; whether none was lost before it."""
+        """Record a message's byte counts; True if no message before it was lost."""
         values = message.head
         own_bytes = num_bytes if values[KIND] in (UPDATES, ROWS) else 0
         is_next = self.seen_bytes + own_bytes == int(values[SENT_BYTES])
@@ -193,5 +193,5 @@ class Route:
 
     @property
     def is_clogged(self) -> bool:
-        """True if the peer takes nothing: one that stands still must not fill our memory."""
+        """True if too much is unacknowledged, so that a stalled peer does not fill our memory."""
         return self.budget.in_flight_bytes > MAX_IN_FLIGHT_BYTES

@@ -1,8 +1,8 @@
-"""A shard that serves: messages in, rows out, checkpoints in between.
+"""A running shard: it receives messages, sends rows and writes checkpoints.
 
-Whoever reads another layout, means another shard or has been replaced by a process of the same
-number is refused and changes nothing. A checkpoint that cannot be written is logged and tried
-again: until it is there, clients keep what is not in it.
+A client with another layout, of another shard, or whose number another process has taken is refused
+and changes nothing. A checkpoint that cannot be written is logged and retried; until it is written,
+clients keep the changes that are not in it.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _ARRAYS = ("cells", "hidden", "applied", "clocks")
 
 
 class CheckpointFile:
-    """The file of one running shard; a second shard on it is refused.
+    """The checkpoint file of one running shard; a second shard that opens it is refused.
 
-    The lock is a file beside it, which the kernel lets go with the process that held it.
+    The lock is a separate file, which the kernel unlocks when the process ends.
     """
 
     def __init__(self, path: Path, layout: Layout, shard: int) -> None:
@@ -110,14 +110,14 @@ class CheckpointFile:
             lock.close()  # who held it has removed it in this moment
 
     def close(self) -> None:
-        """Let another shard have the file."""
+        """Release the lock, so that another shard may use the file."""
         if not self._lock.closed:
             with contextlib.suppress(OSError):
                 self._lock_path.unlink()
             self._lock.close()
 
     def write(self, states: Sequence[ShardState]) -> None:
-        """Replace what is in the file; raises `UsageError` where that is impossible."""
+        """Replace the file's contents; raises `UsageError` if that is impossible."""
         text = json.dumps(self._facts).encode()
         arrays: dict[str, Any] = {"facts": np.frombuffer(text, np.uint8)}
         for number, state in enumerate(states):
@@ -128,9 +128,9 @@ class CheckpointFile:
         write_atomically(self.path, buffer.getvalue())
 
     def read(self, states: Sequence[ShardState]) -> None:
-        """Put what is in the file, if there is one, into the states of the shard.
+        """Load the checkpoint, if there is one, into the shard's states.
 
-        Raises `InputFileError` if it is not theirs.
+        Raises `InputFileError` if it is of other tables.
         """
         if not self.path.exists():
             return
@@ -173,11 +173,11 @@ def _facts(layout: Layout, shard: int) -> dict[str, Any]:
 
 
 _MAX_ROWS = 32_768
-"""Of one message that nobody measures."""
+"""Size of a message whose speed is not measured."""
 _MAX_LOG_BYTES = 256 * 2**20
-"""Changes since a checkpoint, which clients hold until the next one."""
+"""Bytes of changes since the last checkpoint, held by clients, that trigger a new one."""
 _AGAIN_S = 5.0
-"""After a checkpoint that could not be written."""
+"""Seconds until a checkpoint that could not be written is retried."""
 _log = logging.getLogger("hocket.tables")
 
 
@@ -202,7 +202,7 @@ class ShardServer:
         self.routes = [Route(port, client, self._digest) for client in range(layout.num_clients)]
         pairs = len(layout.tables), layout.num_clients
         self._claimed = np.full(pairs, -1, np.int64)
-        """[table, client] the clock of rows that were announced to a client."""
+        """[table, client] the last clock claimed to a client."""
         self._needed = np.zeros(pairs, np.int64)
         """[table, client] the latest clock that a worker has waited for."""
         self._urgent_bytes = np.zeros(pairs, np.int64)
@@ -213,7 +213,7 @@ class ShardServer:
         now_s = time.monotonic()
         self._heard_s = [now_s] * layout.num_clients
         self._replaced: list[set[int]] = [set() for _ in self.routes]
-        """Processes of a client whose place another has taken."""
+        """For each client: its former processes, whose number another process has taken."""
         self._saved_s = self._tried_s = now_s
         self._log_bytes = 0
         self._is_save_wanted = False
@@ -244,7 +244,7 @@ class ShardServer:
             self.turn(self.layout.idle_s)
 
     def turn(self, timeout_s: float) -> None:
-        """Take what has arrived, send what is ready; wait if there was nothing."""
+        """Process arrived messages and send ready rows; wait if there were none."""
         before = [int(state.facts[NOW]) for state in self.states]
         asked: list[tuple[int, int, LongArray]] = []
         num = 0
@@ -299,7 +299,7 @@ class ShardServer:
         self._log_bytes += len(data) * has_changes
 
     def _serves(self, client: int, head: LongArray) -> bool:
-        """True if a message is of a client of ours; others are refused."""
+        """True if the sender of a message is a client of this shard; others are refused."""
         if head[TABLES] != self._digest:
             self._refuse(client, head, OTHER_TABLES)
             return False
@@ -334,9 +334,10 @@ class ShardServer:
                 self._send(table, client, rows)
 
     def _push_managed(self, table: int) -> None:
-        """Send rows that clocks wait for; once all clients have theirs, what else has changed.
+        """Send rows that clocks wait for; when all clients have theirs, send other changed rows.
 
-        Clients may share the shard's link, so early rows of one would delay another's due ones.
+        Clients may share the shard's link, so rows sent early to one would delay due rows of
+        another.
         """
         spec, state = self.layout.tables[table], self.states[table]
         is_busy = False
@@ -369,7 +370,7 @@ class ShardServer:
                 self._urgent_bytes[table, client] = route.budget.sent_bytes
 
     def _is_full(self, route: Route) -> bool:
-        """True if all routes together have a chunk in flight."""
+        """True if all routes together have more than one full message in flight."""
         in_flight = sum(each.budget.in_flight_bytes for each in self.routes)
         return in_flight > route.budget.chunk_bytes
 
@@ -390,7 +391,7 @@ class ShardServer:
         self._claimed[table, client] = max(self._claimed[table, client], head[CLAIM])
 
     def _tell(self, table: int, client: int, kind: int) -> None:
-        """A head of every table: how far this shard is."""
+        """Send a client the shard's progress, as heads of all tables; RESTORED is for one table."""
         tables = [table] if kind == RESTORED else range(len(self.states))
         for each in tables:
             head = np.zeros(HEAD, np.int64)
@@ -425,7 +426,7 @@ class ShardServer:
                          error.message)  # fmt: skip
 
     def save(self) -> None:
-        """Write a checkpoint; from then on clients need not keep what is in it."""
+        """Write a checkpoint; clients then drop the changes that it holds."""
         if self._file is None:
             raise UsageError("this shard has no checkpoint", hint="give it a file")
         self._file.write(self.states)
@@ -436,7 +437,7 @@ class ShardServer:
             route.needs_ack = True
 
     def close(self) -> None:
-        """Write what is not written yet, and let another shard have the checkpoint."""
+        """Write the last checkpoint and release its file."""
         try:
             if self._file is not None and self._log_bytes:
                 self.save()
@@ -444,13 +445,13 @@ class ShardServer:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let another shard have the checkpoint as it is."""
+        """Release the checkpoint file without writing it."""
         if self._file is not None:
             self._file.close()
 
     @property
     def num_refused(self) -> int:
-        """Changes of rows that were not finite and were left out."""
+        """Number of row changes that were not finite and were left out."""
         return sum(int(state.facts[NUM_REFUSED]) for state in self.states)
 
     def cells(self, table: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

@@ -1,4 +1,4 @@
-"""Specification of tables and their layout over shards."""
+"""Specification of tables and of their layout over shards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MODES = ("ssp", "essp", "managed")
 ORDERS = ("fifo", "random", "magnitude")
 MAX_ROWS = 2**31 - 1
 _CLIENT_ROW_BYTES = 23
-"""Of `core.shard.ShardState` for each client and row."""
+"""Bytes in `core.shard.ShardState` for each client and row."""
 _PROTOCOL = 3
-"""Of the messages: who speaks another one is a stranger."""
+"""Version of the messages; a peer with another version is refused."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class TableSpec:
     mode: str = "essp"
     order: str = "magnitude"
     is_adaptive: bool = False
-    """Changes are gradients, and rows move by adaptive revision (see `hocket.tables.core.rule`)."""
+    """True if changes are gradients, applied by adaptive revision (`hocket.tables.core.rule`)."""
     rate: float = 0.1
-    """Of an adaptive table: the step size."""
+    """Step size of an adaptive table."""
     curvature: float = 1.0
-    """Of an adaptive table: the squared gradients that every cell starts with."""
+    """Initial sum of squared gradients of every cell of an adaptive table."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -82,26 +82,26 @@ class TableSpec:
 
     @property
     def rule(self) -> int:
-        """Rule by which changes enter rows."""
+        """Number of the rule by which changes are applied to rows."""
         return REVISE if self.is_adaptive else ADD
 
     @property
     def pushes(self) -> bool:
-        """True if shards send rows that nobody asks for again."""
+        """True if shards push changed rows to clients that have read them before."""
         return self.mode != "ssp"
 
     @property
     def is_asynchronous(self) -> bool:
-        """True if nobody waits for anybody."""
+        """True if no worker waits for another."""
         return self.staleness == math.inf
 
     @property
     def is_synchronous(self) -> bool:
-        """True if a step's changes are seen by nobody before all have ended the step."""
+        """True if a step's changes become visible when all workers have ended the step."""
         return self.staleness == 0
 
     def need(self, clock: int) -> int:
-        """The clock that a row must have for a reader at ``clock``."""
+        """Clock that a row must have to be read by a worker at ``clock``."""
         return 0 if self.is_asynchronous else max(0, clock - int(self.staleness))
 
 
@@ -135,20 +135,20 @@ class Layout:
 
     @property
     def ticks_per_clock(self) -> int:
-        """Clocks of the protocol in one of the workers.
+        """Protocol clocks per clock of a worker.
 
-        Two with a bulk-synchronous table: all have ended their step at the first, and only then
-        send what they changed; at the second all changes are there.
+        There are two with a bulk-synchronous table: at the first, all workers have ended their
+        step, and only then do they send their changes; at the second, all changes have arrived.
         """
         return 2 if any(table.is_synchronous for table in self.tables) else 1
 
     @property
     def idle_s(self) -> float:
-        """Longest sleep that nobody interrupts; managed tables look at the link more often."""
+        """Longest uninterrupted sleep of the thread; managed tables check the link more often."""
         return 0.005 if any(table.mode == "managed" for table in self.tables) else 0.05
 
     def digest(self, shard: int) -> int:
-        """A number that identifies these tables and which shard of them."""
+        """Number that identifies these tables and one of their shards."""
         tables = [
             [float(each) if isinstance(each, numbers.Real) else each for each in astuple(table)]
             for table in self.tables
@@ -158,7 +158,7 @@ class Layout:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
     def memory_bytes(self, shard: int) -> int:
-        """Bytes of a shard: the rows, and what it knows of each row for each client."""
+        """Bytes of a shard: its rows, and the state of each row for each client."""
         return sum(
             self.rows_of(table, shard)
             * (4 * cell_width(table.rule, table.width) + 4 * table.width * table.is_adaptive
@@ -167,5 +167,5 @@ class Layout:
         )  # fmt: skip
 
     def rows_of(self, table: TableSpec, shard: int) -> int:
-        """Number of a table's rows on a shard: row r is row r // shards of shard r % shards."""
+        """Number of a table's rows on a shard; row r is row r // shards of shard r % shards."""
         return max(0, -(-(table.num_rows - shard) // self.num_shards))

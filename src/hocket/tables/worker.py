@@ -1,4 +1,4 @@
-"""Tables as one thread uses them: it reads rows, changes them and says when a step ends."""
+"""Tables for one worker thread: it reads rows, changes them and ends its steps."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """One thread's tables: ``worker["name"]`` is a `Table`, `clock` ends its step."""
+    """The tables of one thread: ``worker["name"]`` is a `Table`, `clock` ends a step."""
 
     def __init__(self, node: Node, number: int) -> None:
         self.node, self.number = node, number
         self.ticks = 0
-        """Clocks of the protocol, see `Layout.ticks_per_clock`."""
+        """Protocol clocks, see `Layout.ticks_per_clock`."""
         self.held: list[tuple[Table, LongArray, Cells]] = []
         """Changes of bulk-synchronous tables in this step."""
         self.leaving: list[tuple[Table, LongArray, Cells]] | None = None
-        """Those of the step before, until everybody has ended it."""
+        """Changes of the previous step, kept until all workers have ended it."""
         self.thread: threading.Thread | None = None
-        """The thread that used it last."""
+        """The thread that used this worker last."""
         self._tables = {
             table.name: Table(self, place) for place, table in enumerate(node.layout.tables)
         }
@@ -50,11 +50,11 @@ class Worker:
 
     @property
     def now(self) -> int:
-        """Steps that it has ended; a client that is started again begins where it was."""
+        """Number of steps ended; a restarted client continues from its last number."""
         return self.ticks // self.node.layout.ticks_per_clock + (self.leaving is not None)
 
     def clock(self) -> int:
-        """End a step: the changes of this worker so far count to the step's clock. The new one."""
+        """End a step and return the new clock; this worker's changes so far belong to the step."""
         node, self.thread = self.node, threading.current_thread()
         is_synchronous = node.layout.ticks_per_clock == 2
         if is_synchronous:
@@ -75,7 +75,7 @@ class Worker:
         return self.now
 
     def release(self) -> None:
-        """Make the changes of the step that everybody has ended; the node's lock is held."""
+        """Apply the changes of a step that all workers have ended; the node's lock is held."""
         for table, rows, changes in self.leaving or ():
             table.change(rows, changes)
         if self.leaving is not None:
@@ -84,7 +84,7 @@ class Worker:
 
 
 class Table:
-    """Rows of one table for one worker."""
+    """Access of one worker to the rows of one table."""
 
     def __init__(self, worker: Worker, place: int) -> None:
         self.worker, self.node = worker, worker.node
@@ -93,7 +93,7 @@ class Table:
         self._missing = np.zeros(max(len(link.state.cells) for link in self._links), np.int64)
 
     def get(self, rows: ArrayLike) -> Cells:
-        """Rows as this worker may see them: [rows, width], or one row for a single number."""
+        """Rows visible to this worker, as [rows, width]; one row for a single number."""
         self.worker.thread = threading.current_thread()
         wanted = self._checked(rows)
         out = np.empty((wanted.size, self.spec.width), np.float32)
@@ -122,9 +122,9 @@ class Table:
         self.node.wait_for(is_there, what, need=(link, need))
 
     def inc(self, rows: ArrayLike, change: ArrayLike) -> None:
-        """Add to rows (of an adaptive table: take gradients); the same row may come several times.
+        """Add changes (gradients for an adaptive table) to rows; a row may occur several times.
 
-        A change that is not finite is left out: `refused` counts them.
+        A change that is not finite is left out and counted in `refused`.
         """
         self.worker.thread = threading.current_thread()
         places = self._checked(rows).ravel()
@@ -144,13 +144,13 @@ class Table:
                 self.change(places, changes)
 
     def change(self, places: LongArray, changes: Cells) -> None:
-        """Take checked changes at the worker's clock; the node's lock is held."""
+        """Apply checked changes at the worker's clock; the node's lock is held."""
         for link, local, part in self._split(places):
             own = changes if part is None else np.ascontiguousarray(changes[part])
             change_rows(link.state, self.worker.ticks, local, own)
 
     def _changes(self, change: ArrayLike, num_rows: int) -> Cells:
-        """Changes as [rows, width]; raises `UsageError` where they cannot be meant so."""
+        """Changes as [rows, width]; raises `UsageError` if their shape or type does not fit."""
         width, where = self.spec.width, f"table {self.spec.name!r}"
         try:
             found = np.asarray(change)
@@ -191,7 +191,7 @@ class Table:
         return np.asarray(found, np.int64, order="C")
 
     def _split(self, rows: LongArray) -> Iterator[tuple[ShardLink, LongArray, BoolArray | None]]:
-        """The rows of each shard, counted there, and where they stand among all."""
+        """Yield for each shard: the row numbers there, and a mask of their places in ``rows``."""
         count = len(self._links)
         if count == 1:
             yield self._links[0], rows, None

@@ -1,8 +1,8 @@
 """The web service: one input in, classes with their probabilities out.
 
-An input comes as JSON (``{"input": [...]}``) or as its raw bytes (``application/octet-stream``,
-little-endian, in the order of its dimensions). What is wrong with it is said before any worker sees
-it. Requests wait in one line; when it is long, the next are refused at once.
+An input is sent as JSON (``{"input": [...]}``) or as raw bytes (``application/octet-stream``,
+little-endian, row-major). Faulty inputs are rejected before they reach a worker. Requests wait in
+one queue; when it is full, further requests are refused at once.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _OPEN = ("/healthz",)
 
 
 class Door(RequestMiddleware):
-    """ASGI middleware: refuses a request, or hands it on with its body read."""
+    """ASGI middleware: refuses a request, or reads its body and passes it on."""
 
     def __init__(self, app: ASGIApp, token: str, max_bytes: int, hosts: tuple[str, ...]) -> None:
         super().__init__(app, hosts)
         self._token, self.max_bytes = token, max_bytes
 
     def refusal(self, scope: Scope) -> Response | None:
-        """A name that is not ours, or no token."""
+        """Return the response to a wrong host name or token; None if the request is allowed."""
         headers = Headers(scope=scope)
         refusal = misleading(headers, self.hosts, "use 127.0.0.1")
         if refusal is not None:
@@ -68,7 +68,7 @@ _RAW = "application/octet-stream"
 
 
 class ClassBody(BaseModel):
-    """One class with what the parts think of it."""
+    """One class with its probability."""
 
     name: str
     index: int
@@ -111,7 +111,7 @@ def max_body_bytes(table: PartTable) -> int:
 
 
 def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
-    """The service of workers that were started."""
+    """Build the web service over a front end whose workers are running."""
     line = ThreadPoolExecutor(1, "hocket-predict")
 
     @asynccontextmanager
@@ -174,7 +174,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
 
 
 def no_answer(workers: int, alive: int) -> RefusedError:
-    """Why no part has answered: dead workers, or none that was quick enough."""
+    """Error if no part has answered: its reason is dead workers, or that all are too slow."""
     if alive == workers:
         return RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
     return RefusedError(
@@ -198,7 +198,7 @@ def _body_schema() -> dict[str, Any]:
 
 
 def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any, Any]:
-    """The array that a request holds; raises what is wrong with it."""
+    """Return the array in a request; raises an error that names its fault."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _RAW:
         dtype = np.dtype(table.input_dtype).newbyteorder("<")
@@ -229,7 +229,7 @@ def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any
 
 
 def answer_body(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
-    """An answer with its most probable classes."""
+    """Convert an answer to the response body with its ``top`` most probable classes."""
     shares = answer.probabilities
     # By scores: shares that are equal in their last bit must not hide the label.
     best = np.argsort(-answer.scores, kind="stable")[:top]

@@ -1,4 +1,4 @@
-"""The web service as a Python program uses it: standard library and numpy, one open connection."""
+"""Python client of the web service: standard library and numpy, one open connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 30.0
 
 
 class ClassesClient:
-    """``ClassesClient(url, token).predict(image)["label"]``"""
+    """Client of one service: ``ClassesClient(url, token).predict(image)["label"]``."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
@@ -28,15 +28,15 @@ class ClassesClient:
         self._dtype = ""
 
     def model(self) -> dict[str, Any]:
-        """Description of the model served: classes, form of an input, parts."""
+        """Description of the model served: classes, shape of an input, parts."""
         return self._call("GET", "/v1/model")
 
     def metrics(self) -> dict[str, Any]:
-        """Times and losses of the service."""
+        """Times of answers, and counts of late and dead workers."""
         return self._call("GET", "/v1/metrics")
 
     def predict(self, inputs: Any, *, top: int = 5) -> dict[str, Any]:
-        """The answer to one input."""
+        """Return the answer to one input."""
         if not self._dtype:
             self._dtype = str(self.model()["input_dtype"])
         raw = np.ascontiguousarray(inputs, dtype=np.dtype(self._dtype).newbyteorder("<")).tobytes()

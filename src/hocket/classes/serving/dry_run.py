@@ -1,10 +1,10 @@
-"""Time of an answer on this machine, measured before anything is served.
+"""Measure the time of an answer on this machine before anything is served.
 
-The workers that will serve are asked again and again, after a short rest as between requests and
-as for a request: answers are combined as soon as every group has the copies that it
-waits for, and a slow worker may still be late with the request before. The median of that is the
-prediction, so that it is one of the slowest of several parts, not the slowest of their medians. For
-a second at least: other work on a physical core comes and goes, and a moment does not show it.
+The workers that will serve receive one request after another, with a short pause between them, in
+the same way as real requests: an answer is combined as soon as every group has the copies it waits
+for, and a slow worker may still be busy with the previous request. The prediction is the median of
+these times, which is larger than the slowest of the parts' medians. The measurement lasts at least
+a second, because other load on a physical core varies over time.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ _SPELL_S = 1.0
 _WARM_UPS = 20
 _REST_S = 0.001
 _KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
-"""Types of inputs as ONNX calls them."""
+"""ONNX names of the input types."""
 
 
 @dataclass(frozen=True)
 class LatencyForecast:
-    """A prediction with its pieces."""
+    """Predicted time of an answer and its components."""
 
     part_s: tuple[float, ...]
     overhead_s: float
-    """Beyond the slowest part."""
+    """Time of an answer beyond that of the slowest part."""
     cores: int
     answer_s: float
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """Return JSON-serialisable data."""
         return asdict(self)
 
 
 def forecast_by_dry_run(folder: Folder, options: ServeOptions | None = None) -> LatencyForecast:
-    """The median time of an answer, by workers that are started for it."""
+    """Median time of an answer, measured with workers started for this purpose."""
     check_parts(folder)
     with FrontEnd(folder, replace(options or ServeOptions(), restarts=False)) as front_end:
         return forecast_of(front_end)
 
 
 def forecast_of(front_end: FrontEnd) -> LatencyForecast:
-    """The median time of an answer of workers that were started."""
+    """Median time of an answer, measured with the running workers of a front end."""
     table, options = front_end.table, front_end.options
     example = np.zeros(table.input_shape, dtype=table.input_dtype)
     for _ in range(_WARM_UPS):
@@ -78,7 +78,7 @@ def forecast_of(front_end: FrontEnd) -> LatencyForecast:
 
 
 def check_parts(folder: Folder) -> None:
-    """Raise `InputFileError` for a part that takes or gives anything else than its table says."""
+    """Raise `InputFileError` for a part whose inputs or outputs differ from the table."""
     for index, model in enumerate(folder.models):
         open_part(model, folder.table, index)
 

@@ -1,9 +1,10 @@
-"""The front end: an input to all workers at once, one answer from all copies of every class.
+"""The front end: sends an input to all workers and combines their answers into one.
 
-All living workers are waited for, so the same input has the same label, and accuracy is that of the
-report. A dead worker is not waited for. A late one is, but once the others suffice to answer (one
-copy less per class) no longer than `ServeOptions.patience_s`. What comes later is dropped. One
-request is under way at a time, because every worker takes part in every one.
+It waits for all living workers, so that the same input gets the same label and accuracy is that of
+the report. It does not wait for a dead worker. Once the other workers suffice for an answer (with
+one copy less per class), it waits for a late worker for at most `ServeOptions.patience_s`. Later
+replies are dropped. Only one request is in progress at a time, because every worker takes part in
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def cores_for(part_s: Sequence[float], given: Sequence[int] | None) -> list[int | None]:
-    """A core for each part, from those that are given or else those of this process."""
+    """Core of each part, from the given cores or else those of this process."""
     count = len(part_s)
     cores = apart(os.sched_getaffinity(0)) if given is None else list(given)
     # The first core is the front end's where there are enough.
@@ -52,7 +53,7 @@ def cores_for(part_s: Sequence[float], given: Sequence[int] | None) -> list[int 
 
 
 def siblings_of(core: int) -> tuple[int, ...]:
-    """The threads of a physical core; the core alone where the system does not say."""
+    """Hardware threads of a physical core; the given one alone if the system does not list them."""
     try:
         listed = Path(_SIBLINGS.format(core)).read_text()
         spans = [list(map(int, span.split("-"))) for span in listed.strip().split(",")]
@@ -64,7 +65,7 @@ def siblings_of(core: int) -> tuple[int, ...]:
 def apart(
     cores: Collection[int], siblings: Callable[[int], tuple[int, ...]] = siblings_of
 ) -> list[int]:
-    """Cores in an order in which those of different physical cores come first."""
+    """Order cores so that those of different physical cores come first."""
 
     def rank(core: int) -> tuple[int, int]:
         return sum(each < core and each in cores for each in siblings(core)), core
@@ -81,78 +82,78 @@ class ServeOptions:
     """Options of serving."""
 
     deadline_s: float = 1.0
-    """After which an answer is given from what has come."""
+    """Seconds after which an answer is made from the replies received so far."""
     cores: tuple[int, ...] | None = None
-    """That workers are pinned to; those of this process where None."""
+    """Cores that workers are pinned to; None for those of this process."""
     spin_s: float = 0.0
-    """Time that an idle worker keeps its core busy to be there at once."""
+    """Seconds for which an idle worker polls, keeping its core busy, before it sleeps."""
     restarts: bool = True
     quorum: int | None = None
-    """Answers per class that are waited for; all copies where None."""
+    """Answers per class to wait for; None for all copies."""
     patience_s: float = 0.05
-    """Time that a late worker is waited for when the others suffice to answer."""
+    """Seconds to wait for a late worker when the others suffice to answer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Answer of the parts to one input."""
+    """Combined answer of the parts to one input."""
 
     scores: FloatArray
     label: int
     missing: tuple[int, ...]
-    """Classes that no part has answered for."""
+    """Classes for which no part has answered."""
     came: int
-    """Parts that answered in time."""
+    """Number of parts that answered in time."""
     senseless: int
-    """Parts whose scores were no finite numbers, and do not count."""
+    """Number of parts whose scores were not finite and were ignored."""
     took_s: float
 
     @property
     def probabilities(self) -> FloatArray:
-        """Of all classes."""
+        """Probabilities of all classes."""
         return probabilities(self.scores)
 
 
 @dataclass(frozen=True)
 class WorkerReply:
-    """When a worker's answer came."""
+    """Times of a worker's reply."""
 
     spent_ns: int
-    """Of computing."""
+    """Time spent computing."""
     after_ns: int
-    """Since the request."""
+    """Time from the request to the reply."""
 
 
 class Answering(Protocol):
-    """Front end that answers requests: workers, or parts on a device."""
+    """Interface of a front end that answers requests."""
 
     @property
     def table(self) -> PartTable:
-        """The model that is served."""
+        """Description of the parts that are served."""
         ...
 
     @property
     def num_alive(self) -> int:
-        """Parts that can be asked."""
+        """Number of parts whose workers are alive."""
         ...
 
     def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """An input as the parts take it; raises `UsageError` for anything else."""
+        """Convert an input to the form that parts need; raises `UsageError` if it is invalid."""
         ...
 
     def predict(self, inputs: np.ndarray[Any, Any], deadline_s: float | None = None) -> Answer:
-        """The answer to one input."""
+        """Return the answer to one input."""
         ...
 
     def metrics(self) -> Metrics:
-        """Times and losses so far."""
+        """Times of answers, and counts of late and dead workers so far."""
         ...
 
 
 def answer_from(
     combiner: Combiner, answers: Sequence[FloatArray | None], senseless: int, start_ns: int
 ) -> Answer:
-    """One answer of what the parts said to a request that came at ``start_ns``."""
+    """Combine the replies of parts to a request that began at ``start_ns``."""
     scores = combiner.scores(answers)
     return Answer(
         scores,
@@ -167,7 +168,7 @@ def answer_from(
 def is_enough(
     table: PartTable, quorum: int, answers: Sequence[FloatArray | None], asked: Collection[int]
 ) -> bool:
-    """True if every group has its copies, or as many as can still come from ``asked`` parts."""
+    """True if every group has ``quorum`` answers, or all that ``asked`` parts can still send."""
     has, may = [0] * len(table.groups), [0] * len(table.groups)
     for index, groups in enumerate(table.held):
         came = answers[index] is not None
@@ -178,7 +179,7 @@ def is_enough(
 
 
 class FrontEnd:
-    """Workers for all parts of a folder; use it as a context."""
+    """Starts and queries the workers of all parts of a folder; use it in a ``with`` statement."""
 
     def __init__(self, folder: Folder, options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
@@ -193,7 +194,7 @@ class FrontEnd:
         self._slots = self._layout.slots(self._memory)
         self._number = 0
         self._counted_from = 1
-        """Late answers to requests before it were forecast_by_dry_run."""
+        """First request whose late answers are counted; those before it are of dry runs."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._events = select.epoll()
@@ -247,7 +248,10 @@ class FrontEnd:
             self._events.register(link.channel.fileno(), select.EPOLLIN)
 
     def _forget(self, descriptor: int) -> None:
-        """Before it is closed: in a forked process the socket stays open, and would be heard."""
+        """Unregister a socket before it is closed.
+
+        A forked process may keep the socket open, so that epoll would still report it.
+        """
         if self._by_descriptor.pop(descriptor, None) is not None and not self._events.closed:
             self._events.unregister(descriptor)
 
@@ -265,7 +269,7 @@ class FrontEnd:
                 raise RunError(f"workers were not ready after {format_seconds(START_S)}")
 
     def _watch(self) -> None:
-        """Between requests: hear late answers and deaths, start dead workers again."""
+        """Between requests: receive late replies, notice deaths, restart dead workers."""
         while not self._stop.wait(_WATCH_S):
             with self._lock:
                 self._hear(0)
@@ -279,7 +283,7 @@ class FrontEnd:
     # ── answering ──
 
     def predict(self, inputs: np.ndarray[Any, Any], deadline_s: float | None = None) -> Answer:
-        """The answer to one input; any thread may ask."""
+        """Return the answer to one input; safe to call from any thread."""
         checked = self.checked(inputs)
         limit_s = self.options.deadline_s if deadline_s is None else deadline_s
         with self._lock:
@@ -288,11 +292,11 @@ class FrontEnd:
             return self._answer(checked, limit_s)
 
     def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """An input as the parts take it; raises `UsageError` for anything else."""
+        """Convert an input to the form that parts need; raises `UsageError` if it is invalid."""
         return self._layout.checked(inputs)
 
     def dry_run(self, inputs: np.ndarray[Any, Any]) -> tuple[float, dict[int, WorkerReply]]:
-        """Seconds of an answer and the workers it waited for; not counted in `metrics`."""
+        """Time of an answer and the replies it waited for; not counted in `metrics`."""
         checked = self.checked(inputs)
         with self._lock:
             start_ns, answers, replies = self._replies(checked, START_S, self._quorum)
@@ -318,7 +322,10 @@ class FrontEnd:
     def _replies(
         self, inputs: np.ndarray[Any, Any], limit_s: float, quorum: int
     ) -> tuple[int, list[FloatArray | None], dict[int, WorkerReply]]:
-        """Ask all workers; when that was, and what came until every group had its copies."""
+        """Send a request to all workers and collect replies until every group has enough.
+
+        Returns the start time in nanoseconds, the outputs by part, and the times of the replies.
+        """
         start_ns = time.perf_counter_ns()
         self._number += 1
         number, slot = self._number, self._number % SLOTS
@@ -351,7 +358,7 @@ class FrontEnd:
         return start_ns, answers, replies
 
     def _hear(self, timeout_s: float) -> list[tuple[WorkerLink, tuple[int, int, FloatArray]]]:
-        """Messages that came; deaths and late answers are noted."""
+        """Receive messages from all workers; record deaths and late answers."""
         found = []
         for descriptor, _ in self._events.poll(timeout_s):
             link = self._by_descriptor.get(descriptor)
@@ -368,19 +375,19 @@ class FrontEnd:
 
     @property
     def table(self) -> PartTable:
-        """The model that is served."""
+        """Description of the parts that are served."""
         return self._table
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the workers, in the order of the parts; 0 for one that is dead."""
+        """Process ids of the workers, in the order of the parts; 0 for a dead one."""
         return [link.process.pid if link.process else 0 for link in self._links]
 
     @property
     def num_alive(self) -> int:
-        """Workers that can be asked."""
+        """Number of workers that are alive."""
         return sum(link.is_alive for link in self._links)
 
     def metrics(self) -> Metrics:
-        """Times and losses so far."""
+        """Times of answers, and counts of late and dead workers so far."""
         return metrics_of(self._times_ns, [(link.is_alive, link.counts) for link in self._links])

@@ -1,4 +1,4 @@
-"""One worker as the front end sees it: its process, its socket, and what is known of it."""
+"""The front end's view of one worker: its process, its socket and its counters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hocket.classes.serving.wire import ANSWER, READY, SLOTS, WAKE, InputLayout
 from hocket.processes.start import start_module
 
 _KEPT = 4096
-"""Times that are kept for quantiles."""
+"""Most recent times kept for quantiles."""
 _MODULE = "hocket.classes.serving.worker"
 _PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
-"""Before a worker that died again and again is started once more."""
+"""Longest pause before a worker that has died repeatedly is started again."""
 
 
 def recent_times() -> deque[int]:
-    """Nanoseconds of the last answers; older ones are dropped."""
+    """Queue of the last answers' nanoseconds; older ones are dropped."""
     return deque(maxlen=_KEPT)
 
 
@@ -40,7 +40,7 @@ class WorkerSpec:
     num_outputs: int
     layout: InputLayout
     memory: int
-    """Descriptor of the shared memory."""
+    """File descriptor of the shared memory."""
     core: int | None
     spin_s: float
 
@@ -58,25 +58,25 @@ class Counts:
 
 
 class WorkerLink:
-    """A worker that may die and be started again."""
+    """A worker process that may die and be started again."""
 
     def __init__(self, spec: WorkerSpec, on_gone: Callable[[int], None]) -> None:
-        """``on_gone`` gets the descriptor of a socket before it is closed."""
+        """``on_gone`` is called with the descriptor of a socket before it is closed."""
         self.spec = spec
         self._on_gone = on_gone
         self.counts = Counts()
         self.is_ready = False
         self.trouble = ""
-        """Why its part cannot be served."""
+        """Reason why the worker's part cannot be served; empty if it can."""
         self.waiting: deque[int] = deque()
-        """Requests that it has not answered."""
+        """Numbers of the requests that the worker has not answered."""
         self.channel: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._may_start_s = 0.0
         self._pause_s = _PAUSE_S
 
     def start(self) -> None:
-        """Start the process; it says when it is ready."""
+        """Start the worker process, which reports when it is ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         model = os.memfd_create("part")
         try:
@@ -110,11 +110,11 @@ class WorkerLink:
 
     @property
     def is_alive(self) -> bool:
-        """True if it can be sent requests."""
+        """True if the worker can receive requests."""
         return self.is_ready and self.channel is not None
 
     def send(self, number: int, slot: int) -> bool:
-        """Wake it for a request; False where it is dead or too far behind."""
+        """Send a request to the worker; False if it is dead or has too many unanswered requests."""
         if not self.is_alive or len(self.waiting) >= SLOTS - 1:
             return False
         assert self.channel is not None
@@ -129,7 +129,7 @@ class WorkerLink:
         return True
 
     def receive(self) -> tuple[int, int, FloatArray] | None:
-        """Next message: number, nanoseconds, outputs; None where it is dead or silent."""
+        """Next answer (number, nanoseconds, outputs); None if none has arrived."""
         if self.channel is None:
             return None
         try:
@@ -160,7 +160,7 @@ class WorkerLink:
         return number, spent_ns, outputs.astype(np.float64)
 
     def bury(self) -> None:
-        """Give up a dead worker; it may be started again after a pause."""
+        """Close the connection to a dead worker; it may be started again after a pause."""
         if self.channel is not None:
             self.counts.deaths += 1
         self._hang_up()
@@ -176,7 +176,7 @@ class WorkerLink:
         self.is_ready = False
 
     def start_again(self) -> bool:
-        """Start a dead worker anew if its pause is over."""
+        """Restart a dead worker if its pause is over."""
         if self.channel is not None or time.monotonic() < self._may_start_s:
             return False
         self.end()
@@ -185,7 +185,7 @@ class WorkerLink:
         return True
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the worker process if it runs."""
         self._hang_up()
         if self.process is not None:
             self.process.kill()

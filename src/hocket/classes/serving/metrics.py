@@ -1,4 +1,4 @@
-"""Numbers of a running front end: times of answers and parts, late and dead workers."""
+"""Metrics of a running front end: times of answers and parts, late and dead workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.classes.serving.link import Counts
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Of the last few thousand times."""
+    """Quantiles of the last few thousand times."""
 
     count: int
     p50_s: float | None
@@ -22,7 +22,7 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """One worker."""
+    """Metrics of one worker."""
 
     is_alive: bool
     answered: int
@@ -35,18 +35,18 @@ class WorkerMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """A front end and its workers."""
+    """Metrics of a front end and its workers."""
 
     answers: Quantiles
     workers: tuple[WorkerMetrics, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """Return JSON-serialisable data."""
         return asdict(self)
 
 
 def metrics_of(times_ns: Iterable[int], workers: Sequence[tuple[bool, Counts]]) -> Metrics:
-    """Quantiles of what was counted."""
+    """Quantiles of the recorded times."""
     return Metrics(
         _quantiles(times_ns),
         tuple(

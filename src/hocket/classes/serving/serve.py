@@ -1,4 +1,4 @@
-"""The web service as a process, until somebody ends it."""
+"""Run the web service in this process until a signal ends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
@@ -15,9 +14,6 @@ from hocket.classes.serving.app import make_app
 from hocket.classes.serving.dry_run import LatencyForecast, check_parts, forecast_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
-
-if TYPE_CHECKING:
-    from hocket.classes.serving.on_device import DeviceFrontEnd
 
 _MAX_TOKEN_BYTES = 4096
 
@@ -31,12 +27,11 @@ def serve(
     token: str,
     on_ready: Callable[[str], None],
     on_forecast: Callable[[LatencyForecast], None] = lambda forecast: None,
-    device: str | None = None,
 ) -> None:
-    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` gets the address.
+    """Serve a folder until SIGTERM or SIGINT, with one worker process per part.
 
-    Sub-models are served by worker processes, or all on one ``device`` such as ``cuda``.
-    ``on_forecast`` gets the predicted latency of the worker processes, before they are asked.
+    ``on_ready`` is called with the address, ``on_forecast`` with the predicted latency, which is
+    measured before the first request.
     """
     if not is_loopback(host):
         raise UsageError(
@@ -50,30 +45,18 @@ def serve(
             f"cannot listen on {host} port {port}: {error.strerror}",
             hint="leave out --port for a free one",
         ) from None
-    with listener, front_end_of(folder, options, device) as front_end:
+    check_parts(folder)
+    with listener, FrontEnd(folder, options) as front_end:
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
-        if isinstance(front_end, FrontEnd):
-            on_forecast(forecast_of(front_end))
+        on_forecast(forecast_of(front_end))
         app = make_app(front_end, token, (host,))
         server = QuietServer(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}"))
         server.serve_on(listener)
 
 
-def front_end_of(
-    folder: Folder, options: ServeOptions, device: str | None
-) -> FrontEnd | DeviceFrontEnd:
-    """Choose the front end: worker processes, or parts on a device, which need torch."""
-    if device is None:
-        check_parts(folder)
-        return FrontEnd(folder, options)
-    from hocket.classes.serving.on_device import DeviceFrontEnd
-
-    return DeviceFrontEnd(folder, device)
-
-
 def token_in(path: Path | None) -> str:
-    """The token that a file holds; a new one is made, and written there, where there is none."""
+    """Return the token in a file; if the file does not exist, write a new token to it."""
     if path is None or not path.exists():
         token = secrets.token_urlsafe(32)
         if path is not None:

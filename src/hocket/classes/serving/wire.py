@@ -1,8 +1,9 @@
-"""Slots for inputs in shared memory, and short messages over sockets, of front end and workers.
+"""Communication of front end and workers: inputs in shared memory, short messages over sockets.
 
-An input is written once, into a slot that all workers map; a worker is woken by a few bytes over
-its own socket (whole messages, never parts) and answers over it. The head of the memory holds the
-number of the last request that was answered, so that a late worker skips what nobody waits for.
+An input is written once, into a slot of memory that all workers map. A message of a few bytes over
+a worker's own socket (which keeps message boundaries) wakes it, and it answers over the same
+socket. The head of the memory holds the number of the last finished request, so that a late worker
+skips requests whose answers are no longer needed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _HEAD_BYTES = 64
 _ALIGN_BYTES = 64
 _FINISHED = struct.Struct("<Q")
 WAKE = struct.Struct("<QI")
-"""Number of a request and its slot."""
+"""Number of a request and the slot of its input."""
 ANSWER = struct.Struct("<QQ")
-"""Number of a request and the nanoseconds of computing; the outputs follow as float32."""
+"""Number of a request and nanoseconds of computing; the outputs follow as float32."""
 READY = 0
-"""The number that a worker answers with when it can begin."""
+"""Number with which a worker reports that it is ready."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,17 @@ class InputLayout:
     """Position of the inputs in the shared memory."""
 
     shape: tuple[int, ...]
-    """Of one input, without its batch."""
+    """Shape of one input, without the batch dimension."""
     dtype: str
 
     @property
     def input_bytes(self) -> int:
-        """Of one input."""
+        """Bytes of one input."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def total_bytes(self) -> int:
-        """Of the whole memory."""
+        """Bytes of the shared memory."""
         return _HEAD_BYTES + SLOTS * self._stride
 
     @property
@@ -52,7 +53,7 @@ class InputLayout:
         return -(-self.input_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def slots(self, memory: mmap.mmap) -> list[np.ndarray[Any, Any]]:
-        """Each slot as a batch of one."""
+        """Views of the slots, each a batch of one."""
         return [
             np.frombuffer(
                 memory,
@@ -64,7 +65,7 @@ class InputLayout:
         ]
 
     def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """An input as a batch that parts take; raises `UsageError` for anything else."""
+        """Convert an input to a batch that parts accept; raises `UsageError` if it is invalid."""
         given = np.asarray(inputs)
         shape = self.shape
         if given.shape not in (shape, (1, *shape)):
@@ -83,10 +84,10 @@ class InputLayout:
 
 
 def set_finished(memory: mmap.mmap, number: int) -> None:
-    """Say that nobody waits for a request any more, nor for those before it."""
+    """Mark a request and all before it as finished; workers skip them."""
     _FINISHED.pack_into(memory, 0, number)
 
 
 def finished(memory: mmap.mmap) -> int:
-    """The last request that nobody waits for."""
+    """Number of the last finished request."""
     return int(_FINISHED.unpack_from(memory, 0)[0])

@@ -1,7 +1,7 @@
-"""A worker: one part, one core, one thread; it ends with its front end, whose socket closes then.
+"""A worker process: one part, one core, one thread; it ends when the front end closes its socket.
 
-Started as ``python -m hocket.classes.serving.worker SPEC`` with descriptors of its socket, the
-shared memory and the part; it loads neither torch nor the web server.
+It is started as ``python -m hocket.classes.serving.worker SPEC`` with descriptors of its socket,
+the shared memory and the part, and loads neither torch nor the web server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Compute = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Load the part, say so, and answer."""
+    """Load the part, report that it is ready, and answer requests."""
     if spec["core"] is not None:
         os.sched_setaffinity(0, [spec["core"]])
     layout = InputLayout(tuple(spec["shape"]), spec["dtype"])
@@ -66,7 +66,7 @@ def _answer(
 
 
 def _next(channel: socket.socket, spin_s: float) -> bytes:
-    """The next message; looks for it for a while before it lets the core sleep."""
+    """Return the next message; poll for ``spin_s`` seconds before the core may sleep."""
     if spin_s:
         until_s = time.perf_counter() + spin_s
         while time.perf_counter() < until_s:

@@ -1,1 +1,1 @@
-"""The protocol of tables, without sockets, threads or clocks on the wall: states and messages."""
+"""The protocol of tables as functions on states and messages, without sockets or threads."""

@@ -1,15 +1,16 @@
-"""The client's side: a cache of rows, changes that are not sent, and a log of those that are.
+"""The client's side of the protocol: a row cache, unsent changes, and a log of sent changes.
 
-All workers of a process share one client. A row in the cache has the clock at which the shard sent
-it; a worker at clock c with staleness s may read it if that is at least c - s, otherwise it asks
-and waits. Own changes go into the cache at once. When a row arrives, the changes of this client
-that the shard had not yet applied, and those not yet sent, are put on top of it: that is what
-makes own writes always visible. Sent changes stay in the log until the shard says that they are
-durable; a shard that came back is sent the log again from where its checkpoint ends.
+All workers of a process share one client. A cached row has the clock at which the shard sent it; a
+worker at clock c with staleness s may read the row if that clock is at least c - s, otherwise the
+client requests the row and the worker waits. Own changes are applied to the cache at once. When a
+row arrives, this client's changes that the shard had not yet applied, and the unsent ones, are
+applied on top of it, so own writes are always visible. Sent changes stay in the log until the shard
+reports that they are durable; a restarted shard is sent the log again from the end of its
+checkpoint.
 
-The log is a list of lines in the order of sending, each pointing to the line before it of the same
-row. Reading, changing and sending a row cost O(width), a batch O(unsent rows) beside it; a row that
-arrives O(width x own changes in flight).
+The log is a list of lines in the order of sending, each with the number of the previous line of the
+same row. Reading, changing and sending a row costs O(width), a batch O(unsent rows) in addition; a
+row that arrives costs O(width x own changes in flight).
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ class ClientState(NamedTuple):
     facts: LongArray
     rate: FloatArray
     cells: Cells
-    """Cached rows with all own changes."""
+    """Cached rows, including all own changes."""
     row_clock: LongArray
-    """Clock at which the shard sent a row; -1: not in the cache."""
+    """Clock at which the shard sent a row; -1 if the row is not cached."""
     subscribed: BoolArray
     asked: LongArray
-    """The clock for which a row was asked; -1: it was not."""
+    """The clock for which a row was requested; -1 for none."""
     pending: Cells
     oldest: LongArray
-    """Clock of the oldest change that is not sent, or NEVER."""
+    """Clock of a row's oldest unsent change, or NEVER."""
     unsent: LongArray
-    """The first NUM_UNSENT: rows with changes that are not sent."""
+    """Rows with unsent changes; the first NUM_UNSENT entries are valid."""
     importance: Cells
     last: LongArray
     """Number of the row's last line in the log, or -1."""
@@ -96,7 +97,7 @@ def new_client(
     num_lines: int = 1024,
     num_batches: int = 1024,
 ) -> ClientState:
-    """A client that knows no row and no shard yet."""
+    """A client with an empty cache that has not heard of a shard yet."""
     facts = np.zeros(16, np.int64)
     facts[ME], facts[NEXT], facts[MY_PUSHES], facts[MY_RULE], facts[MY_WIDTH] = (
         client,
@@ -121,14 +122,14 @@ def new_client(
 
 @kernel
 def fresh_clock(client: ClientState, row: int) -> int:
-    """All changes of earlier clocks are in the cached row; -1: there is none."""
+    """Clock before which all changes are in the cached row; -1 if the row is not cached."""
     own = client.row_clock[row]
     return int(max(own, client.facts[CLAIMED]) if client.subscribed[row] else own)
 
 
 @kernel
 def find_missing(client: ClientState, rows: LongArray, need: int, missing: LongArray) -> int:
-    """Write the rows that are too old for a reader into ``missing``; how many they are."""
+    """Write the rows that are too old for a reader into ``missing``; return their number."""
     count = 0
     for i in range(len(rows)):
         clock = fresh_clock(client, rows[i])
@@ -140,7 +141,7 @@ def find_missing(client: ClientState, rows: LongArray, need: int, missing: LongA
 
 @kernel
 def mark_asked(client: ClientState, rows: LongArray, num: int, need: int, out: LongArray) -> int:
-    """Which of ``rows`` must be asked for: those that no answer or push is in flight for."""
+    """Select the rows to request: those without an answer or push in flight."""
     count = 0
     for i in range(num):
         row = rows[i]
@@ -154,7 +155,7 @@ def mark_asked(client: ClientState, rows: LongArray, num: int, need: int, out: L
 
 @kernel
 def read_rows(client: ClientState, rows: LongArray, out: Cells) -> None:
-    """Copy cached rows, as wide as ``out`` is."""
+    """Copy cached rows into ``out``, up to its width."""
     for i in range(len(rows)):
         for j in range(out.shape[1]):
             out[i, j] = client.cells[rows[i], j]
@@ -162,7 +163,7 @@ def read_rows(client: ClientState, rows: LongArray, out: Cells) -> None:
 
 @kernel
 def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells) -> int:
-    """Take changes of a worker at ``clock``; those that are not finite are refused and counted."""
+    """Apply a worker's changes at ``clock``; those that are not finite are refused and counted."""
     facts, refused = client.facts, 0
     for i in range(len(rows)):
         row = rows[i]
@@ -187,9 +188,9 @@ def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells
 
 @kernel
 def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
-    """Move the unsent changes of ``rows`` to the log as the next batch; its number of lines.
+    """Move the unsent changes of ``rows`` to the log as the next batch; return its number of lines.
 
-    The lines begin at number END - result. The caller has seen to it that they fit.
+    The lines begin at number END - result. The caller has made sure that they fit.
     """
     facts = client.facts
     version, start = facts[NEXT], facts[END]
@@ -227,7 +228,7 @@ def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
 
 @kernel
 def batch_head(client: ClientState, version: int, head: LongArray) -> None:
-    """The head of UPDATES for a batch of the log, sent for the first time or again."""
+    """Fill the head of UPDATES for a batch of the log, sent for the first time or again."""
     for i in range(HEAD):
         head[i] = 0
     place = version % len(client.batch_end)
@@ -249,7 +250,7 @@ def batch_start(client: ClientState, version: int) -> int:
 
 @kernel
 def take_rows(client: ClientState, message: Message) -> None:
-    """Take ROWS or PING of a shard: values, and how far the shard is."""
+    """Process ROWS or PING from a shard: the rows' values, and the shard's progress."""
     head, facts = message.head, client.facts
     if head[EPOCH] != facts[MY_LIFE]:
         return
@@ -263,7 +264,7 @@ def take_rows(client: ClientState, message: Message) -> None:
 
 @kernel
 def _install(client: ClientState, message: Message, line: int) -> None:
-    """Put a row into the cache, with the own changes that the shard had not applied on top."""
+    """Put a row into the cache and apply the own changes that the shard had not applied."""
     facts, row, head = client.facts, message.rows[line], message.head
     for j in range(client.cells.shape[1]):
         client.cells[row, j] = message.cells[line, j]
@@ -283,7 +284,7 @@ def _install(client: ClientState, message: Message, line: int) -> None:
 
 @kernel
 def _forget(client: ClientState, durable: int) -> None:
-    """The log is needed only for what a shard that dies now would lack."""
+    """Drop log lines that the shard's checkpoint holds."""
     facts = client.facts
     if durable > facts[KEPT]:
         facts[KEPT] = durable
@@ -292,9 +293,9 @@ def _forget(client: ClientState, durable: int) -> None:
 
 @kernel
 def take_restored(client: ClientState, head: LongArray) -> int:
-    """Take RESTORED; the number of the first change that the shard lacks.
+    """Process RESTORED; return the number of the first change that the shard lacks.
 
-    What the cache holds stays true, for the clock at which it was known to be.
+    Cached rows stay valid for the clocks at which they were sent.
     """
     facts = client.facts
     if facts[NEXT] == 1 and head[APPLIED] > 0:
@@ -312,7 +313,7 @@ def take_restored(client: ClientState, head: LongArray) -> int:
 
 @kernel
 def forget_pushes(client: ClientState) -> None:
-    """Nothing that is in flight will come: claims of the shard say nothing of the cached rows."""
+    """Drop subscriptions, claims and pending requests after messages in flight were lost."""
     for row in range(len(client.row_clock)):
         client.row_clock[row] = fresh_clock(client, row)
         client.subscribed[row] = False
@@ -322,10 +323,10 @@ def forget_pushes(client: ClientState) -> None:
 
 @kernel
 def ask_again(client: ClientState, rows: LongArray) -> int:
-    """After `forget_pushes`: all cached rows, into ``rows``, to subscribe to them; their number.
+    """After `forget_pushes`: request all cached rows again, to subscribe to them.
 
-    They are asked for at the newest clock that any of them has: until the shard is there again, the
-    cache knows more.
+    Writes the rows into ``rows`` and returns their number. They are requested at the newest clock
+    of any cached row, because a restarted shard may be behind the cache.
     """
     count = 0
     for row in range(len(client.row_clock)):

@@ -25,27 +25,27 @@ Cells = NDArray[np.float32]
 
 UPDATES, ASK, ROWS, PING, RESTORED, KEEP, STRANGER = range(1, 8)
 OTHER_TABLES, REPLACED = 1, 2
-"""Why a client is a stranger: it reads another layout or means another shard, or another process
-has taken its number."""
+"""Reasons for STRANGER: the client uses another layout or another shard, or another process has
+taken its number."""
 
 KIND = 0
 CLIENT = 1
 EPOCH = 2
 VERSION = 3
-"""Of UPDATES: its number in the sequence of one client and one shard, from 1. PING of a client:
-the number of the last UPDATES before it."""
+"""UPDATES: its number in the sequence of one client and one shard, from 1. PING from a client: the
+number of the last UPDATES before it."""
 CLOCK = 4
-"""UPDATES: all changes of earlier clocks are sent. ROWS: all of earlier clocks are in the rows."""
+"""UPDATES: all changes of earlier clocks are sent. ROWS: all of them are in the rows."""
 NEED = 5
 """ASK: the clock that the shard must have reached before it answers."""
 CLAIM = 6
-"""ROWS, PING of a shard: every row that the client subscribed to is at this clock; -1: no word."""
+"""ROWS, PING from a shard: clock of all rows that the client subscribed to; -1 if unknown."""
 APPLIED = 7
 """From a shard: the receiver's last change that is in the values."""
 DURABLE = 8
-"""From a shard: the receiver's last change that outlives the shard."""
+"""From a shard: the receiver's last change that is in the shard's checkpoint."""
 RECEIVED = 9
-"""Bytes that the sender has got from the receiver so far: what the receiver measures speed with."""
+"""Bytes that the sender has received from the receiver, which measures throughput with them."""
 COUNT = 10
 TABLE = 11
 REFUSED = 12
@@ -53,18 +53,18 @@ REFUSED = 12
 SENT_BYTES = 13
 """Bytes that the sender has sent to the receiver so far, this message included."""
 SENDER = 14
-"""From a client: a number that its process drew. Two processes under one client's number differ."""
+"""From a client: random number of its process, to detect two processes with one client number."""
 TABLES = 15
-"""Tables and shard that the sender assumes: `Layout.digest`."""
+"""Digest of the tables and shard that the sender assumes (`Layout.digest`)."""
 SLOWEST = 16
-"""PING of a shard: the client with the lowest clock, which all others may have to wait for."""
+"""PING from a shard: the client with the lowest clock, for which others may have to wait."""
 SILENT_MS = 17
-"""PING of a shard: how long that one has said nothing."""
+"""PING of a shard: milliseconds since the last message of that client."""
 HEAD = 18
 
 
 class Message(NamedTuple):
-    """One message; ``rows`` are places in the shard, ``cells`` has a line for each of them."""
+    """One message; ``rows`` are row numbers in the shard, ``cells`` has a line for each."""
 
     head: LongArray
     rows: LongArray

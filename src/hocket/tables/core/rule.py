@@ -24,17 +24,17 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def cell_width(rule: int, width: int) -> int:
-    """Numbers of a row as it is read: w, or w, G and z'."""
+    """Numbers per row as it is read: w, or w, G and z'."""
     return width if rule == ADD else 3 * width
 
 
 def change_width(rule: int, width: int) -> int:
-    """Numbers of a change: a delta, or g and the G_old that it was computed with."""
+    """Numbers per change: a delta, or g and the G_old with which it was computed."""
     return width if rule == ADD else 2 * width
 
 
 def starting_cells(rule: int, num_rows: int, width: int, curvature: float) -> Cells:
-    """Rows before any change; ``curvature`` is the first z'."""
+    """Initial rows; ``curvature`` is the initial z'."""
     cells = np.zeros((num_rows, cell_width(rule, width)), np.float32)
     if rule == REVISE:
         cells[:, 2 * width :] = curvature
@@ -42,15 +42,16 @@ def starting_cells(rule: int, num_rows: int, width: int, curvature: float) -> Ce
 
 
 def starting_hidden(rule: int, num_rows: int, width: int, curvature: float) -> Cells:
-    """State of a shard beyond the rows: z."""
+    """Initial state that only the shard has: z."""
     return np.full((num_rows, width if rule == REVISE else 0), curvature, np.float32)
 
 
 @kernel
 def size_of(cells: Cells, line: int, width: int) -> float:
-    """The sum of absolute values of a line; not finite if one of them is not, or the sum.
+    """Sum of absolute values of a line; not finite if a value or the sum is not.
 
-    Eight sums beside each other, which the compiler adds at once: one would wait for itself.
+    Eight partial sums let the compiler use vector additions; a single sum would be a dependent
+    chain.
     """
     a = b = c = d = e = f = g = h = np.float32(0.0)
     for k in range(width // 8):
@@ -79,7 +80,7 @@ def relative(change: float, size: float) -> float:
 def is_bearable(
     rule: int, cells: Cells, hidden: Cells, row: int, changes: Cells, line: int
 ) -> bool:
-    """True if the sums that a gradient enters, squares too, stay within a 32-bit float."""
+    """True if all sums that a gradient enters, also of squares, stay within a 32-bit float."""
     if rule == ADD:
         return True
     width = hidden.shape[1]
@@ -96,7 +97,7 @@ def is_bearable(
 def apply_change(
     rule: int, rate: float, cells: Cells, hidden: Cells, row: int, changes: Cells, line: int
 ) -> None:
-    """Change a row of a shard."""
+    """Apply a change to a row of a shard."""
     if rule == ADD:
         for j in range(cells.shape[1]):
             cells[row, j] += changes[line, j]
@@ -117,7 +118,7 @@ def apply_change(
 def apply_locally(
     rule: int, rate: float, cells: Cells, row: int, changes: Cells, line: int
 ) -> None:
-    """Show a client its own change before the shard has it; for a gradient an AdaGrad step."""
+    """Apply a client's own change to its cache; a gradient as an AdaGrad step."""
     if rule == ADD:
         for j in range(cells.shape[1]):
             cells[row, j] += changes[line, j]
@@ -134,7 +135,7 @@ def apply_locally(
 def gather_change(
     rule: int, cells: Cells, row: int, pending: Cells, is_first: bool, changes: Cells, line: int
 ) -> None:
-    """Add a change to those of a row that are not sent; the first remembers what was known."""
+    """Add a change to a row's unsent changes; the first one also stores the sum G_old read."""
     width = pending.shape[1] if rule == ADD else pending.shape[1] // 2
     for j in range(width):
         pending[row, j] += changes[line, j]

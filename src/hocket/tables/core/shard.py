@@ -53,7 +53,7 @@ from hocket.tables.core.rule import (
 )
 
 LIFE, NOW, PUSHES, RULE, NUM_REFUSED, WIDTH, NUM_CHANGES = range(7)
-"""Places in `ShardState.facts`; NOW is the shard's clock."""
+"""Indices into `ShardState.facts`; NOW is the shard's clock."""
 
 
 class ShardState(NamedTuple):
@@ -68,22 +68,22 @@ class ShardState(NamedTuple):
     durable: LongArray
     """[P] last change of each client that is in a checkpoint."""
     clocks: LongArray
-    """[P] all changes of earlier clocks are here."""
+    """[P] clock of each client: all its changes of earlier clocks have arrived."""
     asked: LongArray
-    """[P, R] the clock at which a client wants the row, or -1."""
+    """[P, R] the clock at which a client requested the row, or -1."""
     subscribed: BoolArray
     dirty: BoolArray
     """[P, R] others changed the row since it was sent to a subscribed client."""
     due: BoolArray
-    """[P, R] dirty since before the last advance: it holds back the claim."""
+    """[P, R] dirty since before the last advance; due rows hold back the claim."""
     num_due: LongArray
     num_dirty: LongArray
     num_asked: LongArray
-    """[P] how many rows of ``due``, ``dirty`` and ``asked`` are set."""
+    """[P] number of rows set in ``due``, ``dirty`` and ``asked``."""
     since: LongArray
     """[P, R] the number of the change that made the row dirty."""
     importance: Cells
-    """[P, R] accumulated relative magnitude of what a client has not been sent."""
+    """[P, R] accumulated relative magnitude of changes not sent to a client."""
 
 
 def new_shard(
@@ -97,7 +97,7 @@ def new_shard(
     curvature: float = 1.0,
     epoch: int = 1,
 ) -> ShardState:
-    """A shard whose rows are zero."""
+    """A shard with initial rows."""
     facts = np.zeros(7, np.int64)
     facts[LIFE], facts[PUSHES], facts[RULE], facts[WIDTH] = epoch, pushes, rule, width
     pairs = (num_clients, num_rows)
@@ -115,7 +115,7 @@ def new_shard(
 
 @kernel
 def shard_take(shard: ShardState, message: Message) -> bool:
-    """Take a message; False if its sender must get RESTORED instead."""
+    """Process a message; return False if its sender must get RESTORED instead."""
     head = message.head
     client = head[CLIENT]
     if head[EPOCH] != shard.facts[LIFE]:
@@ -182,7 +182,7 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
 
 @kernel
 def _advance(shard: ShardState, now: int) -> None:
-    """All changes of clocks before ``now`` are here: what was changed is due to subscribers."""
+    """Mark changed rows as due: all changes of clocks before ``now`` have arrived."""
     shard.facts[NOW] = now
     for client in range(shard.dirty.shape[0]):
         if shard.num_dirty[client] == shard.num_due[client]:
@@ -195,14 +195,14 @@ def _advance(shard: ShardState, now: int) -> None:
 
 @kernel
 def can_send(shard: ShardState, client: int, row: int) -> bool:
-    """True if a row may go to a client now: asked for and ready, or changed by others."""
+    """True if a row may be sent to a client now: requested and ready, or changed by others."""
     asked = shard.asked[client, row]
     return bool(0 <= asked <= shard.facts[NOW] or shard.dirty[client, row])
 
 
 @kernel
 def shard_send(shard: ShardState, client: int, rows: LongArray, out: Message) -> None:
-    """Fill ROWS with those of ``rows`` that may be sent; they count as sent."""
+    """Fill ROWS with those of ``rows`` that may be sent, and mark them as sent."""
     count = 0
     now = shard.facts[NOW]
     for i in range(len(rows)):
@@ -229,7 +229,7 @@ def shard_send(shard: ShardState, client: int, rows: LongArray, out: Message) ->
 
 @kernel
 def shard_head(shard: ShardState, client: int, kind: int, head: LongArray) -> None:
-    """Fill a head with what a client should know of the shard."""
+    """Fill a message head with the shard's state for a client."""
     for i in range(HEAD):
         head[i] = 0
     head[KIND] = kind
@@ -245,9 +245,9 @@ def shard_head(shard: ShardState, client: int, kind: int, head: LongArray) -> No
 
 @kernel
 def shard_restore(shard: ShardState, epoch: int) -> None:
-    """Begin another life with the rows, changes and clocks of a checkpoint; nobody is subscribed.
+    """Restart with the rows, changes and clocks of a checkpoint, without subscriptions.
 
-    A claim of this life says nothing about rows that it has not sent: clients start with none.
+    Claims of the new life do not cover rows that it has not sent: clients start without any.
     """
     shard.facts[LIFE] = epoch
     shard.facts[NOW] = _slowest(shard)

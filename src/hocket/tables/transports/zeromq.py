@@ -1,11 +1,11 @@
-"""Across machines: a ROUTER socket per shard, and a DEALER socket of each client for each shard.
+"""ZeroMQ transport across machines: a ROUTER socket per shard, a DEALER per client and shard.
 
-A client's number and that of its process are the name of its sockets, so the shard knows where an
-answer goes, also after it was restarted at the same address, and two processes that have taken one
-number do not take each other's answers. Queues are not bounded here: clients bound what is under
-way.
-Addresses are those of ZeroMQ (``tcp://10.0.0.1:4000``, ``ipc:///run/…``); nothing is encrypted and
-nobody is asked for a name, so bind to a network that only the program's machines reach.
+The identity of a client's sockets consists of the client's number and that of its process. A shard
+can therefore address answers also after a restart at the same address, and two processes with the
+same client number do not receive each other's answers. Queues are unbounded here: clients limit the
+bytes in flight. Addresses are those of ZeroMQ (``tcp://10.0.0.1:4000``, ``ipc:///run/…``). There is
+neither encryption nor authentication, so bind to a network that only the program's machines can
+reach.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class _Waiter:
         self._poller.register(self._read, _POLL_IN)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something is there."""
+        """Wait until a socket is ready, `wake` is called, or the time is over."""
         found = dict(self._poller.poll(int(timeout_s * 1e3) + 1))
         if self._read in found:
             os.read(self._read, 4096)
 
     def wake(self) -> None:
-        """End a wait; a full pipe will end it too."""
+        """End a wait; if the pipe is full, the wait ends anyway."""
         # Once closed, the number of the pipe may be that of any other file.
         with self._turn, contextlib.suppress(BlockingIOError):
             if self._is_open:
@@ -76,9 +76,9 @@ class _Waiter:
 
 
 class ZeroMqShardPort:
-    """The port of a shard, bound to an address; port 0 or ``*`` takes a free one.
+    """Port of a shard, bound to an address; port 0 or ``*`` selects a free one.
 
-    A message that says it is longer than any of a client could be ends its connection.
+    A message longer than any client's message can be ends its connection.
     """
 
     def __init__(self, address: str, max_message_bytes: int) -> None:
@@ -115,7 +115,7 @@ class ZeroMqShardPort:
                 return int(client), rest[0]
 
     def wait(self, timeout_s: float) -> None:
-        """Until a message is there."""
+        """Wait until a message has arrived, `wake` is called, or the time is over."""
         self._waiter.wait(timeout_s)
 
     def wake(self) -> None:
@@ -163,7 +163,7 @@ class ZeroMqClientPort:
         return None
 
     def wait(self, timeout_s: float) -> None:
-        """Until a message is there."""
+        """Wait until a message has arrived, `wake` is called, or the time is over."""
         self._waiter.wait(timeout_s)
 
     def wake(self) -> None:
