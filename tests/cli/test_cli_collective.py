@@ -46,7 +46,7 @@ def test_an_odd_allocation_is_planned_to_its_bound_and_says_why():
     assert found["rate_bps"] == found["bound_bps"] == 50e9
     assert found["gap"] == 0
     assert len(found["trees"]) == found["num_trees"] <= 6
-    assert found["certificate"]["kind"] == "partition"
+    assert found["certificate"]["kind"] == "prices"
     assert found["plan_seconds"] >= 0
     names = [offer["algorithm"] for offer in found["offers"]]
     assert "chain" in names
@@ -63,15 +63,13 @@ def test_the_chosen_way_is_never_slower_than_another_at_any_size():
 
 
 def test_files_are_written_and_the_schedule_is_verified_again(tmp_path):
-    plan, report, trace = (str(tmp_path / name) for name in ("p.json", "r.html", "t.json"))
-    run("allgather", "--on", "dgx-a100-40g", "-o", plan, "--report", report, "--trace", trace)
+    plan, report = (str(tmp_path / name) for name in ("p.json", "r.html"))
+    run("allgather", "--on", "dgx-a100-40g", "-o", plan, "--report", report)
     result = CliRunner().invoke(root, ["verify", plan])
     assert "legal" in result.stdout
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") >= 8
     assert "<script" not in page
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert any(event["ph"] == "X" for event in events)
     data = json.loads((tmp_path / "p.json").read_text())
     del data["sections"]["communication"]["trees"][0]["broadcast"][-1]
     (tmp_path / "p.json").write_text(json.dumps(data))
@@ -87,18 +85,6 @@ def test_topologies_of_other_programs_are_read(tmp_path):
     assert run_json("allreduce", "--on", str(matrix))["bound_bps"] == 75e9
     assert run_json("broadcast", "--on", str(dump))["bound_bps"] == 40e9
     assert run_json("allreduce", "--on", str(listed))["bound_bps"] == 10e9
-
-
-def test_all_to_all_reaches_the_bound_that_prices_prove(tmp_path):
-    found = run_json("alltoall", "--on", "dgx-h100")
-    assert found["bound_bps"] == pytest.approx(8 / 7 * 450e9)
-    assert found["certificate"]["kind"] == "prices"
-    mesh = run_json("alltoall", "--on", "dgx1-v100")
-    rates = {offer["algorithm"]: offer["rate_bps"] for offer in mesh["offers"]}
-    assert found["gap"] == mesh["gap"] == 0.0
-    assert rates["packed ways"] > 1.5 * rates["shortest ways"]
-    refused = run("alltoall", "--on", "dgx-h100", "--export", str(tmp_path / "a.xml"), code=2)
-    assert "-o" in refused.hint
 
 
 def test_blink_is_a_row_of_its_own():

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from click.testing import CliRunner
-from planners.memory.steps import MIB, chain_step, experts_step
+from planners.memory.steps import MIB, chain_step
 
 import hocket
 from hocket.api.memory import BudgetWarning
@@ -109,7 +109,7 @@ def test_the_page_says_of_seconds_what_is_about_seconds(graph_file, tmp_path):
         run("fit", graph_file, "--on", "1xh200", "--memory", "300MiB", "-o", plan, "--json").stdout
     )
     page = (tmp_path / "report.html").read_text()
-    gap = f"at most {format_percent(answer['gap'])} of it could be saved"
+    gap = f"another plan could shorten the step by at most {format_percent(answer['gap'])}"
     assert gap in page.partition(">Peak<")[0].rpartition(">Step<")[2]
     assert "above the bound" not in page
 
@@ -122,19 +122,17 @@ def test_fit_says_what_the_order_of_updates_on_the_host_gains(graph_file):
     result = run("fit", graph_file, "--on", "1xh200", "--memory", "160MiB", "--json")
     answer = json.loads(result.stdout)
     found = answer["host_updates"]
-    late_s, finished_s, async_s = found["step_s"].values()
-    names = ["after the backward pass", "finished with the step", "async_update"]
-    assert list(found["step_s"]) == names
-    assert found["bound_s"] <= async_s <= finished_s < late_s
+    finished_s, async_s = found["step_s"], found["async_step_s"]
+    assert async_s <= finished_s * (1 + 1e-9)
     assert found["gain"] == pytest.approx(finished_s / async_s)
     # No less than the plain step.
     assert answer["step_s"] == pytest.approx(max(finished_s, plain["step_s"]), rel=0.01)
     result = run("fit", graph_file, "--on", "1xh200", "--memory", "160MiB", "--json",
                  "--async-update")  # fmt: skip
     faster = json.loads(result.stdout)
-    async_s = faster["host_updates"]["step_s"]["async_update"]
+    async_s = faster["host_updates"]["async_step_s"]
     assert faster["step_s"] == pytest.approx(max(async_s, plain["step_s"]), rel=0.01)
-    assert faster["step_s"] <= answer["step_s"]
+    assert faster["step_s"] <= answer["step_s"] * (1 + 1e-9)
 
 
 def test_fit_answers_with_the_keys_that_programs_read(graph_file):
@@ -152,21 +150,6 @@ def test_fit_answers_with_the_keys_that_programs_read(graph_file):
     times = [level["step_s"] for level in found["frontier"]]
     assert peaks == sorted(peaks, reverse=True)
     assert times == sorted(times)
-
-
-def test_fit_says_in_how_many_groups_experts_come(tmp_path):
-    graph, plan = tmp_path / "experts.json", tmp_path / "plan.json"
-    write_graph(experts_step(), graph)
-    # A layer of experts has 32 MiB, and its gradient as many.
-    what = ("fit", graph, "--on", "1xh200", "--memory", "30MiB", "-o", plan)
-    result = run(*what)
-    assert result.exception is None, result.exception
-    assert "experts of 3 in 8 groups" in " ".join(result.stdout.split())
-    assert run("verify", plan).exception is None
-    assert {block.expert_groups for block in read_plan(plan).plan[Memory].blocks} == {1, 8}
-    told = json.loads(run(*what, "--json").stdout)
-    assert (told["expert_groups"], told["feasible"]) == (8, True)
-    assert told["lower_bound_bytes"] <= told["peak_bytes"] <= 30 * MIB
 
 
 def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
@@ -308,37 +291,6 @@ def test_fit_refuses_a_budget_that_the_card_has_not_before_it_captures(tmp_path,
     error = run("fit", f"{tmp_path}/slow.py:build", "--on", card, "--memory", "1GiB").exception
     assert isinstance(error, UsageError)
     assert "more than gpu0 has" in error.message
-
-
-OWN = "raise SystemExit('imported')\ndef build(batch=1, seq=1): ...\nother = build\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "function", "options", "words"),
-    [
-        (OWN, "buil", (), "has no function 'buil'"),
-        (OWN, "build", ("--max", "layers"), "'build' has no parameter 'layers'"),
-        (OWN, "build", ("--dtype", "float16"), "'build' has no parameter 'dtype'"),
-        (OWN, "build", ("--max", "seq"), None),
-        (OWN, "other", ("--max", "layers"), None),
-        ("from somewhere import *\n" + OWN, "elsewhere", (), None),
-        ("def build(**sizes): raise SystemExit('called')", "build", ("--max", "layers"), None),
-        ("def (", "build", (), "cannot import"),
-    ],
-)
-def test_fit_checks_the_names_of_a_function_before_it_imports_it(
-    tmp_path, text, function, options, words
-):
-    """What the text of the file does not settle is left to the import."""
-    (tmp_path / "own.py").write_text(text)
-    result = run("fit", f"{tmp_path}/own.py:{function}", "--on", "1xh200", *options)
-    assert "trying" not in result.stderr
-    if words is None:
-        assert isinstance(result.exception, SystemExit | HocketError)
-        assert "has no" not in str(result.exception)
-    else:
-        assert isinstance(result.exception, UsageError)
-        assert words in result.exception.message
 
 
 def test_fit_says_which_models_have_no_other_depth_before_it_captures():

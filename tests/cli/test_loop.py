@@ -57,24 +57,18 @@ def test_a_loop_is_explained_from_its_source(program):
     assert "2-D rotation" in run(f"{program}:epoch")
 
 
-def test_with_data_sizes_and_times_are_known_and_drawn(program, tmp_path):
+def test_with_data_sizes_and_times_are_known(program, tmp_path):
     rng = np.random.default_rng(0)
-    data, report = tmp_path / "data.npz", tmp_path / "report.html"
+    data = tmp_path / "data.npz"
     np.savez(
         data, u=rng.integers(0, 60, 50_000), i=rng.integers(0, 40, 50_000), v=rng.random(50_000),
         W=rng.random((60, 32)), H=rng.random((40, 32)), lr=0.1,
     )  # fmt: skip
-    found = json.loads(
-        run(f"{program}:epoch", "--data", data, "--workers", 3, "--report", report, "--json")
-    )
+    found = json.loads(run(f"{program}:epoch", "--data", data, "--workers", 3, "--json"))
     (loop,) = found["loops"]
     assert loop["tiles"] == 9
     assert loop["iterations"] == 50_000
     assert 1 <= loop["imbalance"] < 1.3
-    page = report.read_text()
-    assert page.count("worker ") >= 3
-    assert "<script" not in page
-    assert "2-D rotation" in page
 
 
 def test_what_iterations_share_is_named_beside_the_schedule(program):
@@ -132,7 +126,7 @@ def test_a_serial_loop_is_told_what_may_help(tmp_path):
     )
     told = run(f"{path}:pairs")
     assert "serial" in told
-    assert 'hint: if the method bears that changes are seen late: permit={"c": "buffer"}' in told
+    assert 'hint: if the algorithm tolerates late updates: permit={"c": "buffer"}' in told
     assert "--data arguments.npz" in told
     rng = np.random.default_rng(0)
     columns = {name: rng.integers(9, size=50) for name in ("center", "context", "negative")}

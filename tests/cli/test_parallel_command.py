@@ -7,12 +7,14 @@ import pytest
 from cli.terminal import PARALLEL_KEYS, exit_code
 
 ANSWERED_BY_SIMULATION = "simulation of the captured ops"
+MEGATRON = ("--software", "megatron-core")
+SMALL = ("gpt-3.6b", "--on", "4xa100-80g", "--batch", "8")
 
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "plan.json"
-    question = "parallel gpt-3.6b --on 4xa100-80g --batch 16 --json --fix"
+    question = "parallel gpt-3.6b --on 4xa100-80g --batch 16 --json --software megatron-core --fix"
     assert exit_code([*question.split(), "pipeline=2,schedule=1f1b", "-o", str(path)]) == 0
     return path
 
@@ -20,7 +22,7 @@ def plan_file(tmp_path_factory):
 def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, err = hocket(
-        "parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--top", 5,
+        "parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--top", 5, *MEGATRON,
         "--report", "report.html",
     )  # fmt: skip
     assert out.count("✔") == 1
@@ -35,24 +37,20 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     assert "Candidates" in page
 
 
-def test_without_a_program_the_plan_is_one_that_megatron_runs(hocket, tmp_path):
+def test_a_plan_for_megatron_is_one_that_megatron_runs(hocket, tmp_path):
     plan = tmp_path / "plan.json"
     asked = ("parallel", "gpt-7.5b", "--on", "2xdgx-a100-40g", "--batch", 64, "--fix", "pipeline=4")
-    out, _ = hocket(*asked, "--json", "-o", plan)
+    out, _ = hocket(*asked, *MEGATRON, "--json", "-o", plan)
     result = json.loads(out)
+    assert result["answered_by"] == "closed form of megatron-core, pipelines simulated"
     assert {c["schedule"] for c in result["candidates"]} <= {"1f1b", "interleaved"}
-    assert not any(c["hocket_run_only"] for c in result["candidates"])
     hocket("export", plan, "--to", "megatron", "-o", tmp_path)
 
 
-def test_a_schedule_that_the_program_lacks_is_marked_or_refused(hocket, tmp_path, monkeypatch):
+def test_a_schedule_that_the_program_lacks_is_refused(hocket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--schedule", "zb-v")
-    out, _ = hocket(*asked)
-    assert "zb-v x2*" in out
-    assert "* hocket run only: megatron-core does not have this schedule" in out
-    assert "zb-v x2 (hocket run only)" in out
-    _, err = hocket(*asked, "--software", "megatron-core", expect=2)
+    _, err = hocket(*asked, *MEGATRON, expect=2)
     assert "megatron-core has no schedule zb-v" in err
     assert "it runs 1f1b, interleaved" in err
 
@@ -60,7 +58,7 @@ def test_a_schedule_that_the_program_lacks_is_marked_or_refused(hocket, tmp_path
 def test_eighty_columns_keep_what_decides(hocket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    out, _ = hocket("parallel", "gpt3-175b", "--on", "12xdgx-a100-80g", "--batch", 384)
+    out, _ = hocket("parallel", "gpt3-175b", "--on", "12xdgx-a100-80g", "--batch", 384, *MEGATRON)
     lines = out.splitlines()
     titles = lines[0].split()
     assert {"tensor", "pipe", "data", "micro", "schedule", "recompute", "ZeRO", "step"} < {*titles}
@@ -74,7 +72,9 @@ def test_eighty_columns_keep_what_decides(hocket, tmp_path, monkeypatch):
 
 
 def test_json_has_the_keys_and_the_chosen_first(hocket):
-    out, _ = hocket("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--json")
+    out, _ = hocket(
+        "parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--json", *MEGATRON
+    )
     result = json.loads(out)
     assert set(result["chosen"]) >= PARALLEL_KEYS
     assert all(set(candidate) >= PARALLEL_KEYS for candidate in result["candidates"])
@@ -87,7 +87,7 @@ def test_json_has_the_keys_and_the_chosen_first(hocket):
 
 def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
     out, err = hocket(
-        "parallel", "gpt-39b", "--on", "4xv100-16g", "--batch", 16, "--json", expect=4
+        "parallel", "gpt-39b", "--on", "4xv100-16g", "--batch", 16, "--json", *MEGATRON, expect=4
     )
     result = json.loads(out)
     assert result["error"]["code"] == "no-feasible-plan"
@@ -104,12 +104,12 @@ def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
         (["gpt-3.6b", "--on", "4xa100-80g"], 2, "--batch N is missing"),
         (["gpt-3.7b", "--on", "4xa100-80g", "--batch", "8"], 2, "did you mean"),
         (["gpt-3.6b", "--on", "4xa100", "--batch", "8"], 2, "a100-40g"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--schedule", "1f1"], 2, "'1f1b'"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensr=2"], 2, "'tensor'"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--software", "megatrn"], 2, "unknown"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensor=7"], 4, "no config"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "-o", "no/such/x.json"], 2, "folder"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "zero=9"], 2, "zero is 9"),
+        ([*SMALL, *MEGATRON, "--schedule", "1f1"], 2, "'1f1b'"),
+        ([*SMALL, *MEGATRON, "--fix", "tensr=2"], 2, "'tensor'"),
+        ([*SMALL, "--software", "megatrn"], 2, "unknown"),
+        ([*SMALL, *MEGATRON, "--fix", "tensor=7"], 4, "no config"),
+        ([*SMALL, "-o", "no/such/x.json"], 2, "folder"),
+        ([*SMALL, *MEGATRON, "--fix", "zero=9"], 2, "zero is 9"),
         (["--predict", "missing.toml"], 3, "no such file"),
         (["gpt-3.6b", "--predict", "x.toml"], 2, "leave out MODEL"),
         (["--predict", "x.toml", "--seq", "9", "--fix", "tensor=1"], 2, "leave out --seq, --fix"),
@@ -179,14 +179,14 @@ def test_table_keeps_its_numbers_at_any_width(width, hocket, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", str(width))
     fixed = ["--fix", "tensor=1,schedule=1f1b,recompute=none"]
-    out, _ = hocket("parallel", "gpt-1.7b", "--on", "2xa100-80g", "--batch", 8, *fixed)
+    out, _ = hocket("parallel", "gpt-1.7b", "--on", "2xa100-80g", "--batch", 8, *fixed, *MEGATRON)
     assert "of 80.0 GiB" in out
     assert "longer" in out
     assert ("tokens/s" in out) == (width == 200)
 
 
 def test_a_count_of_a_kind_says_what_joins_it(hocket):
-    _, err = hocket("parallel", "gpt2", "--on", "8xh100", "--batch", 16, "--json")
+    _, err = hocket("parallel", "gpt2", "--on", "8xh100", "--batch", 16, "--json", *MEGATRON)
     assert "8xh100-80g is 8 devices joined by PCIe; dgx-h100" in err
 
 
@@ -246,24 +246,43 @@ def test_show_writes_the_trace_of_a_parallel_plan(hocket, plan_file, tmp_path):
 )
 def test_both_commands_give_one_answer_for_captured_ops(hocket, model, on, size):
     asked = (model, "--on", on, *size, "--json")
-    plan = json.loads(hocket("plan", *asked, "--amp", "bf16")[0])
-    own = ("--software", "hocket", "--dtype", "bfloat16")
-    parallel = json.loads(hocket("parallel", *asked, *own)[0])
-    assert parallel["chosen"] == plan["chosen"]
-    assert parallel["step_s"] == plan["step_s"]
-    assert parallel["peak_bytes"] == plan["peak_bytes"]
+    plan = json.loads(hocket("plan", *asked)[0])
+    parallel = json.loads(hocket("parallel", *asked)[0])
+    chosen = parallel["chosen"]
+    assert chosen["strategy"] == plan["chosen"]
+    assert parallel["step_s"] == chosen["step_s"] == plan["step_s"]
+    assert max(chosen["rank_peak_bytes"]) == max(plan["peak_bytes"].values())
     assert parallel["answered_by"] == plan["answered_by"] == ANSWERED_BY_SIMULATION
-    rows = [candidate["planner"] for candidate in parallel["candidates"]]
-    assert any(name.startswith("data 2 x pipeline 1") for name in rows) or on == "2xdgx-h100"
+    degrees = [(c["data"], c["pipeline"], c["tensor"], c["zero"]) for c in parallel["candidates"]]
+    assert (chosen["data"], chosen["pipeline"], chosen["tensor"], chosen["zero"]) == degrees[0]
+    assert any(data == 2 and pipeline == 1 for data, pipeline, *_ in degrees) or on == "2xdgx-h100"
+    assert all(0 < candidate["mfu"] < 1 for candidate in parallel["candidates"])
 
 
-def test_the_closed_form_of_a_program_is_named(hocket):
-    asked = ("parallel", "gpt2", "--on", "8xh100", "--batch", 16, "--json")
+def test_the_table_of_captured_ops_has_degrees_and_mfu(hocket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4, "--seq", 64)
+    out, err = hocket(*asked, "--report", "report.html")
+    titles = out.splitlines()[0].split()
+    columns = ["strategy", "tensor", "pipe", "data", "micro", "schedule", "ZeRO", "step", "MFU"]
+    assert set(columns) <= set(titles)
+    assert ANSWERED_BY_SIMULATION in err
+    assert "wrote plan.json, report.html" in err
+    again = json.loads(hocket("show", "plan.json", "--json")[0])
+    assert again["parallel"]["replicas"]
+    assert "Candidates" in (tmp_path / "report.html").read_text()
+
+
+def test_above_64_devices_the_closed_form_is_fitted_to_simulated_steps(hocket):
+    asked = ("parallel", "gpt2", "--on", "9xdgx-a100-80g", "--batch", 288, "--seq", 128, "--json")
     found = json.loads(hocket(*asked)[0])
-    assert found["answered_by"] == "closed form of megatron-core, pipelines simulated"
+    assert found["answered_by"].startswith("closed form of hocket, fitted to simulated steps of ")
+    assert "16 devices of 9xdgx-a100-80g" in found["answered_by"]
+    assert found["chosen"]["num_devices"] > 64
 
 
 def test_settings_of_programs_are_refused_for_captured_ops(hocket):
-    asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4, "--software", "hocket")
+    asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4)
     _, err = hocket(*asked, "--schedule", "zb-v", expect=2)
-    assert "simulates ops as they are" in err
+    assert "the captured ops are simulated as they are" in err

@@ -61,21 +61,6 @@ def test_files_are_replaced_together_or_not_at_all(tmp_path):
     assert content(tmp_path) == {"a": b"new", "b": b"too"}
 
 
-def test_neither_kind_of_plan_replaces_the_other_without_being_told(folder):
-    parallel = ["parallel", "gpt2", "--on", "4xv100-16g", "--batch", 8]
-    hocket("plan", "g.json", *ON, cwd=folder)
-    placement = (folder / "plan.json").read_bytes()
-    refused = hocket(*parallel, cwd=folder, expect=2)
-    assert "holds the plan of a placement" in refused.stderr
-    assert "--overwrite" in refused.stderr
-    assert (folder / "plan.json").read_bytes() == placement
-    hocket("plan", "g.json", *ON, cwd=folder)  # its own kind is replaced as before
-    hocket(*parallel, "--overwrite", cwd=folder)
-    refused = hocket("plan", "g.json", *ON, cwd=folder, expect=2)
-    assert "holds a parallel plan" in refused.stderr
-    hocket("plan", "g.json", *ON, "--overwrite", cwd=folder)
-
-
 def _graph(path):
     return json.loads(path.read_text())["problem"]["work"]["graph"]
 

@@ -31,7 +31,7 @@ def test_amp_records_products_in_16_bits_and_is_told_and_stored(hocket, tmp_path
     assert "mlp, batch 256, bf16 autocast over float32 parameters, adamw (8 bytes of state" in err
     assert "80 % range of the step: " in err
     assert '"amp":"bf16"' in plan.read_text()
-    out, _ = hocket(*asked, "--overwrite", "--json")
+    out, _ = hocket(*asked, "--json")
     told = json.loads(out)["training"]
     assert told["amp"] == "bf16"
     expected = json.loads(out)["step_range"]

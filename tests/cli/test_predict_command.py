@@ -168,7 +168,7 @@ def test_plan_for_devices_without_16_bit_arithmetic_can_be_read(hocket, tmp_path
     cluster.write_text(OLD)
     hocket("parallel", model, "--on", cluster, "--batch", 4, "--json", "-o", plan)
     assert json.loads(plan.read_text())["problem"]["work"]["training"]["content"]["software"] == {
-        "name": "megatron-core",
+        "name": "hocket",
         "dtype": "float32",
     }
     assert "legal" in hocket("verify", plan)[0]

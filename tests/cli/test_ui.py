@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from patience import PATIENCE_S
 
 from hocket.cli.ui import make_server
 
@@ -72,6 +73,7 @@ def test_the_page_plans_slides_and_keeps_its_state_in_the_address(url, browser):
     problems = []
     page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
+    page.set_default_timeout(PATIENCE_S * 1e3)
     page.goto(f"{url}/?{GPT}")
     page.locator("#state", has_text="It trains.").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -190,7 +190,6 @@ def test_any_layout_is_read_by_megatrons_rules_as_it_was_meant(layers):
     [
         ("zb-v", {}, "has no schedule 'zb-v'"),
         ("gpipe", {}, "has no schedule 'gpipe'"),
-        ("synthesised", {}, "has no schedule"),
         ("1f1b", {"data": 2, "zero": 2}, "FSDP only"),
     ],
 )

@@ -5,11 +5,11 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from planners.torch_csv_reader import from_torch_csv
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
 from hocket.base.errors import UsageError
 from hocket.export import export_plan
-from hocket.planners.parallel.schedules import from_torch_csv
 
 FIELDS = [
     "data_parallel_replicate_degree",

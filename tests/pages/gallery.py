@@ -36,7 +36,9 @@ SCENES = (
     Scene("plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json"),
     Scene("plan gpt2 --batch 4 --seq 256 --on 2xt4 --planner m-etf -o placed.json"),
     Scene("fit gpt2-xl --batch 4 --seq 1024 --on 1xrtx4090 --memory 16GiB -o fit.json"),
-    Scene("parallel llama3-8b --on 2xdgx-h100 --batch 512 -o parallel.json"),
+    Scene(
+        "parallel llama3-8b --on 2xdgx-h100 --batch 512 --software megatron-core -o parallel.json"
+    ),
     Scene("waves resnet50 --batch 32 --on 1xv100-16g -o waves.json"),
     Scene("show plan.json"),
     Scene("explain plan.json"),

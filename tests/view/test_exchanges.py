@@ -13,8 +13,7 @@ from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import bottleneck, simulate
 from hocket.view.facts import EXCHANGES, facts_of
-from hocket.view.plans import view_of
-from hocket.view.shared import unfolded
+from hocket.view.plan_view import PlanView, unfolded
 from hocket.view.table import plain
 
 
@@ -71,14 +70,15 @@ def test_bytes_of_exchanges_follow_the_closed_form(problem, num_replicas, option
 
 def test_a_sharded_plan_shows_what_it_exchanges_and_what_limits_it(problem):
     plan = planned(problem, 4, zero=3)
-    view, timeline = view_of(plan), simulate(problem, plan)
-    text = plain(view.summary(problem, plan, timeline))
+    timeline = simulate(problem, plan)
+    view = PlanView(problem, plan, timeline)
+    text = plain(view.summary())
     assert "collectives, 33.0 MiB" in text  # 11/4 x 3/4 of 4 MiB, by each of four
-    assert view.shown(problem, plan, timeline)["moved_bytes"] == 33 * 2**20
-    assert "Collectives of" in view.report_html(problem, plan, timeline)
-    assert "Nothing is sent" not in view.report_html(problem, plan, timeline)
+    assert view.shown()["moved_bytes"] == 33 * 2**20
+    assert "Collectives of" in view.report_html()
+    assert "Nothing is sent" not in view.report_html()
     inner = unfolded(problem, plan)
     share = facts_of(*inner, timeline).path.shares[EXCHANGES]
     assert share > 0.5, "small layers: this step is collectives"
     assert bottleneck(timeline, inner[0]).startswith("limited by exchanges between devices")
-    assert "a plan that communicates less" in plain(view.explanation(problem, plan, timeline))
+    assert "a plan that communicates less" in plain(view.explanation())

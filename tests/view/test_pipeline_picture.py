@@ -6,7 +6,7 @@ from simulate.pipelines import CASES, even_costs
 
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.view.parallel_report import pipeline_svg, pipeline_text
+from hocket.view.parallel_report import pipeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -50,17 +50,3 @@ def test_large_pictures_stay_small():
     large = pipeline_svg(*_timeline("interleaved", 16, 512, 4))
     assert len(large) < 500_000
     ElementTree.fromstring(large)
-
-
-def test_text_shows_work_waits_and_what_follows():
-    lines = pipeline_text(*_timeline("1f1b", 2, 2, after_s=1.0), width=22).plain.split("\n")
-    # 10 seconds in 20 letters: two per second, a backward takes two seconds.
-    assert lines[0] == "0 FFFF····BBBB··BBBB──"
-    assert lines[1] == "1 ··FFBBBBFFBBBB──····"
-    assert lines[2] == "10 s, devices wait 30 % of it"
-
-
-def test_text_of_many_devices_is_cut():
-    text = pipeline_text(*_timeline("1f1b", 20, 4), max_devices=3).plain
-    assert "and 17 more devices" in text
-    assert text.count("\n") == 4

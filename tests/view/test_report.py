@@ -30,9 +30,8 @@ from hocket.plan.sections import Placement
 from hocket.simulate.timeline import step_timeline
 from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
-from hocket.view.notebook import plan_html
 from hocket.view.picture import timeline_svg
-from hocket.view.report import report_html, write_report
+from hocket.view.report import plan_html, report_html, write_report
 from hocket.view.wording import of_capacity
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)

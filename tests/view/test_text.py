@@ -11,12 +11,12 @@ from view.view_samples import comparison_of, hostile_sample, random_sample, samp
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.planners.candidates import Comparison
-from hocket.view.facts import COMPUTE, facts_of
-from hocket.view.memory import memory_by_role
+from hocket.view.comparison import comparison_table
+from hocket.view.facts import COMPUTE, facts_of, memory_by_role
 from hocket.view.names import inert, shorten
 from hocket.view.story import advice
 from hocket.view.table import Column, FittedTable, plain
-from hocket.view.text import candidate_table, explanation, plan_summary
+from hocket.view.text import explanation, plan_summary
 from hocket.view.wording import dollars, of_capacity, price_of_steps, sentence
 
 GIB = 2**30
@@ -73,9 +73,9 @@ NUMBERS = re.compile(r"[0-9.]+ (?:of|ms|MiB)|\$[0-9.]+")
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
-def test_candidate_table_fits_the_width_and_keeps_its_numbers_whole(width):
+def test_comparison_table_fits_the_width_and_keeps_its_numbers_whole(width):
     comparison = comparison_of(sample(12), planner="a planner with a name of many words " * 3)
-    lines = plain(candidate_table(comparison), width).splitlines()
+    lines = plain(comparison_table(comparison), width).splitlines()
     assert all(cell_len(line) <= width for line in lines)
     table = lines[: 1 + len(comparison.candidates)]
     for line, candidate in zip(table[1:], comparison.candidates, strict=True):
@@ -89,40 +89,29 @@ def test_candidate_table_fits_the_width_and_keeps_its_numbers_whole(width):
     ]  # fmt: skip
 
 
-def test_candidate_table_tells_why_and_what_limits():
-    text = plain(candidate_table(comparison_of(sample())), 200)
+def test_comparison_table_tells_why_and_what_limits():
+    text = plain(comparison_table(comparison_of(sample())), 200)
     assert "chosen because its step is 18% shorter" in text
     assert "limited by gpu1" in text
-
-
-def test_candidate_table_hides_forms_but_never_the_chosen_one():
-    made = comparison_of(sample())
-    names = [candidate.planner for candidate in made.candidates]
-    text = plain(candidate_table(made, hidden=names), 200)
-    assert made.winner.planner in text.splitlines()[1]
-    assert f"{len(names) - 1} further forms of these planners: --all shows them" in text
-    assert "--all" not in plain(candidate_table(made), 200)
 
 
 def test_every_candidate_without_a_step_has_its_reason():
     made = comparison_of(sample())
     fits = replace(made.winner, planner="other", feasible=False, reason="a path comes back")
-    text = plain(candidate_table(replace(made, candidates=(*made.candidates, fits))), 200)
+    text = plain(comparison_table(replace(made, candidates=(*made.candidates, fits))), 200)
     assert "other: a path comes back" in text
     lacking = next(c for c in made.candidates if c.timeline is not None and not c.feasible)
     assert f"{lacking.planner}: " not in text  # its line shows ✗
 
 
-def test_candidate_table_shows_prices_only_when_known():
-    priced = plain(candidate_table(comparison_of(sample())), 120)
-    free = plain(candidate_table(comparison_of(sample(price=0.0))), 120)
-    assert "$7.50" in priced
-    assert "per hour" in priced
+def test_comparison_table_shows_prices_only_when_known():
+    priced = plain(comparison_table(comparison_of(sample())), 120)
+    free = plain(comparison_table(comparison_of(sample(price=0.0))), 120)
+    assert "$ per M samples" in priced
     assert "$" not in free
-    assert "per hour" not in free
 
 
-def test_candidate_table_without_a_winner_has_no_tick():
+def test_comparison_table_without_a_winner_has_no_tick():
     made = comparison_of(sample())
     none = Comparison(
         problem=made.problem,
@@ -131,7 +120,7 @@ def test_candidate_table_without_a_winner_has_no_tick():
         why="gpu0 lacks 1 GiB",
         bound=made.bound,
     )
-    text = plain(candidate_table(none))
+    text = plain(comparison_table(none))
     assert "✔" not in text
     assert "gpu0 lacks 1 GiB" not in text, "the error that follows says it, once"
 

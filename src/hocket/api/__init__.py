@@ -1,6 +1,6 @@
-"""The public face in Python, a file per noun; the command line imports nothing else.
+"""Public Python API, one module per noun.
 
-The names below are imported when first used, so that a noun costs what it needs and no more:
+The names below are imported when they are first used:
 
 planned = hocket.auto(model, batch, on="4xv100-16g")
 planned.explain()

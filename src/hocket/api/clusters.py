@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
-from hocket.hardware.detect import detect as detect_hardware
-from hocket.hardware.detect import detect_cpu
 from hocket.hardware.files import cluster_to_toml, read_machine
 from hocket.hardware.kinds import PRESETS, preset_kinds
 from hocket.hardware.shorthand import cluster_from_text, joining_note, machine_names
@@ -17,7 +15,6 @@ __all__ = [
     "cluster_from_text",
     "cluster_to_toml",
     "detect",
-    "detect_cpu",
     "joining_note",
     "machine_names",
     "preset_kinds",
@@ -27,10 +24,12 @@ __all__ = [
 
 
 def detect(processes: int = 1) -> Cluster:
-    """The cluster of this machine; host time is measured where PyTorch reaches its GPUs.
+    """The cluster of this machine; host times are measured if PyTorch can use its GPUs.
 
     Measured are the dispatch of ops, copies between host and device, and updates on the host.
     """
+    from hocket.hardware.detect import detect as detect_hardware
+
     cluster = detect_hardware(processes)
     if all(kind.is_cpu for kind in cluster.kinds):
         return cluster
@@ -58,7 +57,7 @@ def with_dispatch(cluster: Cluster, dispatch_s: float) -> Cluster:
 
 
 def probe_links() -> tuple[int, Cluster]:
-    """This rank, and the links between all ranks of a launcher, measured; all must call this."""
+    """This rank, and a cluster with measured links between all ranks; every rank must call this."""
     require("torch", "probing links")
     from hocket.runtime.collectives.link_probe import probe_launched
 

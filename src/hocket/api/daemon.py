@@ -1,12 +1,11 @@
-"""The fleet's daemon itself; imports what serves HTTP."""
+"""The fleet's daemon; importing this loads the HTTP server."""
 
 from __future__ import annotations
 
 from hocket.service.agent import Agent, AgentClient
-from hocket.service.engines import check_engine
 from hocket.service.executors.local_devices import found_devices, limit_warnings
 from hocket.service.pinned_tls import checked_fingerprint
-from hocket.service.serve import ServeSettings, Serving, serve
+from hocket.service.serve import ServeSettings, Serving, check_engine, engine_name, serve
 from hocket.service.server_config import read_server_config
 
 __all__ = [
@@ -16,6 +15,7 @@ __all__ = [
     "Serving",
     "check_engine",
     "checked_fingerprint",
+    "engine_name",
     "found_devices",
     "limit_warnings",
     "read_server_config",

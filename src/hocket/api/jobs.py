@@ -1,4 +1,4 @@
-"""Descriptions of jobs; one that names a model is planned for every kind that it may move to."""
+"""Job specifications; a job that names a model is planned for every device type it may use."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def fit_problem(
     host_bytes: float = float("inf"),
     async_update: bool = False,
 ) -> BudgetFit:
-    """As `fit` for a problem that is there already, without its warning."""
+    """Like `fit` for an existing problem, but without its warning."""
     budget_bytes = _budget_on_one(problem, memory_bytes)
     return keep_budget(
         problem, _on_one(problem), budget_bytes, host_bytes=host_bytes, async_update=async_update
@@ -107,9 +107,9 @@ class Largest(NamedTuple):
     """The largest size that fits."""
 
     size: int
-    """0 where none fits."""
+    """The size; 0 if none fits."""
     graph: Graph | None
-    """The step of that size."""
+    """Graph of the step of that size."""
 
 
 def largest_that_fits(
@@ -124,7 +124,7 @@ def largest_that_fits(
     calibration: Calibration | None = None,
     tell: Tell = lambda size, num_bytes, fits: None,
 ) -> Largest:
-    """The largest size for which ``make_graph`` gives a step that fits; ``tell`` hears of each."""
+    """The largest size whose step ``make_graph(size)`` fits; ``tell`` is called after each try."""
     # What this machine is takes a while to find out; that is done once.
     place = find_cluster(on) if on == ON_THIS_MACHINE else on
     best = Largest(0, None)

@@ -1,12 +1,13 @@
-"""ParallelConfigs of a transformer: programs, limits, the search, one configuration."""
+"""Parallel configs of a transformer: programs, limits, the search, single configs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hocket.api.planned import find_cluster
+from hocket.api.planned import best_of, find_cluster
 from hocket.api.planners import compare_candidates
 from hocket.base.errors import unknown_name
 from hocket.cost.parallel.coefficients import (
@@ -18,28 +19,47 @@ from hocket.cost.parallel.coefficients import (
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, SOFTWARES, find_software, usual_dtype
 from hocket.hardware.cluster import Cluster
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.abilities import PROGRAMS, Abilities, requested_limits
+from hocket.planners.parallel.abilities import PROGRAMS, requested_limits
 from hocket.planners.parallel.config_file import read_configuration
 from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.forecast import SPARE, forecast_of
+from hocket.planners.parallel.pools import accelerators
+from hocket.planners.parallel.simulated_calibration import (
+    MOST_LAYERS,
+    MOST_SIMULATED,
+    calibrated,
+    part_batch,
+    part_of,
+)
 from hocket.planners.parallel.transformer_search import default_limits, plan_of, single
 from hocket.transformer import SCHEDULES, Transformer
-from hocket.transformer.files import find_model
+from hocket.transformer.files import find_model, is_shape
+
+if TYPE_CHECKING:
+    from hocket.planners.candidates import Comparison
 
 __all__ = [
     "DEFAULT_SOFTWARE",
+    "MOST_LAYERS",
+    "MOST_SIMULATED",
     "NAMES",
     "PROGRAMS",
     "SOFTWARES",
-    "Abilities",
     "Coefficients",
+    "accelerators",
+    "calibrated",
+    "find_cluster",
     "find_software",
     "forecast_of",
+    "is_shape",
     "limited",
     "make_training",
+    "part_batch",
+    "part_of",
     "plan_of",
     "plan_parallel",
     "read_coefficients",
@@ -48,6 +68,7 @@ __all__ = [
     "usual_dtype",
     "with_options",
     "write_coefficients",
+    "written_files",
 ]
 
 
@@ -98,23 +119,16 @@ def make_training(
     )
 
 
-NUM_SYNTHESISED = 3
-"""Number of pipelines that get synthesised schedules on request."""
-
-
 def limited(
     problem: Problem,
     *,
-    software: str | None = None,
     fixed: str = "",
     schedules: Sequence[str] = (),
     max_tensor: int | None = None,
-    synthesise: bool = False,
 ) -> Problem:
-    """The problem with limits on what is tried.
+    """The problem with limits on what is tried, within what its program can run.
 
-    ``software`` is the program that the user named, if any: schedules that another would lack are
-    then refused. ``fixed`` is text such as ``tensor=8,recompute=full``.
+    ``fixed`` is text such as ``tensor=8,recompute=full``.
     """
     limits = default_limits(problem)
     if max_tensor is not None:
@@ -124,6 +138,28 @@ def limited(
             raise unknown_name("schedule", name, SCHEDULES)
     if schedules:
         limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
-    limits = requested_limits(fixed_limits(limits, fixed), software)
-    num_synthesised = NUM_SYNTHESISED if synthesise else 0
-    return replace(problem, limits=replace(limits, num_synthesised=num_synthesised))
+    limits = requested_limits(fixed_limits(limits, fixed), problem.training.software.name)
+    return replace(problem, limits=limits)
+
+
+def written_files(
+    comparison: Comparison, plan: Plan, output: Path | None, report: Path | None
+) -> list[Path]:
+    """Write the plan and the HTML report of a comparison's winner, where they are wanted."""
+    from hocket.base.atomic import write_together
+    from hocket.plan.files import plan_bytes
+    from hocket.view.parallel_report import parallel_report_html
+    from hocket.view.report import report_html
+
+    contents: dict[str | Path, bytes] = {}
+    if output is not None:
+        contents[output] = plan_bytes(output, comparison.problem, plan)
+    if report is not None and isinstance(comparison.problem.work, TransformerTraining):
+        page = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
+        contents[report] = page.encode()
+    elif report is not None:
+        planned = best_of(comparison)
+        page = report_html(*planned.pictured(), planned.timeline, comparison)
+        contents[report] = page.encode()
+    write_together(contents)
+    return [Path(path) for path in contents]

@@ -44,7 +44,7 @@ class Planned:
     plan: Plan
     timeline: Timeline
     source: ModelSource | None = None
-    """The model that was planned, where it was given itself."""
+    """The model itself, if it was passed to `auto`."""
 
     @property
     def problem(self) -> Problem:
@@ -66,7 +66,7 @@ class Planned:
 
     def explain(self) -> str:
         """The chosen plan, the reason and the limit of its step."""
-        from hocket.view.shared import how_of
+        from hocket.view.comparison import how_of
         from hocket.view.wording import count_of
 
         winner = self.comparison.winner
@@ -140,13 +140,12 @@ class Planned:
     def pictured(self) -> tuple[Problem, Plan]:
         """The ops that the timeline is about, and where they run."""
         from hocket.simulate.rewriting.step import rewritten_step
-        from hocket.view.plans import view_of
+        from hocket.view.plan_view import pictured
 
-        problem, plan = rewritten_step(self.problem, self.plan)
-        return view_of(plan).pictured(problem, plan)
+        return pictured(*rewritten_step(self.problem, self.plan))
 
     def _repr_html_(self) -> str:
-        from hocket.view.notebook import plan_html
+        from hocket.view.report import plan_html
 
         return plan_html(*self.pictured(), self.timeline)
 
@@ -249,11 +248,16 @@ def plan_graph(
 
 
 def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
-    """Return the winner of a comparison; raises `NoFeasiblePlanError` where nothing fits.
+    """Return the winner of a comparison; raises `NoFeasiblePlanError` if nothing fits.
 
-    The error names limits as a remedy where there are some.
+    With ``is_limited`` the error suggests to relax the limits.
     """
+    from hocket.view.comparison import alternatives_text
+
     winner = comparison.required_winner(is_limited=is_limited)
     assert winner.plan is not None
     assert winner.timeline is not None
-    return Planned(comparison, winner.plan, winner.timeline)
+    # `hocket explain` shows them; a plan file does not hold the other candidates.
+    told = {"why": comparison.why, "alternatives": alternatives_text(comparison)}
+    notes = {**winner.plan.notes, **{key: text for key, text in told.items() if text}}
+    return Planned(comparison, replace(winner.plan, notes=notes), winner.timeline)

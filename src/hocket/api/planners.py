@@ -20,10 +20,8 @@ from hocket.planners.parallel.constraints import (
     parse_dollars,
 )
 from hocket.planners.parallel.scenarios import ChangedCluster, best_first, what_if, within
-from hocket.planners.registry import FURTHER
 
 __all__ = [
-    "FURTHER",
     "GOALS",
     "PLANNERS",
     "ChangedCluster",

@@ -1,4 +1,4 @@
-"""Planning again with op times that were measured while a plan ran."""
+"""Replans with op times that were measured while a plan ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talking to the fleet's daemon."""
+"""Client of the fleet's daemon."""
 
 from __future__ import annotations
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hocket.api.memory import budget_of
-from hocket.base.atomic import write_together
 from hocket.base.errors import unknown_name
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.cost.roofline import LAUNCHES, Launches
 from hocket.hardware.cluster import Cluster
-from hocket.plan.files import SavedPlan, plan_bytes, write_plan
+from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.make import ON_THIS_MACHINE, launched, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -23,8 +22,7 @@ from hocket.planners.waves.round_robin import PartitionFit, fit_partitions
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
 
 __all__ = [
-    "CHANGES", "LAUNCHES", "PartitionFit", "WaveForecast", "fit_partitions", "save_round_robin",
-    "save_waves", "waves", "waves_of",
+    "CHANGES", "LAUNCHES", "PartitionFit", "WaveForecast", "fit_partitions", "waves", "waves_of",
 ]  # fmt: skip
 
 
@@ -38,12 +36,12 @@ class WaveForecast:
 
     @property
     def fit(self) -> WaveFit:
-        """As ops are issued here."""
+        """Forecast for the launch mode `launches`."""
         return self.by_launches[self.launches]
 
     @property
     def other(self) -> WaveFit | None:
-        """The same for the other kind of launches; None on a CPU, which has one."""
+        """Forecast for the other launch mode; None on a CPU, which has only one."""
         return next((fit for name, fit in self.by_launches.items() if name != self.launches), None)
 
     @property
@@ -62,7 +60,7 @@ class WaveForecast:
 
     @property
     def planned(self) -> SavedPlan:
-        """The same with its problem, as `hocket.prepare` takes it."""
+        """The plan with its problem, as accepted by `hocket.prepare`."""
         return SavedPlan(self.fit.problem, self.plan())
 
     def save(self, path: str | Path) -> None:
@@ -134,23 +132,3 @@ def waves_of(
         for name in tried
     }
     return WaveForecast(found, launches)
-
-
-def save_waves(
-    fit: WaveFit, path: str | Path, *, report: str | Path, graph_file: str | Path | None = None
-) -> None:
-    """Write the plan of the waves and the report, both or none of them."""
-    from hocket.view.waves_report import waves_report_html
-
-    plan = plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)
-    write_together({path: plan, report: waves_report_html(fit).encode()})
-
-
-def save_round_robin(
-    fit: PartitionFit, path: str | Path, *, report: str | Path, graph_file: str | Path | None = None
-) -> None:
-    """Write the plan of waves that take partitions in turn and the report, both or none of them."""
-    from hocket.view.waves_report import partitions_report_html
-
-    plan = plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)
-    write_together({path: plan, report: partitions_report_html(fit).encode()})

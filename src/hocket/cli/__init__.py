@@ -1,7 +1,7 @@
 """The command line: ``hocket COMMAND``.
 
-The top of a command's file imports only click, so that ``--help`` is
-instant; what a command needs is imported when it runs.
+Modules of commands import only click at the top, so that ``--help`` is
+instant. Everything else is imported when a command runs.
 """
 
 from __future__ import annotations

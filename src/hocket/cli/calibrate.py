@@ -1,4 +1,4 @@
-"""``hocket calibrate``: fit the cost models to what was measured."""
+"""``hocket calibrate``: fit the cost models to measurements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from hocket.cli.options import FILE
 from hocket.cli.output import emit, json_option, output_option
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def command() -> None:
 
 
 @command.command(_DEFAULT)
-@click.argument("profiles", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("profiles", nargs=-1, type=FILE)
 @click.option(
     "--from",
     "run_files",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="RUN",
     help="What hocket run --json printed, or train.report(…, record=) wrote; several are allowed.",
 )
@@ -52,7 +53,6 @@ def command() -> None:
 @click.option(
     "--on",
     default="auto",
-    show_default=True,
     metavar="CLUSTER",
     help="A cluster with the profiles' kind of device; 'auto' is this machine.",
 )
@@ -116,20 +116,18 @@ def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -
 
 
 @command.command("parallel")
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("data", type=FILE)
 @click.option("--on", required=True, metavar="CLUSTER", help="What the runs were measured on.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("coefficients.json"),
-    show_default=True,
     help="Coefficients file to write.",
 )
 @click.option(
     "--software",
     default="megatron-core",
-    show_default=True,
     metavar="NAME",
     help="The program that the runs were made with.",
 )
@@ -137,14 +135,12 @@ def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -
     "--recompute",
     type=click.Choice(["none", "selective", "full"]),
     default="full",
-    show_default=True,
     help="What the backward pass computed again, where DATA does not say.",
 )
 @click.option(
     "--sequence",
     type=click.IntRange(1, 10**9),
     default=2048,
-    show_default=True,
     help="Tokens of a sequence, where DATA does not say.",
 )
 @json_option

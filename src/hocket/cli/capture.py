@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from hocket.cli.options import ModelOptions, model_options
 from hocket.cli.output import emit, json_option, output_option
-from hocket.cli.sources import ModelOptions, capture_model, model_options
+from hocket.cli.sources import capture_model
 from hocket.cli.written import require_folder
 
 
@@ -19,7 +20,6 @@ from hocket.cli.written import require_folder
     "--device",
     type=click.Choice(["accelerator", "cuda", "cpu"]),
     default="accelerator",
-    show_default=True,
     help="Whose kernels to record; an accelerator need not be there.",
 )
 @model_options
@@ -36,8 +36,8 @@ def command(
     NAME_OR_FACTORY is a model of the zoo or package.module:function, a function that returns
     the model and a batch.
     """
-    from hocket.api.graphs import write_graph
     from hocket.base.units import format_bytes
+    from hocket.graph.files import write_graph
     from hocket.view.inputs import graph_data
 
     require_folder(output)

@@ -1,4 +1,4 @@
-"""``hocket collective``: the best collective that these links allow, and the proof."""
+"""``hocket collective``: plan a collective over given links, with a proven bound of its rate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.options import FILE, ModelOptions, size_option_value
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import ModelOptions, load_graph
+from hocket.cli.sources import load_graph
 from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
@@ -17,65 +18,41 @@ if TYPE_CHECKING:
     from hocket.planners.communication.priority import PropagationChoice
 
 
-class _Collective(click.ParamType[str]):
+def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
     """A name of a collective, also as ``all-reduce`` or ``all_reduce``."""
+    from hocket.api.collectives import COLLECTIVES
+    from hocket.base.errors import unknown_name
 
-    name = "collective"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from hocket.api.collectives import COLLECTIVES
-        from hocket.base.errors import unknown_name
-
-        plain = str(value).lower().replace("-", "").replace("_", "")
-        if plain not in COLLECTIVES:
-            raise unknown_name("collective", str(value), COLLECTIVES)
-        return plain
-
-
-class _Size(click.ParamType[int]):
-    """A size such as ``64MiB``."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from hocket.base.errors import UsageError
-        from hocket.base.units import parse_bytes
-
-        text = str(value)
-        try:
-            size = int(text) if text.isdecimal() and len(text) < 19 else parse_bytes(text)
-        except (ValueError, OverflowError) as error:
-            raise UsageError(f"--size: {error}", hint="write it like 64MiB") from None
-        if not 1 <= size <= 2**50:
-            raise UsageError(f"--size {text!r} is not between 1 byte and 1 PiB")
-        return size
+    name = text.lower().replace("-", "").replace("_", "")
+    if name not in COLLECTIVES:
+        raise unknown_name("collective", text, COLLECTIVES)
+    return name
 
 
 @click.command("collective")
-@click.argument("collective", type=_Collective(), metavar="COLLECTIVE")
+@click.argument("collective", callback=_collective, metavar="COLLECTIVE")
 @click.option("--on", required=True, metavar="CLUSTER",
               help="A TOML file, a preset, shorthand, NCCL's topology XML, the matrix of "
               "nvidia-smi topo -m (.txt), JSON, or 'auto' for this machine.")  # fmt: skip
 @click.option("--gpus", metavar="LIST",
               help="Devices of the job, in the order of the ranks: 0,1,2,4 or 0-3 or names. "
               "[default: all]")  # fmt: skip
-@click.option("--size", "size_bytes", type=_Size(), help="Bytes of the message, such as 64MiB; "
-              "decides by time instead of by rate.")  # fmt: skip
+@click.option("--size", "size_bytes", callback=size_option_value, metavar="SIZE",
+              help="Bytes of the message, such as 64MiB; decides by time.")  # fmt: skip
 @click.option("--root", metavar="DEVICE", help="Of broadcast and reduce. [default: the best]")
 @click.option("--relay", is_flag=True, help="Let devices that are not in the job forward.")
 @click.option("--links", type=click.Choice(["auto", "peer", "all"]), default="auto",
-              show_default=True, help="Links between devices alone where they suffice, or those "
+              help="Links between devices alone where they suffice, or those "
               "of the hosts as well.")  # fmt: skip
 @click.option("--trees", "max_trees", type=click.IntRange(1, 10_000),
               help="Keep at most so many trees of an all-reduce, the heaviest.")  # fmt: skip
 @click.option("--blink", "with_blink", is_flag=True,
               help="Also: the trees of Blink's multiplicative weights.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Schedule to write.")
-@click.option("--report", type=click.Path(path_type=Path), help="HTML report to write.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Trace of its chunks to write.")
-@click.option("--export", "export", type=click.Path(path_type=Path),
-              help="Program to write: NAME.xml for MSCCL, NAME.json for MSCCL++, NAME.graph.xml "
-              "for NCCL (rings and chains only).")  # fmt: skip
+@click.option("-o", "--output", type=FILE, help="Schedule to write.")
+@click.option("--report", type=FILE, help="HTML report to write.")
+@click.option("--export", "export", type=FILE,
+              help="Program to write: NAME.json for MSCCL++, NAME.graph.xml for NCCL (rings and "
+              "chains only).")  # fmt: skip
 @click.option("--bound", "bound_only", is_flag=True,
               help="The bound alone, for clusters of any size.")  # fmt: skip
 @click.option("--gradients", "model", metavar="MODEL",
@@ -96,21 +73,20 @@ def command(
     with_blink: bool,
     output: Path | None,
     report: Path | None,
-    trace: Path | None,
     export: Path | None,
     bound_only: bool,
     model: str | None,
     classes: bool,
     as_json: bool,
 ) -> None:
-    """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather, reducescatter, alltoall.
+    """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather or reducescatter.
 
     Shows the bound of these links with its certificate, the best schedule, and those of other
     programs (ring, chain, trees, one hop).
     """
     from hocket import api
 
-    for path in (output, report, trace, export):
+    for path in (output, report, export):
         if path is not None:
             require_folder(path)
     cluster = api.find_cluster(on)
@@ -126,7 +102,7 @@ def command(
             links=links, max_trees=max_trees, with_blink=with_blink,
         )  # fmt: skip
     travel = None if model is None else _gradients(plan, model)
-    written = _write(plan, output, report, trace)
+    written = _write(plan, output, report)
     if export is not None:
         written.append(_export(plan, export))
     _show(plan, written, travel, as_json)
@@ -144,15 +120,13 @@ def _gradients(plan: CollectivePlan, model: str) -> PropagationChoice:
     return predict_propagation(graph, plan)
 
 
-def _write(
-    plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
-) -> list[Path]:
+def _write(plan: CollectivePlan, output: Path | None, report: Path | None) -> list[Path]:
     from hocket.base.atomic import write_together
     from hocket.plan.files import plan_bytes
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.view.collective import as_dict
-    from hocket.view.collective_report import collective_report_html, collective_trace_bytes
+    from hocket.view.collective_report import collective_report_html
 
     claims = as_dict(plan)
     contents: dict[str | Path, bytes] = {}
@@ -164,40 +138,27 @@ def _write(
         contents[output] = plan_bytes(output, problem, made.claiming(certificate=kept))
     if report is not None:
         contents[report] = collective_report_html(plan).encode()
-    if trace is not None:
-        contents[trace] = collective_trace_bytes(plan)
     write_together(contents)
     return [Path(path) for path in contents]
 
 
 def _export(plan: CollectivePlan, path: Path) -> Path:
-    """Write a program of the chosen schedule, after running what is written."""
+    """Write the chosen schedule as a program of MSCCL++ or a graph of NCCL."""
     from hocket.base.atomic import write_atomically
     from hocket.base.errors import UsageError
     from hocket.base.jsonfile import dump_json
-    from hocket.export.compile_trees import program_of
-    from hocket.export.msccl import parse_msccl, to_msccl
-    from hocket.export.mscclpp import program_of_plan, to_mscclpp
+    from hocket.export.mscclpp import to_mscclpp
     from hocket.export.nccl_graph import to_nccl_graph
-    from hocket.export.program import run_program
 
     section = plan.chosen.section
     if path.name.endswith(".graph.xml"):
         text = to_nccl_graph(section, plan.cluster).encode()
-    elif path.suffix == ".xml":
-        program, change = program_of(section)
-        if change:
-            say(f"shares were rounded to whole chunks, by up to {100 * change:.2g} %")
-        text = to_msccl(program).encode()
-        run_program(parse_msccl(text, str(path)))
     elif path.suffix == ".json":
-        data = to_mscclpp(section)
-        run_program(program_of_plan(data))
-        text = dump_json(data)
+        text = dump_json(to_mscclpp(section))
     else:
         raise UsageError(
             f"cannot infer the format of {str(path)!r} from its name",
-            hint="end it in .xml (MSCCL), .json (MSCCL++) or .graph.xml (NCCL)",
+            hint="end it in .json (MSCCL++) or .graph.xml (NCCL)",
         )
     write_atomically(path, text)
     return path
@@ -206,28 +167,22 @@ def _export(plan: CollectivePlan, path: Path) -> Path:
 def _show(
     plan: CollectivePlan, written: list[Path], travel: PropagationChoice | None, as_json: bool
 ) -> None:
-    from hocket.view.collective import as_dict, limit, offers_table, propagation_as_dict, why
+    from hocket.view import collective as view
 
     if as_json:
-        gradients = {} if travel is None else {"gradients": propagation_as_dict(travel)}
-        emit({**as_dict(plan), **gradients, "written": [str(path) for path in written]})
+        gradients = {} if travel is None else {"gradients": view.propagation_as_dict(travel)}
+        emit({**view.as_dict(plan), **gradients, "written": [str(path) for path in written]})
         return
-    console().print(offers_table(plan))
-    click.echo(f"{why(plan)}; {limit(plan)}")
+    console().print(view.offers_table(plan))
+    click.echo(f"{view.why(plan)}; {view.limit(plan)}")
     if plan.fabric.is_peer_only:
-        click.echo("links of the hosts are left aside; --links all uses them too")
+        click.echo("links of the hosts are not used; --links all adds them")
     if travel is not None:
-        _show_gradients(travel)
+        click.echo()
+        console().print(view.propagation_table(travel))
+        click.echo(view.propagation_why(travel))
     if written:
         say(f"wrote {', '.join(path.name for path in written)}")
-
-
-def _show_gradients(travel: PropagationChoice) -> None:
-    from hocket.view.collective import propagation_table, propagation_why
-
-    click.echo()
-    console().print(propagation_table(travel))
-    click.echo(propagation_why(travel))
 
 
 def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
@@ -258,15 +213,10 @@ def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_
     columns = (name("GPUs"), *map(number, titles))
     console().print(FittedTable(columns=columns, rows=rows))
     click.echo(f"{len(found)} classes of connected sets of three GPUs or more (simulated)")
-    for other, gains in (
-        ("NCCL's rings", over_rings),
-        ("the better of rings and chains", over_chains),
-    ):
+    for other, gains in (("NCCL's rings", over_rings), ("rings and chains", over_chains)):
         if gains is not None:
-            click.echo(
-                f"over {other}: {gains['geometric_mean']:.2f}x in the geometric mean, "
-                f"{gains['maximum']:.1f}x at most"
-            )
+            click.echo(f"over {other}: geometric mean {gains['geometric_mean']:.2f}x, at most "
+                       f"{gains['maximum']:.1f}x")  # fmt: skip
 
 
 def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:

@@ -13,15 +13,15 @@ from hocket.cli.output import emit, json_option, output_option, working
 @click.command("generate")
 @click.argument("family")
 @click.option("--ops", "num_ops", type=click.IntRange(1, 2_000_000), default=2000,
-              show_default=True, help="About how many ops.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True,
+              help="About how many ops.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0,
               help="Seed of the random sizes and edges.")  # fmt: skip
 @output_option("Graph file (gzipped when the name ends in .gz)")
 @json_option
 def generate(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:
     """Write a graph of FAMILY: chain, series-parallel, layered, gnmt or transformer."""
-    from hocket.api.graphs import generate as generate_graph
-    from hocket.api.graphs import write_graph
+    from hocket.graph.files import write_graph
+    from hocket.graph.generators import generate as generate_graph
     from hocket.view.inputs import graph_data
 
     with working(f"generating {num_ops} ops"):

@@ -1,4 +1,4 @@
-"""``hocket doctor``: what is installed and what works, for a bug report."""
+"""``hocket doctor``: installed packages and working parts, for a bug report."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _extra(name: str) -> dict[str, Any]:
-    """Versions of an extra's packages, and what the extra is for."""
+    """Versions of an extra's packages, and the purpose of the extra."""
     packages = {package: _version(package) for package in _EXTRAS[name]}
     installed = all(version is not None for version in packages.values())
     return {"installed": installed, "adds": _ADDS[name], "packages": packages}
@@ -94,8 +94,8 @@ def _version(package: str) -> str | None:
 
 def _simulator() -> str:
     from hocket.api import make_problem
-    from hocket.api.graphs import generate
     from hocket.api.planners import compare
+    from hocket.graph.generators import generate
 
     comparison = compare(make_problem(generate("transformer", 200, 0), "2xv100-16g"))
     return "ok" if comparison.winner is not None else "no plan for the test problem"

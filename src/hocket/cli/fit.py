@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import (
+from hocket.cli.options import (
+    FILE,
     ModelOptions,
-    announce_compilation,
     budget_options,
     cost_options,
+    model_options,
+    size_option_value,
+)
+from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.sources import (
+    announce_compilation,
     is_graph_file,
     load_graph,
     make_problem,
-    model_options,
     named_cluster,
-    size_option_value,
 )
 from hocket.cli.written import beside, named_graph, require_folder
 
@@ -41,7 +44,6 @@ START = {"batch": 8, "seq": 512, "layers": 4}
 @click.option(
     "--host-memory",
     "host_bytes",
-    default=None,
     callback=size_option_value,
     metavar="SIZE",
     help="Host memory that offloaded tensors may take. [default: no limit]",
@@ -55,14 +57,12 @@ START = {"batch": 8, "seq": 512, "layers": 4}
     "--max",
     "grows",
     type=click.Choice(["batch", "layers", "seq"]),
-    default=None,
     help="Find the largest batch, number of layers or sequence length that fits, and plan that.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=FILE,
     help="Plan file to write; the report goes beside it. [default: plan.json, nothing with --json]",
 )
 @cost_options
@@ -242,7 +242,7 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
 
 
 def _none_fits(grows: str, memory_bytes: int | None, least_bytes: int, *, as_json: bool) -> int:
-    """Say that not even the smallest size fits, and what would do; the exit code."""
+    """Report the budget that the smallest size would need; return the exit code."""
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.base.units import format_bytes, typed_bytes
 

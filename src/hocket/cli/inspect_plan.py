@@ -1,4 +1,4 @@
-"""``hocket show``, ``explain``, ``simulate`` and ``verify``: what a plan file does and costs."""
+"""``hocket show``, ``explain``, ``simulate``, ``verify``: decisions and costs of a plan file."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.options import FILE, plan_arguments
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.sources import announce_compilation, load_plan
 
 if TYPE_CHECKING:
-    from hocket.plan.plan import Plan
-    from hocket.plan.problem import Problem
-    from hocket.simulate.timeline import Timeline
-    from hocket.view.plans import PlanView
+    from hocket.view.plan_view import PlanView
 
 
 @click.command("show")
 @plan_arguments
-@click.option("--report", type=click.Path(path_type=Path), help="Also write the HTML report here.")
-@click.option(
-    "--trace", type=click.Path(path_type=Path), help="Also write the Perfetto trace here."
-)
+@click.option("--report", type=FILE, help="Also write the HTML report here.")
+@click.option("--trace", type=FILE, help="Also write the Perfetto trace here.")
 @json_option
 def show(
     plan_file: Path, graph_file: Path | None, report: Path | None, trace: Path | None, as_json: bool
@@ -32,29 +28,29 @@ def show(
     from hocket.base.atomic import write_atomically
     from hocket.view.trace import trace_bytes
 
-    view, parts = _simulated(plan_file, graph_file)
+    view = _simulated(plan_file, graph_file)
     if report is not None:
-        write_atomically(report, view.report_html(*parts).encode())
+        write_atomically(report, view.report_html().encode())
         say(f"wrote {report}")
     if trace is not None:
-        write_atomically(trace, trace_bytes(trace, view.trace(*parts)))
+        write_atomically(trace, trace_bytes(trace, view.trace()))
         say(f"wrote {trace}")
     if as_json:
-        emit(view.shown(*parts))
+        emit(view.shown())
     else:
-        console().print(view.summary(*parts))
+        console().print(view.summary())
 
 
 @click.command("explain")
 @plan_arguments
 @json_option
 def explain(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
-    """Explain PLAN: its critical path, why devices wait, and what limits the step."""
-    view, parts = _simulated(plan_file, graph_file)
+    """Explain PLAN: the alternatives, its critical path, why devices wait, what limits it."""
+    view = _simulated(plan_file, graph_file)
     if as_json:
-        emit(view.explained(*parts))
+        emit(view.explained())
     else:
-        console().print(view.explanation(*parts))
+        console().print(view.explanation())
 
 
 @click.command("simulate")
@@ -66,11 +62,11 @@ def explain(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
 @json_option
 def simulate(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
     """Simulate PLAN and print its step time, memory and use of devices and links."""
-    view, parts = _simulated(plan_file, graph_file, transfers)
+    view = _simulated(plan_file, graph_file, transfers)
     if as_json:
-        emit(view.simulated(*parts))
+        emit(view.simulated())
     else:
-        console().print(view.summary(*parts))
+        console().print(view.summary())
 
 
 @click.command("verify")
@@ -95,18 +91,16 @@ def verify(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
         click.echo(f"{plan_file}: legal")
 
 
-def _simulated(
-    plan_file: Path, graph_file: Path | None, transfers: Any = None
-) -> tuple[PlanView, tuple[Problem, Plan, Timeline]]:
-    """The step that a plan makes, simulated, and the view of it."""
+def _simulated(plan_file: Path, graph_file: Path | None, transfers: Any = None) -> PlanView:
+    """The view of the step that a plan makes, simulated."""
     from hocket.simulate.engine import simulate as simulate_plan
     from hocket.simulate.rewriting.step import rewritten_step
-    from hocket.view.plans import view_of, within_budget
+    from hocket.view.plan_view import PlanView, within_budget
 
     saved = load_plan(plan_file, graph_file)
     problem, plan = rewritten_step(saved.problem, saved.plan)
-    view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
+    within = within_budget(saved.problem, saved.plan, problem)
     problem = replace(problem, transfers=transfers) if transfers else problem
     announce_compilation()
     with working("simulating"):
-        return view, (problem, plan, simulate_plan(problem, plan))
+        return PlanView(problem, plan, simulate_plan(problem, plan), within)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.options import FILE
 from hocket.cli.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ GIVEN = "-"
 @click.option("--nodes", type=click.IntRange(1, 4096), default=1, help="Machines that take part.")
 @click.option("--node-rank", type=click.IntRange(0, 4095), default=0,
               help="Number of this machine, from 0.")  # fmt: skip
-@click.option("--address", metavar="HOST:PORT", default=None,
+@click.option("--address", metavar="HOST:PORT",
               help="Where ranks of several machines meet: the first one, a free port.")  # fmt: skip
-@click.option("--profile", type=click.Path(path_type=Path), default=None, metavar="FILE",
+@click.option("--profile", type=FILE, metavar="FILE",
               help="Time one early step, and plan again with its times.")  # fmt: skip
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("plan", type=FILE)
+@click.argument("script", type=FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @json_option
 def command(
@@ -75,7 +76,7 @@ def command(
 
 
 def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
-    """Plan again with the times that the first rank wrote, and say what that changes."""
+    """Plan again with the times that the first rank wrote, and report the difference."""
     from hocket.api.refined import planned_again
     from hocket.base.units import format_seconds
     from hocket.cost.profile import read_profile

@@ -10,7 +10,7 @@ import click
 from hocket.cli.output import console, emit, json_option
 
 Names = list[tuple[str, str]]
-"""Names with what each of them is."""
+"""Names, each with a description."""
 
 
 def _presets() -> Names:
@@ -68,12 +68,9 @@ def _policies() -> Names:
 
 
 def _programs() -> Names:
-    from hocket.api.parallel_configs import PROGRAMS, SOFTWARES, Abilities
+    from hocket.api.parallel_configs import PROGRAMS
 
-    return [
-        (name, f"schedules: {', '.join(PROGRAMS.get(name, Abilities()).schedules)}")
-        for name in SOFTWARES
-    ]
+    return [(name, f"schedules: {', '.join(can.schedules)}") for name, can in PROGRAMS.items()]
 
 
 def _summary(function: object) -> str:

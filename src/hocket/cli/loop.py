@@ -1,4 +1,4 @@
-"""``hocket loop``: what the loops of a Python function allow, without running it."""
+"""``hocket loop``: how the loops of a Python function can run in parallel, without running it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.output import emit, json_option
 
 
 @click.group("loop")
 def command() -> None:
-    """Serial loops made parallel: see what a loop allows before it is run."""
+    """Analyse serial loops: which can run in parallel, and how."""
 
 
 @command.command("explain")
@@ -26,9 +26,6 @@ def command() -> None:
 @click.option("--ordered", is_flag=True, help="Dependent iterations keep the loop's order.")
 @click.option("--permit", multiple=True, metavar="ARRAY", help="May be buffered (repeatable).")
 @click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Default: all cores.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), default=None, help="Also write the HTML report."
-)
 @json_option
 def explain(
     target: str,
@@ -36,7 +33,6 @@ def explain(
     ordered: bool,
     permit: tuple[str, ...],
     workers: int | None,
-    report: Path | None,
     as_json: bool,
 ) -> None:
     """Describe how the loops of FUNCTION run: dependences, schedule, refusals. FILE is not run.
@@ -46,7 +42,6 @@ def explain(
     from hocket.base.errors import UsageError, unknown_name
     from hocket.loops.explain import explain_data, explain_source
     from hocket.loops.source import parsed_source
-    from hocket.view.loop_report import write_loop_report
 
     path, separator, function = target.rpartition(":")
     if not separator or not path or not function:
@@ -69,9 +64,6 @@ def explain(
         workers = workers or written.get("workers")
         runners = _runners(source, ordered, tuple(permitted), workers)
         found = explain_data(source, runners, variables)
-    if report is not None:
-        write_loop_report(report, found)
-        say(f"wrote {report}")
     if as_json:
         emit(found.as_dict())
     else:

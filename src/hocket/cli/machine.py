@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hocket.cli.options import FILE
 from hocket.cli.output import emit, json_option, working
 from hocket.cli.written import require_folder
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="TOML file to write. [default: print it]",
 )
 @click.option(
-    "--processes", type=click.IntRange(1, 64), default=1, show_default=True,
+    "--processes", type=click.IntRange(1, 64), default=1,
     help="Describe the CPU as this many devices: the processes of hocket run --backend gloo.",
 )  # fmt: skip
 @json_option
@@ -39,7 +40,7 @@ def detect(output: Path | None, processes: int, as_json: bool) -> None:
 
 @click.command("probe")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path),
+    "-o", "--output", type=FILE,
     help="TOML file to write, by the first rank. [default: print it]",
 )  # fmt: skip
 @json_option
@@ -61,7 +62,7 @@ def probe(output: Path | None, as_json: bool) -> None:
 
 
 def _give(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
-    """Write or print a cluster that was found, and name a command that takes it."""
+    """Write or print a detected cluster, and name a command that takes it."""
     from hocket.api.clusters import cluster_to_toml
     from hocket.base.atomic import write_atomically
     from hocket.view.inputs import cluster_data

@@ -1,4 +1,4 @@
-"""Numbers as options take them."""
+"""Number types of options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number that was written; fails for anything else."""
+        """Parse a finite number; fail for anything else."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIRST_SPOKEN_S, SPOKEN_EVERY_S = 10.0, 60.0
-"""When work that is not shown on a terminal first says how far it is, and how seldom at most."""
+"""Seconds until the first progress line where stderr is no terminal, and between lines at most."""
 
 
 def json_option(command: F) -> F:
@@ -97,7 +97,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _spoken(what: str) -> Iterator[Callable[[str], None]]:
-    """A line now and then, for those who read a log."""
+    """Print a progress line at growing intervals, for logs."""
     begun_s, latest, is_done = time.monotonic(), [what], threading.Event()
 
     def speak() -> None:

@@ -1,29 +1,56 @@
-"""``hocket parallel``: choose how the training of a transformer is divided over a cluster."""
+"""``hocket parallel``: choose data, tensor and pipeline parallelism for training on a cluster."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from hocket.cli.options import ModelOptions
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import ModelOptions, load_graph, say_joining
-from hocket.cli.written import overwrite_option, require_folder, require_own_kind
+from hocket.cli.sources import is_graph_file, load_graph, recorded_step, say_joining
+from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
-    from hocket.graph.graph import Graph
-    from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
     from hocket.transformer import Transformer
 
 MAX_BATCH = 2**24
 OWN_SOFTWARE = "hocket"
-"""The program whose ops are captured and simulated, as `hocket plan` does."""
+_LEAST_STATE_BYTES = 8
+"""Per parameter, in 32 bits with its gradient: what every configuration keeps on devices."""
 _AMP = {"bfloat16": "bf16", "float16": "fp16"}
 """Autocast of each type of arithmetic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Model, cluster and batch of one command, and the settings of the training program."""
+
+    model: str
+    on: str
+    batch: int | None
+    seq: int | None
+    dtype: str | None
+    software: str
+    options: tuple[str, ...]
+    coefficients: Path | None
+    fixed: tuple[str, ...]
+    schedules: tuple[str, ...]
+    max_tensor: int | None
+
+    @property
+    def has_settings(self) -> bool:
+        """True if options are given that only the closed form of a program has."""
+        given = (
+            self.options, self.coefficients, self.schedules, self.max_tensor,
+            self.dtype == "float8",
+        )  # fmt: skip
+        return any(bool(each) for each in given)
 
 
 @click.command("parallel")
@@ -35,27 +62,20 @@ _AMP = {"bfloat16": "bf16", "float16": "fp16"}
               help="Tokens per sequence. [default: the model's]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float8"]),
               help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
-@click.option("--software", metavar="NAME", default=None,
-              help="The training program; only what it can run is tried. hocket captures the model "
-              "and simulates its ops, with the answer of hocket plan. "
-              "[default: megatron-core; hocket for a captured graph]")  # fmt: skip
+@click.option("--software", metavar="NAME", default=OWN_SOFTWARE, show_default=True,
+              help="The training program; only what it can run is tried. hocket list programs "
+              "names them.")  # fmt: skip
 @click.option("--options", multiple=True, metavar="NAME[=VALUE],...",
-              help="How the program is set: async-tp, async-ep, compiled, eager, "
+              help="Settings of the training program: async-tp, async-ep, compiled, eager, "
               "float8=rowwise, graphs, hsdp=N, offload, selective=ops.")  # fmt: skip
 @click.option("--coefficients", type=click.Path(path_type=Path), default=None,
               help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
 @click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
               help="Try only this value of a degree or mode: tensor=8,recompute=full.")  # fmt: skip
 @click.option("--schedule", "schedules", multiple=True, metavar="NAME",
-              help="Try only this pipeline schedule; may be given several times. One that the "
-              "program lacks is for hocket run.")  # fmt: skip
+              help="Try only this pipeline schedule; may be given several times.")  # fmt: skip
 @click.option("--max-tensor", type=click.IntRange(1, 4096), default=None,
               help="Largest tensor degree. [default: the devices of a host]")  # fmt: skip
-@click.option(
-    "--synthesise",
-    is_flag=True,
-    help="Also make schedules of their own for the best pipelines (some seconds more).",
-)
 @click.option("--top", type=click.IntRange(1, 200), default=10, show_default=True,
               help="Candidates to show.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None,
@@ -64,7 +84,6 @@ _AMP = {"bfloat16": "bf16", "float16": "fp16"}
               help="Also write the HTML report here.")  # fmt: skip
 @click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
               metavar="CONFIG", help="Predict the one config of a TOML file.")  # fmt: skip
-@overwrite_option
 @json_option
 def command(
     model: str | None,
@@ -72,160 +91,178 @@ def command(
     batch: int | None,
     seq: int | None,
     dtype: str | None,
-    software: str | None,
+    software: str,
     options: tuple[str, ...],
     coefficients: Path | None,
     fixed: tuple[str, ...],
     schedules: tuple[str, ...],
     max_tensor: int | None,
-    synthesise: bool,
     top: int,
     output: Path | None,
     report: Path | None,
     config: Path | None,
-    overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
+    """Choose data, tensor and pipeline parallelism for training MODEL on a cluster.
 
-    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph. The
-    ops of a graph that knows its batch, and of any model with --software hocket, are captured and
-    simulated: the search and the answer are those of hocket plan. Other programs are known by a
-    closed form of the model's shape.
+    MODEL is a preset such as gpt3-175b, a TOML file with a transformer's shape, a config.json, a
+    captured graph or package.module:function. The step of hocket itself is predicted: up to 64
+    devices by simulating the captured ops, with the answer of hocket plan; above by a closed form
+    that is fitted to such simulations. Other programs are predicted by their closed forms.
     """
-    from hocket.api.parallel_configs import limited
-
-    if output is not None or (config is None and not as_json):
-        require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
     if config is not None:
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
         return
-    program = (options, coefficients, schedules, max_tensor, synthesise)
-    graph = _captured(model, batch, seq, dtype, software, is_limited=any(map(bool, program)))
-    if graph is not None and on is not None:
-        _divide_recorded(graph, on, batch, fixed, top, output, report, as_json)
-        return
-    problem = _training(model, on, batch, seq, dtype, software, options, coefficients)
-    problem = limited(
-        problem, software=software, fixed=",".join(fixed), schedules=schedules,
-        max_tensor=max_tensor, synthesise=synthesise,
+    request = Request(
+        model=_given(model, "MODEL"), on=_given(on, "--on CLUSTER"), batch=batch, seq=seq,
+        dtype=dtype, software=software, options=options, coefficients=coefficients, fixed=fixed,
+        schedules=schedules, max_tensor=max_tensor,
     )  # fmt: skip
+    is_simulated = _is_simulated(request)
     if output is None and not as_json:
         output = Path("plan.json")
     _require_folders(output, report)
-    _search(problem, top, output, report, as_json)
+    if is_simulated:
+        _refuse_too_large(request)
+        comparison = _simulated(request, request.on, request.batch, top)
+    else:
+        comparison = _by_closed_form(request)
+    _answer(comparison, top, output, report, as_json)
 
 
-def _captured(
-    model: str | None,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    software: str | None,
-    *,
-    is_limited: bool,
-) -> Graph | None:
-    """The graph that is simulated; None where a program's closed form is wanted.
-
-    ``is_limited`` if options are given that only closed forms of programs have.
-    """
-    from hocket.api.graphs import recorded_step
+def _given(value: str | None, what: str) -> str:
     from hocket.base.errors import UsageError
 
-    if model is None or software not in (None, OWN_SOFTWARE):
-        return None
-    if software is None:
-        return None if is_limited or dtype or seq else recorded_step(model)
-    if is_limited or dtype == "float8":
+    if value is None:
         raise UsageError(
-            "--software hocket simulates ops as they are: it has no float8, --options, "
-            "--coefficients, --schedule, --max-tensor or --synthesise",
+            f"{what} is missing",
+            hint="hocket parallel gpt3-175b --on 512xdgx-a100-80g --batch 1536",
+        )
+    return value
+
+
+def _is_simulated(request: Request) -> bool:
+    """True if captured ops are simulated: the program is hocket, and the cluster small enough."""
+    from hocket.api.parallel_configs import MOST_SIMULATED, accelerators, find_cluster, is_shape
+    from hocket.base.errors import UsageError
+
+    is_own = request.software == OWN_SOFTWARE
+    if request.batch is None and not (is_own and recorded_step(request.model)):
+        _given(None, "--batch N")
+    is_few = len(accelerators(find_cluster(request.on))) <= MOST_SIMULATED
+    is_only_shape = request.model.endswith(".toml")
+    if not is_own or is_only_shape or (is_shape(request.model) and not is_few):
+        return False
+    if request.has_settings:
+        raise UsageError(
+            "--options, --coefficients, --schedule, --max-tensor and float8 are settings of a "
+            "program's closed form; the captured ops are simulated as they are",
             hint="leave these out, or name another program: --software megatron-core",
         )
-    amp = None if dtype is None else _AMP[dtype]
-    graph, _ = load_graph(
-        model, ModelOptions(batch=batch, seq=seq, dtype=None, optimizer=None, amp=amp), check=True
-    )
-    return graph
+    return True
 
 
-def _divide_recorded(
-    graph: Graph,
-    on: str,
-    batch: int | None,
-    fixed: tuple[str, ...],
-    top: int,
-    output: Path | None,
-    report: Path | None,
-    as_json: bool,
-) -> None:
-    """Divide recorded ops as ``hocket plan`` does, with the degrees that are asked for."""
-    from hocket.api import best_of, make_problem
-    from hocket.api.planners import compare_divided, fixed_degrees
+def _refuse_too_large(request: Request) -> None:
+    """Refuse a known shape whose parameters fill the cluster, before it is captured."""
+    from hocket.api.parallel_configs import find_cluster, is_shape
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.compared import answered_by, comparison_data
-    from hocket.view.shared import whole_table
+    from hocket.base.units import format_bytes
+    from hocket.transformer.counts import parameter_counts
+    from hocket.transformer.files import find_model
 
-    must = fixed_degrees(fixed)
-    problem = make_problem(graph, on)
-    if output is None and not as_json:
-        output = Path("plan.json")
-    _require_folders(output, report)
+    if not is_shape(request.model):
+        return
+    cluster = find_cluster(request.on)
+    least_bytes = _LEAST_STATE_BYTES * parameter_counts(find_model(request.model)).total
+    capacity_bytes = sum(device.memory_bytes for device in cluster.devices)
+    if least_bytes > capacity_bytes:
+        raise NoFeasiblePlanError(
+            f"nothing fits {cluster.name}: parameters and gradients take "
+            f"{format_bytes(least_bytes)}, all devices have {format_bytes(capacity_bytes)}",
+            hint="use more or larger devices; hocket fit streams parameters from the host",
+        )
+
+
+def _simulated(
+    request: Request, on: Any, batch: int | None, top: int = 20, layers: int | None = None
+) -> Comparison:
+    """Comparison of simulated candidates, as ``hocket plan`` makes it."""
+    from hocket.api import make_problem
+    from hocket.api.planners import compare_divided, fixed_degrees
+
+    must = fixed_degrees(request.fixed)
+    options = ModelOptions(
+        batch=None if is_graph_file(request.model) else batch,
+        seq=request.seq, dtype=None, optimizer=None, layers=layers,
+        amp=None if request.dtype is None else _AMP[request.dtype],
+    )  # fmt: skip
+    graph, _ = load_graph(request.model, options, check=True)
     with working("searching"):
-        comparison = compare_divided(problem, batch, must, top)
-    if not as_json:
-        console().print(whole_table(comparison))
-        say(answered_by(comparison))
-    try:
-        planned = best_of(comparison)
-    except NoFeasiblePlanError as error:
-        raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
-    if report is not None:
-        planned.save_report(report)
-    if output is not None:
-        planned.save(output)
-    written = [path for path in (output, report) if path is not None]
-    if as_json:
-        emit({**comparison_data(comparison), "written": [str(path) for path in written]})
-    elif written:
-        following = f" — next: hocket show {output}, hocket run {output}" if output else ""
-        say(f"wrote {', '.join(path.name for path in written)}{following}")
+        return compare_divided(make_problem(graph, on), batch, must, top)
 
 
-def _search(
-    problem: Problem, top: int, output: Path | None, report: Path | None, as_json: bool
-) -> None:
+def _by_closed_form(request: Request) -> Comparison:
+    """Comparison of configs of a transformer's shape by the closed form of a program."""
     from hocket.api.planners import compare_candidates
-    from hocket.view.compared import answered_by, comparison_data, elsewhere
+
+    problem = _shape_problem(request)
+    with working("searching"):
+        return compare_candidates(problem)
+
+
+def _shape_problem(request: Request) -> Problem:
+    """The training of a transformer's shape; hocket's own is fitted to simulated steps."""
+    from dataclasses import replace
+
+    from hocket.api.parallel_configs import MOST_LAYERS, calibrated, limited, part_batch, part_of
+    from hocket.transformer.files import check_model, find_model, preset_names
+
+    assert request.batch is not None
+    shape = find_model(request.model)
+    if request.seq is not None:
+        shape = replace(shape, sequence=request.seq)
+        check_model(shape)
+    problem = limited(
+        _make_training(
+            shape, request.on, request.batch, request.dtype, request.software, request.options,
+            request.coefficients,
+        ),
+        fixed=",".join(request.fixed), schedules=request.schedules,
+        max_tensor=request.max_tensor,
+    )  # fmt: skip
+    if request.software != OWN_SOFTWARE or request.model.endswith(".toml") or request.coefficients:
+        return problem
+    part = part_of(problem.cluster)
+    batch = part_batch(request.batch, problem.cluster, part)
+    layers = min(shape.layers, MOST_LAYERS) if request.model in preset_names() else shape.layers
+    sized = replace(request, fixed=(), seq=shape.sequence)
+    return calibrated(problem, _simulated(sized, part, batch, layers=layers), layers)
+
+
+def _answer(
+    comparison: Comparison, top: int, output: Path | None, report: Path | None, as_json: bool
+) -> None:
+    """Print the candidates, write the winner's files; exit 4 where there is no winner."""
+    from hocket.api.parallel_configs import plan_of, written_files
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view.comparison import answered_by, elsewhere
+    from hocket.view.parallel import forecasts_data
     from hocket.view.parallel_text import comparison_table
 
-    with working("searching"):
-        comparison = compare_candidates(problem)
+    result = forecasts_data(comparison, top) | {
+        "answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison),
+    }  # fmt: skip
     if not as_json:
         console().print(comparison_table(comparison, top))
         say(answered_by(comparison))
         if other := elsewhere(comparison):
             say(other)
-    _answer(comparison, comparison_data(comparison, top), output, report, as_json)
-
-
-def _answer(
-    comparison: Comparison,
-    result: dict[str, Any],
-    output: Path | None,
-    report: Path | None,
-    as_json: bool,
-) -> None:
-    """Write the winner's files and print the result; exit 4 where there is no winner."""
-    from hocket.api.parallel_configs import plan_of
-    from hocket.base.errors import NoFeasiblePlanError
-
     try:
         plan = plan_of(comparison)
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
-    written = _write(plan, comparison, output, report)
+    written = written_files(comparison, plan, output, report)
     if as_json:
         emit({**result, "written": [str(path) for path in written]})
     elif written:
@@ -239,58 +276,6 @@ def _require_folders(*paths: Path | None) -> None:
             require_folder(path)
 
 
-def _write(
-    plan: Plan, comparison: Comparison, output: Path | None, report: Path | None
-) -> list[Path]:
-    from hocket.base.atomic import write_together
-    from hocket.plan.files import plan_bytes
-    from hocket.plan.transformer_plan import TransformerPlan
-    from hocket.view.parallel_report import parallel_report_html
-
-    contents: dict[str | Path, bytes] = {}
-    if output is not None:
-        contents[output] = plan_bytes(output, comparison.problem, plan)
-    if report is not None:
-        page = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
-        contents[report] = page.encode()
-    write_together(contents)
-    return [Path(path) for path in contents]
-
-
-# ── what is asked ────────────────────────────────────────────────────────────────────────────────
-
-
-def _training(
-    model: str | None,
-    on: str | None,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    software: str | None,
-    options: tuple[str, ...],
-    coefficients: Path | None,
-) -> Problem:
-    from dataclasses import replace
-
-    from hocket.base.errors import UsageError
-    from hocket.transformer.files import check_model, find_model
-
-    for value, what in ((model, "MODEL"), (on, "--on CLUSTER"), (batch, "--batch N")):
-        if value is None:
-            raise UsageError(
-                f"{what} is missing",
-                hint="hocket parallel gpt3-175b --on 512xdgx-a100-80g --batch 1536",
-            )
-    assert model is not None
-    assert on is not None
-    assert batch is not None
-    shape = find_model(model)
-    if seq is not None:
-        shape = replace(shape, sequence=seq)
-        check_model(shape)
-    return _make_training(shape, on, batch, dtype, software, options, coefficients)
-
-
 def _make_training(
     model: Transformer,
     on: str,
@@ -301,6 +286,7 @@ def _make_training(
     coefficients: Path | None,
     spare: float | None = None,
 ) -> Problem:
+    """The training, with a message where the cluster lacks the program's usual arithmetic."""
     from hocket.api import make_training
     from hocket.api.parallel_configs import (
         DEFAULT_SOFTWARE,
@@ -331,7 +317,7 @@ def _make_training(
 # ── one config ─────────────────────────────────────────────────────────────────────────────────
 
 
-_BESIDES_PREDICT = frozenset({"config", "output", "report", "overwrite", "as_json"})
+_BESIDES_PREDICT = frozenset({"config", "output", "report", "as_json"})
 
 
 def _refuse_besides_predict() -> None:
@@ -352,7 +338,14 @@ def _refuse_besides_predict() -> None:
 
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
-    from hocket.api.parallel_configs import forecast_of, read_configuration, single
+    from hocket.api.parallel_configs import (
+        forecast_of,
+        plan_of,
+        read_configuration,
+        single,
+        written_files,
+    )
+    from hocket.base.errors import NoFeasiblePlanError
     from hocket.view.parallel import forecast_data, parts_data
     from hocket.view.parallel_text import comparison_table
 
@@ -369,9 +362,16 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     if not as_json:
         console().print(comparison_table(comparison, 1))
     result = forecast_data(forecast) | parts_data(forecast)
+    written: list[Path] = []
     if output is not None or report is not None:
-        _answer(comparison, result, output, report, as_json)
-    elif as_json:
-        emit({**result, "written": []})
+        try:
+            plan = plan_of(comparison)
+        except NoFeasiblePlanError as error:
+            raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
+        written = written_files(comparison, plan, output, report)
+    if as_json:
+        emit({**result, "written": [str(path) for path in written]})
+    elif written:
+        say(f"wrote {', '.join(path.name for path in written)}")
     elif comparison.winner is None:
         say(comparison.why)

@@ -9,24 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.fit import BudgetRequest, answer_budget, is_one_device
+from hocket.cli.options import FILE, ModelOptions, cost_options, model_options, size_option_value
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import (
-    ModelOptions,
-    announce_compilation,
-    cost_options,
-    load_graph,
-    make_problem,
-    model_options,
-    named_cluster,
-    size_option_value,
-)
-from hocket.cli.written import (
-    beside,
-    named_graph,
-    overwrite_option,
-    require_folder,
-    require_own_kind,
-)
+from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
+from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.api import Planned
@@ -39,10 +25,10 @@ if TYPE_CHECKING:
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
 NUM_KERNELS = 25
-"""Kernels that a fresh installation compiles to compare placements, about. Where splitting the
-batch wins in any case, no placement is searched and few of them are needed."""
+"""Approximate number of kernels that a fresh installation compiles to compare placements. Few of
+them are needed where splitting the batch wins in any case and no placement is searched."""
 AUTO = "auto"
-"""The planner that takes them all."""
+"""The planner that tries a portfolio of planners."""
 
 
 @click.command("plan")
@@ -77,7 +63,6 @@ AUTO = "auto"
     "objective",
     type=click.Choice(["step", "cost", "memory", "throughput", "latency", "time"]),
     default="step",
-    show_default=True,
     metavar="[step|cost|memory|throughput]",
     help="The shortest step, the least money per step (device time where a price is unknown), the "
     "most free memory, or throughput: the smallest load of the busiest device, for work that is "
@@ -91,7 +76,6 @@ AUTO = "auto"
 @click.option(
     "--headroom",
     "headroom_bytes",
-    default=None,
     callback=size_option_value,
     metavar="SIZE",
     help="Memory that every device keeps free for context, workspaces and fragmentation, such as "
@@ -100,8 +84,7 @@ AUTO = "auto"
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=FILE,
     help="Plan file to write; report and trace go beside it. "
     "[default: plan.json, nothing with --json]",
 )
@@ -109,7 +92,6 @@ AUTO = "auto"
     "--transfers",
     type=click.Choice(["shared", "queued", "parallel"]),
     default="shared",
-    show_default=True,
     help="Contention: simultaneous transfers share links, queue, or do not disturb each other.",
 )
 @cost_options
@@ -139,11 +121,8 @@ AUTO = "auto"
     "--check/--no-check",
     default=True,
     help="Check on a small copy of the model that a split batch trains as the full one does; where "
-    "it does not, the batch is not split. [default: check]",
+    "it does not, the batch is not split.",
 )
-@click.option("--all", "shows_all", is_flag=True,
-              help="Show every form of every planner that was tried.")  # fmt: skip
-@overwrite_option
 @model_options
 @json_option
 def command(
@@ -162,8 +141,6 @@ def command(
     changes: tuple[str, ...],
     budget: str | None,
     check: bool,
-    shows_all: bool,
-    overwrite: bool,
     options: ModelOptions,
     as_json: bool,
 ) -> None:
@@ -173,7 +150,6 @@ def command(
     transformers on thousands of devices hocket parallel answers from their shape alone.
     """
     from hocket.api import best_of
-    from hocket.api.collectives import predict_shared_propagation
     from hocket.api.planners import (
         GOALS,
         changed_cluster,
@@ -183,7 +159,8 @@ def command(
         parse_constraints,
     )
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.compared import answered_by, comparison_data
+    from hocket.planners.communication.priority import choose_for_replicas
+    from hocket.view.comparison import answered_by, comparison_data
     from hocket.view.step_inputs import step_data, step_text
 
     for name in planners:
@@ -193,7 +170,6 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
-        require_own_kind(output, "placement", overwrite=overwrite)
     if memory_bytes is not None and is_one_device(on):
         request = BudgetRequest(source, on, memory_bytes, profile, calibration, options)
         answer_budget(request, output, as_json=as_json)
@@ -216,7 +192,7 @@ def command(
             variants = compare_changes(problem, changes, money, wanted, must, planners)
     if not as_json:
         say(f"{step_text(graph)}; {answered_by(comparison)}")
-        _print(comparison, variants, wanted, is_short=not shows_all and not planners)
+        _print(comparison, variants, wanted)
     try:
         planned = best_of(comparison, is_limited=bool(must))
     except NoFeasiblePlanError as error:
@@ -225,7 +201,7 @@ def command(
     if expected is not None and not as_json:
         say(_range_text(expected))
     written = _write(planned, output, graph_file) if output is not None else []
-    travel = predict_shared_propagation(problem, planned.plan)
+    travel = choose_for_replicas(problem, planned.plan)
     if as_json:
         emit({**_data(comparison, variants, travel, written), "training": step_data(graph),
               "step_range": expected})  # fmt: skip
@@ -290,26 +266,15 @@ def _money(text: str | None) -> float | None:
         raise click.BadParameter(f"{text!r} is no sum of money, such as $5/h") from None
 
 
-def _print(
-    comparison: Comparison,
-    variants: Sequence[ChangedCluster] | None,
-    goal: Goal,
-    *,
-    is_short: bool,
-) -> None:
-    from hocket.api.planners import FURTHER
-    from hocket.view.compared import elsewhere
-    from hocket.view.shared import is_whole, whole_table
-    from hocket.view.text import candidate_table
-    from hocket.view.variants import variants_table
+def _print(comparison: Comparison, variants: Sequence[ChangedCluster] | None, goal: Goal) -> None:
+    from hocket.view.comparison import comparison_table, elsewhere
 
-    if is_whole(comparison):
-        console().print(whole_table(comparison))
-    else:
-        console().print(candidate_table(comparison, FURTHER if is_short else ()))
+    console().print(comparison_table(comparison))
     if other := elsewhere(comparison):
         say(other)
     if variants is not None:
+        from hocket.view.variants import variants_table
+
         console().print(variants_table(comparison, variants, goal))
 
 
@@ -320,14 +285,16 @@ def _data(
     written: Sequence[Path],
 ) -> dict[str, Any]:
     """The result as ``--json`` prints it."""
-    from hocket.view.collective import propagation_as_dict
-    from hocket.view.compared import comparison_data
-    from hocket.view.variants import variants_data
+    from hocket.view.comparison import comparison_data
 
     data = comparison_data(comparison)
     if variants is not None:
+        from hocket.view.variants import variants_data
+
         data["what_if"] = variants_data(variants)
     if travel is not None:
+        from hocket.view.collective import propagation_as_dict
+
         data["gradients"] = propagation_as_dict(travel)
     return {**data, "written": [str(path) for path in written]}
 
@@ -335,9 +302,9 @@ def _data(
 def _say_what_follows(
     problem: Problem, travel: PropagationChoice | None, written: Sequence[Path]
 ) -> None:
-    from hocket.view.collective import propagation_why
-
     if travel is not None and travel.chosen.how.crosses:
+        from hocket.view.collective import propagation_why
+
         say(f"gradients by priority: {propagation_why(travel)}")
     if not written:
         return

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hocket.cli.options import ModelOptions, model_options
 from hocket.cli.output import emit, json_option, output_option, say, working
-from hocket.cli.sources import ModelOptions, build_model, model_options, say_loss
+from hocket.cli.sources import build_model, say_loss
 from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ MAX_REASONS = 6
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    default=None,
     help="Where to run the ops. [default: cuda where there is one]",
 )
 @click.option(
@@ -35,14 +35,12 @@ MAX_REASONS = 6
     "budget_s",
     type=click.FloatRange(1, 3600),
     default=120,
-    show_default=True,
     help="Seconds to spend on timing; the most expensive ops come first.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
     default=1,
-    show_default=True,
     help="Processes that share this CPU: the others compute while ops are timed.",
 )
 @click.option(
@@ -112,7 +110,7 @@ def _known(output: Path) -> Profile | None:
 
 
 def _reasons(profile: Profile, output: Path) -> Iterator[str]:
-    """Why ops have no time, one line per reason, and what can be done about it."""
+    """Reasons why ops have no time, one line each, with a remedy."""
     from hocket.cost.measure import OUT_OF_MEMORY, OUT_OF_TIME
 
     reasons = Counter(
@@ -131,8 +129,9 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
     """The device to run on and its kind, as `hocket detect` names it."""
-    from hocket.api.clusters import detect, detect_cpu
+    from hocket.api.clusters import detect
     from hocket.base.errors import UsageError
+    from hocket.hardware.detect import detect_cpu
 
     cluster = detect_cpu() if device == "cpu" else detect()
     kind = cluster.kinds[0]

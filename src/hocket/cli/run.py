@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.api.runs import BACKENDS
+from hocket.cli.options import FILE, plan_arguments
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.sources import announce_compilation, load_plan
 from hocket.cli.written import require_folder
+from hocket.runtime.run_options import BACKENDS
 
 if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan
@@ -28,20 +29,17 @@ _LONG_STEP_S = 20.0
     "--steps",
     type=click.IntRange(1, 10**6),
     default=10,
-    show_default=True,
     help="Training steps to run.",
 )
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
     default="auto",
-    show_default=True,
     help="One process, or a process per device on CPUs (gloo) or GPUs (nccl). auto: one "
     "process where there is a GPU for each device, else gloo.",
 )
 @click.option(
     "--model",
-    default=None,
     metavar="NAME_OR_FACTORY",
     help="Model to use if the plan's name cannot be resolved.",
 )
@@ -49,7 +47,6 @@ _LONG_STEP_S = 20.0
     "--scale",
     type=float,
     default=1.0,
-    show_default=True,
     metavar="PART",
     help="Part of the planned batch that each step takes, such as 0.25: a trial of the same plan "
     "on a smaller machine.",
@@ -58,27 +55,17 @@ _LONG_STEP_S = 20.0
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
     default=0,
-    show_default=True,
     help="Seed of weights, batch and dropout.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
-    default=None,
     help="Threads of each process on CPUs. [default: the cores, shared]",
-)
-@click.option(
-    "--slowdown",
-    multiple=True,
-    metavar="DEVICE=FACTOR",
-    help="Make the ops of a device take this many times as long: a testing aid for unequal "
-    "devices, with gloo.",
 )
 @click.option(
     "--trace",
     "trace_file",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=FILE,
     help="Trace to write, measured beside predicted. [default: run.trace.json beside the plan, "
     "nothing with --json]",
 )
@@ -97,7 +84,6 @@ def command(
     scale: float,
     seed: int,
     threads: int | None,
-    slowdown: tuple[str, ...],
     trace_file: Path | None,
     check_only: bool,
     as_json: bool,
@@ -112,16 +98,17 @@ def command(
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
     is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
-        "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
+        "--model": model, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
     })  # fmt: skip
     if check_only:
         _check(saved, as_json)
         return
     from hocket.api import run_plan
-    from hocket.api.runs import RunOptions
+    from hocket.runtime.run_options import RunOptions
     from hocket.simulate.rewriting.step import rewritten_step
-    from hocket.view.plans import view_of
+    from hocket.view.measured import run_data, run_table
+    from hocket.view.plan_view import pictured
 
     options = RunOptions(
         steps=steps,
@@ -130,7 +117,6 @@ def command(
         threads=threads,
         model=model,
         scale=scale,
-        slowdown=_factors(slowdown),
     )
     if trace_file is None and not as_json and not is_divided:
         trace_file = _beside(plan_file)
@@ -150,18 +136,17 @@ def command(
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
-    view = view_of(saved.plan)
     problem, plan = result.executed or (saved.problem, saved.plan)
     if not as_json:
         # Before the trace is written: a full disk must not swallow what was measured.
-        console().print(view.run_table(problem, plan, result))
+        console().print(run_table(problem, plan, result))
     if trace_file is not None:
         from hocket.view.trace import write_traces
 
         timelines = {"predicted": result.predicted}
         if result.measured is not None:
             timelines["measured"] = result.measured
-        write_traces(trace_file, *view.pictured(*rewritten_step(problem, plan)), timelines)
+        write_traces(trace_file, *pictured(*rewritten_step(problem, plan)), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         from hocket.cost.measured_steps import RECORD, run_record
@@ -172,15 +157,16 @@ def command(
                 saved.problem.work_name, saved.problem.cluster, costs.settings,
                 result.predicted_step_s, result.median_step_s,
             )  # fmt: skip
-        emit({**view.ran(problem, plan, result), **written})
+        emit({**run_data(problem, plan, result), **written})
 
 
 def _check(saved: SavedPlan, as_json: bool) -> None:
-    from hocket.api.runs import check_config
+    from hocket.plan.transformer_plan import TransformerPlan
+    from hocket.runtime.numerics_check import check_parallel
     from hocket.view.measured import agreement_data
 
     with working("comparing with one device at toy size"):
-        agreement = check_config(saved.problem, saved.plan)
+        agreement = check_parallel(TransformerPlan(saved.problem, saved.plan))
     if as_json:
         emit({"check": agreement_data(agreement)})
     else:
@@ -191,7 +177,7 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
-    """True if the plan divides a training; refuses options that its sections do not take."""
+    """True for a plan of a transformer's shape; refuse options that do not apply to it."""
     from hocket.base.errors import UsageError
     from hocket.plan.transformer_plan import is_transformer_plan
 
@@ -210,21 +196,6 @@ def _beside(plan_file: Path) -> Path:
     return plan_file.with_name("run.trace.json" if stem == "plan" else f"{stem}.run.trace.json")
 
 
-def _factors(texts: tuple[str, ...]) -> dict[str, float]:
-    from hocket.base.errors import UsageError
-
-    factors = {}
-    for text in texts:
-        name, _, factor = text.rpartition("=")
-        try:
-            factors[name] = float(factor)
-        except ValueError:
-            raise UsageError(
-                f"--slowdown {text!r} is not DEVICE=FACTOR", hint="for example gpu1=3"
-            ) from None
-    return factors
-
-
 def _show(number: int, record: StepRecord, as_json: bool) -> None:
     from hocket.base.units import format_seconds
 
@@ -233,9 +204,9 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 
 
 def _say_how_long(problem: Problem, scale: float) -> None:
-    """Say before a long wait how long it takes."""
-    from hocket.api.runs import cpu_step_s
+    """Print the estimated step time before a long wait."""
     from hocket.base.units import words_for_seconds
+    from hocket.runtime.cpu_step_time import cpu_step_s
 
     step_s = cpu_step_s(problem, scale)
     if step_s is not None and step_s > _LONG_STEP_S:
@@ -246,7 +217,7 @@ def _say_how_long(problem: Problem, scale: float) -> None:
 
 
 def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
-    """Times on a CPU say nothing about the accelerators of the plan."""
+    """Note that times on a CPU are not those of the plan's accelerators."""
     is_cpu = {device.name: device.kind.is_cpu for device in problem.cluster.devices}
     names = [name for name, place in result.runs_on.items() if place == "cpu" and not is_cpu[name]]
     if names:

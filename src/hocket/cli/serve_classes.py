@@ -18,27 +18,6 @@ if TYPE_CHECKING:
 _DEADLINE, _SPIN = "1s", "0s"
 
 
-def _refuse_worker_options(
-    device: str | None, deadline: str, spin: str, quorum: int | None, *, only_predict: bool
-) -> None:
-    """Refuse options of worker processes where all sub-models run on one device."""
-    from hocket.base.errors import UsageError
-    from hocket.base.extras import require
-
-    if device is None:
-        return
-    require("torch", "hocket serve-classes --device")
-    if only_predict:
-        raise UsageError("--predict and --device are two different things", hint="take one")
-    given = {
-        "--deadline": deadline != _DEADLINE, "--quorum": quorum is not None,
-        "--spin": spin != _SPIN,
-    }  # fmt: skip
-    ignored = [name for name, is_given in given.items() if is_given]
-    if ignored:
-        raise UsageError(f"--device has no use for {' and '.join(ignored)}", hint="leave it out")
-
-
 def _options(deadline: str, spin: str, quorum: int | None) -> ServeOptions:
     from hocket.base.errors import UsageError
     from hocket.base.units import format_seconds, parse_seconds
@@ -90,8 +69,6 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
               help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
 @click.option("--quorum", type=click.IntRange(1), default=None,
               help="Answers per class that are waited for; default: all copies.")  # fmt: skip
-@click.option("--device", default=None,
-              help="All sub-models on one device, such as cuda, a stream each.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,
               help="Say how long an answer will take on this machine, and end.")  # fmt: skip
 @json_option
@@ -103,7 +80,6 @@ def command(
     deadline: str,
     spin: str,
     quorum: int | None,
-    device: str | None,
     only_predict: bool,
     as_json: bool,
 ) -> None:
@@ -116,7 +92,6 @@ def command(
     from hocket.classes.artefact import read_folder
     from hocket.classes.serving.dry_run import forecast_by_dry_run
 
-    _refuse_worker_options(device, deadline, spin, quorum, only_predict=only_predict)
     options, opened = _options(deadline, spin, quorum), read_folder(folder)
     _require_workers(opened, options)
     prediction: dict[str, Any] | None = None
@@ -147,4 +122,4 @@ def command(
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
     serve(opened, options, host=host, port=port, token=token, on_ready=tell,
-          on_forecast=report, device=device)  # fmt: skip
+          on_forecast=report)  # fmt: skip

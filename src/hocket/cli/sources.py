@@ -1,17 +1,13 @@
-"""Values of what the command line names: graphs, clusters, costs, problems."""
+"""Load what command-line arguments name: graphs, models, clusters, problems and plans."""
 
 from __future__ import annotations
 
-import ast
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import wraps
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
-import click
-
+from hocket.cli.options import ModelOptions
 from hocket.cli.output import say, working
 
 if TYPE_CHECKING:
@@ -21,238 +17,19 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Objective, Problem, TransferMode
 
 
-# The user's own function that makes a model, checked as text.
-#
-# A wrong name or parameter is reported before the seconds that importing PyTorch
-# and the file take. Whatever the text does not settle is left to the import.
-
-_PARAMETERS = ("batch", "seq", "dtype", "layers")
-
-
-def refuse_wrong_file(text: str, options: ModelOptions) -> None:
-    """Tell of a file that is not there, of a function that is not named or not there, and of an
-    option that it has no parameter for."""
-    from hocket.base.errors import UsageError, did_you_mean
-    from hocket.base.regular import is_file
-
-    file, function = (text, "") if text.endswith(".py") else text.rpartition(":")[::2]
-    if not file.endswith(".py"):
-        return
-    if not is_file(Path(file)):
-        raise UsageError(
-            f"there is no file {file!r}", hint="write path/file.py:function, and check the path"
-        )
-    tree = _parsed(Path(file))
-    defined = [] if tree is None else [n for n in tree.body if isinstance(n, ast.FunctionDef)]
-    names = [each.name for each in defined if not each.name.startswith("_")]
-    if not function:
-        known = ", ".join(names[:8]) or "it has none yet"
-        raise UsageError(
-            f"{text!r} names no function",
-            hint=f"write {file}:FUNCTION, one that returns the model and a batch ({known})",
-        )
-    if tree is None:
-        return
-    if function not in _bound(tree) and not _binds_unseen(tree):
-        raise UsageError(
-            f"{file!r} has no function {function!r}", hint=did_you_mean(function, names)
-        )
-    found = [each for each in defined if each.name == function]
-    if len(found) == 1 and not found[0].decorator_list and found[0].args.kwarg is None:
-        _refuse_options(found[0], options)
-
-
-def _refuse_options(function: ast.FunctionDef, options: ModelOptions) -> None:
+def refuse_file_alone(text: str) -> None:
+    """Refuse a Python file without the name of the function that makes the model."""
     from hocket.base.errors import UsageError
 
-    named = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
-    for key in _PARAMETERS:
-        if getattr(options, key) is not None and key not in named:
-            raise UsageError(
-                f"{function.name!r} has no parameter {key!r}",
-                hint=f"add {key!r} to its parameters or leave the option out",
-            )
+    if text.endswith(".py"):
+        raise UsageError(
+            f"{text!r} names no function",
+            hint=f"write {text}:FUNCTION, one that returns the model and a batch",
+        )
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError):
-        return None
-
-
-def _bound(tree: ast.Module) -> set[str]:
-    """Every name that some line of the file gives a meaning."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name.partition(".")[0])
-    return found
-
-
-def _binds_unseen(tree: ast.Module) -> bool:
-    """True if names may come from elsewhere: ``from … import *``, ``__getattr__``, ``globals()``,
-    ``exec``."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    bound = _bound(tree)
-    return bool({"*", "__getattr__"} & bound or {"globals", "vars", "exec", "setattr"} & used)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 TOY_BATCH, TOY_SEQ = 4, 8
 """Sizes at which a model of the zoo is tried."""
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Options of a model that is captured; None leaves them to the model."""
-
-    batch: int | None
-    seq: int | None
-    dtype: str | None
-    optimizer: str | None
-    loss: str | None = None
-    layers: int | None = None
-    amp: str | None = None
-
-    def having(self, name: str, value: int) -> ModelOptions:
-        """The options with another batch, sequence length or number of layers."""
-        changed: dict[str, Any] = {name: value}
-        return replace(self, **changed)
-
-    @property
-    def optimizer_name(self) -> str | None:
-        """The optimizer as `hocket.capture` takes it: None for inference."""
-        return None if self.optimizer == "none" else self.optimizer or "adamw"
-
-    @property
-    def amp_name(self) -> str | None:
-        """The autocast that was asked for; None for none."""
-        return None if self.amp == "none" else self.amp
-
-    def refuse_for_file(self, text: str) -> None:
-        """A graph file is what it is: options that would change the model are a mistake."""
-        from hocket.base.errors import UsageError
-
-        for name, value in vars(self).items():
-            if value is not None:
-                raise UsageError(
-                    f"--{name} has no effect on the graph file {text!r}",
-                    hint=f"leave it out, or capture the model again with --{name} {value}",
-                )
-
-
-_OPTIMIZERS = (
-    "adamw", "adam", "sgd", "sgd-momentum", "adadelta", "adafactor", "adagrad", "adamax", "asgd",
-    "muon", "nadam", "radam", "rmsprop", "rprop", "none",
-)  # fmt: skip
-"""A list of its own, because the one of capture imports PyTorch; a test compares them."""
-
-
-def model_options(command: F) -> F:
-    """The options that say how a model is built and what step is captured, as ``options``."""
-
-    @wraps(command)
-    def collected(
-        *args: Any,
-        batch: int | None,
-        seq: int | None,
-        dtype: str | None,
-        optimizer: str | None,
-        loss: str | None,
-        amp: str | None,
-        **others: Any,
-    ) -> Any:
-        options = ModelOptions(batch, seq, dtype, optimizer, loss, amp=amp)
-        return command(*args, options=options, **others)
-
-    named = (
-        click.option(
-            "--optimizer",
-            type=click.Choice(_OPTIMIZERS),
-            metavar="NAME",
-            help="The step's optimizer: adamw, adam, sgd, sgd-momentum or another class of "
-            "torch.optim in lower case; 'none' captures inference. [default: adamw]",
-        ),
-        click.option(
-            "--loss",
-            metavar="NAME_OR_FUNCTION",
-            help="What to minimise: cross-entropy, mse or mean of the model's output (for a batch "
-            "(x, y): against y), or package.module:function of it. [default: the loss that the "
-            "model returns]",
-        ),
-        click.option(
-            "--dtype",
-            type=click.Choice(["float32", "bfloat16", "float16"]),
-            help="Type of the parameters. [default: the model's]",
-        ),
-        click.option(
-            "--amp",
-            type=click.Choice(["bf16", "fp16", "none"]),
-            help="Mixed precision: autocast of this type over the parameters' own. [default: bf16 "
-            "for float32 models of 1 B parameters and more on accelerators, else none]",
-        ),
-        click.option(
-            "--seq",
-            type=click.IntRange(1, 2**20),
-            help="Sequence length, for models that have one. [default: the model's]",
-        ),
-        click.option(
-            "--batch",
-            type=click.IntRange(1, 2**20),
-            help="Samples in one step. [default: the model's]",
-        ),
-    )
-    found = cast(F, collected)
-    for option in named:
-        found = option(found)
-    return found
-
-
-def cost_options(command: F) -> F:
-    """The options that name files with measured costs: ``profile`` and ``calibration``."""
-    named = (
-        ("--calibration", "Fitted efficiencies from hocket calibrate."),
-        ("--profile", "Measured op times from hocket profile."),
-    )
-    for name, help_text in named:
-        command = click.option(name, type=click.Path(path_type=Path), help=help_text)(command)
-    return command
-
-
-def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """The value of an option that takes a size."""
-    from hocket.base.units import parse_bytes
-
-    if text is None:
-        return None
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def budget_options(
-    *, metavar: str, devices: str, memory: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options ``on``, whose help begins with which ``devices`` are meant, and
-    ``memory_bytes``."""
-
-    def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = click.option(
-            "--memory", "memory_bytes", default=None, callback=size_option_value,
-            metavar="SIZE", help=memory,
-        )(command)  # fmt: skip
-        return click.option(
-            "--on", required=True, metavar=metavar,
-            help=f"{devices}: shorthand such as 1xh200, a preset or a TOML file.",
-        )(command)  # fmt: skip
-
-    return with_options
 
 
 def is_graph_file(text: str) -> bool:
@@ -266,6 +43,16 @@ def is_graph_file(text: str) -> bool:
     if is_file(path) and ":" not in path.name:
         return not path.name.endswith(".py")
     return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
+
+
+def recorded_step(text: str) -> Graph | None:
+    """The graph of a file that knows its batch; None for other files and for names of models."""
+    from hocket.graph.files import read_graph
+
+    if not is_graph_file(text) or not Path(text).is_file():
+        return None
+    graph = read_graph(text)
+    return graph if graph.other_batch is not None else None
 
 
 def load_graph(
@@ -283,7 +70,8 @@ def load_graph(
     ``at_sizes`` is false.
     """
     if is_graph_file(text):
-        from hocket.api.graphs import read_graph, reading_samples
+        from hocket.graph.files import read_graph
+        from hocket.graph.meeting import reading_samples
 
         options.refuse_for_file(text)
         with working(f"reading {text}"):
@@ -297,7 +85,7 @@ def load_graph(
 
 def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
-    refuse_wrong_file(text, options)
+    refuse_file_alone(text)
     from hocket.capture import load_model
 
     return load_model(
@@ -319,7 +107,7 @@ def capture_model(
     at_sizes: bool = True,
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
-    refuse_wrong_file(text, options)
+    refuse_file_alone(text)
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         # Imports PyTorch, which takes seconds, on a busy machine many.
         from hocket.capture import ZOO, CaptureWarning, capture
@@ -358,13 +146,13 @@ def capture_model(
 
 
 def say_unsplit(graph: Graph) -> None:
-    """Say why the batch of a step cannot be split, where it cannot."""
+    """Print the reason why the batch of a step cannot be split, if there is one."""
     if reason := graph.meta.get("unsplit"):
         say(f"the batch cannot be split: {reason}")
 
 
 def say_loss(graph: Graph) -> None:
-    """Say what a captured step minimises, with a warning where the model does not say it."""
+    """Print the loss of a captured step; warn where the model returns none."""
     from hocket.capture.loss import MEAN, OWN, describe_loss
 
     loss = graph.meta.get("loss")
@@ -381,7 +169,7 @@ def named_cluster(on: str) -> Cluster | None:
     """The cluster of a name or file, read before the model is captured so that errors come at once;
     None where it is found later (a graph's own, this machine)."""
     from hocket.api import ON_FILE, ON_THIS_MACHINE
-    from hocket.api.clusters import cluster_from_text
+    from hocket.hardware.shorthand import cluster_from_text
 
     return None if on in (ON_FILE, ON_THIS_MACHINE) else cluster_from_text(on)
 
@@ -415,8 +203,8 @@ def make_problem(
 
 
 def say_joining(on: str) -> None:
-    """Say what shorthand such as ``8xh100`` takes to join its devices."""
-    from hocket.api.clusters import joining_note
+    """Print the links that shorthand such as ``8xh100`` assumes between its devices."""
+    from hocket.hardware.shorthand import joining_note
 
     note = joining_note(on)
     if note is not None:
@@ -425,8 +213,8 @@ def say_joining(on: str) -> None:
 
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
     """A plan file with the problem that it answers."""
-    from hocket.api.graphs import Graph
     from hocket.base.errors import UsageError
+    from hocket.graph.graph import Graph
     from hocket.plan.files import read_plan
 
     with working(f"reading {path}"):
@@ -437,7 +225,7 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
 
 def announce_compilation(about: int = 1) -> None:
-    """Say what is left when a fresh installation has to compile kernels first, so many at most."""
+    """Announce that a fresh installation compiles kernels first, ``about`` so many at most."""
     from hocket.kernels.progress import tell_before_compiling
 
     num_compiled = 0
@@ -453,13 +241,3 @@ def announce_compilation(about: int = 1) -> None:
         num_compiled += 1
 
     tell_before_compiling(tell)
-
-
-def plan_arguments(command: F) -> F:
-    """The argument and option of commands that read a plan."""
-    graph = click.option(
-        "--graph", "graph_file", type=click.Path(path_type=Path), default=None,
-        help="The plan's graph, where its file was moved.",
-    )  # fmt: skip
-    plan = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-    return plan(graph(command))

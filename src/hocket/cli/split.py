@@ -7,13 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hocket.cli.fleet.connection import connect, service_options
 from hocket.cli.output import console, emit, json_option, say
 
 _LOG_S = 10.0
@@ -41,7 +39,6 @@ _LOG_S = 10.0
     "--redundancy", type=click.IntRange(1, 10), default=1, show_default=True,
     help="Copies of each class, on different workers.",
 )  # fmt: skip
-@click.option("--unequal", is_flag=True, help="Groups may differ in size where that evens work.")
 @click.option("--alike", is_flag=True,
               help="Sub-models have the same widths.")  # fmt: skip
 @click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
@@ -62,9 +59,6 @@ _LOG_S = 10.0
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
               help="How often channels may be given back.")  # fmt: skip
-@click.option("--fleet", "on_fleet", is_flag=True,
-              help="Sub-models are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
-@service_options
 @click.option("--cores", type=click.IntRange(1), default=None,
               help="Of the machine that will serve; default: this one.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
@@ -89,11 +83,8 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     from hocket.classes.split import split
     from hocket.classes.text import split_text
 
-    train_apart = _train_apart(asked)
     with _progress() as tell:
-        done = split(
-            request, output, train_apart=train_apart, cores=asked["cores"], progress=tell
-        )  # fmt: skip
+        done = split(request, output, cores=asked["cores"], progress=tell)
     write_split_report(output, done.table, done.validation.to_data())
     if as_json:
         emit({"folder": str(output), "table": done.table.to_data(),
@@ -153,7 +144,6 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         if asked["criterion"] == "hybrid"
         else None,
         accuracy_loss=asked["accuracy_loss"],
-        unequal=asked["unequal"],
         alike=asked["alike"],
         train_steps=asked["train_steps"],
         retraining=retraining,
@@ -161,18 +151,6 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         seed=asked["seed"],
         device=asked["device"],
     )
-
-
-def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | None:
-    """Function that trains parts outside of this process, if requested."""
-    from hocket.base.errors import UsageError
-    from hocket.classes.on_fleet import train_on_fleet
-
-    if asked["on_fleet"]:
-        return partial(train_on_fleet, connect(asked["state"], asked["url"]))
-    if asked["state"] is not None or asked["url"] is not None:
-        raise UsageError("--state and --url need --fleet", hint="add --fleet or leave them out")
-    return None
 
 
 def _absolute(spec: str) -> str:

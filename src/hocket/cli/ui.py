@@ -1,4 +1,4 @@
-"""``hocket ui``: a local page that answers whether and how fast a model trains on given GPUs.
+"""``hocket ui``: a local page that predicts if a model trains on given GPUs, and how fast.
 
 A small HTTP server of the standard library. The page asks ``/answer`` with the values of its form;
 ``/plan.json`` and ``/report.html`` with the same query are files to keep, so that the address of
@@ -23,8 +23,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import click
 
 from hocket.base.errors import HocketError, UsageError
+from hocket.cli.options import ModelOptions
 from hocket.cli.output import emit, json_option, say
-from hocket.cli.sources import ModelOptions, load_graph, make_problem
+from hocket.cli.sources import load_graph, make_problem
 
 if TYPE_CHECKING:
     from hocket.api.memory import BudgetFit
@@ -40,10 +41,10 @@ Query = tuple[tuple[str, str], ...]
 
 @click.command("ui")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8420, show_default=True,
+    "--port", type=click.IntRange(0, 65535), default=8420,
     help="Port to listen on; 0 takes a free one.",
 )  # fmt: skip
-@click.option("--host", default=LOOPBACK, show_default=True, help="Address to listen on.")
+@click.option("--host", default=LOOPBACK, help="Address to listen on.")
 @json_option
 def command(port: int, host: str, as_json: bool) -> None:
     """Serve a page on this machine: pick a model and GPUs, see if and how fast it trains.

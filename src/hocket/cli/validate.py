@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.options import FILE
 from hocket.cli.output import console, emit, fail, json_option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hocket.base.errors import InputFileError
     from hocket.cost.validation import TableResult, TableScores
 
 _PARTS = ("zero-shot", "calibrated")
@@ -24,8 +25,7 @@ _PARTS = ("zero-shot", "calibrated")
 @click.option(
     "--data",
     "data_dir",
-    type=click.Path(path_type=Path),
-    default=None,
+    type=FILE,
     help="Folder with public files of measurements, read besides the tables inside hocket.",
 )
 @click.option(
@@ -44,7 +44,7 @@ def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json:
     if mine:
         _compare_runs(tables, as_json)
         return
-    from hocket.base.errors import CheckError, unknown_name
+    from hocket.base.errors import CheckError, InputFileError, unknown_name
     from hocket.cost.published_files import absent_tables
     from hocket.cost.published_tables import load_tables
     from hocket.cost.validation import validate
@@ -53,7 +53,10 @@ def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json:
     absent = absent_tables(known)
     for name in tables:
         if name in absent:
-            raise _absent(name, absent[name])
+            raise InputFileError(
+                f"table {name!r} needs {absent[name]}",
+                hint=f"give the folder with {absent[name]} as --data",
+            )
         if name not in known:
             raise unknown_name("table", name, [*known, *absent])
     results = validate(known, tables)
@@ -61,9 +64,8 @@ def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json:
     listed = {"tables": [_as_json(result) for result in results], "not_read": absent}
     if not as_json:
         screen = console()
-        for shown in (_steps(results), _choices(results), _memory(results)):
-            if shown.row_count:
-                screen.print(shown)
+        for shown in _tables(results):
+            screen.print(shown)
         if absent and not tables:
             click.echo(f"not compared, their files were not given (--data): {', '.join(absent)}")
     if violations:
@@ -99,104 +101,68 @@ def _compare_runs(files: tuple[str, ...], as_json: bool) -> None:
     )
 
 
-def _absent(name: str, file: str) -> InputFileError:
-    from hocket.base.errors import InputFileError
-
-    return InputFileError(
-        f"table {name!r} is not at hand", hint=f"give the folder that holds {file} as --data"
-    )
-
-
 def _as_json(result: TableResult) -> dict[str, Any]:
     return {**asdict(result), "ok": not result.violations, "violations": list(result.violations)}
 
 
-def _steps(results: list[TableResult]) -> Table:
-    shown = _empty_table(
-        "step time: errors in %", ("runs", "mean", "limit", "median", "p95", "max", "bias")
-    )
-    for result in results:
-        allowed = (result.tolerance.zero_shot_mean, result.tolerance.calibrated_mean)
-        parts = (result.zero_shot, result.calibrated)
-        for what, part, limit in zip(_PARTS, parts, allowed, strict=True):
-            if part.step:
-                shown.add_row(_name(result, what), what, *_step_cells(part, limit))
-    return shown
+def _percent(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{100 * value:{sign}.1f}"
 
 
-def _step_cells(part: TableScores, limit: float | None) -> list[str]:
-    score = part.step
-    assert score is not None
+def _tables(results: list[TableResult]) -> Iterator[Table]:
+    """Tables of errors: step time, choice among alternatives, memory; empty ones are left out."""
+    from rich.table import Table
+
+    headings = {
+        "step time: errors in %": ("runs", "mean", "limit", "median", "p95", "max", "bias"),
+        "choice among measured alternatives: % longer than the best": (
+            "groups", "mean", "limit", "worst", "limit", "Kendall tau",
+        ),
+        "memory of the fullest device: errors in %": (
+            "runs", "mean", "limit", "bias", "OOM seen", "false alarms",
+        ),
+    }  # fmt: skip
+    for (title, columns), cells_of in zip(headings.items(), (_step, _choice, _memory), strict=True):
+        shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for heading in ("table", "", *columns):
+            shown.add_column(heading, justify="right" if heading in columns else "left")
+        for result in results:
+            for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
+                if cells := cells_of(result, part, what == "calibrated"):
+                    shown.add_row(result.table if what == _PARTS[0] else "", what, *cells)
+        if shown.row_count:
+            yield shown
+
+
+def _step(result: TableResult, part: TableScores, is_calibrated: bool) -> list[str]:
+    score, allowed = part.step, result.tolerance
+    if score is None:
+        return []
+    limit = allowed.calibrated_mean if is_calibrated else allowed.zero_shot_mean
     figures = (score.mean, limit, score.median, score.p95, score.max)
-    return [str(score.rows), *map(_percent, figures), f"{100 * score.bias:+.1f}"]
+    return [str(score.rows), *map(_percent, figures), _percent(score.bias, "+")]
 
 
-def _choices(results: list[TableResult]) -> Table:
-    shown = _empty_table(
-        "choice among measured alternatives: % longer than the best",
-        ("groups", "mean", "limit", "worst", "limit", "Kendall tau"),
-    )
-    for result in results:
-        for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
-            if part.ranking:
-                tolerance = result.tolerance
-                limits = (tolerance.mean_regret_of(part.ranking), tolerance.max_regret)
-                is_judged = what == "calibrated"
-                shown.add_row(
-                    _name(result, what),
-                    what,
-                    *_choice_cells(part, limits if is_judged else (None, None)),
-                )
-    return shown
-
-
-def _choice_cells(part: TableScores, limits: tuple[float | None, float | None]) -> list[str]:
-    score = part.ranking
-    assert score is not None
+def _choice(result: TableResult, part: TableScores, is_calibrated: bool) -> list[str]:
+    score, allowed = part.ranking, result.tolerance
+    if score is None:
+        return []
+    limits = (allowed.mean_regret_of(score), allowed.max_regret) if is_calibrated else (None, None)
     figures = (score.mean_regret, limits[0], score.max_regret, limits[1])
     return [str(score.groups), *map(_percent, figures), f"{score.kendall_tau:.2f}"]
 
 
-def _memory(results: list[TableResult]) -> Table:
-    shown = _empty_table(
-        "memory of the fullest device: errors in %",
-        ("runs", "mean", "limit", "bias", "OOM seen", "false alarms"),
-    )
-    for result in results:
-        for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
-            if part.memory or part.out_of_memory:
-                limit = result.tolerance.memory_mean if what == "calibrated" else None
-                shown.add_row(_name(result, what), what, *_memory_cells(part, limit))
-    return shown
-
-
-def _memory_cells(part: TableScores, limit: float | None) -> list[str]:
+def _memory(result: TableResult, part: TableScores, is_calibrated: bool) -> list[str]:
     score, outcome = part.memory, part.out_of_memory
-    cells = ["–"] * 4
+    if score is None and outcome is None:
+        return []
+    cells = ["–"] * 6
     if score is not None:
-        cells = [str(score.rows), _percent(score.mean), _percent(limit), f"{100 * score.bias:+.1f}"]
-    if outcome is None:
-        return [*cells, "–", "–"]
-    predicted = (
-        f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}" if outcome.ran_out else "–"
-    )
-    return [*cells, predicted, f"{outcome.false_alarms} of {outcome.ran}"]
-
-
-def _empty_table(title: str, headings: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("table", ""):
-        shown.add_column(heading, no_wrap=True)
-    for heading in headings:
-        shown.add_column(heading, justify="right", no_wrap=True)
-    return shown
-
-
-def _name(result: TableResult, what: str) -> str:
-    return result.table if what == _PARTS[0] else ""
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
+        limit = result.tolerance.memory_mean if is_calibrated else None
+        cells[:4] = [str(score.rows), _percent(score.mean), _percent(limit),
+                     _percent(score.bias, "+")]  # fmt: skip
+    if outcome is not None:
+        if outcome.ran_out:
+            cells[4] = f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}"
+        cells[5] = f"{outcome.false_alarms} of {outcome.ran}"
+    return cells

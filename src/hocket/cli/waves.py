@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hocket.cli.options import FILE, ModelOptions, budget_options, cost_options, model_options
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import (
-    ModelOptions,
-    announce_compilation,
-    budget_options,
-    cost_options,
-    load_graph,
-    make_problem,
-    model_options,
-    named_cluster,
-)
-from hocket.cli.written import beside, named_graph, require_folder
+from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
+from hocket.cli.written import named_graph, require_folder
 
 if TYPE_CHECKING:
-    from hocket.api.waves import WaveForecast
     from hocket.plan.problem import Problem
+    from hocket.planners.waves.round_robin import PartitionFit
+    from hocket.planners.waves.wave_search import WaveFit
 
 
 @click.command("waves")
@@ -33,15 +26,15 @@ if TYPE_CHECKING:
     memory="Bytes that each device may hold, such as 8GiB. [default: what it has]",
 )
 @click.option(
-    "--waves", "num_waves", type=click.IntRange(2, 1024), default=2, show_default=True,
+    "--waves", "num_waves", type=click.IntRange(2, 1024), default=2,
     help="Microbatches per step; two streams run them in turns.",
 )  # fmt: skip
 @click.option(
-    "--launches", type=click.Choice(["eager", "replayed"]), default="replayed", show_default=True,
+    "--launches", type=click.Choice(["eager", "replayed"]), default="replayed",
     help="Whether the host issues op by op or a captured graph of the step is replayed.",
 )  # fmt: skip
 @click.option(
-    "--changes", type=click.Choice(["step", "wave"]), default="step", show_default=True,
+    "--changes", type=click.Choice(["step", "wave"]), default="step",
     help="After what parameters change: after each wave, as published, results differ.",
 )  # fmt: skip
 @click.option(
@@ -49,8 +42,8 @@ if TYPE_CHECKING:
     help="Cut the model into as many partitions as devices; waves take them in turn.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=None,
-    help="Plan file to write; the report goes beside it. [default: nothing is written]",
+    "-o", "--output", type=FILE,
+    help="Plan file to write. [default: nothing is written]",
 )  # fmt: skip
 @cost_options
 @model_options
@@ -103,58 +96,50 @@ def command(
             forecast.fit.plan()
         except NoFeasiblePlanError as error:
             raise SystemExit(fail(error, as_json=as_json, extra=view.data(forecast))) from None
-    written = [] if output is None else _write(forecast, output, graph_file)
+    if output is not None:
+        _write(forecast.fit, output, graph_file)
+    written = [] if output is None else [str(output)]
     if as_json:
-        emit({**view.data(forecast), "written": [str(path) for path in written]})
-    elif written:
-        behind = view.slower_note(forecast.fit)
-        names = _named(written, behind)
-        if problem.cluster.num_devices > 1:
-            _say_launch(names, written[0])
-        elif behind:
-            say(f"wrote {names} — to time it: hocket run {written[0]}")
-        else:
-            say(f"wrote {names} — next: hocket run {written[0]}, or train with "
-                f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
+        emit({**view.data(forecast), "written": written})
+    elif output is not None:
+        _say_next(problem, output, view.slower_note(forecast.fit))
 
 
 def _in_partitions(
     problem: Problem, output: Path | None, graph_file: Path | None, *, as_json: bool
 ) -> None:
-    """Waves that take partitions of a model in turn, beside the usual configurations."""
-    from hocket.api.waves import fit_partitions, save_round_robin
+    """Compare round-robin waves over partitions of a model with the usual configurations."""
+    from hocket.api.waves import fit_partitions
     from hocket.view import waves as view
 
-    written: list[Path] = []
     with working("simulating waves in turn"):
         fit = fit_partitions(problem)
     if output is not None:
-        written = [output, beside(output, "report.html")]
-        named = named_graph(fit.problem.graph, graph_file)
-        save_round_robin(fit, output, report=written[1], graph_file=named)
+        _write(fit, output, graph_file)
     if as_json:
-        emit({**view.partition_data(fit), "written": [str(path) for path in written]})
+        written = [] if output is None else [str(output)]
+        emit({**view.partition_data(fit), "written": written})
         return
     console().print(view.partition_table(fit))
-    if written:
-        _say_launch(_named(written, view.partition_slower_note(fit)), written[0])
+    if output is not None:
+        _say_next(problem, output, view.partition_slower_note(fit))
 
 
-def _named(written: list[Path], what: str) -> str:
-    """Names of files, with a note where the plan is not the best one."""
-    names = ", ".join(path.name for path in written)
-    return f"{names}: {what}" if what else names
+def _write(fit: WaveFit | PartitionFit, output: Path, graph_file: Path | None) -> None:
+    from hocket.plan.files import write_plan
+
+    graph = named_graph(fit.problem.graph, graph_file)
+    write_plan(output, fit.problem, fit.plan(), graph_file=graph)
 
 
-def _say_launch(names: str, plan: Path) -> None:
-    """Name the command that runs a plan of several devices."""
-    say(f"wrote {names} — next: hocket launch {plan} train.py, whose script calls "
-        f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})")  # fmt: skip
-
-
-def _write(forecast: WaveForecast, output: Path, graph_file: Path | None) -> list[Path]:
-    from hocket.api.waves import save_waves
-
-    report, graph = beside(output, "report.html"), forecast.fit.problem.graph
-    save_waves(forecast.fit, output, report=report, graph_file=named_graph(graph, graph_file))
-    return [output, report]
+def _say_next(problem: Problem, plan: Path, slower: str) -> None:
+    """Print the file and the command that runs it; ``slower`` names a better plan."""
+    named = f"{plan.name}: {slower}" if slower else plan.name
+    inside = f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})"
+    if problem.cluster.num_devices > 1:
+        following = f"next: hocket launch {plan} train.py, whose script calls {inside}"
+    elif slower:
+        following = f"to time it: hocket run {plan}"
+    else:
+        following = f"next: hocket run {plan}, or train with {inside}"
+    say(f"wrote {named} — {following}; hocket show {plan} --report report.html draws both streams")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import click
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_EMBEDDED_OPS = 20_000
 """Up to this many ops a plan contains the graph of a file; above, it names the file."""
@@ -51,8 +46,7 @@ def require_folder(output: Path) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Write files by their names into a folder, which is made where it is not there; their
-    paths."""
+    """Write files into a folder, which is created if it is missing; return their paths."""
     from hocket.base.atomic import write_atomically
     from hocket.base.errors import UsageError
 
@@ -65,35 +59,6 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     for name, text in files.items():
         write_atomically(folder / name, text.encode())
     return {name: str(folder / name) for name in files}
-
-
-def overwrite_option(command: F) -> F:
-    """The option that lets a plan take the place of one of the other kind."""
-    option = click.option(
-        "--overwrite",
-        is_flag=True,
-        help="Replace a plan of the other kind (placement or parallel) without asking.",
-    )
-    return option(command)
-
-
-def require_own_kind(
-    output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
-) -> None:
-    """Ask before a plan takes the place of one of the other kind, which has another command."""
-    from hocket.base.errors import UsageError
-    from hocket.plan.files import section_names
-
-    other_section = "schedule" if kind == "placement" else "placement"
-    if overwrite or not output.is_file() or other_section not in section_names(output):
-        return
-    other = "a parallel plan" if kind == "placement" else "the plan of a placement"
-    question = f"{output} holds {other}. Replace it?"
-    if sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
-        return
-    raise UsageError(
-        f"{str(output)!r} holds {other}", hint="write elsewhere with -o, or say --overwrite"
-    )
 
 
 def beside(output: Path, name: str) -> Path:

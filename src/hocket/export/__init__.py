@@ -1,4 +1,4 @@
-"""A parallel plan in the words of training programs; what they cannot say is refused."""
+"""Write a parallel plan for other training programs; refuse what they cannot express."""
 
 from hocket.export.targets import TARGETS, export_plan
 

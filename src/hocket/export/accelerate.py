@@ -77,7 +77,7 @@ def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
 
 
 def _collapsed(device_of: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """The fewest modules that say the same: one stands for all inside of it on its device."""
+    """Fewest entries of the same device map: a module stands for all modules inside it."""
     inside: dict[str, set[int]] = {}
     for path, device in device_of.items():
         for end in _prefixes(path):

@@ -13,7 +13,7 @@ _LONGEST_NAME = 80
 
 
 def cannot(plan: TransformerPlan, program: str, what: str, instead: str) -> UsageError:
-    """The error for a part of a plan that a program has no words for."""
+    """The error for a part of a plan that a program cannot express."""
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.config))
 
 
@@ -53,7 +53,7 @@ def shard_ranks(plan: TransformerPlan) -> int:
 
 
 def plain(name: str) -> str:
-    """A name that ends neither a comment nor a text: plan files may come from anyone."""
+    """Make a name safe inside comments and strings, because plan files are untrusted."""
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON file, and what must be set in code.
+"""Export to DeepSpeed: its JSON file, and the settings that belong in code.
 
 Keys follow DeepSpeed's configuration reference. The pipeline degree and recomputation are code
 there, so they are written as code, not left out.

@@ -184,7 +184,7 @@ def _stage_flags(plan: TransformerPlan) -> Flags:
 
 
 def pipeline_layout(layers: tuple[int, ...]) -> str:
-    """Stages in Megatron's words: ``E`` embedding, ``t`` a layer, ``L`` loss, ``|`` between."""
+    """Stages in Megatron's notation: ``E`` embedding, ``t`` a layer, ``L`` loss, ``|`` between."""
     stages = ["t" * count for count in layers]
     stages[0] = "E" + stages[0]
     stages[-1] += "L"

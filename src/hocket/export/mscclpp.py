@@ -1,157 +1,17 @@
-"""MSCCL++'s execution plans (JSON): written from planned collectives, read into programs.
+"""Write a planned collective as an execution plan of MSCCL++ (JSON).
 
-Ranks read each other's memory: a signal says that chunks are ready, the other waits for it and
+Ranks read each other's memory: a signal says that chunks are ready, the other rank waits for it and
 copies (``get``) or adds (``rre``) them. Every tree is a thread block of its own on every rank,
-since trees share no chunks; each pair of neighbours in a tree has a channel. Plans of its own
-programs also push (``put``), combine both (``res``, ``rres``), and divide an op among a group of
-thread blocks, which read here as smaller chunks.
+since trees share no chunks; each pair of neighbours in a tree has a channel. The tests run written
+plans in an interpreter, also beside plans that MSCCL++'s own compiler wrote.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from math import lcm
 from typing import Any
 
-from hocket.base import fields
-from hocket.base.errors import InputFileError
-from hocket.export.compile_trees import RangeSend, moves_of
-from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
+from hocket.export.tree_sends import RangeSend, moves_of
 from hocket.plan.sections.communication import Communication
-
-_MOVES = ("copy", "put", "get", "res", "rre", "rres", "re")
-_SIGNALS, _WAITS = ("signal", "rlxsignal"), ("wait", "rlxwait")
-_NAMES = {"reducescatter": "reducescatter", "reduce_scatter": "reducescatter"}
-
-
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def program_of_plan(plan: Mapping[str, Any]) -> CollectiveProgram:
-    """The program of a plan's data."""
-    gpus = [fields.mapping(gpu, f"gpus[{n}]") for n, gpu in enumerate(_list(plan, "gpus", ""))]
-    semaphores = _semaphores(gpus)
-    parts = _parts(gpus)
-    collective = fields.text(plan.get("collective"), "collective").replace("_", "")
-    return CollectiveProgram(
-        name=fields.text(plan.get("name", "plan"), "name"),
-        collective=_NAMES.get(collective, collective),
-        blocks=tuple(
-            tuple(
-                ThreadBlock(
-                    tuple(
-                        _steps(gpu, fields.mapping(block, "threadblock"), rank, semaphores, parts)
-                    )
-                )
-                for block in _list(gpu, "threadblocks", f"gpus[{rank}]")
-            )
-            for rank, gpu in enumerate(gpus)
-        ),
-        num_input=_chunks(gpus, "input_chunks", parts),
-        num_output=_chunks(gpus, "output_chunks", parts),
-        num_scratch=_chunks(gpus, "scratch_chunks", parts),
-        in_place=fields.flag(plan.get("inplace", False), "inplace"),
-    )
-
-
-def _list(data: Mapping[str, Any], key: str, path: str) -> list[Any]:
-    return fields.items(data.get(key, []), f"{path}.{key}" if path else key)
-
-
-def _chunks(gpus: list[Mapping[str, Any]], key: str, parts: int) -> tuple[int, ...]:
-    return tuple(
-        parts * fields.integer(gpu.get(key, 0), f"gpus[{n}].{key}", 0, 2**20)
-        for n, gpu in enumerate(gpus)
-    )
-
-
-def _parts(gpus: list[Mapping[str, Any]]) -> int:
-    """Pieces of a chunk, so that every group of thread blocks can share it evenly."""
-    sizes = [1]
-    for gpu in gpus:
-        for block in _list(gpu, "threadblocks", "gpus"):
-            for op in _list(block, "ops", "tb"):
-                group = op.get("tbg_info", {"tbg_size": 1})
-                sizes.append(fields.integer(group.get("tbg_size"), "tbg_size", 1, 64))
-    return lcm(*sizes)
-
-
-def _semaphores(gpus: list[Mapping[str, Any]]) -> dict[tuple[int, str, int], tuple[int, int]]:
-    """For each channel of each rank: the semaphore that it raises, and the one that it awaits.
-
-    The n-th channel to a rank is the other end of that rank's n-th channel back.
-    """
-    own: dict[tuple[int, str, int, int], int] = {}
-    ends: list[tuple[int, str, int, int, int]] = []
-    for rank, gpu in enumerate(gpus):
-        for group in _list(gpu, "channels", f"gpus[{rank}]"):
-            kind = fields.text(group.get("channel_type"), "channel_type")
-            seen: dict[int, int] = defaultdict(int)
-            for index, peer in enumerate(_list(group, "connected_to", "channels")):
-                number = fields.integer(peer, "connected_to", 0, len(gpus) - 1)
-                own[rank, kind, number, seen[number]] = len(own)
-                ends.append((rank, kind, index, number, seen[number]))
-                seen[number] += 1
-    found = {}
-    for rank, kind, index, peer, nth in ends:
-        other = own.get((peer, kind, rank, nth))
-        if other is None:
-            raise InputFileError(f"rank {rank} has a channel to {peer} that {peer} does not have")
-        found[rank, kind, index] = (other, own[rank, kind, peer, nth])
-    return found
-
-
-def _steps(
-    gpu: Mapping[str, Any], block: Mapping[str, Any], rank: int,
-    semaphores: dict[tuple[int, str, int], tuple[int, int]], parts: int,
-) -> list[BlockStep]:  # fmt: skip
-    channels = {
-        entry["channel_type"]: entry["channel_ids"] for entry in _list(block, "channels", "tb")
-    }
-    remote = {
-        entry["access_channel_type"]: entry["remote_buffer_ids"]
-        for entry in _list(block, "remote_buffer_refs", "tb")
-    }
-    buffers = _list(gpu, "remote_buffers", f"gpus[{rank}]")
-
-    def slot(entry: Mapping[str, Any], kind: str, skipped: int) -> Slot:
-        index = parts * fields.integer(entry.get("index"), "index", 0, 2**20) + skipped
-        if "buffer_id" not in entry:
-            return Slot(fields.choice(entry.get("type"), "type", ("i", "o", "s")), index)
-        target = buffers[remote[kind][entry["buffer_id"]]]
-        return Slot(target["type"], index, target["rank"])
-
-    steps = []
-    for op in _list(block, "ops", "tb"):
-        name = fields.text(op.get("name"), "ops.name")
-        kind = op.get("channel_type", "memory")
-        wires = [semaphores[rank, kind, channels[kind][c]] for c in op.get("channel_ids", [])]
-        if name in _SIGNALS:
-            steps.append(BlockStep(signals=tuple(raises for raises, _ in wires)))
-        elif name in _WAITS:
-            steps.append(BlockStep(awaits=tuple(awaits for _, awaits in wires)))
-        elif name in _MOVES:
-            sources, targets = op.get("src_buff", []), op.get("dst_buff", [])
-            group = op.get("tbg_info", {"tb_id": 0, "tbg_size": 1})
-            size = parts * fields.integer(sources[0].get("size"), "size", 1, 2**20)
-            part = size // group["tbg_size"]
-            skipped = part * fields.integer(group.get("tb_id"), "tb_id", 0, 63)
-            steps.append(
-                BlockStep(
-                    sources=tuple(slot(entry, kind, skipped) for entry in sources),
-                    targets=tuple(slot(entry, kind, skipped) for entry in targets),
-                    count=part,
-                )
-            )
-        elif name == "nop":
-            steps.append(BlockStep())
-        else:
-            raise InputFileError(f"the op {fields.shown(name)} is not known here")
-    return steps
-
-
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def to_mscclpp(section: Communication) -> dict[str, Any]:
@@ -203,7 +63,7 @@ class _Gpu:
         self.blocks: list[dict[str, Any]] = []
 
     def begin_block(self) -> None:
-        """Go on with the next tree."""
+        """Begin the thread block of the next tree."""
         self.blocks.append({"ops": [], "channels": {}, "buffers": {}})
 
     def _channel(self, peer: int) -> int:
@@ -214,7 +74,7 @@ class _Gpu:
         return list(channels).index(peer)
 
     def signal(self, move: RangeSend) -> None:
-        """Say that chunks are ready for another rank."""
+        """Signal that chunks are ready for another rank."""
         channel = self._channel(move.dst)
         self.blocks[-1]["ops"] += [
             {"name": "nop"},

@@ -1,4 +1,4 @@
-"""NCCL's graph XML (``NCCL_GRAPH_FILE``) for collectives that are rings or chains.
+"""Write NCCL's graph XML (``NCCL_GRAPH_FILE``) for collectives that are rings or chains.
 
 NCCL takes an order of GPUs per channel and closes it to a ring, or uses it as a chain; trees with
 forks it cannot run, so only such schedules are written. Rates are in GB/s per channel.

@@ -12,7 +12,7 @@ TARGETS = ("megatron", "torchtitan", "deepspeed", "torch")
 
 
 def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
-    """Files for a training program by name; raises `UsageError` where it cannot say the plan."""
+    """Files for a training program by name; raises `UsageError` if it cannot express the plan."""
     from hocket.export.deepspeed import deepspeed_files
     from hocket.export.megatron import megatron_files
     from hocket.export.torch import torch_files

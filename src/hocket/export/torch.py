@@ -7,13 +7,47 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Literal
 
 from hocket.export.common import launch, plain, refuse_dtype, refuse_for_torch
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
-from hocket.runtime.transformer_refusals import data_program
+from hocket.transformer import ParallelConfig
 from hocket.transformer.stages import stage_layers
+
+DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
+"""Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
+or FSDP2."""
+
+
+@dataclass(frozen=True)
+class DataProgram:
+    """Gradient sync of an exported script."""
+
+    kind: DataKind
+    reshards: bool = False
+    """True if FSDP2 gives gathered weights back after each forward."""
+
+
+def data_program(config: ParallelConfig, *, splits_backward: bool) -> DataProgram:
+    """Choose how data-parallel ranks of an exported script agree on the right gradients.
+
+    DDP reduces gradients from hooks that a split backward pass does not set off, so there the
+    gradients are reduced after the last backward; the same where tensor-parallel ranks hold parts
+    of matrices, which DDP does not know. ZeRO 1 and 2 keep weights gathered for the whole step:
+    PyTorch's pipelines sum the gradients of microbatches whole and divide them once at the end, so
+    both are the same program.
+    """
+    if config.data == 1:
+        return DataProgram("none")
+    if config.zero:
+        return DataProgram("fsdp", reshards=config.zero == 3)
+    if splits_backward or config.tensor > 1:
+        return DataProgram("reduce-after")
+    return DataProgram("ddp")
+
 
 Imports = dict[str, set[str]]
 """Names by the module that they come from; whole modules under the empty name."""
@@ -24,9 +58,9 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
     ("hocket.transformer", "parallel_config.py", ("Recompute", "ScheduleName", "ParallelConfig")),
-    ("hocket.runtime", "refusals.py", ("DataKind", "DataProgram")),
+    ("hocket.export", "torch.py", ("DataKind", "DataProgram")),
     ("hocket.runtime", "transformer_model.py", None),
-    ("hocket.runtime", "exported_trainer.py", None),
+    ("hocket.export", "torch_trainer.py", None),
 )
 """Packages, files and the names that are taken from them; None takes all."""
 

@@ -1,1 +1,1 @@
-"""Results as text, as a one-file HTML report and as a Perfetto trace."""
+"""Views of results: text, one-file HTML reports and Perfetto traces."""

@@ -1,4 +1,4 @@
-"""A memory plan in words: the budget, what becomes of its blocks, what moves, what would help."""
+"""Describe a memory plan: budget, policy of its blocks, copies to and from the host, advice."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from hocket.base.units import format_bytes, format_percent
 from hocket.graph.graph import Graph, Role
 from hocket.plan.sections import Memory
 from hocket.planners.memory.blocks import layer_label
-from hocket.view.facts import COMPUTE, COPIES, HOST, Facts
-from hocket.view.host_copies import HostCopies, host_copies
+from hocket.view.facts import COMPUTE, COPIES, HOST, Facts, HostCopies, host_copies
 from hocket.view.story import HALF, NOTABLE
 from hocket.view.wording import count_of
 
 _KEPT = {"kept": "saved on the device"}
 AMONG_MANY = "step among many"
-"""The note of a plan in which `hocket.api.memory` says how long such a step takes."""
+"""Key of the plan note that holds the step time in steady state, written by `hocket.api.memory`."""
 
 
 @dataclass(frozen=True, eq=False)
 class WithinBudget:
-    """A step as it is, its memory plan, and the step that the plan makes of it."""
+    """A plain step, its memory plan, and the step under that plan."""
 
     whole: Graph
     memory: Memory
@@ -48,14 +47,14 @@ class WithinBudget:
 
     @property
     def again_flops(self) -> float:
-        """Arithmetic that is done again in one step."""
+        """Floating-point operations that are recomputed in one step."""
         whole, done = float(self.whole.flops.sum()), float(self.step.flops.sum())
         # Parts of an op add up to it, but for rounding.
         return done - whole if done > whole * (1 + 1e-9) else 0.0
 
     @property
     def again_share(self) -> float:
-        """That as a part of the arithmetic of the plain step."""
+        """Recomputed operations as a fraction of those of the plain step."""
         whole = float(self.whole.flops.sum())
         return self.again_flops / whole if whole else 0.0
 
@@ -86,22 +85,13 @@ def decided(within: WithinBudget) -> str:
         parts.append(f"{swapped} updated on the device with optimizer state swapped in")
     if members := sum(bool(layer_label(block.name, 2)) for block in blocks):
         parts.append(f"{members} of the blocks are members of lists inside others")
-    if (groups := expert_groups(memory)) > 1:
-        divided = sum(block.expert_groups > 1 for block in blocks)
-        parts.append(f"experts of {divided} in {groups} groups")
     if memory.loss_chunks > 1:
         parts.append(f"the loss in {memory.loss_chunks} chunks")
     return ", ".join(parts)
 
 
-def expert_groups(memory: Memory | None) -> int:
-    """The most groups that batched experts of a block come in."""
-    blocks = () if memory is None else memory.blocks
-    return max((block.expert_groups for block in blocks), default=1)
-
-
 def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
-    """The budget and how it is kept; ``note`` says what a step among many takes."""
+    """The budget and how it is kept; ``note`` is the step time in steady state."""
     copies = within.copies
     moved = "nothing moves between device and host"
     if copies.num_copies:
@@ -120,7 +110,7 @@ def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
 
 
 def kept_data(within: WithinBudget) -> dict[str, Any]:
-    """The same as plain data."""
+    """The budget and how it is kept, as plain data."""
     blocks = within.memory.blocks
     return {
         "budget_bytes": max(within.memory.budget_bytes),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_bytes, format_rate, format_seconds
-from hocket.planners.communication.certificate import LinkCut, Partition
-from hocket.planners.communication.collective import CollectivePlan, Offer
-from hocket.planners.communication.priority import PropagationChoice
 from hocket.view.table import Column, FittedTable, name, number
+
+if TYPE_CHECKING:
+    from hocket.planners.communication.collective import CollectivePlan, Offer
+    from hocket.planners.communication.priority import PropagationChoice
 
 MAX_NAMES = 8
 _TELLING = 1.005
-"""Ratios below this would be printed as 1.00."""
+"""Ratio below which a difference is not mentioned, as it would be printed as 1.00."""
 
 
 def offers_table(plan: CollectivePlan) -> FittedTable:
@@ -67,6 +68,8 @@ def why(plan: CollectivePlan) -> str:
 
 def limit(plan: CollectivePlan) -> str:
     """The links that bound the rate of every schedule."""
+    from hocket.planners.communication.certificate import LinkCut
+
     certificate = plan.certificate
     unit = plan.fabric.unit_bps
     if isinstance(certificate, LinkCut):
@@ -74,14 +77,6 @@ def limit(plan: CollectivePlan) -> str:
         fewer = min((list(certificate.side), outside), key=len)
         crossing = _rate(certificate.crossing * unit)
         return f"limited by the links around {_names(fewer)}: {crossing} cross that cut"
-    if isinstance(certificate, Partition):
-        crossing = _rate(certificate.crossing * unit)
-        parts = len(certificate.parts)
-        shown = " | ".join(_names(part) for part in certificate.parts[:MAX_NAMES])
-        return (
-            f"limited by {crossing} between the parts {shown}, "
-            f"which every tree crosses {parts - 1} times"
-        )
     price = certificate.price
     full = list(dict.fromkeys(arc.link for arc in plan.fabric.arcs if price[arc.channel] > 0))
     return f"limited by the links {_names(full)}, whose prices prove it"
@@ -94,7 +89,7 @@ def _names(names: Any) -> str:
 
 
 def as_dict(plan: CollectivePlan) -> dict[str, Any]:
-    """The result as ``--json`` prints it."""
+    """The planned collective as printed by ``--json``."""
     chosen = plan.chosen
     return {
         "collective": plan.collective,
@@ -164,7 +159,7 @@ def propagation_why(travel: PropagationChoice) -> str:
 
 
 def propagation_as_dict(travel: PropagationChoice) -> dict[str, Any]:
-    """The result as ``--json`` prints it."""
+    """The choice of a gradient order as printed by ``--json``."""
     return {
         "chosen": travel.chosen.how.name,
         "gain": travel.gain(),

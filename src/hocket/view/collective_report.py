@@ -1,4 +1,4 @@
-"""The report of a planned collective, one HTML file without scripts, and the trace of its chunks.
+"""The report of a planned collective: one HTML file without scripts.
 
 Schedules, a drawing of each tree over the topology, what bounds the rate, and how full each
 link is. Ranks are on a circle in their order, places that only forward are inside it.
@@ -6,27 +6,22 @@ link is. Ranks are on a circle in their order, places that only forward are insi
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
 from html import escape
 from itertools import pairwise
-from typing import Any
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
-from hocket.plan.sections.communication import Send, Tree, channel
+from hocket.plan.sections.communication import Send, Tree
 from hocket.planners.communication.collective import CollectivePlan
 from hocket.view.collective import limit, offers_table, why
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
 from hocket.view.sections import next_steps
-from hocket.view.spans import tracks
 from hocket.view.wording import sentence
 
 MAX_TREES = 24
 MAX_LINKS = 60
-MAX_TRACE_CHUNKS = 16
 _SIDE, _RADIUS = 220, 84
 _BLUE, _ORANGE, _GREY = "#3c72b4", "#c8752f", "#9aa0a6"
 Point = tuple[float, float]
@@ -74,8 +69,8 @@ def _next(plan: CollectivePlan) -> str:
     on = inert(plan.cluster.name)
     return next_steps(
         (
-            f"hocket collective {plan.collective} --on {on} --gpus {gpus} --export trees.xml",
-            "the schedule as a program for MSCCL; .json for MSCCL++, .graph.xml for NCCL",
+            f"hocket collective {plan.collective} --on {on} --gpus {gpus} --export trees.json",
+            "the schedule as a program for MSCCL++; .graph.xml for NCCL",
         ),
         (
             'import hocket.torch_backend; torch.distributed.init_process_group("hocket")',
@@ -180,45 +175,3 @@ def _head(a: Point, b: Point) -> str:
                (x - 7 * ux - 4 * uy, y - 7 * uy + 4 * ux))  # fmt: skip
     listed = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
     return f'<polygon points="{listed}" fill="{_BLUE}"/>'
-
-
-# ── trace ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def collective_trace(plan: CollectivePlan) -> dict[str, Any]:
-    """The chunks on every channel as a trace that Perfetto opens; few chunks represent many."""
-    import numpy as np
-
-    size = plan.size_bytes or 2**30
-    chunks = min(plan.chosen.section.num_chunks, MAX_TRACE_CHUNKS)
-    links = {link.name: link for link in plan.cluster.links}
-    by_channel: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for span in plan.chosen.times.spans(size, chunks):
-        for name, src, _ in span.send.hops:
-            by_channel[channel(links[name], src)].append(span)
-    events: list[dict[str, Any]] = []
-    row = 0
-    for (name, src), spans in sorted(by_channel.items()):
-        spans.sort(key=lambda span: (span.start_s, span.tree, span.chunk))
-        start = np.rint([span.start_s * 1e9 for span in spans]).astype(np.int64)
-        end = np.rint([span.end_s * 1e9 for span in spans]).astype(np.int64)
-        track = tracks(start, end)
-        for index in range(int(track.max()) + 1):
-            label = f"{inert(name)} {inert(src)}" + (f" #{index + 1}" if index else "")
-            events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row + index,
-                           "args": {"name": label}})  # fmt: skip
-        for span, begin, finish, on in zip(spans, start.tolist(), end.tolist(), track.tolist(),
-                                           strict=True):  # fmt: skip
-            events.append({
-                "ph": "X", "name": f"tree {span.tree} chunk {span.chunk}", "cat": "transfer",
-                "pid": 1, "tid": row + on, "ts": begin / 1000, "dur": (finish - begin) / 1000,
-                "args": {"from": inert(span.send.src), "to": inert(span.send.dst)},
-            })  # fmt: skip
-        row += int(track.max()) + 1
-    other = {"collective": plan.collective, "algorithm": plan.chosen.name, "size_bytes": size}
-    return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}
-
-
-def collective_trace_bytes(plan: CollectivePlan) -> bytes:
-    """The trace as a file."""
-    return json.dumps(collective_trace(plan), separators=(",", ":")).encode()

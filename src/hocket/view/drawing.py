@@ -17,7 +17,7 @@ _LAST_LABEL_PX = 40
 
 @dataclass(frozen=True)
 class Scale:
-    """Position of a time on the page."""
+    """Maps times to horizontal positions on the page."""
 
     width: float
     makespan_s: float
@@ -26,17 +26,17 @@ class Scale:
 
     @property
     def left_px(self) -> float:
-        """Where time begins."""
+        """Horizontal position of time zero."""
         return float(MARGIN_PX + self.label_px)
 
     @property
     def px_per_s(self) -> float:
-        """Zero where nothing takes time."""
+        """Pixels per second; zero if nothing takes time."""
         span = self.width - self.label_px - 2 * MARGIN_PX
         return span / self.makespan_s if self.makespan_s > 0 else 0.0
 
     def x(self, time_s: float) -> float:
-        """The place of a time."""
+        """Horizontal position of a time."""
         return self.left_px + time_s * self.px_per_s
 
 
@@ -67,14 +67,14 @@ def tick_step(length: float, num_ticks: int) -> float:
 
 
 def svg_rect(name: str, x: float, y: float, width: float, height: float) -> str:
-    """A bar of a class of colours."""
+    """A rectangle with CSS class ``name``."""
     return (
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
     )
 
 
 def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start") -> str:
-    """Words at a place."""
+    """Text at a position."""
     kind = f' class="{name}"' if name else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(content)}</text>'
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.base.units import format_percent
-from hocket.graph.graph import Phase, Role, Stream
+from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -27,8 +27,8 @@ from hocket.simulate.analysis import (
     price_per_hour,
     streams_s,
 )
+from hocket.simulate.engine import lower
 from hocket.simulate.timeline import Timeline
-from hocket.view.host_copies import HostCopies, host_copies
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12
@@ -36,7 +36,7 @@ _NUM_GROUPED_OPS = 2000
 _MICROBATCH = re.compile(r"#(\d+)$")
 _LETTERS = {int(Phase.FORWARD): "F", int(Phase.BACKWARD): "B"}
 MAX_MODULES = 24
-"""Lines that the table of modules takes, where the outermost modules are not more."""
+"""Rows of the table of modules, unless there are more outermost modules."""
 COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
     "compute", "transfers", "sharing links", "collectives", "copies", "updates on the host",
     "between",
@@ -44,9 +44,34 @@ COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
 """Causes of time on the critical path."""
 
 
+_ROLE_NAMES = {
+    Role.PARAMETER: "parameters",
+    Role.OPTIMIZER_STATE: "optimizer state",
+    Role.GRADIENT: "gradients",
+    Role.INPUT: "batch",
+    Role.BUFFER: "buffers",
+}
+REST = "activations"
+KINDS = (*_ROLE_NAMES.values(), REST)
+"""Kinds of memory in the order of the tables."""
+
+
+class HostCopies(NamedTuple):
+    """Copies between device and host in one step."""
+
+    num_copies: int
+    to_host_bytes: int
+    from_host_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.to_host_bytes + self.from_host_bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """One device: its share of the work and of the memory."""
+    """Work and memory of one device."""
 
     name: str
     kind: str
@@ -61,7 +86,7 @@ class DeviceFacts:
 
     @property
     def fits(self) -> bool:
-        """True if the device holds what it is given."""
+        """True if the peak fits into the device."""
         return self.peak_bytes <= self.capacity_bytes
 
     @property
@@ -72,12 +97,12 @@ class DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFacts:
-    """Modules that are together on one device, or one that is divided."""
+    """Consecutive modules on one device, or one module that is split over several."""
 
     name: str
     """``transformer.h.0 … 5``, or the path of a single module."""
     on: str
-    """The device, or devices with their parts of the time."""
+    """The device, or devices with their fractions of the time."""
     num_ops: int
 
 
@@ -101,14 +126,14 @@ class ExchangeFacts:
     device: str
     num_exchanges: int
     sent_bytes: int
-    """By this device; it receives as many."""
+    """Bytes that this device sends; it receives as many."""
     busy_s: float
     busy_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpFacts:
-    """One op and how long it takes where it runs."""
+    """One op and its duration on its device."""
 
     op: int
     name: str
@@ -133,9 +158,10 @@ class PathFacts:
     transfers: IntArray
     """The transfers among the steps."""
     shares: Mapping[str, float]
-    """Part of the step per cause; together the whole step."""
+    """Fraction of the step per cause; they sum to 1."""
     device_share: float
-    """Part of the step in ops of the path that had their data before their device was free."""
+    """Fraction of the step in ops on the path whose inputs were ready before their device was
+    free."""
 
     def longest(self, max_steps: int) -> list[int]:
         """Positions of the longest steps, in the order in which they happen."""
@@ -154,18 +180,18 @@ class Facts:
     num_transfers: int
     """Without transfers of 0 bytes, which signal that a collective may begin."""
     moved_bytes: int
-    """By transfers and exchanges."""
+    """Bytes moved by transfers and exchanges."""
     copies: HostCopies
-    """Between devices and the memory of their hosts."""
+    """Copies between devices and the memory of their hosts."""
     price_per_hour: float | None
-    """Of the devices that compute; None where a price is unknown."""
+    """Price of the devices that compute; None if a price is unknown."""
     devices: tuple[DeviceFacts, ...]
     modules: tuple[ModuleFacts, ...]
     """Which layers are where, in the order in which they first run."""
     links: tuple[LinkFacts, ...]
-    """The used ones, busiest first."""
+    """Channels that are used, busiest first."""
     exchanges: tuple[ExchangeFacts, ...]
-    """Of the devices that take part in some."""
+    """Collectives of each device that takes part in any."""
     top_ops: tuple[OpFacts, ...]
     path: PathFacts
     bottleneck: str
@@ -190,7 +216,8 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
     path = _path(problem, timeline)
     return Facts(
         title=f"{inert(graph.name)} on {inert(cluster.name)}",
-        planner=inert(plan.planner),
+        # Strategies for the batch are shown by their description instead.
+        planner="" if plan.notes.get("how") else inert(plan.planner),
         step_s=timeline.makespan_s,
         num_ops=graph.num_ops,
         num_transfers=int(is_data.sum()),
@@ -209,7 +236,7 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
 
 
 def fullness(peak_bytes: int, capacity_bytes: int) -> float:
-    """Peak over capacity; infinite where something is held and there is no capacity."""
+    """Peak over capacity; infinite for a peak without capacity."""
     if capacity_bytes > 0:
         return peak_bytes / capacity_bytes
     return float("inf") if peak_bytes > 0 else 0.0
@@ -247,7 +274,7 @@ def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
 
 
 def module_facts(problem: Problem, device_of: IntArray) -> tuple[ModuleFacts, ...]:
-    """Which modules are on which device; nothing where the graph names no module."""
+    """Modules and their devices; empty if the graph names no module."""
     if not len(problem.graph.modules):
         return ()
     names = [inert(name) for name in problem.cluster.device_names]
@@ -274,7 +301,7 @@ def _module_device(place: ModulePlace, names: list[str]) -> str:
 
 
 def _is_data(problem: Problem, timeline: Timeline) -> BoolArray:
-    """Per transfer, whether it is more than a signal."""
+    """Per transfer, True unless it is only a signal."""
     found: BoolArray = problem.graph.tensor_role[timeline.transfer_tensor] != Role.CONTROL
     return found
 
@@ -351,11 +378,11 @@ class Pass(NamedTuple):
     start_s: float
     end_s: float
     label: str
-    """``F0`` or ``B0``."""
+    """Direction and microbatch, such as ``F0`` or ``B0``."""
 
 
 def passes_of(problem: Problem, timeline: Timeline) -> tuple[tuple[Pass, ...], ...]:
-    """Forward and backward passes of microbatches per device; empty where the batch is whole."""
+    """Forward and backward passes of microbatches per device; empty for unsplit batches."""
     found: list[list[Pass]] = [[] for _ in range(timeline.num_devices)]
     graph = problem.graph
     if not graph.meta.get("unfolded"):
@@ -394,7 +421,7 @@ def op_facts(problem: Problem, timeline: Timeline, op: int) -> OpFacts:
 
 
 def step_name(problem: Problem, timeline: Timeline, step: PathStep) -> str:
-    """A step of the critical path in words: the op, or the tensor and where it goes."""
+    """Name of a step of the critical path: the op, or the tensor with its two devices."""
     if step.kind == "op":
         return inert(problem.graph.op_names[step.index])
     names = problem.cluster.device_names
@@ -444,3 +471,44 @@ def _alone_s(problem: Problem, timeline: Timeline, transfers: IntArray) -> float
 
 def _share(part: float, whole: float) -> float:
     return float(part) / whole if whole > 0 else 0.0
+
+
+def host_copies(graph: Graph) -> HostCopies:
+    """The copies of a step; work on a copy stream that is no copy is not among them."""
+    kinds = np.array([kind.split(".")[0] == "copy" for kind in graph.kinds], dtype=bool)
+    is_copy = kinds[graph.op_kind] if len(kinds) else np.zeros(graph.num_ops, dtype=bool)
+    out = is_copy & (graph.op_stream == Stream.COPY_OUT)
+    back = is_copy & (graph.op_stream == Stream.COPY_IN)
+    size = graph.bytes_touched
+    return HostCopies(int((out | back).sum()), int(size[out].sum()), int(size[back].sum()))
+
+
+def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int, ...]]:
+    """Bytes of each kind of memory per device at its peak; kinds that hold nothing are left out.
+
+    Counted are tensors that are there before the step and gradients that are kept; the rest of the
+    peak is activations and workspace.
+    """
+    num_devices = timeline.num_devices
+    places = lower(problem, timeline.op_device).places
+    role = problem.graph.tensor_role[places.tensor]
+    producer = problem.graph.tensor_producer[places.tensor]
+    made_s = np.where(producer >= 0, timeline.op_start_s[producer], 0.0)
+    peak_s = np.array([_peak_time_s(timeline, device) for device in range(num_devices)])
+    is_there = places.is_kept & ~places.is_copy & (made_s <= peak_s[places.device])
+    rest = timeline.peak_bytes.copy()
+    held: dict[str, tuple[int, ...]] = {}
+    for kind, label in _ROLE_NAMES.items():
+        chosen = is_there & (role == kind)
+        sums = np.zeros(num_devices, dtype=np.int64)
+        np.add.at(sums, places.device[chosen], places.num_bytes[chosen])
+        sums = np.minimum(sums, rest)
+        rest -= sums
+        held[label] = tuple(sums.tolist())
+    held[REST] = tuple(rest.tolist())
+    return {label: sizes for label, sizes in held.items() if any(sizes)}
+
+
+def _peak_time_s(timeline: Timeline, device: int) -> float:
+    time_s, held = timeline.memory_curve(device)
+    return float(time_s[np.argmax(held)]) if len(held) else 0.0

@@ -1,4 +1,4 @@
-"""A step that was fitted into a budget: the table of plans, what was decided, plain data."""
+"""Plans of a step within a memory budget: table, decision and JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN
 from hocket.simulate.at_peak import HeldStorage, held_at_peak
-from hocket.view.budgeted import WithinBudget, decided, expert_groups, parameter_bytes
-from hocket.view.host_copies import HostCopies
+from hocket.view.budgeted import WithinBudget, decided, parameter_bytes
+from hocket.view.facts import HostCopies
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable, name, number
 
@@ -24,7 +24,7 @@ USUAL = (PLAIN, FULL_RECOMPUTE, FULL_OFFLOAD)
 
 
 def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
-    """The usual plans, then the chosen one, or the minimum-memory one where nothing fits."""
+    """The usual plans, then the chosen one, or the minimum-memory one if nothing fits."""
     usual = [(name, plan) for name in USUAL if (plan := fit.frontier.find(name)) is not None]
     shown = _shown_plan(fit)
     if any(plan is shown for _, plan in usual):
@@ -33,7 +33,7 @@ def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
 
 
 def _shown_plan(fit: BudgetFit) -> Fitted:
-    """The chosen plan, or the minimum-memory one where nothing fits."""
+    """The chosen plan, or the minimum-memory one if nothing fits."""
     return fit.chosen or fit.frontier.smallest
 
 
@@ -74,15 +74,14 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "minimum_memory": fit.frontier.smallest.name,
         **numbers(shown),
         "plan_seconds": fit.frontier.plan_seconds,
-        "host_updates": fit.update_orders
+        "host_updates": shown.async_step_s
         and {
-            "step_s": fit.update_orders.step_s,
-            "bound_s": fit.update_orders.bound_s,
-            "gain": fit.update_orders.gain,
+            "step_s": shown.finished_step_s,
+            "async_step_s": shown.async_step_s,
+            "gain": shown.finished_step_s / shown.async_step_s,
         },
         "loss_chunks": 1 if shown.memory is None else shown.memory.loss_chunks,
         "blocks": shown.blocks.num_blocks,
-        "expert_groups": expert_groups(shown.memory),
         "candidates": [{"name": name, **numbers(plan)} for name, plan in shown_plans(fit)],
         "frontier": [
             {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
@@ -115,7 +114,7 @@ def under_peak(plan: Fitted) -> list[HeldStorage]:
 
 
 def fit_table(fit: BudgetFit) -> RenderableType:
-    """A line per plan, then what the chosen one does and what fills the peak."""
+    """A line per plan, then the decision and the largest tensors at the peak."""
     return Group(plans_table(fit), Text(), *map(Text, sentences(fit)))
 
 
@@ -156,9 +155,12 @@ def sentences(fit: BudgetFit) -> list[str]:
             f"(gap {format_percent(fit.gap)}); no plan needs less than "
             f"{format_bytes(fit.lower_bound_bytes)}."
         )
-    if fit.chosen is not None and (orders := fit.update_orders) is not None:
-        times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
-        lines.append(f"CPU optimizer, steps one after another: {times} ({orders.gain:.2f}x).")
+    if fit.chosen is not None and (async_s := shown.async_step_s) is not None:
+        finished_s = shown.finished_step_s
+        lines.append(
+            f"CPU optimizer: {format_seconds(finished_s)} if updates end with the step, "
+            f"{format_seconds(async_s)} with async_update ({finished_s / async_s:.2f}x)."
+        )
     largest = under_peak(shown)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)
@@ -167,7 +169,7 @@ def sentences(fit: BudgetFit) -> list[str]:
 
 
 def _decision(fit: BudgetFit) -> str:
-    """Summary of the chosen plan, or of the minimum-memory one where nothing fits."""
+    """Summary of the chosen plan, or of the minimum-memory one if nothing fits."""
     shown, within = _shown_plan(fit), within_of(_shown_plan(fit))
     label = next(label for label, plan in shown_plans(fit) if plan is shown)
     does = "nothing is offloaded or recomputed" if within is None else decided(within)

@@ -1,7 +1,7 @@
 """The report of a step fitted into a budget: one HTML file without scripts.
 
 Plans, the memory curve before and after under the line of the budget, the storages under the peak,
-step time against budget, and what each block does.
+step time against budget, and the policy of each block.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def _stats(fit: BudgetFit, shown_plan: Fitted) -> str:
     slower = (
         [] if plain is None else [f"{shown_plan.step_s / plain.step_s:.2f} times the plain step"]
     )
-    gap = [] if fit.gap is None else [f"at most {format_percent(fit.gap)} of it could be saved"]
+    gap = (
+        []
+        if fit.gap is None
+        else [f"another plan could shorten the step by at most {format_percent(fit.gap)}"]
+    )
     problem = fit.frontier.problem
     step = step_data(problem.graph)
     error = [note] if (note := range_note(problem, shown_plan.step_s)) else []

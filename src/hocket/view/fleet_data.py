@@ -10,16 +10,16 @@ from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.throughputs.planned import GangPlan
 from hocket.fleet.throughputs.predict import PredictedThroughputs
-from hocket.view.shared import how_of
+from hocket.view.comparison import how_of
 
 MOST_NAMES = 20
-"""Of jobs that can never run, how many are named."""
+"""Maximum number of jobs listed by name among those that can never run."""
 
 
 def allocation_data(
     snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float
 ) -> dict[str, Any]:
-    """Who gets which share of which kind, and what the policy claims of it."""
+    """Fraction of each device type that each job gets, and the objective reported by the policy."""
     allocation = {
         job: {kind: share for kind, share in zip(snapshot.kinds, row, strict=True) if share > 0.0}
         for job, row in zip(snapshot.ids, answer.shares.tolist(), strict=True)
@@ -42,7 +42,7 @@ def allocation_notes(snapshot: ClusterSnapshot, answer: Allocation) -> dict[str,
     if not never:
         return answer.notes
     names = ", ".join(never[:MOST_NAMES]) + (", …" if len(never) > MOST_NAMES else "")
-    return {**answer.notes, "cannot run": f"{names}: no kind has enough devices that it can use"}
+    return {**answer.notes, "cannot run": f"{names}: no device type has enough usable devices"}
 
 
 def run_data(run: FleetRun) -> dict[str, Any]:
@@ -87,5 +87,5 @@ def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows neither infinity nor NaN: what nothing limits or nobody measured is null."""
+    """The value, or None (JSON null) if it is infinite or NaN."""
     return value if abs(value) < float("inf") else None

@@ -35,7 +35,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A job on a device."""
+    """Time for which a job held a device."""
 
     device: int
     """Index of its row."""
@@ -43,7 +43,7 @@ class Bar:
     label: str
     start_s: float
     end_s: float | None
-    """None while it goes on."""
+    """End of the bar; None while the job holds the device."""
     note: str
     """Text of the tooltip."""
     is_bad: bool = False
@@ -67,7 +67,7 @@ def colour_of(job: int) -> int:
 def draw_devices(
     devices: Sequence[DeviceRow], bars: Sequence[Bar], from_s: float, now_s: float
 ) -> DevicePicture:
-    """Draw what happened from a moment until now."""
+    """Draw who held each device from ``from_s`` until ``now_s``."""
     shown = devices[:MAX_DEVICES]
     seen = [
         bar for bar in bars

@@ -35,7 +35,7 @@ _MAX_DEVICES = 200
 _LABEL_PX = 12.0
 _LETTER_PX = 6.5
 _MIN_LETTERS = 3
-"""A narrower bar has no name, only a tooltip."""
+"""Letters that must fit into a bar; a narrower bar has no name, only a tooltip."""
 
 Curve = tuple[FloatArray, FloatArray]
 Ticks = Sequence[tuple[float, str]]
@@ -47,7 +47,7 @@ def colour_of(at: int) -> int:
 
 
 def completion_chart(runs: Sequence[FleetRun]) -> str:
-    """Part of the jobs that had ended so long after they came; times on a logarithmic scale."""
+    """Fraction of jobs ended against time since arrival, on a logarithmic time axis."""
     ends_s = [np.sort(run.jct_s) for run in runs]
     longest_s = max((float(ends[-1]) for ends in ends_s if len(ends)), default=1.0)
     shortest_s = min((float(ends[0]) for ends in ends_s if len(ends)), default=longest_s)
@@ -64,7 +64,7 @@ def completion_chart(runs: Sequence[FleetRun]) -> str:
 
 
 def use_chart(runs: Sequence[FleetRun]) -> str:
-    """Part of the devices in use over time."""
+    """Fraction of the devices in use over time."""
     end_s = max(max((run.simulated_s for run in runs), default=1.0), 1e-9)
     curves = [
         _steps(
@@ -281,7 +281,7 @@ _JOB_HEADINGS = ("job", "came after", "waited", "held devices", "took")
 
 
 def _longest_jobs(run: FleetRun) -> list[list[str]]:
-    """Those with the longest times from arrival to end; jobs that had not ended come first."""
+    """Jobs with the longest times from arrival to end; those that have not ended come first."""
     end_s = np.where(np.isnan(run.end_s), np.inf, run.end_s)
     order = np.argsort(-(end_s - run.arrival_s), kind="stable")[:_MAX_JOBS]
     return [

@@ -13,109 +13,67 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Waves
-from hocket.plan.transformer_plan import TransformerPlan
+from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, name, number
 
 if TYPE_CHECKING:
     from hocket.runtime.numerics_check import Agreement
     from hocket.runtime.run_result import RunResult
 
 _MANY = 2
-"""From this many times the prediction on, a percentage says little."""
+"""Ratio to the prediction from which a factor is shown instead of a percentage."""
 
 
-# ── placements, by device ────────────────────────────────────────────────────────────────────────
-
-
-def placement_run_table(problem: Problem, _: Plan, result: RunResult) -> RenderableType:
-    """The step, then per used device how long it computes and how much it holds."""
-    columns = (
-        Column(title="device", is_name=True),
-        Column(title="runs on", rank=1),
-        Column(title="busy: predicted", align="right"),
-        Column(title="measured", align="right"),
-        Column(title="peak: predicted", align="right"),
-        Column(title="measured", align="right"),
-    )
-    rows = [
-        [
-            Text(inert(row["name"])),
-            Text(inert(row["runs_on"])),
-            *(_or_dash(row["busy_s"][by], format_seconds) for by in ("predicted", "measured")),
-            *(_or_dash(row["peak_bytes"][by], format_bytes) for by in ("predicted", "measured")),
-        ]
-        for row in _devices(problem, result)
-    ]
-    return Group(_title(result), FittedTable(columns=columns, rows=rows))
-
-
-def placement_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """JSON of ``hocket run --json`` for a placement."""
-    return {
-        "planner": plan.planner,
-        "loss": problem.graph.meta.get("loss"),
-        **_common(result),
-        "devices": _devices(problem, result),
-    }
-
-
-def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
-    predicted, measured = result.predicted, result.measured
-    return [
-        {
-            "name": name,
-            "runs_on": result.runs_on[name],
-            "busy_s": {
-                "predicted": float(predicted.busy_s[d]),
-                # Memory plans are executed by the model itself, whose ops are not timed.
-                "measured": None if measured is None else float(measured.busy_s[d]),
-            },
-            "peak_bytes": {
-                "predicted": int(predicted.peak_bytes[d]),
-                "measured": result.peak_bytes.get(name)
-                if measured is None
-                else int(measured.peak_bytes[d]),
-            },
-        }
-        for d, name in enumerate(problem.cluster.device_names)
-        if name in result.runs_on
-    ]
-
-
-def _or_dash(value: Any, write: Callable[[Any], str]) -> Text:
-    return Text("–" if value is None else write(value))
-
-
-# ── shares of a batch, by replica ────────────────────────────────────────────────────────────────
-
-
-def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
-    """The step, then who took which samples, and where; what was held, where that was counted."""
-    columns = [
-        Column(title="replica", is_name=True),
-        Column(title="runs on"),
-        Column(title="samples", align="right"),
-        Column(title="microbatches", align="right"),
-    ]
-    rows = [
-        [
-            Text(inert(" > ".join(replica.devices))),
-            Text(inert(result.runs_on[replica.devices[0]])),
-            Text(str(replica.num_samples)),
-            Text(str(len(replica.microbatches))),
-        ]
-        for replica in plan[Parallel].replicas
-    ]
-    if result.peak_bytes:
-        columns += [Column(title=t, align="right") for t in ("peak: predicted", "measured")]
-        peaks = {row["name"]: row["peak_bytes"] for row in _devices(problem, result)}
-        for cells, replica in zip(rows, plan[Parallel].replicas, strict=True):
-            held = peaks[replica.devices[0]]
-            cells += [_or_dash(held[by], format_bytes) for by in ("predicted", "measured")]
-    table = FittedTable(columns=tuple(columns), rows=rows)
+def run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
+    """The step, then a line per device, replica or pipeline rank: predicted beside measured."""
+    if is_transformer_plan(plan):
+        columns, rows = _rank_lines(_ranks(problem, plan, result))
+    elif plan.get(Parallel) is not None:
+        columns, rows = _replica_lines(problem, plan, result)
+    else:
+        columns = (name("device"), name("runs on", 1), number("busy: predicted"),
+                   number("measured"), number("peak: predicted"), number("measured"))  # fmt: skip
+        rows = [
+            [row["name"], row["runs_on"], *_both(row["busy_s"], format_seconds),
+             *_both(row["peak_bytes"], format_bytes)]
+            for row in _devices(problem, result)
+        ]  # fmt: skip
+    table = FittedTable(columns=columns, rows=[[inert(cell) for cell in row] for row in rows])
     return Group(_title(result), table, *map(Text, _not_reserved(plan, result)))
+
+
+def _rank_lines(ranks: list[dict[str, Any]]) -> tuple[tuple[Column, ...], list[list[str]]]:
+    columns = (number("pipeline rank"), name("devices"), number("busy: predicted"),
+               number("measured"))  # fmt: skip
+    rows = []
+    for rank, row in enumerate(ranks):
+        names = row["devices"]
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        rows.append([str(rank), shown, *_both(row["busy_s"], format_seconds)])
+    return columns, rows
+
+
+def _replica_lines(
+    problem: Problem, plan: Plan, result: RunResult
+) -> tuple[tuple[Column, ...], list[list[str]]]:
+    columns = [name("replica"), name("runs on"), number("samples"), number("microbatches")]
+    if result.peak_bytes:
+        columns += [number("peak: predicted"), number("measured")]
+    peaks = {row["name"]: row["peak_bytes"] for row in _devices(problem, result)}
+    rows = []
+    for replica in plan[Parallel].replicas:
+        first = replica.devices[0]
+        row = [" > ".join(replica.devices), result.runs_on[first], str(replica.num_samples),
+               str(len(replica.microbatches))]  # fmt: skip
+        rows.append(row + (_both(peaks[first], format_bytes) if result.peak_bytes else []))
+    return tuple(columns), rows
+
+
+def _both(value: dict[str, Any], write: Callable[[Any], str]) -> list[str]:
+    """Predicted and measured; a dash for what was not counted."""
+    return ["–" if value[by] is None else write(value[by]) for by in ("predicted", "measured")]
 
 
 def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
@@ -130,57 +88,52 @@ def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
     )
 
 
-def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """JSON of ``hocket run --json`` for shares."""
+def run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
+    """JSON of ``hocket run --json``."""
+    if is_transformer_plan(plan):
+        agreement = result.agreement
+        return {
+            **_common(result),
+            "dtype": result.dtype,
+            "pipeline_ranks": _ranks(problem, plan, result),
+            "peak_bytes": dict(result.peak_bytes),
+            "check": None if agreement is None else agreement_data(agreement),
+        }
+    split = plan.get(Parallel)
     return {
         "planner": plan.planner,
         "loss": problem.graph.meta.get("loss"),
         **_common(result),
         "devices": _devices(problem, result),
-        "parallel": plan[Parallel].to_data(),
+        **({} if split is None else {"parallel": split.to_data()}),
     }
 
 
-# ── configs, by pipeline rank ──────────────────────────────────────────────────────────────────
-
-
-def parallel_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
-    """The step, then per pipeline rank how long one of its devices computes."""
-    columns = (
-        Column(title="pipeline rank", align="right"),
-        Column(title="devices", is_name=True),
-        Column(title="busy: predicted", align="right"),
-        Column(title="measured", align="right"),
-    )
-    rows = []
-    for rank, row in enumerate(_ranks(problem, plan, result)):
-        names, busy_s = row["devices"], row["busy_s"]
-        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        measured_s = busy_s["measured"]
-        rows.append(
-            [
-                Text(str(rank)),
-                Text(inert(shown)),
-                Text(format_seconds(busy_s["predicted"])),
-                Text("–" if measured_s is None else format_seconds(measured_s)),
-            ]
-        )
-    return Group(_title(result), FittedTable(columns=columns, rows=rows))
-
-
-def parallel_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """JSON of ``hocket run --json`` for a config."""
-    return {
-        **_common(result),
-        "dtype": result.dtype,
-        "pipeline_ranks": _ranks(problem, plan, result),
-        "peak_bytes": dict(result.peak_bytes),
-        "check": None if result.agreement is None else agreement_data(result.agreement),
-    }
+def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
+    predicted, measured = result.predicted, result.measured
+    return [
+        {
+            "name": device,
+            "runs_on": result.runs_on[device],
+            "busy_s": {
+                "predicted": float(predicted.busy_s[d]),
+                # Memory plans are executed by the model itself, whose ops are not timed.
+                "measured": None if measured is None else float(measured.busy_s[d]),
+            },
+            "peak_bytes": {
+                "predicted": int(predicted.peak_bytes[d]),
+                "measured": result.peak_bytes.get(device)
+                if measured is None
+                else int(measured.peak_bytes[d]),
+            },
+        }
+        for d, device in enumerate(problem.cluster.device_names)
+        if device in result.runs_on
+    ]
 
 
 def agreement_data(agreement: Agreement) -> dict[str, Any]:
-    """Difference between a config and one device."""
+    """Difference between a parallel config and one device."""
     return {
         "is_right": agreement.is_right,
         "loss_error": agreement.loss_error,
@@ -201,9 +154,6 @@ def _ranks(problem: Problem, plan: Plan, result: RunResult) -> list[dict[str, An
         }
         for rank, names in enumerate(TransformerPlan(problem, plan).devices)
     ]
-
-
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _common(result: RunResult) -> dict[str, Any]:

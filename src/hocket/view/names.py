@@ -1,4 +1,4 @@
-"""Names as they may be shown: nothing in them can steer a terminal or a page.
+"""Make names safe to show: control characters cannot reach a terminal or a page.
 
 Op, device and planner names come from files that anyone may have written.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.cells import cell_len, set_cell_size
 
 LONGEST_NAME = 160
-"""Names are cut here wherever they are shown; the plan itself keeps them whole."""
+"""Longest name that is shown; plans keep the full name."""
 LONGEST_SENTENCE = 2000
 
 
@@ -30,7 +30,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """As `shorten`, keeping both ends: the name of a link ends with its direction."""
+    """Like `shorten`, but keeps both ends: the name of a link ends with its direction."""
     if cell_len(text) <= width:
         return text
     tail = max((width - 1) * 3 // 5, 0)

@@ -1,4 +1,4 @@
-"""The frame of every report, and its pieces.
+"""Frame and building blocks of every HTML report.
 
 One HTML file that needs nothing else; a content security policy allows exactly its own style and
 script, and no request to anywhere. Every text that comes from outside passes `escape`.
@@ -74,7 +74,7 @@ def fill(page: str, values: Mapping[str, str]) -> str:
 
 
 def template(name: str) -> str:
-    """A file of the folder of templates."""
+    """Content of a template file."""
     return (files("hocket.view") / "templates" / name).read_text("utf-8")
 
 
@@ -134,7 +134,7 @@ class ColumnHead:
 def table(
     heads: Sequence[ColumnHead], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
 ) -> str:
-    """A table whose first named column heads its rows."""
+    """An HTML table with a head for each column; it scrolls sideways."""
     top = "".join(
         f'<th scope="col"{_classes(head.classes)}>{escape(head.title)}</th>' for head in heads
     )
@@ -199,7 +199,7 @@ def section(name: str, title: str, *content: str) -> str:
 
 
 def bar(share: float, kind: str = "") -> str:
-    """A small bar filled to a share; screen readers skip it and read the number."""
+    """A small bar filled to the fraction ``share``; screen readers read the number instead."""
     filled = 100 * min(max(share, 0.0), 1.0)
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
@@ -222,7 +222,7 @@ def stack(shares: Sequence[float], classes: Sequence[str]) -> str:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Colours and what they mean: (class, label)."""
+    """Legend of colours, from pairs of (CSS class, label)."""
     items = "".join(
         f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" '
         f'height="10"/></svg>{escape(label)}</li>'

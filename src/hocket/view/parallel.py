@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
+from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Section
+from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.forecast import ConfigForecast, forecast_of
+from hocket.planners.parallel.forecast import (
+    ConfigForecast,
+    GraphForecast,
+    forecast_of,
+    has_degrees,
+    label,
+)
 from hocket.planners.parallel.pools import pools_of
+from hocket.simulate.pipeline import action_name
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import ParallelConfig
 from hocket.view.names import inert
 from hocket.view.wording import count_of, dollars
 
 if TYPE_CHECKING:
-    from hocket.planners.candidates import Comparison
+    from hocket.planners.candidates import Candidate, Comparison
 
 HOURS_PER_DAY = 24
 
@@ -32,12 +44,12 @@ class Field:
 
     @property
     def says_nothing(self) -> bool:
-        """True if no candidate has anything here."""
+        """True if the column is empty for all candidates."""
         return not any(value not in ("", "–") for value in self.values)
 
 
 def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
-    """The columns of the table of candidates but the memory, those that say nothing left out."""
+    """Columns of the table of candidates without memory; empty columns are left out."""
     configs = [candidate.config for candidate in candidates]
 
     def whole(name: str, *, skip: int = 0) -> tuple[str, ...]:
@@ -47,8 +59,8 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
     def texts(text: Any) -> tuple[str, ...]:
         return tuple(text(candidate) for candidate in candidates)
 
-    orders = texts(lambda c: schedule_text(c.config, c.schedule_name) + MARK * only_here(c))
     columns = [
+        Field("strategy", texts(lambda c: inert(c.name)), is_number=False, rank=5),
         Field("on", kinds_text(candidates), is_number=False, rank=4),
         Field("tensor", whole("tensor")),
         Field("pipe", whole("pipeline")),
@@ -56,29 +68,23 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
         Field("ctx", whole("context", skip=1), rank=2),
         Field("expert", whole("expert", skip=1), rank=3),
         Field("micro", whole("microbatch")),
-        Field("schedule", orders, is_number=False, rank=1),
+        Field("schedule", texts(lambda c: schedule_text(c.config, c.schedule_name)),
+              is_number=False, rank=1),
         Field("recompute", whole("recompute"), is_number=False),
         Field("ZeRO", whole("zero")),
         Field("step", texts(lambda c: format_seconds(c.step_s))),
-        Field("tokens/s", texts(lambda c: f"{c.tokens_per_s:,.0f}"), rank=8),
+        Field("tokens/s", texts(lambda c: _number(c.tokens_per_s, "{:,.0f}")), rank=8),
         Field("MFU", texts(lambda c: format_percent(c.mfu)), rank=6),
         Field("bubble", texts(lambda c: format_percent(c.bubble)), rank=7),
-        Field("exposed", texts(lambda c: format_percent(c.exposed_share)), rank=9),
+        Field("exposed", texts(lambda c: _number(c.exposed_share, "{:.0%}")), rank=9),
         Field("per day", texts(price_text), rank=10),
-    ]
+    ]  # fmt: skip
     return [column for column in columns if not column.says_nothing]
 
 
-MARK = "*"
-"""Mark of schedules that only ``hocket run`` executes."""
-
-
-def only_here(candidate: ConfigForecast) -> bool:
-    """True if only ``hocket run`` executes the candidate's schedule."""
-    from hocket.planners.parallel.abilities import is_hocket_only
-
-    program = candidate.problem.training.software.name
-    return candidate.config.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
+def _number(value: float | None, form: str) -> str:
+    """A number as a cell; empty where it is unknown."""
+    return "" if value is None else form.format(value)
 
 
 def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
@@ -88,6 +94,9 @@ def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
         return ("",) * len(candidates)
     texts = []
     for candidate in candidates:
+        if isinstance(candidate, GraphForecast):
+            texts.append(" + ".join(inert(kind) for kind in candidate.kinds))
+            continue
         pairs = zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
         names = [(pools_of(candidate.problem)[pool].kind.name, ranks) for pool, ranks in pairs]
         texts.append(" + ".join(f"{ranks} {inert(name)}" for name, ranks in names))
@@ -114,15 +123,12 @@ def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     config = asdict(candidate.config)
     return {
+        "strategy": candidate.name or label(candidate.config, candidate.schedule_name),
         **{name: value for name, value in config.items() if name != "layers"},
         "schedule": candidate.schedule_name,
-        "hocket_run_only": only_here(candidate),
         "layers": list(candidate.config.layers) if candidate.config.layers else None,
-        "kinds": [
-            {"kind": pools_of(candidate.problem)[pool].kind.name, "ranks": ranks}
-            for pool, ranks in zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
-        ],
-        "num_devices": candidate.config.num_devices,
+        "kinds": list(dict.fromkeys(candidate.kinds)),
+        "num_devices": candidate.num_devices,
         "num_microbatches": candidate.config.num_microbatches,
         "step_s": candidate.step_s,
         "step_range_s": list(candidate.range_s),
@@ -146,15 +152,21 @@ def forecasts_data(comparison: Comparison, top: int) -> dict[str, Any]:
     """A comparison of configs, with the first ``top`` candidates and misfits."""
     problem, winner = comparison.problem, winning(comparison)
     return {
-        "model": problem.training.model.name,
+        "model": problem.work_name,
         "cluster": {"name": problem.cluster.name, "hash": problem.cluster.content_hash},
-        "software": problem.training.software.name,
-        "global_batch": problem.training.global_batch,
+        "software": software_name(problem),
         **{f"num_{name}": count for name, count in comparison.counts.items()},
+        "step_s": None if winner is None else winner.step_s,
         "chosen": None if winner is None else forecast_data(winner) | parts_data(winner),
         "candidates": [forecast_data(candidate) for candidate in shown(comparison, top)],
         "why": comparison.why,
     }
+
+
+def software_name(problem: Problem) -> str:
+    """Name of the training program that is predicted."""
+    work = problem.work
+    return work.software.name if isinstance(work, TransformerTraining) else DEFAULT_SOFTWARE
 
 
 def parts_data(candidate: ConfigForecast) -> dict[str, Any]:
@@ -164,10 +176,27 @@ def parts_data(candidate: ConfigForecast) -> dict[str, Any]:
 
 def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
     """The first ``top`` that fit, the chosen one before all, and a few that do not."""
-    fitting = [c for c in comparison.candidates if c.feasible]
-    others = [c for c in comparison.candidates if not c.feasible]
+    candidates: list[Candidate] = list(comparison.candidates)
+    if not isinstance(comparison.problem.work, TransformerTraining):
+        candidates = _by_step(comparison)
+    fitting = [c for c in candidates if c.feasible]
+    others = [c for c in candidates if not c.feasible]
     num_others = min(len(others), max(top // 3, 1)) if fitting else top
     return tuple(forecast_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
+
+
+def _by_step(comparison: Comparison) -> list[Candidate]:
+    """Candidates of captured ops with degrees, each plan once: the chosen one, then by step."""
+    winner = comparison.winner
+    found = {} if winner is None else {_sections(winner): winner}
+    for candidate in sorted(comparison.candidates, key=lambda c: c.step_s or math.inf):
+        if has_degrees(candidate):
+            found.setdefault(_sections(candidate), candidate)
+    return list(found.values())
+
+
+def _sections(candidate: Candidate) -> tuple[Section, ...]:
+    return () if candidate.plan is None else candidate.plan.sections
 
 
 def winning(comparison: Comparison) -> ConfigForecast | None:
@@ -177,8 +206,10 @@ def winning(comparison: Comparison) -> ConfigForecast | None:
 
 
 def counts_text(comparison: Comparison) -> str:
-    """``1,234 configs, 56 fit, 7 simulated``."""
+    """``1,234 configs, 56 fit, 7 simulated``; of captured ops all configs are simulated."""
     counts = comparison.counts
+    if "configs" not in counts:
+        return f"{count_of(counts['simulated'], 'config')} simulated"
     return (
         f"{count_of(counts['configs'], 'config')}, {counts['fitting']:,} fit, "
         f"{counts['simulated']:,} simulated"
@@ -190,7 +221,7 @@ def counts_text(comparison: Comparison) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """One pipeline rank: what it has, does and holds."""
+    """Devices, layers, load and memory of one pipeline rank."""
 
     rank: int
     kind: str
@@ -255,7 +286,7 @@ def step_parts(divided: TransformerPlan) -> dict[str, float]:
 
 
 def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
-    """A divided training as ``--json`` prints it."""
+    """A transformer plan as ``--json`` prints it."""
     cluster = divided.cluster
     return {
         "model": divided.model.name,
@@ -267,3 +298,19 @@ def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
         "peak_bytes": max(timeline.peak_bytes.tolist()),
         "ranks": [asdict(fact) for fact in rank_facts(divided, timeline)],
     }
+
+
+def plan_trace(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
+    """The actions of each pipeline rank as a trace that Perfetto opens."""
+    schedule, events = divided.schedule, list[dict[str, Any]]()
+    for rank, names in enumerate(divided.devices):
+        name = f"rank {rank} ({inert(names[0])})"
+        events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}})
+        for action in range(*schedule.start[rank : rank + 2].tolist()):
+            start_s, end_s = float(timeline.start_s[action]), float(timeline.end_s[action])
+            events.append({
+                "name": action_name(schedule, action), "ph": "X", "pid": rank, "tid": 0,
+                "ts": round(start_s * 1e6, 3), "dur": round((end_s - start_s) * 1e6, 3),
+            })  # fmt: skip
+    facts = {"step_s": timeline.makespan_s, "model": inert(divided.model.name)}
+    return {"displayTimeUnit": "ms", "otherData": facts, "traceEvents": events}

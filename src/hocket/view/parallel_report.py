@@ -10,7 +10,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.text import Text
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 # A pipeline's schedule as the well-known picture: devices over time, and gaps are the bubble.
 #
 # As static SVG, with the number of the microbatch on each mark that is wide enough and later chunks
-# paler, and as a few lines of text. Marks are thinned to the pixels that there are, so the picture
+# paler. Marks are thinned to the pixels that there are, so the picture
 # of 100,000 actions is as large as that of 5,000. O(actions log actions).
 
 LABEL_PX = 150
@@ -61,12 +60,6 @@ COLOURS = {
     StageWork.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
 }
 """Class and legend of each kind of work."""
-LETTERS = {
-    StageWork.FORWARD: ("F", "blue"),
-    StageWork.BACKWARD: ("B", "yellow"),
-    StageWork.INPUT_GRADIENT: ("I", "yellow"),
-    StageWork.WEIGHT_GRADIENT: ("W", "green"),
-}
 
 
 def pipeline_svg(
@@ -217,55 +210,12 @@ def _legend(schedule: Schedule, timeline: Timeline, y: float) -> Iterator[str]:
     yield svg_text(x, y, bubble, "muted")
 
 
-# ── for the terminal ─────────────────────────────────────────────────────────────────────────────
-
-
-def pipeline_text(
-    schedule: Schedule, timeline: Timeline, *, width: int = 72, max_devices: int = 16
-) -> Text:
-    """A line per device, a letter per moment: F, B, I or W, and a dot where the device waits.
-
-    What follows the last backward is a line.
-    """
-    digits = len(str(schedule.num_devices - 1))
-    text = Text(no_wrap=True)
-    for device in range(min(schedule.num_devices, max_devices)):
-        text.append(f"{device:>{digits}} ", style="dim")
-        for letter, style in _letters(schedule, timeline, device, width - digits - 1):
-            text.append(letter, style=style)
-        text.append("\n")
-    if schedule.num_devices > max_devices:
-        text.append(f"and {schedule.num_devices - max_devices} more devices\n", style="dim")
-    share = format_percent(timeline.idle_share)
-    text.append(f"{format_seconds(timeline.makespan_s)}, devices wait {share} of it", style="dim")
-    return text
-
-
-def _letters(
-    schedule: Schedule, timeline: Timeline, device: int, width: int
-) -> list[tuple[str, str]]:
-    """A letter for the work of the device at each moment."""
-    start, stop = schedule.start[device : device + 2].tolist()
-    moments = (np.arange(width) + 0.5) * timeline.makespan_s / max(width, 1)
-    at = np.searchsorted(timeline.start_s[start:stop], moments, side="right") - 1 + start
-    letters = []
-    for moment_s, action in zip(moments.tolist(), at.tolist(), strict=True):
-        late_s = moment_s - float(timeline.end_s[action]) if action >= start else np.inf
-        if late_s <= 0:
-            letters.append(LETTERS[StageWork(int(schedule.work[action]))])
-        elif action == stop - 1 and late_s <= after_s(timeline)[device]:
-            letters.append(("─", "dim"))
-        else:
-            letters.append(("·", "dim"))
-    return letters
-
-
 NUM_CANDIDATES = 12
 MAX_RANKS = 64
 
 
 def parallel_report_html(plan: TransformerPlan, comparison: Comparison | None = None) -> str:
-    """The report as one HTML text."""
+    """Render the report of a transformer plan as one HTML page."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
     why = plan.plan.notes.get("why", "")
     forecast = None if comparison is None else winning(comparison)
@@ -374,7 +324,7 @@ def _ranks(plan: TransformerPlan, timeline: Timeline) -> str:
 
 
 def _label(plan: TransformerPlan) -> str:
-    return inert(label(plan.config, plan.schedule.name, plan.problem.training.software.name))
+    return inert(label(plan.config, plan.schedule.name))
 
 
 def _plan(plan: TransformerPlan) -> str:

@@ -9,16 +9,15 @@ from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.cost.chips import chip_of
+from hocket.cost.ranges import source_of, step_range
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.forecast import label
+from hocket.planners.parallel.forecast import GraphForecast, label
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
-    MARK,
     Field,
     counts_text,
     fields_of,
-    only_here,
     rank_facts,
     schedule_text,
     shown,
@@ -44,10 +43,6 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
     parts: list[RenderableType] = []
     if candidates:
         parts.append(configs_table(comparison, candidates))
-        if any(only_here(candidate) for candidate in candidates):
-            program = comparison.problem.training.software.name
-            note = f"  {MARK} hocket run only: {program} does not have this schedule"
-            parts.append(Text(note, style="dim"))
         reasons = _reasons(comparison, candidates)
         parts += [reasons] if reasons.plain else []
     winner = winning(comparison)
@@ -69,8 +64,7 @@ def configs_table(
     fields = fields_of(candidates)
     if labelled:
         first = [field.title for field in fields].index("step")
-        program = comparison.problem.training.software.name
-        names = tuple(label(c.config, c.schedule_name, program) for c in candidates)
+        names = tuple(label(c.config, c.schedule_name) for c in candidates)
         fields = [Field("parallel config", names, is_number=False), *fields[first:]]
     chosen = None if comparison.winner is None else 0
     rows, styles = [], []
@@ -94,10 +88,13 @@ def configs_table(
 
 
 def range_sentence(candidate: ConfigForecast) -> str:
-    """Between what steps a measured one is expected, and why."""
+    """Text of the expected range of measured steps and its source."""
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
-    if problem.training.coefficients.source:
+    if isinstance(candidate, GraphForecast):
+        settings = problem.costs.settings
+        why = f"{source_of(settings)} costs, 80 % of {step_range(settings).rows} measured steps"
+    elif problem.training.coefficients.is_measured:
         why = f"calibrated with {problem.training.coefficients.source}"
     elif problem.training.model.experts is not None:
         why = "mixtures of experts vary most between releases of a program"
@@ -110,12 +107,14 @@ def range_sentence(candidate: ConfigForecast) -> str:
 
 def mfu_sentence(candidate: ConfigForecast) -> str:
     """MFU by both conventions of published runs, which differ for long sequences."""
+    if candidate.causal_mfu is None:
+        return f"MFU {format_percent(candidate.mfu)} of the peak arithmetic of the devices in use"
     whole, causal = map(format_percent, (candidate.mfu, candidate.causal_mfu))
     return f"MFU {whole} counts all pairs of tokens; without those beyond a causal mask {causal}"
 
 
 def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> Text:
-    """Why the first few others lost, and why some cannot be used, by their line's number."""
+    """Reasons of the first losers and misfits, by line number of the table."""
     others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
     misfits = [pair for pair in others if not pair[1].feasible][:MAX_REASONS]
@@ -134,7 +133,7 @@ def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableTyp
 
 
 def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """The model, how it is divided, and the step."""
+    """Model, degrees, and predicted step of a plan, in three lines."""
     config = plan.config
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
     degrees = [

@@ -1,4 +1,4 @@
-"""A timeline as one static SVG: rows of ops and transfers over time, with the memory below.
+"""Draw a timeline as one static SVG: rows of ops and transfers over time, memory below.
 
 The spans of a row are thinned to the pixels that there are and drawn as one path per colour, so
 the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).

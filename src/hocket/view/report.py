@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else.
+"""The report of a plan: one self-contained HTML file.
 
 Tables, memory curves and a picture of the timeline are in the page itself, so it can be read
 without scripts; a script turns the picture into a timeline to zoom and hover. A content security
@@ -20,10 +20,11 @@ from hocket.simulate.timeline import Timeline
 from hocket.view import sections
 from hocket.view.facts import Facts, facts_of
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.page import fill, legend, page_html, template
+from hocket.view.page import fill, fitted, legend, page_html, template
 from hocket.view.payload import MAX_MARKS, report_data
 from hocket.view.picture import PHASES, draw_timeline
 from hocket.view.story import lead_sentence
+from hocket.view.text import device_table
 from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
@@ -77,13 +78,24 @@ def report_html(
 def summary_html(
     problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None
 ) -> str:
-    """Stats, candidates and memory curves: the sections that answer whether and how fast."""
+    """Stats, candidates and memory curves: feasibility and speed at a glance."""
     facts = facts_of(problem, plan, timeline)
     return (
         f'<p class="lead">{escape(_lead(facts, plan))}</p>'
         f'<dl class="stats">{sections.stats(facts, problem, comparison)}</dl>'
         + sections.candidates(comparison)
         + sections.memory(problem, timeline, facts)
+    )
+
+
+def plan_html(problem: Problem, plan: Plan, timeline: Timeline) -> str:
+    """A plan in a notebook: the step in a sentence, its devices and a picture of the timeline."""
+    facts = facts_of(problem, plan, timeline)
+    limit = f"<br>{escape(facts.bottleneck)}" if facts.bottleneck else ""
+    return (
+        f'<div class="hocket-plan"><p><strong>{escape(facts.title)}</strong><br>'
+        f"{escape(lead_sentence(facts))}{limit}</p>{fitted(device_table(facts))}"
+        f"{draw_timeline(problem, timeline, facts, width=860, styled=True)}</div>"
     )
 
 

@@ -18,19 +18,21 @@ from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
+from hocket.view.comparison import candidates_table
 from hocket.view.drawing import memory_card
 from hocket.view.facts import (
     COMPUTE,
     COPIES,
     EXCHANGES,
     HOST,
+    KINDS,
     OTHER,
     SHARING,
     TRANSFERS,
     DeviceFacts,
     Facts,
+    memory_by_role,
 )
-from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.page import (
     Cell,
@@ -45,7 +47,6 @@ from hocket.view.page import (
 )
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
-from hocket.view.shared import is_whole, strategies_table
 from hocket.view.spans import memory_envelope
 from hocket.view.step_inputs import step_data
 from hocket.view.story import advice, headroom_sentence, longest_steps, sent_counts
@@ -53,7 +54,6 @@ from hocket.view.text import (
     exchange_table,
     link_table,
     module_table,
-    placements_table,
     top_table,
 )
 from hocket.view.wording import (
@@ -159,10 +159,6 @@ def candidates(comparison: Comparison | None) -> str:
     """The candidates with their cost, the chosen one marked."""
     if comparison is None:
         return ""
-    if is_whole(comparison):
-        shown = strategies_table(comparison)
-    else:
-        shown = placements_table(comparison, comparison.candidates)
     reasons = "".join(
         f"<li>{escape(inert(c.planner))}: {escape(inert(c.reason, LONGEST_SENTENCE))}</li>"
         for c in comparison.candidates
@@ -170,11 +166,17 @@ def candidates(comparison: Comparison | None) -> str:
     )
     why = f'<p class="note">{escape(sentence(inert(comparison.why, LONGEST_SENTENCE)))}</p>'
     details = f"<details><summary>Why each won or lost</summary><ul>{reasons}</ul></details>"
-    return section("candidates", "Candidates", fitted(shown), why, details if reasons else "")
+    return section(
+        "candidates",
+        "Candidates",
+        fitted(candidates_table(comparison)),
+        why,
+        details if reasons else "",
+    )
 
 
 def memory(problem: Problem, timeline: Timeline, facts: Facts) -> str:
-    """A curve per device under the line of its capacity, and what fills it at the peak."""
+    """Memory curve of each device with its capacity, and the kinds of memory at the peak."""
     held = memory_by_role(problem, timeline)
     cards = "".join(
         _memory_card(
@@ -225,7 +227,7 @@ def _memory_card(
 
 
 def links(facts: Facts) -> str:
-    """Load and traffic of each used link, and what devices gather, scatter and sum together."""
+    """Load and traffic of each used link, and collectives of each device."""
     if not facts.links and not facts.exchanges:
         return section("links", "Links", "<p>Nothing is sent between devices.</p>")
     hidden = len(facts.links) - MAX_LINKS
@@ -294,7 +296,7 @@ def plan_section(problem: Problem, plan: Plan) -> str:
     """Where the numbers come from, and the decisions as data."""
     sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
     entries = [
-        ("Planner", inert(plan.planner) or "–"),
+        ("Strategy", inert(plan.notes.get("how") or plan.planner) or "–"),
         ("Graph", f"{inert(problem.graph.name)}, {problem.graph.content_hash[:12]}"),
         ("Cluster", f"{inert(problem.cluster.name)}, {problem.cluster.content_hash[:12]}"),
         ("Op times", sources or "–"),

@@ -1,4 +1,4 @@
-"""Rows of spans: what a timeline draws, track by track, thinned to what can be seen.
+"""Rows of spans of a timeline, track by track, merged to the visible resolution.
 
 A device is a row of ops; a channel is a row of the transfers that cross it, put on as few tracks as
 keep simultaneous ones apart (greedy interval partitioning). Thinning merges the short spans of
@@ -64,7 +64,7 @@ def tracks(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
 
 
 def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
-    """One row per device, a track per stream that it uses; what takes no time leaves no mark."""
+    """One row per device with a track per stream; ops without duration have no mark."""
     rows = []
     for device in range(timeline.num_devices):
         lasting = timeline.op_end_s > timeline.op_start_s

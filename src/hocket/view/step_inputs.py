@@ -8,7 +8,7 @@ from hocket.graph.graph import Graph, Role
 
 
 def step_data(graph: Graph) -> dict[str, Any]:
-    """The step of a captured graph as JSON values; None where the graph does not say."""
+    """Batch, sequence, precision and optimizer of a captured step as JSON; None if unknown."""
     meta = graph.meta
     own = graph.tensor_producer < 0
     state = int(graph.tensor_bytes[own & (graph.tensor_role == Role.OPTIMIZER_STATE)].sum())

@@ -1,4 +1,4 @@
-"""A plan in sentences: where its time goes, what starts late and why, what would help."""
+"""Describe a plan in sentences: time on the critical path, waits with their cause, advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.view.wording import count_of, held_of
 NEARLY_FULL = 0.92
 HALF = 0.5
 ALWAYS = 0.9
-"""Busy share from which a device waits for nothing that matters."""
+"""Busy share from which waits of a device do not matter."""
 NOTABLE = 0.1
 """Part of the step above which a cause is worth a sentence."""
 
@@ -36,7 +36,7 @@ class ShownStep:
 
 
 def lead_sentence(facts: Facts) -> str:
-    """One sentence: what was planned and what it gives."""
+    """One sentence: step time, devices, ops and planner."""
     used = sum(1 for device in facts.devices if device.num_ops)
     by = f" placed by {facts.planner}" if facts.planner else ""
     return (
@@ -96,7 +96,7 @@ def reason_text(step: PathStep) -> str:
     if step.wait_s <= 0:
         return step.reason
     waited = format_seconds(step.wait_s)
-    return f"data, idle {waited}" if step.reason == "data" else f"{step.reason}, late by {waited}"
+    return f"data, idle {waited}" if step.reason == "data" else f"{step.reason}, waited {waited}"
 
 
 def headroom_sentence(facts: Facts) -> str:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from hocket.view.names import shorten
 
-SHORTEST_NAME = 24
-"""Cells that a name keeps before a whole column is dropped instead."""
+SHORTEST_NAME = 28
+"""Width that names keep; below it a column is dropped instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Column:
     title: str
     align: Literal["left", "right"] = "left"
     is_name: bool = False
-    """Names may be shortened; everything else is shown whole or not at all."""
+    """Names may be shortened; other cells are shown in full or their column is dropped."""
     rank: int = 0
     """Columns of the highest rank are dropped first; rank 0 stays."""
     is_share: bool = False
@@ -73,7 +73,7 @@ class FittedTable:
         ]
 
     def without_empty(self) -> FittedTable:
-        """The table without columns that say nothing."""
+        """Copy the table without its empty columns."""
         said = [i for i in range(len(self.columns)) if any(row[i].plain for row in self.cells)]
         rows = [[row[i] for i in said] for row in self.cells]
         return replace(self, columns=tuple(self.columns[i] for i in said), rows=rows)

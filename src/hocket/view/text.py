@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -11,11 +10,9 @@ from rich.text import Text
 from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
 from hocket.view.budgeted import AMONG_MANY, WithinBudget, budget_advice, kept_sentences
-from hocket.view.facts import Facts, facts_of, fullest_device
-from hocket.view.memory import memory_by_role
+from hocket.view.facts import Facts, facts_of, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.story import (
     advice,
@@ -26,128 +23,17 @@ from hocket.view.story import (
 )
 from hocket.view.table import Column, FittedTable, name, number, share
 from hocket.view.wording import (
-    STEPS_PRICED,
     count_of,
     dollars,
     held_of,
-    of_capacity,
-    price_of_steps,
 )
 
 if TYPE_CHECKING:
-    from hocket.planners.candidates import Candidate, Comparison
+    pass
 
 _MOST_MODULES = 24
 _MOST_ROWS = 10
 """Of links and of ops."""
-
-
-# ── hocket plan ──────────────────────────────────────────────────────────────────────────────
-
-
-def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> RenderableType:
-    """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason.
-
-    Of the planners named in ``hidden`` only the chosen one has a line; how many more is said.
-    """
-    kept = [
-        candidate
-        for index, candidate in enumerate(comparison.candidates)
-        if index == comparison.chosen or candidate.planner not in hidden
-    ]
-    # A dash has a reason: ✗ in the line, or a sentence where memory is not what is missing.
-    notes = [
-        Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
-        for c in kept
-        if c.step_s is None and c.reason and not lacks_memory(comparison.problem, c)
-    ]
-    if num_hidden := len(comparison.candidates) - len(kept):
-        more = count_of(num_hidden, "further form")
-        notes.append(Text(f"{more} of these planners: --all shows them", style="dim"))
-    table = placements_table(comparison, kept)
-    return Group(table, *notes, *verdict(comparison), *_bound_line(comparison))
-
-
-def placements_table(comparison: Comparison, candidates: Sequence[Candidate]) -> FittedTable:
-    """A line per candidate: step, fullest device, devices and price where they are known."""
-    alone_s = min(
-        (
-            c.timeline.makespan_s
-            for c in comparison.candidates
-            if c.feasible and c.timeline is not None and len(used_devices(c.timeline)) == 1
-        ),
-        default=None,
-    )
-    columns = (
-        Column(title=""), name("candidate"), number("busiest"), number("step"), name("fullest"),
-        number("peak memory  "), number("devices", 3), number("speed-up", 4),
-        number("per hour", 2), number(f"{STEPS_PRICED:,} steps", 1),
-    )  # fmt: skip
-    rows = [_candidate_cells(comparison, candidate, alone_s) for candidate in candidates]
-    return FittedTable(
-        columns=columns, rows=rows, styles=[candidate_style(comparison, c) for c in candidates]
-    ).without_empty()
-
-
-def candidate_style(comparison: Comparison, candidate: Candidate) -> str:
-    """The style of a candidate's row."""
-    return "bold" if candidate is comparison.winner else "" if candidate.feasible else "dim"
-
-
-def fullest_cells(problem: Problem, timeline: Timeline) -> tuple[str, str]:
-    """The fullest device and ``7.4 of 8.0 GiB``, with ✗ where that does not fit."""
-    worst = fullest_device(problem, timeline)
-    peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
-    name_of = inert(problem.cluster.device_names[worst])
-    return name_of, of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
-
-
-def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
-    """True if the row itself shows that a device lacks memory."""
-    timeline = candidate.timeline
-    return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
-
-
-def _bound_line(comparison: Comparison) -> list[Text]:
-    """The lower bound and the gap to it."""
-    if comparison.gap is None or comparison.bound is None:
-        return []
-    what = "no plan is shorter" if comparison.problem.objective == "latency" else "no load is less"
-    bound = format_seconds(comparison.bound.seconds)
-    gap = format_percent(comparison.gap)
-    line = f"{what} than {bound} ({inert(comparison.bound.why)}): gap {gap}"
-    return [Text(line, style="dim")]
-
-
-def _candidate_cells(
-    comparison: Comparison, candidate: Candidate, alone_s: float | None
-) -> list[str]:
-    """Cells of one line; ``alone_s`` is the shortest step on one device, where it fits."""
-    problem, least_s = comparison.problem, comparison.least_step_s
-    tick = "✔" if candidate is comparison.winner else ""
-    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s, least_s)
-    load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s, least_s)
-    device, memory, hourly, per_steps, count, speed_up = [""] * 6
-    if candidate.timeline is not None:
-        device, memory = fullest_cells(problem, candidate.timeline)
-        if problem.cluster.num_devices > 1:
-            used = len(used_devices(candidate.timeline))
-            count = str(used)
-            if alone_s is not None and candidate.step_s:
-                # Of each device that computes: 1.0 would be twice as fast on twice as many.
-                per_device = alone_s / candidate.step_s / max(used, 1)
-                speed_up = f"{per_device:.2f} each"
-        price = price_per_hour(problem, candidate.timeline)
-        if price is not None and candidate.step_s is not None:
-            hourly = dollars(price)
-            per_steps = price_of_steps(price, candidate.step_s)
-    planner = inert(candidate.planner)
-    return [tick, planner, load, step, device, memory, count, speed_up, hourly, per_steps]
-
-
-def verdict(comparison: Comparison) -> list[Text]:
-    """Why the chosen candidate won and what limits it; where none fits, the error says why."""
-    return [] if comparison.winner is None else [Text(inert(comparison.why, LONGEST_SENTENCE))]
 
 
 # ── hocket show ──────────────────────────────────────────────────────────────────────────────
@@ -160,7 +46,7 @@ def plan_summary(
     ``within`` a budget, how it is kept."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within), Text()]
-    parts += [_device_table(facts), *_headroom_line(facts)]
+    parts += [device_table(facts), *_headroom_line(facts)]
     parts += _modules(facts)
     parts += [Text(), _memory_table(facts, memory_by_role(problem, timeline))]
     if facts.links:
@@ -193,7 +79,8 @@ def _headline(facts: Facts) -> RenderableType:
     return Group(title, Text(" · ".join(numbers)))
 
 
-def _device_table(facts: Facts) -> FittedTable:
+def device_table(facts: Facts) -> FittedTable:
+    """Load and peak memory of each device."""
     columns = (
         name("device"), name("type", 1), number("ops"), number("busy"), number("peak memory  ")
     )  # fmt: skip
@@ -302,9 +189,12 @@ def top_table(facts: Facts, most: int) -> FittedTable:
 def explanation(
     problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
 ) -> RenderableType:
-    """Output of ``hocket explain``: where the time goes, what limits it, what would help."""
+    """Output of ``hocket explain``: critical path, bottleneck and advice."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within)]
+    for note, words in (("why", ""), ("alternatives", "alternatives: ")):
+        if told := str(plan.notes.get(note, "")):
+            parts.append(Text(f"{words}{inert(told, LONGEST_SENTENCE)}"))
     parts += _headroom_line(facts)
     parts += _modules(facts)
     parts += [Text(), Text(path_sentence(facts)), Text()]

@@ -80,7 +80,7 @@ def write_trace(
 def write_traces(
     path: str | Path, problem: Problem, plan: Plan, timelines: Mapping[str, Timeline]
 ) -> None:
-    """Write several timelines of one plan into one trace, each device's rows beside each other."""
+    """Write several timelines of one plan into one trace, with adjacent rows per device."""
     traces = {
         label: trace_events(problem, plan, timeline, label=label)
         for label, timeline in timelines.items()

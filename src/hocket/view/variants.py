@@ -10,8 +10,8 @@ from rich.text import Text
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.planners.goal import TIED, Goal, dollars_per_million, goal_values, is_priced
+from hocket.view.comparison import how_of, money_text
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.shared import how_of, money_text
 from hocket.view.table import Column, FittedTable
 
 if TYPE_CHECKING:

@@ -154,7 +154,7 @@ def slower_note(fit: WaveFit) -> str:
 
 
 def partition_slower_note(fit: PartitionFit) -> str:
-    """The same of waves that take partitions in turn."""
+    """The same for round-robin waves over partitions."""
     own = fit.candidates[-1]
     if own.peak_bytes > fit.budget_bytes:
         return "the plan of waves in turn, which do not fit"

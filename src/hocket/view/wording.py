@@ -1,4 +1,4 @@
-"""Numbers as all views write them, so that text, report and notebook say the same."""
+"""Format numbers and sentences alike in text, report and notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
 
 
 def held_of(used_bytes: int, capacity_bytes: int) -> str:
-    """As `of_capacity` where there is one line: what is below 1 GiB keeps its digits."""
+    """As `of_capacity`, but peaks below 1 GiB keep their own unit."""
     if 0 < used_bytes < 1024**3 <= capacity_bytes:
         return f"{format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}"
     return of_capacity(used_bytes, capacity_bytes)

@@ -1,4 +1,4 @@
-"""``hocket fleet allocate``: the share of time that each job gets on each kind of device."""
+"""``hocket fleet allocate``: the share of time that each job gets on each device type."""
 
 from __future__ import annotations
 

@@ -1,41 +1,39 @@
-"""Commands that change jobs and say what each is then."""
+"""``hocket fleet cancel``, ``pause``, ``resume`` and ``drain``: change jobs and devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.fleet.connection import connect, jobs_argument, service_options
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.fleet.connection import jobs_argument, with_service
+from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
     from hocket.service.client import FleetClient
 
 
-def change_command(
-    name: str, summary: str, change: Callable[[FleetClient, int], dict[str, Any]]
-) -> click.Command:
-    """The command ``name``; ``change`` asks the service and answers with the job.
-
-    One that cannot be changed does not keep the others from it.
-    """
+def _change_command(name: str, summary: str) -> click.Command:
+    """A command that changes jobs; one that cannot be changed does not stop the others."""
 
     @click.command(name, help=summary)
     @jobs_argument
-    @service_options
-    @json_option
-    def command(jobs: list[int], state: Path | None, url: str | None, as_json: bool) -> None:
-        from hocket.api.service import RefusedByServiceError
+    @click.option("--array", "whole_arrays", is_flag=True,
+                  help="Also all other jobs of the arrays that they belong to.")  # fmt: skip
+    @with_service
+    def command(client: FleetClient, jobs: list[int], whole_arrays: bool, as_json: bool) -> None:
+        from hocket.api.service import RefusedByServiceError, job_path
 
-        client = connect(state, url)
+        if whole_arrays:
+            jobs = _with_arrays(client, jobs)
         found: list[dict[str, Any]] = []
         refusals: list[RefusedByServiceError] = []
         for job in jobs:
             try:
-                found.append(change(client, job))
+                if name == "cancel":
+                    found.append(client.delete(job_path(job)))
+                else:
+                    found.append(client.post(job_path(job, f":{name}")))
             except RefusedByServiceError as error:
                 refusals.append(error)
                 continue
@@ -49,3 +47,36 @@ def change_command(
             emit(found[0] if len(jobs) == 1 else {"jobs": found})
 
     return command
+
+
+def _with_arrays(client: FleetClient, numbers: list[int]) -> list[int]:
+    """The jobs, and those of their arrays that have not ended."""
+    from hocket.api.service import job_path
+
+    named = [client.get(job_path(number)) for number in numbers]
+    arrays = {job["array_first"] for job in named} - {None}
+    live = client.pages("/v1/jobs", "jobs", limit=1000, live=True)
+    alone = {job["id"] for job in named if job["array_first"] is None}
+    return sorted(alone | {job["id"] for job in live if job["array_first"] in arrays})
+
+
+cancel = _change_command("cancel", "End jobs; those that run are told to stop first.")
+pause = _change_command("pause", "Take the devices of jobs away until they are resumed.")
+resume = _change_command("resume", "Let paused jobs have devices again.")
+
+
+@click.command("drain")
+@click.argument("name", metavar="HOST")
+@click.option("--undo", is_flag=True, help="Let it take jobs again.")
+@with_service
+def drain(client: FleetClient, name: str, undo: bool, as_json: bool) -> None:
+    """Let machine HOST (or a device) take no new jobs; for admins.
+
+    Jobs on it that save their work move to other devices; others stay until they end.
+    """
+    found = client.post(f"/v1/devices:{'reopen' if undo else 'drain'}", {"name": name})
+    if as_json:
+        emit(found)
+    else:
+        word = "new jobs may run" if undo else "no new jobs run"
+        click.echo(f"{word} on {', '.join(found['devices'])}")

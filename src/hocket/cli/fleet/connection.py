@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hocket.cli.output import console
+from hocket.cli.output import console, emit, json_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WATCH_S = 1.0
 _PAUSE_S = 0.3
 _PATIENCE_S = 120.0
-"""Time that somebody who follows or watches waits for a service that is away."""
+"""Time that ``--follow`` and ``--watch`` wait for a service that is restarted."""
 
 
 def service_options(command: F) -> F:
@@ -35,6 +36,16 @@ def service_options(command: F) -> F:
         "--url", help="Address of a service elsewhere; its token is taken from HOCKET_FLEET_TOKEN."
     )
     return state(url(command))
+
+
+def with_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--state``, ``--url`` and ``--json``; the command gets its service as ``client``."""
+
+    @functools.wraps(command)
+    def run(state: Path | None, url: str | None, **values: Any) -> None:
+        command(client=connect(state, url), **values)
+
+    return service_options(json_option(run))
 
 
 def _job_number(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -73,12 +84,21 @@ def connect(state: Path | None, url: str | None) -> FleetClient:
     return find_service(state_folder(state), url)
 
 
-def watch(
-    look: Callable[[], dict[str, Any]],
-    shown: Callable[[dict[str, Any]], RenderableType],
-    *,
-    as_json: bool,
-) -> None:
+Look = Callable[[], dict[str, Any]]
+Shown = Callable[[dict[str, Any]], "RenderableType"]
+
+
+def show(look: Look, shown: Shown, *, as_json: bool, is_watched: bool = False) -> None:
+    """Print an answer of the service as JSON or as a table, again and again where watched."""
+    if is_watched:
+        watch(look, shown, as_json=as_json)
+    elif as_json:
+        emit(look())
+    else:
+        console().print(shown(look()))
+
+
+def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
     """Show something again and again until Ctrl-C; as JSON, a line whenever it changed.
 
     A service that is restarted meanwhile is waited for.
@@ -100,7 +120,7 @@ def watch(
         return
 
 
-def _watch_lines(look: Callable[[], dict[str, Any]]) -> None:
+def _watch_lines(look: Look) -> None:
     last = ""
     while True:
         line = json.dumps(look(), allow_nan=False)
@@ -110,19 +130,15 @@ def _watch_lines(look: Callable[[], dict[str, Any]]) -> None:
         time.sleep(WATCH_S)
 
 
-def _watch_pages(
-    look: Callable[[], dict[str, Any]], shown: Callable[[dict[str, Any]], RenderableType]
-) -> None:
-    """One after the other, for a file or a pipe: nothing can be drawn over there."""
+def _watch_pages(look: Look, shown: Shown) -> None:
+    """Print one after the other, for a file or a pipe, which cannot be redrawn."""
     while True:
         console().print(shown(look()))
         click.echo()
         time.sleep(WATCH_S)
 
 
-def _watch_screen(
-    look: Callable[[], dict[str, Any]], shown: Callable[[dict[str, Any]], RenderableType]
-) -> None:
+def _watch_screen(look: Look, shown: Shown) -> None:
     from rich.live import Live
 
     with Live(shown(look()), console=console(), auto_refresh=False) as live:
@@ -170,6 +186,4 @@ def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
 def _output(client: FleetClient, number: int, attempt: int, start: int) -> Iterator[bytes]:
     from hocket.api.service import job_path
 
-    return client.blocks(
-        job_path(number, "/log"), {"Range": f"bytes={start}-"}, attempt=attempt, follow=True
-    )
+    return client.blocks(job_path(number, "/log"), attempt=attempt, start=start, follow=True)

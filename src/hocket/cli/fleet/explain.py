@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.fleet.connection import connect, job_argument, service_options
-from hocket.cli.output import emit, json_option
+from hocket.cli.fleet.connection import job_argument, with_service
+from hocket.cli.output import emit
+
+if TYPE_CHECKING:
+    from hocket.service.client import FleetClient
 
 
 @click.command("explain")
 @job_argument
-@service_options
-@json_option
-def command(job: int, state: Path | None, url: str | None, as_json: bool) -> None:
-    """Say in one sentence what a job waits for, with the numbers behind it."""
+@with_service
+def command(client: FleetClient, job: int, as_json: bool) -> None:
+    """Explain in one sentence what a job waits for, with the numbers behind it."""
     from hocket.api.service import job_path
 
-    found = connect(state, url).get_when_free(job_path(job, "/explain"))
+    found = client.get_when_free(job_path(job, "/explain"))
     if as_json:
         emit(found)
     else:

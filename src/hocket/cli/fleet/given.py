@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from hocket.base.errors import UsageError
+from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import say
 
 if TYPE_CHECKING:
@@ -15,6 +18,15 @@ if TYPE_CHECKING:
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
+round_option = click.option(
+    "--round",
+    "round_s",
+    type=FiniteRange(min=0.1, max=1e6),
+    default=360.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Length of a round.",
+)
 _MAX_DEVICES = 1_000_000
 _MAX_KINDS = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
@@ -24,7 +36,7 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
 def parse_cluster(
     text: str, option: str = "--cluster"
 ) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
-    """Kinds in order and devices of ``v100:36,p100:8x4``."""
+    """Device types in order and devices of ``v100:36,p100:8x4``."""
     from hocket.api.fleet import FleetDevice
 
     kinds: list[str] = []
@@ -38,7 +50,8 @@ def parse_cluster(
         if not is_right or kind in kinds or int(count) < 1 or (size and int(size) < 1):
             raise UsageError(
                 f"cannot read {part.strip()!r} in {option}",
-                hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
+                hint="write each device type once with a count of at least 1, such as v100:36 or "
+                "v100:9x4 (9 servers of 4)",
             )
         per_server = int(size or 1)
         if len(devices) + int(count) * per_server > _MAX_DEVICES:
@@ -66,22 +79,33 @@ def job_range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
     return first, end
 
 
-def prices_of(text: str | None, kinds: tuple[str, ...]) -> FloatArray:
-    """The price per hour of a device of each kind in ``v100=2.48,k80=0.45``."""
-    import numpy as np
-
-    prices = dict.fromkeys(kinds, 1.0)
+def parse_pairs(
+    text: str | None, option: str, hint: str, *, least: float = 0.0, most: float = 1e300
+) -> dict[str, float]:
+    """The numbers of ``NAME=NUMBER,...`` by name."""
+    numbers: dict[str, float] = {}
     for part in text.split(",") if text else ():
-        kind, _, price = part.strip().partition("=")
+        name, _, number = (word.strip() for word in part.rpartition("="))
         try:
-            value = float(price)
+            value = float(number)
         except ValueError:
             value = -1.0
-        if kind not in prices or not 0.0 <= value < 1e9:
-            hint = "write KIND=PRICE for kinds of --cluster, such as v100=2.48"
-            raise UsageError(f"cannot read {part.strip()!r} in --prices", hint=hint)
-        prices[kind] = value
-    return np.array([prices[kind] for kind in kinds])
+        if not name or name in numbers or not least <= value <= most:
+            raise UsageError(f"cannot read {part.strip()[:60]!r} in {option}", hint=hint)
+        numbers[name] = value
+    return numbers
+
+
+def prices_of(text: str | None, kinds: tuple[str, ...]) -> FloatArray:
+    """The price per hour of a device of each type in ``v100=2.48,k80=0.45``, 1 where not named."""
+    import numpy as np
+
+    hint = "write KIND=PRICE for kinds of --cluster, such as v100=2.48"
+    prices = parse_pairs(text, "--prices", hint, most=1e9)
+    unknown = [kind for kind in prices if kind not in kinds]
+    if unknown:
+        raise UsageError(f"cannot read {unknown[0]!r} in --prices", hint=hint)
+    return np.array([prices.get(kind, 1.0) for kind in kinds])
 
 
 def find_throughputs(path: Path | None, trace: Path) -> Throughputs | None:

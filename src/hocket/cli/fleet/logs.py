@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hocket.base.errors import UsageError
-from hocket.cli.fleet.connection import connect, follow, job_argument, service_options
+from hocket.cli.fleet.connection import follow, job_argument, with_service
 from hocket.cli.fleet.submit import write_out
-from hocket.cli.output import emit, json_option
+from hocket.cli.output import emit
+
+if TYPE_CHECKING:
+    from hocket.service.client import FleetClient
 
 
 @click.command("logs")
@@ -17,21 +20,18 @@ from hocket.cli.output import emit, json_option
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the job has ended.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Which run. [default: the newest]")
 @click.option("--tail", type=click.IntRange(min=0, max=100_000), help="Last lines only.")
-@service_options
-@json_option
+@with_service
 def command(
+    client: FleetClient,
     job: int,
     follows: bool,
     attempt: int | None,
     tail: int | None,
-    state: Path | None,
-    url: str | None,
     as_json: bool,
 ) -> None:
     """Print what a job wrote to standard output and error; -f begins with its first attempt."""
     from hocket.api.service import job_path
 
-    client = connect(state, url)
     if follows and (attempt is not None or tail is not None):
         raise UsageError("--follow shows all attempts", hint="leave out --attempt and --tail")
     parts: list[bytes] = []

@@ -10,8 +10,7 @@ import click
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.cli.fleet.connection import state_folder
-from hocket.cli.fleet.given import parse_cluster
-from hocket.cli.fleet.rounds import min_run_option, round_option
+from hocket.cli.fleet.given import parse_cluster, round_option
 from hocket.cli.fleet.simulate import NUM_KERNELS
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="ENGINE",
     help="What runs the jobs: local (processes of this machine), agents (machines that join by "
-    "hocket fleet agent, with --tls), ray (the cluster that this "
-    "machine is part of), ray://HOST:PORT (that of a head, with the port that ray start prints, "
-    "6379 unless told otherwise) or slurm.",
+    "hocket fleet agent; needs --tls), ray (nodes of the Ray cluster that this machine is part of; "
+    "needs --tls), ray://HOST:PORT (of the head with the port that ray start prints) or slurm.",
 )
 @click.option(
     "--devices",
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kinds",
     metavar="KIND,...",
-    help="Kinds of devices of Ray or Slurm, the fastest first. [default: those there at the start]",
+    help="Device types of Ray or Slurm, the fastest first. [default: those there at the start]",
 )
 @click.option(
     "--state",
@@ -57,26 +55,6 @@ if TYPE_CHECKING:
     help="How devices are shared; hocket fleet allocate --help lists them.",
 )
 @round_option
-@min_run_option
-@click.option(
-    "--slack",
-    "slack_rounds",
-    type=FiniteRange(min=0.0, max=1e6),
-    default=150.0,
-    show_default=True,
-    metavar="ROUNDS",
-    help="Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness.",
-)
-@click.option(
-    "--stickiness",
-    "stickiness_rounds",
-    type=FiniteRange(min=0.0, max=1e6),
-    default=4.0,
-    show_default=True,
-    metavar="ROUNDS",
-    help="Rounds by which the deficit of a waiting job must be larger before it takes the devices "
-    "of a running one.",
-)
 @click.option(
     "--reserve-after",
     "reserve_after_s",
@@ -124,13 +102,6 @@ if TYPE_CHECKING:
     help="TOML file that says what users and teams may ask for.",
 )
 @click.option(
-    "--team",
-    "teams",
-    multiple=True,
-    metavar="NAME=WEIGHT",
-    help="A team that every user may name, and its weight; may be given again.",
-)
-@click.option(
     "--throughputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -150,9 +121,6 @@ def command(
     state: Path | None,
     policy: str,
     round_s: float,
-    min_run_s: float,
-    slack_rounds: float,
-    stickiness_rounds: float,
     reserve_after_s: float | None,
     host: str,
     port: int,
@@ -161,7 +129,6 @@ def command(
     tls: str | None,
     agent_lease_s: float,
     config: Path | None,
-    teams: tuple[str, ...],
     throughputs: Path | None,
     discard_state: bool,
     as_json: bool,
@@ -178,8 +145,8 @@ def command(
         require(package, "hocket fleet serve")
     find_policy(policy)
     if devices and kinds:
-        hint = "leave it out: --devices names the kinds, in that order"
-        raise UsageError("--kinds is for Ray and Slurm", hint=hint)
+        hint = "leave it out: --devices names the device types, in that order"
+        raise UsageError("--kinds is for agents, Ray and Slurm", hint=hint)
     named, found = parse_cluster(devices, "--devices") if devices else (_kinds(kinds), ())
     if on == "local" and not devices:
         named, found = _found_here(named)
@@ -210,7 +177,7 @@ def command(
             say(f"from other machines: --url {secure_url}, HOCKET_FLEET_FINGERPRINT={fingerprint}")
 
     check_engine(on, found)
-    settled = read_server_config(config).with_teams(_weights(teams))
+    settled = read_server_config(config)
     for warning in limit_warnings(found, settled) if on == "local" else ():
         say(f"warning: {warning}")
     announce_compilation(about=NUM_KERNELS)
@@ -220,14 +187,7 @@ def command(
             on=on,
             devices=found,
             kinds=named,
-            rules=Rules(
-                policy=policy,
-                round_s=round_s,
-                min_run_s=min_run_s,
-                slack_rounds=slack_rounds,
-                stickiness_rounds=stickiness_rounds,
-                reserve_after_s=reserve_after_s,
-            ),
+            rules=Rules(policy=policy, round_s=round_s, reserve_after_s=reserve_after_s),
             host=host,
             port=port,
             names=names,
@@ -247,8 +207,8 @@ def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDev
     from hocket.api.daemon import found_devices
 
     if kinds:
-        hint = "leave it out: the GPUs of this machine tell their kinds"
-        raise UsageError("--kinds is for Ray and Slurm", hint=hint)
+        hint = "leave it out: the GPUs of this machine tell their types"
+        raise UsageError("--kinds is for agents, Ray and Slurm", hint=hint)
     devices = found_devices()
     if devices:
         say(f"found {', '.join(device.name for device in devices)}")
@@ -257,9 +217,9 @@ def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDev
 
 def _host_and_port(text: str | None, on: str) -> tuple[str, int] | None:
     if text is None:
-        if on == "agents":
+        if on.startswith(("agents", "ray")):
             hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
-            raise UsageError("agents join by TLS", hint=hint)
+            raise UsageError(f"the machines of --on {on} join by TLS", hint=hint)
         return None
     require("cryptography", "--tls")
     host, _, port = text.rpartition(":")
@@ -274,16 +234,3 @@ def _kinds(text: str | None) -> tuple[str, ...]:
     if not all(kinds) or len(set(kinds)) < len(kinds):
         raise UsageError(f"cannot read --kinds {text!r}", hint="write each once: v100,p100")
     return kinds
-
-
-def _weights(teams: tuple[str, ...]) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for text in teams:
-        name, _, weight = text.rpartition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            weights[name] = -1.0
-        if not name or not 1e-6 <= weights[name] <= 1e6:
-            raise UsageError(f"cannot read --team {text!r}", hint="write NAME=WEIGHT, such as a=2")
-    return weights

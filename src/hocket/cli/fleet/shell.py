@@ -11,15 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hocket.base.errors import RunError
-from hocket.cli.fleet.connection import connect, service_options
+from hocket.cli.fleet.connection import with_service
 from hocket.cli.numbers import FiniteRange
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
     from hocket.service.client import FleetClient
@@ -41,15 +40,13 @@ _LOOK_S = 0.5
     help="The shell is ended after so long.",
 )
 @click.argument("command", nargs=-1, metavar="[COMMAND...]")
-@service_options
-@json_option
+@with_service
 def command(
+    client: FleetClient,
     gang: int,
     kind: str | None,
     time_limit_s: float,
     command: tuple[str, ...],
-    state: Path | None,
-    url: str | None,
     as_json: bool,
 ) -> None:
     """Open a shell (or COMMAND) on devices of the fleet, as a job that waits for its turn.
@@ -59,7 +56,6 @@ def command(
     """
     from hocket.api.service import job_path
 
-    client = connect(state, url)
     with tempfile.TemporaryDirectory(prefix="hocket-shell-") as folder:
         path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -147,7 +143,7 @@ def _talk(caller: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """A terminal that hands every key on; what is none stays as it is."""
+    """Put a terminal into raw mode; other files stay as they are."""
     import termios
     import tty
 

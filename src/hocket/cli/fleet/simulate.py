@@ -19,9 +19,9 @@ from hocket.cli.fleet.given import (
     job_range,
     parse_cluster,
     prices_of,
+    round_option,
     with_arrivals,
 )
-from hocket.cli.fleet.rounds import min_run_option, round_option
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import announce_compilation
@@ -69,7 +69,7 @@ NUM_KERNELS = 15
 @click.option(
     "--throughputs",
     type=click.Path(path_type=Path),
-    help="Steps per second of kinds of jobs, in Gavel's JSON. [default: a table beside the trace]",
+    help="Steps per second of job types, in Gavel's JSON. [default: a table beside the trace]",
 )
 @click.option("--jobs", metavar="A:B", help="Measure jobs A to B-1 only, and end with the last.")
 @click.option(
@@ -77,9 +77,8 @@ NUM_KERNELS = 15
     type=FiniteRange(min=0.0),
     default=0.0,
     metavar="SECONDS",
-    help="Time from the start of a job to its first step. [default: 0]",
+    help="Time from the start of a job to its first step.",
 )
-@min_run_option
 @round_option
 @click.option(
     "--solve-every",
@@ -100,7 +99,7 @@ NUM_KERNELS = 15
     "--seed",
     type=click.IntRange(min=0),
     default=0,
-    help="Of random arrivals and orders. [default: 0]",
+    help="Of random arrivals and orders.",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to this file.")
 @json_option
@@ -114,7 +113,6 @@ def command(
     throughputs: Path | None,
     jobs: str | None,
     preemption_cost: float,
-    min_run_s: float,
     round_s: float,
     solve_every: float,
     prices: str | None,
@@ -140,10 +138,10 @@ def command(
 
     for name in policies:
         find_policy(name)
-        if compatible == "gavel":
-            refuse_non_gavel(name)
     kinds, devices = parse_cluster(cluster)
     work_trace = with_arrivals(read_trace(trace), arrivals_per_hour, seed)
+    for name in policies if compatible == "gavel" else ():
+        refuse_non_gavel(name, has_gangs=bool((work_trace.gang > 1).any()))
     table = find_throughputs(throughputs, trace)
     work = bind(work_trace, kinds, table)
     for note in (*work.notes, *_never_fits(work, devices)):
@@ -157,7 +155,6 @@ def command(
         policy=policies[0],
         mechanism=compatible or "improved",
         round_s=round_s,
-        min_run_s=min_run_s,
         min_solve_s=solve_every,
         restart_s=preemption_cost,
         seed=seed,
@@ -196,7 +193,7 @@ def _watched(
 
 
 def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str, ...]:
-    """Jobs that no kind of the cluster can ever run, in words."""
+    """Jobs that no device type of the cluster can ever run, in words."""
     import numpy as np
 
     num_devices = Counter(device.kind for device in devices)
@@ -208,14 +205,14 @@ def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str,
     names = ", ".join(repr(work.trace.names[job]) for job in never[:5])
     more = ", …" if len(never) > 5 else ""
     return (
-        f"{len(never)} of {len(work.trace)} jobs are left out ({names}{more}): no kind of the "
-        "cluster has enough devices that they can run on",
+        f"{len(never)} of {len(work.trace)} jobs are left out ({names}{more}): no device type of "
+        "the cluster has enough devices that they can run on",
     )
 
 
 @contextmanager
 def _progress(policy: str) -> Iterator[OnProgress | None]:
-    """A bar on stderr where somebody looks at it."""
+    """Show a progress bar on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -45,8 +45,8 @@ def command(
     v100 = 10.5
 
     With model = "package.module:function" (or a model of the zoo) and batch = N in place of
-    throughputs, the model's step is planned for every kind of the fleet. The command finds the plan
-    for the devices that it got in HOCKET_PLAN, as hocket.prepare does by itself.
+    throughputs, the model's step is planned for every device type of the fleet. The command finds
+    the plan for the devices that it got in HOCKET_PLAN, as hocket.prepare does by itself.
     """
     client = connect(state, url)
     body = _body(job_file, client)
@@ -114,9 +114,11 @@ def _with_this_python(command: list[str]) -> list[str]:
 
 
 def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
-    """The job with a plan of its model for every kind of the fleet, in a folder beside its file."""
+    """The job with a plan of its model for every device type of the fleet, in a folder beside its
+    file."""
     from hocket.api.jobs import planned_job
-    from hocket.cli.sources import ModelOptions, announce_compilation, load_graph
+    from hocket.cli.options import ModelOptions
+    from hocket.cli.sources import announce_compilation, load_graph
 
     assert spec.model is not None
     kinds = sorted({device["kind"] for device in client.get("/v1/devices")["devices"]})

@@ -1,21 +1,26 @@
-"""``hocket fleet throughputs``: how fast models would train on kinds of devices, without them."""
+"""``hocket fleet throughputs``: how fast models would train on device types, without them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from hocket.base.errors import UsageError
+from hocket.cli.fleet.given import parse_pairs
+from hocket.cli.options import ModelOptions, model_options
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import ModelOptions, announce_compilation, load_graph, model_options
+from hocket.cli.sources import announce_compilation, load_graph
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hocket.cost.calibrate import Calibration
     from hocket.fleet.throughputs.planned import GangPlan
     from hocket.fleet.throughputs.predict import PredictedThroughputs
     from hocket.fleet.throughputs.servers import Servers
+    from hocket.fleet.throughputs.table import Throughputs
     from hocket.graph.graph import Graph
 
 _MAX_GANG = 4096
@@ -28,7 +33,7 @@ _MAX_GANG = 4096
     "kinds",
     required=True,
     metavar="KIND,...",
-    help="Kinds of devices, such as v100,p100,k80; NAME=HARDWARE for a kind that the fleet calls "
+    help="Device types, such as v100,p100,k80; NAME=HARDWARE for a type that the fleet calls "
     "NAME, such as v100=dgx1-v100.",
 )
 @click.option(
@@ -60,7 +65,7 @@ _MAX_GANG = 4096
     "--planned",
     is_flag=True,
     help="Plan every gang for itself: members share one batch of the model in the best way for "
-    "their kind, as hocket plan finds it, instead of taking a batch each.",
+    "their device type, as hocket plan finds it, instead of taking a batch each.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Table to write, as JSON.")
 @model_options
@@ -78,54 +83,72 @@ def command(
     options: ModelOptions,
     as_json: bool,
 ) -> None:
-    """Predict steps per second of models on kinds of devices, for one device and for gangs.
+    """Predict steps per second of models on device types, for one device and for gangs.
 
     MODEL is a model of the zoo, package.module:function or a graph file. Members of a gang train
     data parallel on a batch each, and the steps of all of them count. Columns that end in
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
-    from hocket.api.fleet_throughputs import (
-        predict,
-        stacked,
-        throughputs_to_dict,
-        write_throughputs,
-    )
+    from hocket.api.fleet_throughputs import stacked, throughputs_to_dict, write_throughputs
     from hocket.cost.calibrate import read_calibration
-    from hocket.view.fleet_data import prediction_data
 
-    if job_type is not None and len(models) > 1:
-        raise UsageError("--name names one model", hint="name models one at a time")
-    if measured is not None and len(models) > 1:
-        raise UsageError("--measured is about one model", hint="take models one at a time")
+    for option, is_given in (("--name", job_type), ("--measured", measured)):
+        if is_given is not None and len(models) > 1:
+            raise UsageError(f"{option} is for one model", hint="give one MODEL at a time")
+    if planned and measured is not None:
+        raise UsageError("--measured is for data parallel gangs", hint="leave out --planned")
     servers, sizes = _servers(kinds, _bandwidth_bps(network)), _gangs(gangs)
     speeds = _measured(measured)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()
     if planned:
-        if measured is not None:
-            raise UsageError("--measured is of one fixed way", hint="leave out --planned")
-        _plan(graphs, servers, sizes, fitted, job_type, output, as_json)
-        return
-    predictions = [
-        predict(graph, servers, sizes, job_type=job_type, calibration=fitted, measured=speeds)
-        for graph in graphs
-    ]
-    table = stacked([prediction.throughputs for prediction in predictions])
+        found = _plan(graphs, servers, sizes, fitted, job_type)
+    else:
+        found = _predict(graphs, servers, sizes, fitted, job_type, speeds)
+    table = stacked(found.tables)
     if output is not None:
         write_throughputs(output, table)
     if as_json:
-        emit(
-            {
-                "throughputs": throughputs_to_dict(table),
-                "models": [prediction_data(prediction) for prediction in predictions],
-            }
-        )
+        emit({"throughputs": throughputs_to_dict(table), **found.data})
         return
-    for prediction in predictions:
-        _print(prediction)
+    for line in found.lines:
+        console().print(line)
     if output is not None:
         say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
+
+
+class _Found(NamedTuple):
+    """Tables of throughputs, the same as JSON, and what is printed."""
+
+    tables: list[Throughputs]
+    data: dict[str, Any]
+    lines: list[RenderableType]
+
+
+def _predict(
+    graphs: list[Graph],
+    servers: list[Servers],
+    sizes: list[int],
+    calibration: Calibration | None,
+    job_type: str | None,
+    measured: dict[str, float],
+) -> _Found:
+    """Data parallel gangs."""
+    from hocket.api.fleet_throughputs import predict
+    from hocket.view.fleet_data import prediction_data
+
+    predictions = [
+        predict(
+            graph, servers, sizes, job_type=job_type, calibration=calibration, measured=measured
+        )
+        for graph in graphs
+    ]
+    return _Found(
+        [prediction.throughputs for prediction in predictions],
+        {"models": [prediction_data(prediction) for prediction in predictions]},
+        [line for prediction in predictions for line in _prediction_lines(prediction)],
+    )
 
 
 def _plan(
@@ -134,51 +157,32 @@ def _plan(
     sizes: list[int],
     calibration: Calibration | None,
     job_type: str | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Every gang with the best plan of its own."""
-    from hocket.api.fleet_throughputs import (
-        plan_gangs,
-        planned_throughputs,
-        stacked,
-        throughputs_to_dict,
-        write_throughputs,
-    )
+) -> _Found:
+    """Gangs with the best plan of their own."""
+    from hocket.api.fleet_throughputs import plan_gangs, planned_throughputs
     from hocket.view.fleet_data import gang_plans_data
 
-    models = []
     with working("planning every gang"):
-        for graph in graphs:
-            models.append(plan_gangs(graph, servers, sizes, calibration=calibration))
-    names = [job_type or graph.name for graph in graphs]
-    tables = [planned_throughputs(plans, n) for plans, n in zip(models, names, strict=True)]
-    table = stacked(tables)
-    if output is not None:
-        write_throughputs(output, table)
-    if as_json:
-        plans_by_name = {n: gang_plans_data(plans) for plans, n in zip(models, names, strict=True)}
-        emit({"throughputs": throughputs_to_dict(table), "plans": plans_by_name})
-        return
-    for plans, name in zip(models, names, strict=True):
-        _print_plans(name, plans)
-    if output is not None:
-        say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
+        plans = {
+            job_type or graph.name: plan_gangs(graph, servers, sizes, calibration=calibration)
+            for graph in graphs
+        }
+    return _Found(
+        [planned_throughputs(some, name) for name, some in plans.items()],
+        {"plans": {name: gang_plans_data(some) for name, some in plans.items()}},
+        [line for name, some in plans.items() for line in _plan_lines(name, some)],
+    )
 
 
-def _print_plans(name: str, plans: list[GangPlan]) -> None:
+def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
     from rich.text import Text
 
     from hocket.view.fleet_data import gang_plans_data
     from hocket.view.names import LONGEST_SENTENCE, inert
-    from hocket.view.table import Column, FittedTable
+    from hocket.view.table import FittedTable
+    from hocket.view.table import name as names
+    from hocket.view.table import number as numbers
 
-    columns = (
-        Column(title="kind", is_name=True),
-        Column(title="gang", align="right"),
-        Column(title="steps/s", align="right"),
-        Column(title="by", is_name=True),
-    )
     rows = [
         [
             Text(inert(str(row["kind"]), 60)),
@@ -188,9 +192,9 @@ def _print_plans(name: str, plans: list[GangPlan]) -> None:
         ]
         for row in gang_plans_data(plans)
     ]
-    out = console()
-    out.print(Text(f"{inert(name, 200)}: steps of the whole batch per second"))
-    out.print(FittedTable(columns=columns, rows=rows))
+    columns = (names("kind"), numbers("gang"), numbers("steps/s"), names("by"))
+    title = Text(f"{inert(name, 200)}: steps of the whole batch per second")
+    return [title, FittedTable(columns=columns, rows=rows)]
 
 
 def _bandwidth_bps(text: str | None) -> float | None:
@@ -208,18 +212,8 @@ def _bandwidth_bps(text: str | None) -> float | None:
 
 
 def _measured(text: str | None) -> dict[str, float]:
-    speeds: dict[str, float] = {}
-    for part in text.split(",") if text is not None else ():
-        kind, _, speed = (word.strip() for word in part.partition("="))
-        try:
-            steps_per_s = float(speed)
-        except ValueError:
-            steps_per_s = 0.0
-        if not 0.0 < steps_per_s < float("inf") or kind in speeds:
-            hint = "write each kind once, like v100=7.8,p100=4.9"
-            raise UsageError(f"cannot read {part.strip()!r} in --measured", hint=hint)
-        speeds[kind] = steps_per_s
-    return speeds
+    hint = "write each device type once, like v100=7.8,p100=4.9"
+    return parse_pairs(text, "--measured", hint, least=1e-300)
 
 
 def _servers(text: str, network_bps: float | None) -> list[Servers]:
@@ -248,19 +242,15 @@ def _gangs(text: str) -> list[int]:
     return sizes
 
 
-def _print(prediction: PredictedThroughputs) -> None:
+def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
     from rich.text import Text
 
     from hocket.base.units import format_bytes
     from hocket.view.names import inert
-    from hocket.view.table import Column, FittedTable
+    from hocket.view.table import FittedTable, name, number
 
     table = prediction.throughputs
-    columns = (
-        Column(title="kind", is_name=True),
-        Column(title="taken as", is_name=True),
-        *(Column(title=f"gang of {profile.gang}", align="right") for profile in table.profiles),
-    )
+    gangs = (number(f"gang of {profile.gang}") for profile in table.profiles)
     hardware = [step.servers.hardware for step in prediction.steps]
     rows = [
         [
@@ -270,10 +260,14 @@ def _print(prediction: PredictedThroughputs) -> None:
         ]
         for at, kind in enumerate(table.kinds)
     ]
-    out = console()
-    name = inert(table.profiles[0].job_type, 200)
-    out.print(Text(f"{name}: steps per second, {format_bytes(prediction.gradient_bytes)} summed"))
-    out.print(FittedTable(columns=columns, rows=rows))
-    for step in prediction.steps:
-        if step.obstacle:
-            out.print(Text(f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}"))
+    model = inert(table.profiles[0].job_type, 200)
+    summed = format_bytes(prediction.gradient_bytes)
+    return [
+        Text(f"{model}: steps per second, {summed} of gradients summed per step"),
+        FittedTable(columns=(name("kind"), name("taken as"), *gangs), rows=rows),
+        *(
+            Text(f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}")
+            for step in prediction.steps
+            if step.obstacle
+        ),
+    ]

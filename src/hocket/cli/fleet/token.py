@@ -1,14 +1,20 @@
-"""``hocket fleet token``: who may use the service, and under which name."""
+"""``hocket fleet token`` and ``login``: who may use the service, and by which name."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 
-from hocket.cli.fleet.connection import connect, service_options
-from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.fleet.connection import show, with_service
+from hocket.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hocket.service.client import FleetClient
 
 
 @click.group("token")
@@ -26,14 +32,13 @@ def command() -> None:
     help="admin: everything; user: see all jobs, submit, change own jobs; read-only: see; agent: "
     "run jobs on the machine that is called NAME.",
 )
-@service_options
-@json_option
-def add(name: str, role: str, state: Path | None, url: str | None, as_json: bool) -> None:
-    """Make a token for NAME and print it; nobody can see it again.
+@with_service
+def add(client: FleetClient, name: str, role: str, as_json: bool) -> None:
+    """Make a token for NAME and print it; it is shown only once.
 
     Its owner puts it into HOCKET_FLEET_TOKEN, or signs in on the page with it.
     """
-    found = connect(state, url).post("/v1/tokens", {"name": name, "role": role})
+    found = client.post("/v1/tokens", {"name": name, "role": role})
     if as_json:
         emit(found)
     else:
@@ -42,27 +47,50 @@ def add(name: str, role: str, state: Path | None, url: str | None, as_json: bool
 
 
 @command.command("list")
-@service_options
-@json_option
-def list_them(state: Path | None, url: str | None, as_json: bool) -> None:
+@with_service
+def list_them(client: FleetClient, as_json: bool) -> None:
     """List who has a token."""
-    found = connect(state, url).get("/v1/tokens")
-    if as_json:
-        emit(found)
-        return
-    from hocket.cli.fleet.tables import tokens_table
+    show(lambda: client.get("/v1/tokens"), _tokens_table, as_json=as_json)
 
-    console().print(tokens_table(found["tokens"]))
+
+def _tokens_table(found: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    from hocket.view.names import inert
+    from hocket.view.table import Column, FittedTable, name
+
+    if not found["tokens"]:
+        return Text("nobody has a token but whoever runs the service")
+    rows = [
+        [
+            Text(inert(token["name"])),
+            Text(token["role"]),
+            Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(token["made_s"]))),
+        ]
+        for token in found["tokens"]
+    ]
+    columns = (name("name"), Column(title="role"), Column(title="made"))
+    return FittedTable(columns=columns, rows=rows)
 
 
 @command.command("remove")
 @click.argument("name")
-@service_options
-@json_option
-def remove(name: str, state: Path | None, url: str | None, as_json: bool) -> None:
-    """Take the token of NAME away, and sign its browsers out; its jobs stay."""
-    connect(state, url).delete(f"/v1/tokens/{quote(name, safe='')}")
+@with_service
+def remove(client: FleetClient, name: str, as_json: bool) -> None:
+    """Remove the token of NAME and sign its browsers out; its jobs stay."""
+    client.delete(f"/v1/tokens/{quote(name, safe='')}")
     if as_json:
         emit({"name": name})
     else:
         click.echo(f"{name} has no token any more")
+
+
+@click.command("login")
+@with_service
+def login(client: FleetClient, as_json: bool) -> None:
+    """Print an address that signs a browser in, once and within ten minutes."""
+    found = client.post("/v1/login-links")
+    if as_json:
+        emit(found)
+    else:
+        click.echo(found["url"])

@@ -5,7 +5,8 @@ import pytest
 from hocket.api import make_problem, make_training
 from hocket.graph.generators import generate
 from hocket.planners.candidates import Candidate, Comparison
-from hocket.view import compared
+from hocket.transformer import captured
+from hocket.view import comparison as view
 
 _FITS = Candidate(
     planner="any", plan=None, timeline=None, feasible=True, reason="", plan_seconds=0.0
@@ -21,7 +22,7 @@ def _comparison(problem, *, fits=True):
 @pytest.mark.parametrize(("on", "is_told"), [("4xa100-80g", False), ("2xa100-80g+2xt4", True)])
 def test_parallel_points_to_plan_where_devices_are_unequal(on, is_told):
     problem = make_training("gpt-3.6b", on, 8, dtype="float16")
-    assert ("hocket plan" in compared.elsewhere(_comparison(problem))) == is_told
+    assert ("hocket plan" in view.elsewhere(_comparison(problem))) == is_told
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,6 @@ def test_plan_points_to_parallel_for_transformers_on_many_devices_or_where_nothi
     on, fits, is_transformer, is_told, monkeypatch
 ):
     if is_transformer:
-        monkeypatch.setattr(compared, "from_graph", lambda graph: None)
+        monkeypatch.setattr(captured, "from_graph", lambda graph: None)
     comparison = _comparison(make_problem(generate("chain", 5), on), fits=fits)
-    assert ("hocket parallel" in compared.elsewhere(comparison)) == is_told
+    assert ("hocket parallel" in view.elsewhere(comparison)) == is_told

@@ -1,0 +1,176 @@
+"""``hocket fleet jobs``, ``devices`` and ``usage``: tables of a service on the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hocket.base.units import words_for_seconds
+from hocket.cli.fleet.connection import show, watch_option, with_service
+from hocket.view.names import inert
+from hocket.view.table import Column, FittedTable, name, number
+from hocket.view.wording import count_of
+
+if TYPE_CHECKING:
+    from hocket.service.client import FleetClient
+
+_PAGE = 1000
+_MAX_FAILED = 20
+_FAILED = ("failed", "timed out")
+_WITH_DEVICES = ("starting", "running", "stopping")
+_RECENT_S = 24 * 3600.0
+_MAX_REASONS = 5
+_MAX_ROWS = 200
+_STYLES = {
+    "running": "green",
+    "starting": "green",
+    "failed": "red",
+    "timed out": "red",
+    "paused": "yellow",
+}
+Rows = Sequence[Mapping[str, Any]]
+
+
+@click.command("jobs")
+@click.option("--all", "is_all", is_flag=True, help="Also jobs that have ended.")
+@watch_option
+@with_service
+def jobs(client: FleetClient, is_all: bool, watch: bool, as_json: bool) -> None:
+    """List jobs that run or wait, and those that failed or timed out within a day."""
+
+    def look() -> dict[str, Any]:
+        if is_all:
+            return {"jobs": list(client.pages("/v1/jobs", "jobs", limit=_PAGE))}
+        found = [
+            job
+            for status in _FAILED
+            for job in client.get("/v1/jobs", status=status, newest=True, limit=_MAX_FAILED)["jobs"]
+        ]
+        failed = {job["id"]: job for job in found if job["ended_s"] > time.time() - _RECENT_S}
+        live = {job["id"]: job for job in client.pages("/v1/jobs", "jobs", limit=_PAGE, live=True)}
+        return {"jobs": [job for _, job in sorted((live | failed).items())]}
+
+    show(
+        look,
+        lambda found: jobs_table(found["jobs"], time.time(), is_all),
+        as_json=as_json,
+        is_watched=watch,
+    )
+
+
+@click.command("devices")
+@watch_option
+@with_service
+def devices(client: FleetClient, watch: bool, as_json: bool) -> None:
+    """List the devices of the service and the jobs on them."""
+    show(
+        lambda: client.get("/v1/devices"),
+        lambda found: devices_table(found["devices"]),
+        as_json=as_json,
+        is_watched=watch,
+    )
+
+
+@click.command("usage")
+@click.option("--weeks", type=click.IntRange(1, 520), default=4, show_default=True,
+              help="This week and as many before.")  # fmt: skip
+@with_service
+def usage(client: FleetClient, weeks: int, as_json: bool) -> None:
+    """List device hours by week, user, team and device type."""
+    show(
+        lambda: client.get("/v1/usage", weeks=weeks),
+        lambda found: usage_table(found["usage"]),
+        as_json=as_json,
+    )
+
+
+def jobs_table(jobs: Rows, now_s: float, is_all: bool) -> RenderableType:
+    """A row per job, those with devices first, then the newest last; then why the last ones
+    failed."""
+
+    if not jobs:
+        return Text("no jobs" if is_all else "no jobs wait or run; --all shows those that ended")
+    hidden = max(len(jobs) - _MAX_ROWS, 0)
+    first = [job for job in jobs if job["status"] in _WITH_DEVICES][:_MAX_ROWS]
+    others = [job for job in jobs if job["status"] not in _WITH_DEVICES]
+    rows = [*first, *others[max(len(others) + len(first) - _MAX_ROWS, 0) :]]
+    columns = (
+        number("id"), name("name"), Column(title="status"), name("on", 1), number("gang", 4),
+        number("steps", 3), number("attempt", 5), number("age", 2), name("team", 7), name("by", 6),
+    )  # fmt: skip
+    table = FittedTable(columns=columns, rows=[_job_row(job, now_s) for job in rows])
+    older = f"  {count_of(hidden, 'other job')} not shown (--json has all)"
+    failed = [job for job in jobs if job["status"] in _FAILED][-_MAX_REASONS:]
+    reasons = [
+        Text(f"  job {job['id']}: {inert(job['message'])}; see hocket fleet logs {job['id']}")
+        for job in failed
+    ]
+    return Group(*([Text(older)] if hidden else []), table, *reasons)
+
+
+def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:
+
+    spec, total = job["spec"], job["spec"]["total_steps"]
+    cells = [
+        str(job["id"]),
+        inert(spec["name"]),
+        job["status"],
+        inert(", ".join(job["devices"])),
+        str(spec["gang"]),
+        f"{job['done_steps']:,.0f}" + ("" if total is None else f" of {total:,.0f}"),
+        str(job["attempt"]),
+        words_for_seconds(max(now_s - job["submitted_s"], 0.0)),
+        inert(spec["team"]),
+        inert(job.get("owner", "")),
+    ]
+    row = [Text(cell) for cell in cells]
+    row[2].stylize(_STYLES.get(job["status"], ""))
+    return row
+
+
+def devices_table(devices: Rows) -> RenderableType:
+    """A row per device."""
+
+    if not devices:
+        return Text("no devices")
+    rows = [
+        [*(Text(inert(device[key])) for key in ("name", "kind", "server")), _use(device)]
+        for device in devices[:_MAX_ROWS]
+    ]
+    columns = (name("device"), name("kind"), name("server", 1), Column(title="use"))
+    hidden = len(devices) - len(rows)
+    more = [Text(f"  {count_of(hidden, 'more device')} not shown (--json has all)")]
+    return Group(FittedTable(columns=columns, rows=rows), *(more if hidden else []))
+
+
+def _use(device: Mapping[str, Any]) -> Text:
+
+    if not device["is_up"]:
+        return Text("lost", style="red")
+    drained = ", drained" if device["is_drained"] else ""
+    if not device["jobs"]:
+        return Text(f"free{drained}", style="dim")
+    numbers = ", ".join(str(number) for number in device["jobs"])
+    return Text(f"job {numbers}{drained}", style="green")
+
+
+def usage_table(rows: Rows) -> RenderableType:
+    """A row per week, user, team and device type."""
+
+    if not rows:
+        return Text("no device was used")
+    cells = [
+        [*(Text(inert(row[key])) for key in ("week", "user", "team", "kind")),
+         Text(f"{row['device_hours']:,.2f}")]
+        for row in rows
+    ]  # fmt: skip
+    columns = (
+        Column(title="week"), name("user"), name("team", 1), name("device type"),
+        number("device hours"),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=cells)
