@@ -107,7 +107,8 @@ def all_rows(work: Path, num_ops: int, trace: Path | None) -> dict[str, Row]:
     graph, market = work / "graph.json.gz", work / "market.json"
     write_inputs(graph, market)
     plan = ("plan", str(graph), "--on", "4xv100-16g", "--json")
-    parallel = ("parallel", "gpt3-175b", "--on", "512xdgx-a100-80g", "--batch", "1536", "--json")
+    parallel = ("parallel", "gpt3-175b", "--on", "512xdgx-a100-80g", "--batch", "1536", "--json",
+                "--software", "megatron-core")  # fmt: skip
     rows: dict[str, Row] = {
         "help": lambda source: command_s(source, "--help"),
         "plan": lambda source: command_s(source, *plan),

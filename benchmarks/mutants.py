@@ -59,7 +59,6 @@ ROOMS = {
     "runtime/train/batches": "runtime/test_train.py",
     "runtime/train/watch": "runtime/test_train_watch.py",
     "runtime/collectives/rank_tables": "runtime/collectives/test_tree_executor.py",
-    "tables/machine": "tables/test_transports.py",
     "tables/budget": "tables/test_protocol.py",
     "loops/dependence": "loops/test_catalogue.py",
     "loops/tiles": "loops/test_catalogue.py",

@@ -2,11 +2,10 @@
 
     python benchmarks/classes/serving.py [TRIAL ...] [--kills 200] [--json FILE]
 
-Trials: fan-out, overhead, predict, kill, ray, fresh (one net in several processes), device (`hocket
-split` and `hocket serve-classes` on a GPU, as typed). Needs the extra ``classes`` (and ``ray`` for
-that comparison). Parts are convolutions of random weights, whose time does not depend on training,
-in front of scores that are known, so that every answer can be checked. Wall time: run it on a
-machine with nothing else to do.
+Trials: fan-out, overhead, predict, kill, ray, fresh (one net in several processes). Needs the extra
+``classes`` (and ``ray`` for that comparison). Sub-models are convolutions of random weights, whose
+time does not depend on training, in front of scores that are known, so that every answer can be
+checked. Wall time: run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ import torch
 from cifar_latency import without_onnx_package
 from serving_parts import SHAPE, Known, made_folder, quantiles, times_s
 
-from hocket.classes.artefact import Folder, read_folder
+from hocket.classes.artefact import Folder
 from hocket.classes.exported import as_onnx
 from hocket.classes.latency_forecast import FanOut, answer_s
-from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.dry_run import forecast_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions, siblings_of
-from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, latency_s, open_session
 
 SIZES = ("16x4", "32x6", "48x8", "64x10", "96x12")
@@ -282,70 +279,7 @@ def ray_actors() -> list[dict[str, Any]]:
     return rows
 
 
-def device() -> dict[str, Any]:
-    """`hocket split` and `hocket serve-classes` on a GPU as typed, against workers' answers."""
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    source = Path(__file__).parents[2] / "examples/classes_digits.py"
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as path:
-        folder = Path(path) / "digits"
-        split = ["--data", f"{source}:images", "--parts", "5", "--redundancy", "2",
-                 "--train", "200", "--retrain", "100", "--rounds", "0"]  # fmt: skip
-        start_s = time.monotonic()
-        done = hocket(
-            "split", f"{source}:net", *split, "-o", str(folder), "--device", kind, "--json"
-        )
-        told, _ = done.communicate()
-        split_s = time.monotonic() - start_s
-        with FrontEnd(read_folder(folder), ServeOptions(quorum=2)) as front_end:
-            images = rng.normal(size=(300, *front_end.table.input_shape)).astype(np.float32)
-            expected = [front_end.predict(image) for image in images]
-        how, answers = served_on(kind, folder, images)
-    took = np.array([took_s for *_, took_s in answers[20:]])
-    pairs = list(zip(answers, expected, strict=True))
-    result = {
-        "device": torch.cuda.get_device_name() if kind == "cuda" else kind,
-        "split_exit": done.returncode, "split_s": split_s,
-        "test_accuracy": json.loads(told)["validation"]["test_parts"], "served": how,
-        "same_label": sum(label == other.label for (label, *_), other in pairs),
-        "asked": len(answers), **quantiles(took),
-        "probabilities_apart": max(abs(share - float(other.probabilities.max()))
-                                   for (_, share, _), other in pairs),
-    }  # fmt: skip
-    print(json.dumps(result, indent=1), flush=True)
-    return result
-
-
-def served_on(
-    kind: str, folder: Path, images: np.ndarray
-) -> tuple[str, list[tuple[int, float, float]]]:
-    """Label, probability and seconds of every answer, as typed; in process without a web server."""
-    try:
-        import fastapi  # noqa: F401
-    except ImportError as error:
-        with DeviceFrontEnd(read_folder(folder), kind) as front_end:
-            found = [front_end.predict(image) for image in images]
-        told = [(each.label, float(each.probabilities.max()), each.took_s) for each in found]
-        return f"in process: {error}", told
-    token = folder.parent / "token"
-    server = hocket("serve-classes", str(folder), "--device", kind, "--token-file", str(token))
-    assert server.stdout is not None
-    client = ClassesClient(server.stdout.readline().strip(), token.read_text().strip())
-    answers = [client.predict(image) for image in images]
-    server.send_signal(signal.SIGINT)
-    told = [(each["index"], each["classes"][0]["probability"], each["took_s"]) for each in answers]
-    return f"by HTTP, ended with {server.wait(60)}", told
-
-
-def hocket(*words: str) -> subprocess.Popen[str]:
-    """A command as typed."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "hocket", *words], stdout=subprocess.PIPE, text=True
-    )
-
-
 TRIALS = {
-    "device": device,
     "fresh": fresh,
     "fan-out": fan_out,
     "overhead": overhead,

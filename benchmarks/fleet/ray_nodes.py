@@ -38,8 +38,8 @@ def trial(fleet: Fleet, cluster: RayCluster, chance: random.Random) -> list[dict
         running = [job for job in fleet.live_jobs() if job["status"] in ("starting", "running")]
         nodes = sorted({device.split("/")[0] for job in running for device in job["devices"]})
     node = chance.choice(nodes)
-    # A node that came back before Ray gave up its predecessor is called NAME#2.
-    raylet = node.split("#")[0]
+    # A node that came back before Ray gave up its predecessor has its id in its name.
+    raylet = node.split("-")[0]
     struck = [
         {"job": job["id"], "attempt": job["attempt"], "reached": fleet.progress(job["id"])}
         for job in running
@@ -65,7 +65,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ray_cluster() as cluster:
         for node, devices in NODES.items():
             cluster.add(node, **devices)
-        fleet = Fleet(Path(name), LOAD, ["--on", "ray", "--kinds", "v100,p100"])
+        options = ["--on", "ray", "--kinds", "v100,p100", "--tls", "127.0.1.1:0"]
+        fleet = Fleet(Path(name), LOAD, [*options, "--agent-lease", "6"])
         try:
             for number in range(1, arguments.trials + 1):
                 struck += trial(fleet, cluster, chance)

@@ -34,7 +34,7 @@ from hocket.service.daemon import Daemon
 from hocket.service.records import AttemptRecord, EventRecord, JobRecord
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
-from hocket.service.store.batch import Batch
+from hocket.service.store.tables import Batch
 
 NUM_LIVE = 2048
 NUM_ENDED = 10_000
@@ -184,9 +184,6 @@ def ended_jobs() -> Batch:
             EventRecord(sequence=sequence, time_s=0.0, kind="started", job=sequence // 4)
             for sequence in range(1, 4 * NUM_ENDED + 1)
         ],
-        last_number=NUM_ENDED,
-        last_sequence=4 * NUM_ENDED,
-        num_attempts=NUM_ENDED,
     )
 
 

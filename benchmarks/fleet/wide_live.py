@@ -53,7 +53,7 @@ def run(seed: int, policy: str) -> bool:
             return _watched(daemon, source, seed)
         finally:
             for number in list(daemon.service_state.jobs):
-                daemon.cancel(number)
+                daemon.change("cancel", number)
             while daemon.service_state.attempts:
                 time.sleep(0.05)
             daemon.close()
@@ -71,7 +71,7 @@ def _watched(daemon: Daemon, source: random.Random, seed: int) -> bool:
             told_s = told_s or _reserved_s(daemon, wide)
             record = daemon.job(wide)
             if record.started_s is not None:
-                others = daemon.jobs(wide, 10_000)
+                others = daemon.store.jobs(wide, 10_000)
                 overtook = sum(
                     one.started_s is not None and one.started_s < record.started_s for one in others
                 )

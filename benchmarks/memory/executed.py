@@ -1,6 +1,6 @@
 """Steps of real size carried out on the processor in memory order: bytes and bits.
 
-    .venv/bin/python benchmarks/memory/executed.py [MODEL BATCH [LENGTH]]
+    PYTHONPATH=src:tests .venv/bin/python benchmarks/memory/executed.py [MODEL BATCH [LENGTH]]
 
 The recorded step runs once in recorded order and once in memory order, gradients released by their
 updates, with every storage counted while it is held. Bytes are MiB beyond what exists before the
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from runtime.whole_step import WholeStep
 
 from hocket.api import make_problem
 from hocket.capture import capture_program, load_model, named_tensors
@@ -23,7 +24,6 @@ from hocket.plan.plan import Plan
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.memory.release import release_gradients
 from hocket.runtime.device_instructions import split
-from hocket.runtime.in_process_placement import SingleProcess
 from hocket.runtime.placed_program import Setup
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
@@ -37,7 +37,7 @@ def carried_out(problem: Any, plan: Plan, program: Any, values: Any) -> tuple[in
     graph = problem.graph
     parts = split(graph, instructions_of(problem, plan), order=plan.by_device)
     setup = Setup(graph, program, plan.device_of, parts)
-    process = SingleProcess(setup, values, [torch.device("cpu")], seed=5)
+    process = WholeStep(setup, values, [torch.device("cpu")], seed=5)
     record = process.step(1)
     digest = hashlib.sha256()
     results = process.results()

@@ -287,10 +287,9 @@ def pairs(run: Run, name: str) -> None:
             clear()
             why = case.explained(kept)
         row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted, **why}
-        groups = max((block.expert_groups for block in kept.section.blocks), default=1)
         run.book.add("pair", {"model": name, **row, "predicted_step_s": kept.step_s,
                               "step_s": case.step_s, "kept": counted <= budget,
-                              "losses": losses, "expert_groups": groups})  # fmt: skip
+                              "losses": losses})  # fmt: skip
 
 
 def replay(run: Run, name: str) -> None:

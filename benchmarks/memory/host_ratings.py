@@ -24,7 +24,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.hardware.host_route import HostRoute, with_host_route
 from hocket.planners.memory.maker import Fitted
 from hocket.planners.placement.baselines import on_one_device
-from hocket.simulate.rewriting.following import period_s
+from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 
 PLANNED_GBPS = (55, 65, 75, 85, 100, 140)
@@ -44,7 +44,8 @@ def step_s(case: Case, chosen: Fitted, update_gbps: float) -> float:
     assert chosen.memory is not None
     problem = make_problem(case.graph, rated(update_gbps))
     alone = on_one_device(problem)
-    return period_s(budgeted(problem, alone, chosen.memory, uses=chosen.uses), chosen.uses)
+    step = budgeted(problem, alone, chosen.memory, uses=chosen.uses)
+    return simulate(step.problem, step.plan).makespan_s
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`hocket plan` and `hocket parallel --software hocket` on ten configurations: one answer.
+"""`hocket plan` and `hocket parallel` on ten configurations: one answer.
 
     python benchmarks/parallelism/same_answer.py
 
@@ -36,7 +36,7 @@ def main() -> None:
         size = ["--batch", str(batch), *(["--seq", str(seq)] if seq else [])]
         asked = [model, "--on", on, *size, "--json"]
         plan = _answer(["plan", *asked, "--amp", "bf16"])
-        parallel = _answer(["parallel", *asked, "--dtype", "bfloat16", "--software", "hocket"])
+        parallel = _answer(["parallel", *asked, "--dtype", "bfloat16"])
         differ |= plan["step_s"] != parallel["step_s"]
         print(
             f"{model:12s} {on:14s} {batch:4d} {seq or '-':>5} {plan['chosen']:24s} "

@@ -29,8 +29,8 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
-from hocket.planners.placement.memory import memory_split, spread_memory
-from hocket.planners.placement.memory.shortage import tie_needs
+from hocket.planners.placement.memory_fit import memory_split, spread_memory
+from hocket.planners.placement.memory_shortage import tie_needs
 from hocket.simulate import simulate
 
 SHARES = ((1, 1), (1, 1, 1), (1,) * 4, (1,) * 8, (2, 1, 1))

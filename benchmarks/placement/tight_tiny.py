@@ -22,7 +22,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.candidates import propose
-from hocket.planners.placement.exhaustive import try_all
+from hocket.planners.placement.exact import try_all
 from hocket.simulate.engine import simulate
 
 NAMES = ("optimal", "auto")

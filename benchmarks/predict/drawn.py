@@ -51,10 +51,13 @@ def drawn(seed: int, count: int) -> list[Model]:
     return found
 
 
-def named(names: list[str]) -> list[Model]:
-    """Models of these types, as they were drawn with some version of transformers."""
-    tasks = {name: task for task, (known, _) in reversed(_TASKS.items()) for name in known}
-    return [_model(tasks[name], name) for name in names if name in tasks]
+def named(names: list[str], task_of: dict[str, str]) -> list[Model]:
+    """Models of these types, as they were drawn with some version of transformers.
+
+    A type can belong to several tasks with other modules: ``task_of`` holds those that were drawn.
+    """
+    first = {name: task for task, (known, _) in reversed(_TASKS.items()) for name in known}
+    return [_model(task_of.get(name, first[name]), name) for name in names if name in first]
 
 
 def _taken(task: str, types: list[str]) -> Iterator[Model]:

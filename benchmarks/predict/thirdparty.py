@@ -8,7 +8,9 @@
 ``measure`` trains each model eagerly with fused AdamW and appends a row to ``DIR/rows.jsonl``: the
 median step, the peak of allocated bytes, and device time by op and shape. Rows that are there are
 kept, so that it can be stopped and started again; large batches come first. ``predict`` captures
-the same steps without a GPU and prints a table; ``--detail NAME`` compares op by op.
+the same steps without a GPU and prints a table; ``--detail NAME`` compares op by op, and
+``--measured-host`` takes the dispatch time that was measured before each row, as ``hocket detect``
+would have found it (rows without one: ``--dispatch-us``).
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=37, help="of --set drawn")
     parser.add_argument("--count", type=int, default=12, help="models of --set drawn")
+    parser.add_argument("--measured-host", action="store_true", help="predict for the rows' host")
+    parser.add_argument("--dispatch-us", type=float, default=0.0, help="of rows that lack it")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--detail", default="", help="a row whose ops are compared")
     arguments = parser.parse_args()
@@ -64,7 +68,8 @@ def main() -> None:
         "all": lambda: [*held_out(), *models()], "chosen": models, "held-out": held_out,
         # Lists of transformers differ between versions: names that were drawn before are kept.
         "drawn": lambda: (
-            named(arguments.only.split(",")) if names else drawn(arguments.seed, arguments.count)
+            named(arguments.only.split(","), drawn_tasks(arguments.out / "rows.jsonl"))
+            if names else drawn(arguments.seed, arguments.count)
         ),
     }  # fmt: skip
     chosen = [model for model in every[arguments.models]() if not names or model.name in names]
@@ -72,7 +77,6 @@ def main() -> None:
         print("\n".join(f"{model.name} ({model.family})" for model in chosen))
         print("\n".join(f"skipped {name}: {reason}" for name, reason in skipped.items()))
     elif arguments.what == "measure" and arguments.worker:
-        print_host_speed()
         measure_all(chosen, arguments.out / "rows.jsonl", arguments.seconds)
     elif arguments.what == "measure":
         # A failed assertion on a GPU breaks the whole process: another one goes on after that row.
@@ -82,18 +86,15 @@ def main() -> None:
             if subprocess.run(again, check=False).returncode == 0:
                 break
     else:
-        predict_all(chosen, arguments.out, arguments.on, arguments.detail)
+        default_s = arguments.dispatch_us * 1e-6 if arguments.measured_host else None
+        predict_all(chosen, arguments.out, arguments.on, arguments.detail, default_s)
 
 
-def print_host_speed() -> None:
-    """How fast this host dispatches, compared with the host whose steps costs were fitted to."""
+def dispatch_s() -> float:
+    """Dispatch time that ``hocket detect`` measures on this host; it changes with other load."""
     from hocket.cost.dispatch import measure_dispatch_s
-    from hocket.cost.host import REFERENCE_DISPATCH_S
 
-    if torch.cuda.is_available():
-        found_s = [measure_dispatch_s(torch.device("cuda", 0)) for _ in range(3)]
-        told = ", ".join(f"{seconds * 1e6:.1f}" for seconds in found_s)
-        print(f"dispatch {told} us; reference {REFERENCE_DISPATCH_S * 1e6:.1f} us", flush=True)
+    return measure_dispatch_s(torch.device("cuda", 0)) if torch.cuda.is_available() else 0.0
 
 
 def cases(chosen: list[Model]) -> Iterator[tuple[Model, int, str]]:
@@ -126,7 +127,7 @@ def measure_all(chosen: list[Model], path: Path, seconds: float) -> None:
         if time.perf_counter() - started > seconds:
             print("out of time", flush=True)
             break
-        row: Row = {"case": name, "family": model.family}
+        row: Row = {"case": name, "family": model.family, "dispatch_s": dispatch_s()}
         append(path, row | {"error": "the process died"})
         try:
             row |= measured(model, size, precision)
@@ -151,6 +152,11 @@ def read_rows(path: Path) -> list[Row]:
     """Rows of a file; of those with the same case, the last one."""
     lines = path.read_text().splitlines() if path.exists() else []
     return list({row["case"]: row for row in map(json.loads, lines)}.values())
+
+
+def drawn_tasks(path: Path) -> dict[str, str]:
+    """Task of each model that has a row."""
+    return {row["case"].partition(" ")[0]: row["family"] for row in read_rows(path)}
 
 
 def measured(model: Model, size: int, precision: str) -> Row:
@@ -203,10 +209,13 @@ def measured(model: Model, size: int, precision: str) -> Row:
     }
 
 
-def predict_all(chosen: list[Model], out: Path, on: str, detail: str) -> None:
+def predict_all(
+    chosen: list[Model], out: Path, on: str, detail: str, default_dispatch_s: float | None
+) -> None:
+    from hocket.api.clusters import with_dispatch
     from hocket.hardware.shorthand import cluster_from_text
 
-    cluster = cluster_from_text(on)
+    preset = cluster_from_text(on)
     rows = {row["case"]: row for row in read_rows(out / "rows.jsonl")}
     errors: list[tuple[float, float]] = []
     print(
@@ -218,6 +227,8 @@ def predict_all(chosen: list[Model], out: Path, on: str, detail: str) -> None:
         row = rows.get(name)
         if (detail and name != detail) or (rows and (row is None or "error" in row)):
             continue
+        host_s = default_dispatch_s and ((row or {}).get("dispatch_s") or default_dispatch_s)
+        cluster = with_dispatch(preset, host_s) if host_s else preset
         try:
             found = predicted(model, size, precision, cluster)
         except HocketError as error:

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from runtime.placements import random_placement
 from runtime.plain_reference import reference_steps
+from runtime.whole_step import WholeStep
 
 from hocket.capture.execute import named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
 from hocket.runtime.device_instructions import split
-from hocket.runtime.in_process_placement import SingleProcess
 from hocket.runtime.placed_program import Setup
 
 LIMIT = 1e-6
@@ -83,7 +83,7 @@ def measure(model: Any, batch: Any, args: Any, device: str) -> list[dict[str, An
         num_devices = int(device_of.max()) + 1
         parts = split(graph, device_of, num_devices)
         setup = Setup(graph, program, device_of, parts)
-        process = SingleProcess(setup, values, on_gpu * num_devices, seed=3)
+        process = WholeStep(setup, values, on_gpu * num_devices, seed=3)
         records = [process.step(number) for number in range(1, args.steps + 1)]
         losses = [record.loss for record in records]
         results = process.results()

@@ -54,7 +54,7 @@ def main() -> None:
             for planner in PLANNERS:
                 hocket(
                     folder, threads, "plan", name, *size, "--on", "two.toml", "--planner", planner,
-                    "--profile", f"{name}.json", "-o", "plan.json", "--overwrite",
+                    "--profile", f"{name}.json", "-o", "plan.json",
                 )  # fmt: skip
                 ran = hocket(
                     folder, threads, "run", "plan.json", "--backend", "gloo", "--steps", STEPS,

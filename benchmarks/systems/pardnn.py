@@ -29,8 +29,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners import find_planner
 from hocket.planners.candidates import propose
-from hocket.planners.placement.pardnn.slices import slice_paths
-from hocket.planners.placement.pardnn.work import devices_of, units, work_of
+from hocket.planners.placement.pardnn.path_slices import slice_paths
+from hocket.planners.placement.pardnn.unit_work import devices_of, units, work_of
 from hocket.planners.registry import BASE
 from hocket.simulate import simulate
 

@@ -1,4 +1,4 @@
-"""Rows per second: through one TCP connection, through shared memory, and from the node's cache.
+"""Rows per second: through one TCP connection, through a local socket, and from the node's cache.
 
 A shard in a process of its own, 100,000 rows of 32 floats. `get` asks for rows that are not in the
 cache (each clock makes all of them old, mode ssp with staleness 0); `inc` changes 100,000 rows, or
@@ -11,15 +11,19 @@ python benchmarks/tables/throughput.py [--rows 10000] [--repeats 30]
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from hocket.tables import Layout, Node, TableSpec
 from hocket.tables.address import client_port
-from hocket.tables.machine import ShardProcesses
 
 NUM_ROWS, WIDTH = 100_000, 32
 
@@ -34,16 +38,31 @@ def best(repeats: int, work) -> tuple[float, float]:
     return min(times)
 
 
+@contextmanager
+def served(address: str) -> Iterator[str]:
+    """A shard in a process of its own; its address."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(f'[[table]]\nname = "t"\nrows = {NUM_ROWS}\nwidth = {WIDTH}\n'
+                   'staleness = 0\nmode = "ssp"\n')  # fmt: skip
+        file.flush()
+        command = [sys.executable, "-m", "hocket", "tables", "serve", file.name, "--json"]
+        shard = subprocess.Popen([*command, "--at", address], stdout=subprocess.PIPE, text=True)
+        assert shard.stdout is not None
+        try:
+            lines = list(iter(shard.stdout.readline, "}\n"))
+            yield json.loads("".join([*lines, "}"]))["address"]
+        finally:
+            shard.kill()
+            shard.wait()
+
+
 def measure(address: str, num: int, repeats: int) -> None:
     layout = Layout((TableSpec("t", NUM_ROWS, WIDTH, staleness=0, mode="ssp"),))
     random = np.random.default_rng(0)
     rows = random.permutation(NUM_ROWS)[:num]
     changes = random.normal(size=(num, WIDTH)).astype(np.float32)
     name = address.partition(":")[0]
-    with (
-        ShardProcesses(layout, address=address) as shards,
-        Node(layout, 0, client_port(layout, 0, shards.addresses)) as node,
-    ):
+    with served(address) as at, Node(layout, 0, client_port(layout, 0, [at])) as node:
         (worker,) = node.workers
         table = worker["t"]
 
