@@ -36,7 +36,6 @@ LONG = (
     "runtime/collectives/test_group.py",
     "runtime/test_budget_prepare.py",
     "runtime/test_foreseen.py",
-    "runtime/test_budget_experts.py",
     "service/test_fleet_commands.py",
     "runtime/test_parallel_run.py",
     "service/test_daemon_kill.py",
