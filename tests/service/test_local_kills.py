@@ -1,6 +1,7 @@
 """What is killed, halted or daemonized: nothing outlives its attempt, no stranger is hit."""
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ from service.local_attempts import (
 
 from hocket.processes import system
 from hocket.service.executors import attempt_folder, local, supervisor
-from hocket.service.executors.executor import EXITED, LOST, RUNNING
+from hocket.service.executors.executor import EXITED, LOST, RUNNING, AttemptName
 
 
 def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path):
@@ -210,3 +211,39 @@ def test_a_result_counts_only_once_the_supervisor_has_let_go(executor, tmp_path)
     executor.stop(NAME, 20.0)
     status = wait_for_end(executor)
     assert (status.phase, status.exit_code) == (EXITED, 4)
+
+
+FORGED = """
+import json, pathlib, sys
+victim = pathlib.Path(sys.argv[1])
+for name in ("assignment.json", "cgroup.json"):
+    if (victim / name).exists():
+        (pathlib.Path(sys.argv[2]) / name).write_text((victim / name).read_text())
+"""
+
+
+@pytest.mark.parametrize("is_plain_file", [False, True])
+def test_files_of_another_attempt_cost_it_nothing(executor, tmp_path, is_plain_file):
+    """A job copies what names another's processes, or names any number, and its supervisor dies."""
+    victim = AttemptName(8, 1)
+    executor.start(
+        assignment(tmp_path, *python(WAITS), name=victim, devices=("v100-1",),
+                   log_file=tmp_path / "victim")
+    )  # fmt: skip
+    wait_for_text(tmp_path / "victim", "ready")
+    command = (*python(FORGED + WAITS), str(folder_of(tmp_path, victim)), str(folder_of(tmp_path)))
+    executor.start(assignment(tmp_path, *command))
+    wait_for_text(tmp_path / "log", "ready")
+    if is_plain_file:
+        fake = tmp_path / "group"
+        fake.mkdir()
+        (fake / "cgroup.procs").write_text(
+            "".join(f"{one.pid}\n" for one in left_of(tmp_path, victim))
+        )
+        content = {"version": 2, "folders": {"memory": str(fake)}}
+        (folder_of(tmp_path) / "cgroup.json").write_text(json.dumps(content))
+    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    assert wait_for_end(executor).phase == LOST
+    assert left_of(tmp_path) == []
+    assert status_of(executor, victim).phase == RUNNING
+    assert left_of(tmp_path, victim)

@@ -86,8 +86,6 @@ class Assignment(NamedTuple):
     unix_user: str = ""
     """Unix user that it runs as, if the executor is root; empty for the user of the service."""
     log_limit_bytes: int = 1 << 30
-    mark: str = ""
-    """Text unique among the attempts of all fleets, past ones included; set with the folder."""
 
     def to_data(self) -> dict[str, Any]:
         """The assignment as JSON."""
@@ -113,15 +111,19 @@ class Result(NamedTuple):
 
 
 def mark_of(folder: str | Path) -> str:
-    """``NAME=value`` of the environment variable that all processes of the attempt have."""
-    assignment = read_assignment(folder)
-    return f"{MARK}={(assignment.mark if assignment else '') or os.path.realpath(folder)}"
+    """``NAME=value`` of the environment variable that all processes of the attempt have.
+
+    Follows from the attempt's name and the inode of the folder of all attempts, which stays when a
+    state is set aside. So nothing that a job can write changes it, and no two fleets share it.
+    """
+    parent, name = os.path.split(os.path.realpath(folder))
+    fleet = os.stat(parent)
+    return f"{MARK}={fleet.st_dev}-{fleet.st_ino}-{name}"
 
 
 def write_assignment(folder: str | Path, assignment: Assignment) -> None:
     """Write the assignment for a supervisor; ``folder`` must exist."""
-    mark = assignment.mark or f"{os.path.realpath(folder)}:{os.urandom(8).hex()}"
-    write_json(os.path.join(folder, ASSIGNMENT), assignment._replace(mark=mark).to_data())
+    write_json(os.path.join(folder, ASSIGNMENT), assignment.to_data())
 
 
 def read_assignment(folder: str | Path) -> Assignment | None:

@@ -54,7 +54,7 @@ class Cgroups(NamedTuple):
 
     def make(self, mark: str, limits: AttemptLimits) -> Cgroup:
         """Make a group with these limits; raises `OSError` if a limit cannot be set."""
-        name = hashlib.sha256(mark.encode()).hexdigest()[:16]
+        name = _name_of(mark)
         group = Cgroup(
             self.version, {key: os.path.join(path, name) for key, path in self.folders.items()}
         )
@@ -69,6 +69,15 @@ class Cgroup(NamedTuple):
 
     version: int
     folders: dict[str, str]
+
+    def is_of(self, mark: str) -> bool:
+        """True if this can be the group of the attempt with this mark, and of no other."""
+        return isinstance(self.folders, dict) and all(
+            os.path.normpath(path) == path
+            and path.startswith(f"{ROOT}/")
+            and os.path.basename(path) == _name_of(mark)
+            for path in map(str, self.folders.values())
+        )
 
     def entries(self) -> list[int]:
         """Open files to which a process writes ``0`` to enter; opened here, because the rights of
@@ -105,6 +114,11 @@ class Cgroup(NamedTuple):
         file = "memory.events" if self.version == 2 else "memory.oom_control"
         found = re.search(r"^oom_kill (\d+)$", _read(self.folders.get("memory", ""), file), re.M)
         return int(found[1]) if found else 0
+
+
+def _name_of(mark: str) -> str:
+    """Folder name of the group of the attempt with this mark."""
+    return hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
 def find_cgroups(root: str = ROOT, own: str = OWN) -> Cgroups | None:

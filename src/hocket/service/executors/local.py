@@ -169,15 +169,13 @@ class LocalExecutor(FolderExecutor):
 
     def _sweep(self, folder: Path) -> Result | None:
         """Kill processes that a dead supervisor left; returns a result once none is found."""
-        group = None
-        with contextlib.suppress(*DAMAGED):
-            group = files.read_json(folder / files.CGROUP)
+        mark = files.mark_of(folder)
+        group = _group_of(folder, mark)
         if group is not None:
-            left = Cgroup(**group)
-            if not left.kill():
+            if not group.kill():
                 return None
-            left.remove()
-        elif not system.end_marked(files.mark_of(folder)):
+            group.remove()
+        elif not system.end_marked(mark):
             return None
         detail = _last_line(folder) or "it was killed"
         return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)
@@ -236,6 +234,16 @@ def _is_supervisor(pid: int, folder: Path) -> bool:
     # A state that was set aside has another path than the command named.
     place = re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder)).encode()
     return {b"hocket.service.executors.supervisor", place} <= set(command)
+
+
+def _group_of(folder: Path, mark: str) -> Cgroup | None:
+    """The control group of an attempt; None where its file is not there or names another group,
+    which a job can write into it to have others killed."""
+    with contextlib.suppress(*DAMAGED):
+        content = files.read_json(folder / files.CGROUP)
+        if content is not None and (group := Cgroup(**content)).is_of(mark):
+            return group
+    return None
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
