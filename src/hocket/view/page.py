@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hocket import __version__
 from hocket.view.drawing import picture_css
-from hocket.view.table import Column, FittedTable
+
+if TYPE_CHECKING:
+    from hocket.view.table import Column, FittedTable
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Two voices that alternate: what a hocket is.

@@ -70,8 +70,11 @@ def recovered(
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
     state = with_config(state, config).but(is_dirty=True)
-    dry_run_day(rules, state.kinds)
-    dry_run_round(state)
+    if loaded.state is None or (loaded.state.rules, loaded.state.kinds) != (rules, state.kinds):
+        dry_run_day(rules, state.kinds)
+        dry_run_round(state)
+    # Else this policy accepted these jobs before, and a restart need not wait for the kernels to
+    # load: the first decision loads them while the service answers already.
     waiting, held = holder_index(loaded.attempts)
     service_state = ServiceState(
         state=state,
