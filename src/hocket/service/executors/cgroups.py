@@ -72,11 +72,11 @@ class Cgroup(NamedTuple):
 
     def is_of(self, mark: str) -> bool:
         """True if this can be the group of the attempt with this mark, and of no other."""
-        return isinstance(self.folders, dict) and all(
+        return all(
             os.path.normpath(path) == path
             and path.startswith(f"{ROOT}/")
             and os.path.basename(path) == _name_of(mark)
-            for path in map(str, self.folders.values())
+            for path in self.folders.values()
         )
 
     def entries(self) -> list[int]:

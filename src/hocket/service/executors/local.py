@@ -241,8 +241,10 @@ def _group_of(folder: Path, mark: str) -> Cgroup | None:
     which a job can write into it to have others killed."""
     with contextlib.suppress(*DAMAGED):
         content = files.read_json(folder / files.CGROUP)
-        if content is not None and (group := Cgroup(**content)).is_of(mark):
-            return group
+        if content is not None:
+            folders = {name: str(path) for name, path in dict(content["folders"]).items()}
+            group = Cgroup(int(content["version"]), folders)
+            return group if group.is_of(mark) else None
     return None
 
 
