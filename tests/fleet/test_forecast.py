@@ -226,12 +226,44 @@ def test_explanation_says_why_who_and_when():
     told = explain(state, 3)
     assert told.estimated_start_s == 150.0
     assert reason(state, 3) in told.sentence
-    assert told.sentence.endswith("expected to start in 2 min")
+    # Nothing but the reservation, which says the same.
+    assert told.sentence.endswith("it starts in 150 s at the latest")
     assert told.evidence["holders"] == [
         {"job": 1, "kind": "fast", "devices": 1, "seconds_left": 100.0}
     ]
     (kind,) = [kind for kind in told.evidence["kinds"] if kind["devices"]]
     assert (kind["kind"], kind["devices"], kind["free"]) == ("fast", 1, 0)
+
+
+def test_time_limits_end_jobs_whose_length_nobody_knows():
+    state = fleet([{"time_limit_s": 300.0}, {"total_steps": 50.0}, {}])
+    made = forecast(state)
+    assert [made.end_of(number) for number in (1, 2, 3)] == [300.0, 350.0, None]
+    told = explain(state, 2)
+    assert told.estimated_start_s == 300.0
+    assert "nobody knows" not in told.sentence
+    (holder,) = told.evidence["holders"]
+    assert holder["seconds_left"] == 300.0
+
+
+def test_a_job_that_has_a_limit_and_a_length_ends_at_the_first():
+    job = {"total_steps": 100.0, "time_limit_s": 30.0}
+    made = forecast(fleet([job, {**job, "time_limit_s": 200.0}]))
+    assert [made.end_of(number) for number in (1, 2)] == [30.0, 130.0]
+
+
+def test_jobs_that_come_after_others_are_part_of_the_forecast():
+    jobs = [
+        {"total_steps": 100.0},
+        {"total_steps": 50.0, "after": ((1, "ok"),)},
+        {"total_steps": 50.0, "after": ((2, "any"),)},
+        {"total_steps": 10.0, "after": ((1, "failed"),)},
+        {"total_steps": 500.0},
+    ]
+    made = forecast(fleet(jobs))
+    ends_s = [made.end_of(number) for number in range(1, 6)]
+    assert ends_s == [100.0, 150.0, 200.0, None, 700.0]
+    assert not made.is_cut_off
 
 
 def test_holders_are_told_with_the_time_that_they_need_at_their_speed():
@@ -285,7 +317,7 @@ def test_explanation_names_jobs_of_which_nobody_knows_when_they_end(num_endless)
     sentence = explain(state, len(jobs)).sentence
     who = "job 1 holds" if num_endless == 1 else "jobs 1, 2, 3 and 2 more hold"
     assert f": {who} devices that it could use, and nobody knows until when" in sentence
-    assert "no total_steps" in sentence
+    assert "neither total_steps nor time_limit_s" in sentence
     all_known = fleet([known, {"total_steps": 10.0}])
     assert "nobody knows" not in explain(all_known, 2).sentence
 

@@ -56,17 +56,18 @@ def explain(state: FleetState, number: int) -> Explanation:
     phase = int(state.jobs.rows["phase"][row])
     sentence = f"job {number} {reason(state, number)}"
     start_s = earliest_s = not_before_s = None
+    reserved_s = float(state.jobs.rows["reserved_s"][row]) or np.inf
     if phase == WAITING:
         ahead = first_start(state, number)
         start_s = ahead.start_of(number)
-        if start_s is not None:
+        # The sentence already says when a reservation begins.
+        if start_s is not None and start_s < reserved_s:
             sentence += f"; it is expected to start {_from_now(start_s - state.time_s)}"
         elif ahead.is_cut_off:
             not_before_s = ahead.reached_s
             span = words_for_seconds(not_before_s - state.time_s)
             sentence += f"; it is not expected to start within {span}{_endless(state, row)}"
         later_s = _reserved_after_s(state, row) - state.time_s
-        # A job that has a reservation already says so in its sentence.
         if 0.0 < later_s < np.inf and not state.jobs.rows["reserved_s"][row]:
             sentence += f"; devices are reserved for it after {words_for_seconds(later_s)} more"
         earliest_s = _earliest_s(state, number, ahead)
@@ -103,7 +104,8 @@ def _endless(state: FleetState, row: int) -> str:
     one = len(numbers) == 1
     return (
         f": {who} {'holds' if one else 'hold'} devices that it could use, and nobody knows until "
-        f"when ({'its job file states' if one else 'their job files state'} no total_steps)"
+        f"when ({'its job file states' if one else 'their job files state'} neither total_steps "
+        "nor time_limit_s)"
     )
 
 
@@ -183,10 +185,11 @@ def _holders(state: FleetState, row: int) -> dict[str, Any]:
 
 
 def _holding(state: FleetState, row: int) -> tuple[LongArray, FloatArray]:
-    """Rows of the jobs on suitable devices, and the seconds that they still need."""
+    """Rows of the jobs on suitable devices, and the most seconds that they still hold them."""
     rows = state.jobs.rows
     others = np.flatnonzero(rows["phase"] == RUNNING)
     others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]
     left = rows["total_steps"][others] - rows["done_steps"][others]
     rate = rows["rate"][others]
-    return others, np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)
+    left_s = np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)
+    return others, np.minimum(left_s, rows["time_limit_s"][others] - rows["held_s"][others])

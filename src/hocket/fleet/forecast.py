@@ -1,9 +1,9 @@
 """Forecast the jobs of a fleet by running its state forward with the same ``step``.
 
-No jobs arrive, nothing fails, and a job ends when its rate says so, as in the simulator, so both
-decide the same for the same jobs. Another policy, more devices or fewer answer "what if". The
-number of events is bounded, and the result says where it was cut off. A job without known length
-never ends. O(events x jobs).
+No jobs arrive, nothing fails, and a job ends when its rate says so, as in the simulator, or at its
+time limit if that is earlier. A job with neither a known length nor a limit never ends. Another
+policy, more devices or fewer answer "what if". The number of events is bounded, and the result
+says where it was cut off. O(events x jobs).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
-from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
+from hocket.fleet.rounds.dependencies import next_limit_s, over_limit
+from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick, TimeOut
 from hocket.fleet.rounds.share import seen_steps_per_s
 from hocket.fleet.rounds.state import ENDED, RUNNING, UNDECIDED, FleetDevice, FleetState
 from hocket.fleet.rounds.step import step
@@ -222,10 +223,14 @@ def next_event(state: FleetState, grain_s: float = 0.0) -> Event | None:
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
     end_s, row = first_to_finish(state.jobs)
-    if not np.isfinite(min(end_s, state.next_tick_s)):
+    limit_s = next_limit_s(state)
+    first_s = min(end_s, limit_s, state.next_tick_s)
+    if not np.isfinite(first_s):
         return None
-    if end_s > state.next_tick_s:
+    if state.next_tick_s < min(end_s, limit_s):
         return Tick(time_s=max(state.next_tick_s, state.time_s))
+    if limit_s < end_s:
+        return TimeOut(time_s=max(limit_s, state.time_s), numbers=over_limit(state, limit_s))
     if grain_s > 0.0:
         return _ends_together(state, float(end_s), grain_s)
     number = int(state.jobs.rows["number"][row])
@@ -288,28 +293,37 @@ class _ForecastRun:
         self._submitted_s = np.ascontiguousarray(live["submitted_s"])
         self._start_s = np.where(live["phase"] == RUNNING, state.time_s, np.nan)
         self._end_s = np.full(len(live), np.nan)
-        self._num_to_come = 0
+        self._can_run = self._can_end = np.zeros(len(live), dtype=bool)
         self._busy = _busy_devices(state)
         self._busy_device_s, self._up_device_s = np.zeros((2, state.num_kinds))
 
     def expect(self) -> None:
-        """Count the starts and ends that can still happen."""
+        """Note which jobs can run on the devices that there are, and which of them will end."""
         rows = self.state.jobs.rows
-        able = rows["phase"] <= RUNNING
+        able = rows["phase"] != ENDED
         fits = self.state.num_devices >= rows["gang"][:, None]
-        every = np.arange(len(rows))
         if len(rows):
-            speeds = seen_steps_per_s(self.state, self.state.jobs, every)
+            speeds = seen_steps_per_s(self.state, self.state.jobs, np.arange(len(rows)))
             able &= ((speeds > 0.0) & fits).any(axis=1)
-        at = np.searchsorted(self._numbers, rows["number"][able])
-        starts = int(np.isnan(self._start_s[at]).sum())
-        self._num_to_come = starts + int(np.isfinite(rows["total_steps"][able]).sum())
+        ends = able & np.isfinite(np.minimum(rows["total_steps"], rows["time_limit_s"]))
+        self._can_run = np.isin(self._numbers, rows["number"][able])
+        self._can_end = np.isin(self._numbers, rows["number"][ends])
         if self._wanted is not None:
-            self._wanted &= set(self._numbers[at[np.isnan(self._start_s[at])]].tolist())
+            self._wanted &= set(self._numbers[self._still_to_come()[0]].tolist())
 
     def is_over(self) -> bool:
         """True if everything that was asked for is known."""
-        return self._num_to_come <= 0 or (self._wanted is not None and not self._wanted)
+        if self._wanted is not None:
+            return not self._wanted
+        return not np.any(self._still_to_come())
+
+    def _still_to_come(self) -> tuple[BoolArray, BoolArray]:
+        """Masks of the jobs that can still start and of those that can still end."""
+        rows = self.state.jobs.rows
+        # Jobs that wait for others count once those have ended, which may never happen.
+        lives = np.isin(self._numbers, rows["number"][rows["phase"] <= RUNNING])
+        starts = lives & self._can_run & np.isnan(self._start_s)
+        return starts, lives & self._can_end & np.isnan(self._end_s)
 
     def take(self, event: Event) -> None:
         """Apply an event and record its results."""
@@ -320,9 +334,8 @@ class _ForecastRun:
         if passed_s > 0.0:
             self._busy_device_s += passed_s * self._busy
             self._up_device_s += passed_s * before.num_devices
-        if isinstance(event, Finish):
+        if isinstance(event, Finish | TimeOut):
             self._end_s[np.searchsorted(self._numbers, event.numbers)] = self.state.time_s
-            self._num_to_come -= len(event.numbers)
         if len(actions.started) or len(actions.stopped):
             self._note(actions)
 
@@ -332,8 +345,6 @@ class _ForecastRun:
         at = np.searchsorted(self._numbers, actions.started)
         fresh = at[np.isnan(self._start_s[at])]
         self._start_s[fresh] = self.state.time_s
-        # A restart of a job that ran before is no first start.
-        self._num_to_come -= len(fresh)
         if self._wanted is not None:
             self._wanted -= set(self._numbers[fresh].tolist())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import (
     DEPENDENCY,
     FINISHED,
@@ -90,15 +90,18 @@ def settle(
 
 def next_limit_s(state: FleetState) -> float:
     """Moment at which the first running job reaches its time limit; infinite if none has one."""
-    rows = state.jobs.rows
-    running = rows[rows["phase"] == RUNNING]
-    left_s = running["time_limit_s"] - running["held_s"]
-    return float((running["counted_s"] + left_s).min(initial=np.inf))
+    return float(_limits(state)[1].min(initial=np.inf))
 
 
 def over_limit(state: FleetState, time_s: float) -> tuple[int, ...]:
     """Numbers of the running jobs that have reached their time limits."""
+    numbers, limit_s = _limits(state)
+    return tuple(numbers[limit_s <= time_s].tolist())
+
+
+def _limits(state: FleetState) -> tuple[LongArray, FloatArray]:
+    """Numbers of the running jobs, and the moment at which each reaches its time limit."""
     rows = state.jobs.rows
     running = rows[rows["phase"] == RUNNING]
-    held_s = running["held_s"] + (time_s - running["counted_s"])
-    return tuple(running["number"][held_s >= running["time_limit_s"]].tolist())
+    left_s = running["time_limit_s"] - running["held_s"]
+    return running["number"], running["counted_s"] + left_s
