@@ -21,8 +21,8 @@ from hocket.api import make_problem
 from hocket.capture import capture_program, load_model, named_tensors
 from hocket.capture.zoo.experts import moe
 from hocket.plan.plan import Plan
+from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.placed import order_for_memory
-from hocket.planners.memory.release import release_gradients
 from hocket.runtime.device_instructions import split
 from hocket.runtime.placed_program import Setup
 from hocket.simulate import simulate

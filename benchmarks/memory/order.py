@@ -25,7 +25,7 @@ from hocket.graph import Graph
 from hocket.graph.files import read_graph, write_graph
 from hocket.planners.memory import bounded_order
 from hocket.planners.memory.hoist import peak_bytes
-from hocket.planners.memory.release import release_gradients
+from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.storages import storages_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "memory"

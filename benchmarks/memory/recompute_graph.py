@@ -25,7 +25,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
 from hocket.kernels import kernel
-from hocket.planners.annealing import RandomState, draw, draw_below, is_taken, seeded
+from hocket.planners.max_load.load_annealing import RandomState, draw, draw_below, is_taken, seeded
 
 NUM_ROUNDS = 4
 MOST_MOVES = 1_000_000

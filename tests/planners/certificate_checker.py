@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.base.errors import CheckError
 from hocket.plan.sections.communication import Collective
-from hocket.planners.communication.certificate import Certificate, LinkCut, Prices
+from hocket.planners.communication.cuts import Certificate, LinkCut, Prices
 from hocket.planners.communication.fabric import Fabric
 
 _TOWARDS = ("reduce", "reducescatter")

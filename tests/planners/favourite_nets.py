@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.planners.placement.favourite_child import ReaderPairs, make_net
+from hocket.planners.placement.m_sct import ReaderPairs, make_net
 
 OP_S = st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 0.1])
 COST_S = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 5.0, 0.3])

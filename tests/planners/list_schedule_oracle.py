@@ -16,7 +16,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.graph import Role
 from hocket.plan.problem import Problem
-from hocket.planners.placement.list_schedule.list_scheduler import list_schedule
+from hocket.planners.placement.m_etf import list_schedule
 
 HELD = {*PERSISTENT, Role.GRADIENT, Role.OUTPUT}
 

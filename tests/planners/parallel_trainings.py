@@ -6,9 +6,9 @@ from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.forecast import forecast_of
 from hocket.planners.parallel.recheck import RecheckEffort
+from hocket.planners.parallel.search_limits import fixed_limits
 from hocket.planners.parallel.transformer_search import default_limits
 from hocket.transformer import Transformer
 from hocket.transformer.files import find_model

@@ -23,8 +23,7 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
-from hocket.planners.bounds.bound_units import find_units
-from hocket.planners.bounds.step_bound import PATH, SERIAL, WORK, windows_s
+from hocket.planners.bounds.step_bound import PATH, SERIAL, WORK, find_units, windows_s
 from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.m_topo import m_topo
 from hocket.simulate.engine import simulate

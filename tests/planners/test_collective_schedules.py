@@ -23,10 +23,9 @@ from hocket.base.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, Tree
-from hocket.planners.communication.certificate import LinkCut
 from hocket.planners.communication.classes import canonical_form, connected_classes
 from hocket.planners.communication.collective import blink, many_trees, plan_collective
-from hocket.planners.communication.cuts import best_root, broadcast_bound, gather_bound
+from hocket.planners.communication.cuts import LinkCut, best_root, broadcast_bound, gather_bound
 from hocket.planners.communication.fabric import fabric_of
 from hocket.planners.communication.schedule import best_bundles, best_schedule
 

@@ -16,8 +16,8 @@ from simulate.problems import joined, problem_of, problems
 from hocket.api import make_problem
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
-from hocket.planners.placement import favourite_child as children
-from hocket.planners.placement.favourite_child import (
+from hocket.planners.placement import m_sct as children
+from hocket.planners.placement.m_sct import (
     favourite_children,
     longest_path_s,
     net_of,

@@ -19,7 +19,7 @@ from planners.favourite_nets import (
 from hocket.api import make_problem
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
-from hocket.planners.placement.favourite_child import (
+from hocket.planners.placement.m_sct import (
     ReaderPairs,
     descended_favours,
     longest_path_s,

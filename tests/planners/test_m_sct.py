@@ -18,9 +18,8 @@ from hocket.api import make_problem
 from hocket.graph import GraphBuilder, generate
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.favourite_child import favourite_children
-from hocket.planners.placement.list_schedule.list_scheduler import list_schedule
-from hocket.planners.placement.m_sct import m_sct
+from hocket.planners.placement.m_etf import list_schedule
+from hocket.planners.placement.m_sct import favourite_children, m_sct
 from hocket.simulate import simulate
 from hocket.simulate.verify import verify
 

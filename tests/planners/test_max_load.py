@@ -33,11 +33,10 @@ from hocket.planners.max_load.contiguous_split import (
     neck_blocks,
 )
 from hocket.planners.max_load.device_classes import device_classes
-from hocket.planners.max_load.ideal_lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.load_annealing import Heat, annealed
 from hocket.planners.max_load.load_bound import max_load_bound
 from hocket.planners.max_load.load_pieces import Pieces, pieces_of
-from hocket.planners.max_load.stage_split import best_split
+from hocket.planners.max_load.stage_split import best_split, chain_lattice, ideal_lattice
 from hocket.simulate.load import device_load_s, max_load_s
 from hocket.simulate.verify import verify
 

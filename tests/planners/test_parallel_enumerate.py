@@ -15,8 +15,8 @@ from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
 from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
-from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.pools import Pool, pool_clusters, pools_of, rank_devices
+from hocket.planners.parallel.search_limits import fixed_limits
 from hocket.planners.parallel.space import (
     FEW_DEVICES,
     config_blocks,

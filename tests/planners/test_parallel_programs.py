@@ -12,9 +12,8 @@ from hocket.cost.parallel.memory import stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.plan.limits import Limits
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.abilities import program_limits
-from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.pools import pools_of
+from hocket.planners.parallel.search_limits import fixed_limits, program_limits
 from hocket.planners.parallel.transformer_search import compare_configs, default_limits, plan_of
 from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model

@@ -14,9 +14,9 @@ from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel
 from hocket.planners import find_planner
-from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.forecast import most_in_the_middle
 from hocket.planners.parallel.recheck import AS_SHORT, RecheckEffort
+from hocket.planners.parallel.search_limits import fixed_limits
 from hocket.planners.parallel.transformer_search import (
     compare_configs,
     default_limits,

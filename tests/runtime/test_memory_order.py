@@ -10,8 +10,8 @@ from simulate.problems import joined, problem_of
 
 from hocket.capture import capture_program, named_tensors
 from hocket.plan.plan import Plan
+from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.placed import order_for_memory
-from hocket.planners.memory.release import release_gradients
 from hocket.runtime.device_instructions import split
 from hocket.runtime.placed_program import Setup
 from hocket.simulate import simulate

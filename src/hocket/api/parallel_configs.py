@@ -23,11 +23,10 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.abilities import PROGRAMS, requested_limits
 from hocket.planners.parallel.config_file import read_configuration
-from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.forecast import SPARE, forecast_of
 from hocket.planners.parallel.pools import accelerators
+from hocket.planners.parallel.search_limits import PROGRAMS, fixed_limits, requested_limits
 from hocket.planners.parallel.simulated_calibration import (
     MOST_LAYERS,
     MOST_SIMULATED,

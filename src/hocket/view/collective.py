@@ -68,7 +68,7 @@ def why(plan: CollectivePlan) -> str:
 
 def limit(plan: CollectivePlan) -> str:
     """The links that bound the rate of every schedule."""
-    from hocket.planners.communication.certificate import LinkCut
+    from hocket.planners.communication.cuts import LinkCut
 
     certificate = plan.certificate
     unit = plan.fabric.unit_bps

@@ -20,12 +20,10 @@ import numpy as np
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Collective, Communication
-from hocket.planners.communication.arborescence import cheapest_arborescence
 from hocket.planners.communication.baselines import baselines, ring_in_order
-from hocket.planners.communication.certificate import Certificate
-from hocket.planners.communication.cuts import best_root
+from hocket.planners.communication.cheapest_trees import CheapestPaths, cheapest_arborescence
+from hocket.planners.communication.cuts import Certificate, best_root
 from hocket.planners.communication.fabric import MAX_RANKS, Fabric, LinkChoice, fabric_of
-from hocket.planners.communication.paths import CheapestPaths
 from hocket.planners.communication.schedule import best_schedule
 from hocket.planners.communication.trees import Edge, section_of, undirected_tree
 from hocket.simulate.collective import CollectiveTimes

@@ -20,15 +20,12 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.plan.sections.communication import Collective, Communication, Tree
-from hocket.planners.communication.arborescence import cheapest_arborescence
-from hocket.planners.communication.certificate import Certificate, Prices
+from hocket.planners.communication.cheapest_trees import CheapestPaths, Path, cheapest_arborescence
 from hocket.planners.communication.columns import CHEAP, Mix, Pattern, best_mix
-from hocket.planners.communication.cuts import broadcast_bound, gather_bound
+from hocket.planners.communication.cuts import Certificate, Prices, broadcast_bound, gather_bound
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.few_trees import fewer_trees
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
-from hocket.planners.communication.packing import pack_trees
-from hocket.planners.communication.paths import CheapestPaths, Path
+from hocket.planners.communication.packing import fewer_trees, pack_trees
 from hocket.planners.communication.spanning import best_spanning_trees
 from hocket.planners.communication.trees import (
     Edge,

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from hocket.planners.communication.cheapest_trees import CheapestPaths
 from hocket.planners.communication.columns import Mix, Pattern, best_mix
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.paths import CheapestPaths
 from hocket.planners.communication.trees import Edge
 
 UndirectedEdges = tuple[Edge, ...]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from hocket.plan.sections.communication import Collective, Communication, Send, Tree
+from hocket.planners.communication.cheapest_trees import Path
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.paths import Path
 
 Edge = tuple[int, int, Path]
 """Two ranks, and the arcs from the first to the second."""

@@ -2,7 +2,7 @@
 
 Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
 Files in the order from a problem to a plan: `load_pieces` (ops that move together),
-`device_classes`, `ideal_lattice` and `stage_split` (exact contiguous splits), `contiguous_split`,
+`device_classes`, `stage_split` (exact contiguous splits), `contiguous_split`,
 `load_annealing` (any placement), `load_bound` (lower bounds), `max_load_planner` (the planners).
 They are imported when a planner is called.
 """

@@ -17,9 +17,13 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray, positions
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.device_classes import DeviceClasses
-from hocket.planners.max_load.ideal_lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.load_pieces import Pieces, gathered, strong_components
-from hocket.planners.max_load.stage_split import StageSplit, best_split
+from hocket.planners.max_load.stage_split import (
+    StageSplit,
+    best_split,
+    chain_lattice,
+    ideal_lattice,
+)
 
 # Contract pieces for contiguous splits, keeping an optimum.
 #

@@ -27,7 +27,6 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.candidates import Comparison
-from hocket.planners.parallel.abilities import requested_limits
 from hocket.planners.parallel.config_file import (
     Configuration,
     check_configuration,
@@ -36,6 +35,7 @@ from hocket.planners.parallel.config_file import (
 from hocket.planners.parallel.forecast import ConfigForecast, PoolStages
 from hocket.planners.parallel.pools import Pool, pool_clusters, pools_of
 from hocket.planners.parallel.recheck import RecheckEffort, ranked, recheck, run, simulated
+from hocket.planners.parallel.search_limits import requested_limits
 from hocket.planners.parallel.space import (
     SHAPE,
     ConfigBlock,

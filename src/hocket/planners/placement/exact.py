@@ -24,8 +24,7 @@ from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.bounds.bound_units import find_units
-from hocket.planners.bounds.step_bound import lower_bound
+from hocket.planners.bounds.step_bound import find_units, lower_bound
 from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.local_search import local_search

@@ -19,8 +19,12 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
-from hocket.planners.placement.pardnn.path_levels import bottom_levels, reverse_depths, top_levels
-from hocket.planners.placement.pardnn.unit_work import UnitWork
+from hocket.planners.placement.pardnn.unit_work import (
+    UnitWork,
+    bottom_levels,
+    reverse_depths,
+    top_levels,
+)
 
 
 class Slices(NamedTuple):

@@ -64,7 +64,7 @@ class Trials(NamedTuple):
 
     def _bottom_level_priority(self, device_of: IntArray) -> FloatArray:
         """Minus the bottom level of each op, with op times and transfers of the placement."""
-        from hocket.planners.placement.pardnn.path_levels import bottom_levels
+        from hocket.planners.placement.pardnn.unit_work import bottom_levels
 
         op_s = self.devices.op_s[device_of, np.arange(len(device_of))]
         placed = self.work._replace(op_s=table(op_s, np.float64))
