@@ -56,7 +56,7 @@ ROOMS = {
     "planners/memory/rounding": "planners/memory/test_budget.py",
     "planners/parallel/groups": "planners/parallel",
     "planners/parallel/search": "planners/parallel",
-    "runtime/train/batches": "runtime/test_train.py",
+    "runtime/batches": "runtime/test_train.py",
     "runtime/train/watch": "runtime/test_train_watch.py",
     "runtime/collectives/rank_tables": "runtime/collectives/test_tree_executor.py",
     "tables/budget": "tables/test_protocol.py",

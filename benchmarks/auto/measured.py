@@ -51,7 +51,7 @@ from hocket.plan.words import in_words
 from hocket.planners.parallel.compare import compare_parallel
 from hocket.runtime.strategies.pipeline import Pipeline, SegmentRun
 from hocket.runtime.strategies.stage_program import StageProgram
-from hocket.runtime.train.traced_model import TracedModel
+from hocket.runtime.strategies.traced import TracedModel
 from hocket.simulate import simulate
 
 BATCH, ROWS, WIDTH, LAYERS = 24, 16, 640, 6

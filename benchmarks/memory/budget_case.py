@@ -28,10 +28,10 @@ from hocket.runtime.offload.dry_run import dry_runs_of
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions, TrainingTask
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions, TrainingTask
 
 
 def adamw(model: Any) -> torch.optim.Optimizer:

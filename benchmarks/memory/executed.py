@@ -23,8 +23,7 @@ from hocket.capture.zoo.experts import moe
 from hocket.plan.plan import Plan
 from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.placed import order_for_memory
-from hocket.runtime.device_instructions import split
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.device_instructions import Setup, split
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
 

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.budgeted_model import BudgetedModel
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions
 
 NUM_TURNS = 15
 POLICIES: dict[str, dict[str, str]] = {

@@ -26,8 +26,7 @@ from runtime.whole_step import WholeStep
 from hocket.capture.execute import named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
-from hocket.runtime.device_instructions import split
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.device_instructions import Setup, split
 
 LIMIT = 1e-6
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from hocket.runtime.train.checkpoint import read_state
+from hocket.runtime.checkpoint import read_state
 
 SCRIPT = Path(__file__).parents[2] / "examples/train_ranks.py"
 

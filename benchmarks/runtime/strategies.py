@@ -246,7 +246,7 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
     from hocket.cost.measure import profile_program
     from hocket.cost.profile import profile_from_dict, profile_to_dict
     from hocket.hardware.files import cluster_from_dict
-    from hocket.runtime.train.planned_optimizer import planned_update
+    from hocket.runtime.planned_optimizer import planned_update
 
     count, samples = dist.get_world_size(), batch[0].shape[0] // dist.get_world_size()
     model = _model(torch, sizes).to(batch[0].device)
@@ -283,7 +283,7 @@ def _as_planned(options: argparse.Namespace, problem: Any, samples: int) -> Any:
     from hocket.plan.plan import Plan
     from hocket.plan.sections import Communication, Parallel, Priority, Replica
     from hocket.planners.communication.priority import choose_for_replicas
-    from hocket.runtime.train.predicted_step import claimed_step_s
+    from hocket.runtime.strategy import claimed_step_s
 
     count = options.ranks
     parts = _unequal(samples, count) if options.strategy == "unequal" else [samples] * count

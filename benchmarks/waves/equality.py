@@ -30,9 +30,9 @@ from hocket.plan.files import SavedPlan
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.runtime.offload.memory_tracker import MemoryTracker
+from hocket.runtime.planned_optimizer import torch_optimizer
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.synthetic_training import SyntheticTraining
-from hocket.runtime.train.planned_optimizer import torch_optimizer
 
 
 def doubled(batch: Any) -> Any:

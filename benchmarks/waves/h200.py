@@ -34,9 +34,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.runtime.synthetic_training import SyntheticTraining
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.trace_options import TraceOptions
 from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.training import prepare
 

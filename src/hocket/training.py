@@ -39,20 +39,19 @@ from hocket.capture.step import Forward
 from hocket.capture.swap import generators_kept
 from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
+from hocket.runtime.batches import Padding, PadTo, settled
 from hocket.runtime.launch import used_devices
 from hocket.runtime.offload.budgeted_model import BudgetedModel
 from hocket.runtime.offload.patched_forward import released_model
 from hocket.runtime.offload.plan_choice import BudgetPlan
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.runtime.prepare import choose_strategy, is_parallel, may_take_budget
-from hocket.runtime.rendezvous import join_ranks, rank_device
+from hocket.runtime.ranks import join_ranks, rank_device
 from hocket.runtime.strategies.batch_split import Count
-from hocket.runtime.strategy import Timings, innermost
-from hocket.runtime.train.batches import Padding, PadTo, settled
-from hocket.runtime.train.compiled_model import CompiledModel
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.strategies.eager import CompiledModel
+from hocket.runtime.strategy import LoopOptions, Timings, TrainingTask, innermost
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop, is_first_rank
-from hocket.runtime.training_task import LoopOptions, TrainingTask
 
 __all__ = ["PadTo", "Training", "prepare"]
 

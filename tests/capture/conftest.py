@@ -1,6 +1,6 @@
 import pytest
 
-from hocket.runtime.cpu_threads import torch_threads
+from hocket.runtime.process_settings import torch_threads
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ from hocket.classes.training import (
     train_parts,
 )
 from hocket.classes.widths import Floors, chosen_widths
-from hocket.runtime.cpu_threads import torch_threads
+from hocket.runtime.process_settings import torch_threads
 
 CLASSES = (1, 3)
 

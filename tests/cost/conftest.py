@@ -7,7 +7,7 @@ import pytest
 def one_thread():
     """Threads that wait for each other on a shared machine measure the neighbours."""
     pytest.importorskip("torch")
-    from hocket.runtime.cpu_threads import torch_threads
+    from hocket.runtime.process_settings import torch_threads
 
     with torch_threads(1):
         yield

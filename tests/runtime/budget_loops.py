@@ -6,10 +6,10 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.model_blocks import block_names
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions, TrainingTask
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions, TrainingTask
 
 CPU = torch.device("cpu")
 WAYS = [

@@ -31,7 +31,7 @@ from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Parallel, Priority, Replica, Waves
 from hocket.planners.parallel.closed_form import block_edges
-from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.transformer import ParallelConfig
 
 STEPS, ACCUMULATE, CLIP = 12, 2, 0.5

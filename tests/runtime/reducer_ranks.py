@@ -16,7 +16,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan import gradient_buckets
 from hocket.plan.sections import Priority
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.transformer import ParallelConfig
 
 FRACTIONS = (2 / 3, 1 / 3)

@@ -14,8 +14,8 @@ from hocket.plan.sections import Memory
 from hocket.runtime.offload.dry_run import dry_run_peak
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.trace_options import TraceOptions
 
 NUM_BYTES = 40_000
 WAYS = {

@@ -24,10 +24,10 @@ from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.saved_tensors import OffloadedStorages
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions
 
 
 def compare(build, seed, *, steps=6, accumulate=1, clip_norm=None, **plan):

@@ -22,12 +22,12 @@ from hocket.capture import capture
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
+from hocket.runtime.batches import settled
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.runtime.run_options import RunOptions
-from hocket.runtime.train.batches import settled
-from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.view.measured import run_data
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.runtime.train.captured import StaticBatch, model_key, on_stream
+from hocket.runtime.replay import StaticBatch, model_key, on_stream
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.runtime.train.cuda_graphs import NUM_WARM, REPLAYED, GraphReplay, Same
+from hocket.runtime.replay import NUM_WARM, REPLAYED, GraphReplay, Same
 
 
 def run(repeats, keys, capture=lambda: "graph"):

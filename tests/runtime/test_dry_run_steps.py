@@ -12,8 +12,8 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.dry_run import dry_run_peak
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import block_names, uniform
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.trace_options import TraceOptions
 
 BATCH = torch.randn(32, 8), torch.randint(3, (32,))
 OFFLOADED = {"activations": "offloaded", "parameters": "streamed", "update": "host"}

@@ -26,10 +26,10 @@ from hocket.runtime.offload.dry_run import dry_run_peak, low_precision_parameter
 from hocket.runtime.offload.model_blocks import model_blocks
 from hocket.runtime.offload.parameter_blocks import blocks_by_module
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.module_calls import find_module_calls

@@ -18,9 +18,9 @@ from hocket.capture import capture
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan, write_plan
 from hocket.plan.sections import Memory
+from hocket.runtime.batches import settled
 from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.run_options import RunOptions
-from hocket.runtime.train.batches import settled
 from hocket.view import fit as view
 
 TOO_FEW_BYTES = 2_000

@@ -22,8 +22,8 @@ from hocket.api.parallel_configs import limited, make_training, plan_of
 from hocket.api.planners import compare_candidates
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan, read_plan, write_plan
+from hocket.runtime.checkpoint import read_state
 from hocket.runtime.launch import launch
-from hocket.runtime.train.checkpoint import read_state
 from hocket.transformer import Transformer
 
 SCRIPT = Path(__file__).parents[2] / "examples/train_ranks.py"

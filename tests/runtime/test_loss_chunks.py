@@ -16,8 +16,8 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.frontier import find_frontier
 from hocket.runtime.offload.chunked_loss import LazyLogits, supports_chunked_loss
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.trace_options import TraceOptions
 from hocket.simulate.verify import violations
 
 WORDS, WIDTH = 400, 16

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hocket.capture.program import TensorSpec
 from hocket.capture.record import layout_of
 from hocket.graph import Role
+from hocket.runtime.placed_step import HeldTensors
 from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
-from hocket.runtime.train.placed_step import HeldTensors
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 

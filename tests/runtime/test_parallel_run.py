@@ -21,10 +21,10 @@ from hocket.cli import main
 from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import write_plan
-from hocket.runtime import numerics_check, run_memory
+from hocket.runtime import numerics_check, run_limits
 from hocket.runtime import run as run_module
-from hocket.runtime.lost_rank import lost_another
 from hocket.runtime.numerics_check import Agreement
+from hocket.runtime.ranks import lost_another
 from hocket.runtime.run import choose_backend, run_plan
 from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.transformer_model import built_in_model
@@ -145,7 +145,7 @@ def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     assert "--check-only" in caught.value.hint
     wide = replace(config, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
-        run_memory.require_memory_for_states(
+        run_limits.require_memory_for_states(
             plan_of(large, wide, schedule, on="128xv100-16g"), torch.float32
         )
 
@@ -165,7 +165,7 @@ def test_memory_that_caches_files_can_be_taken(tmp_path):
 def test_parameters_are_counted_without_building_the_model():
     for shape in (GPT, LLAMA, replace(GPT, tied_embeddings=False, layers=7)):
         held = sum(parameter.numel() for parameter in built_in_model(shape).parameters())
-        assert run_memory.num_parameters(shape) == held
+        assert run_limits.num_parameters(shape) == held
 
 
 def test_gpus_are_chosen_where_there_are_enough(monkeypatch):

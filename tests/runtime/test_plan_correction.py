@@ -20,10 +20,10 @@ from hocket.runtime.offload.plan_correction import (
     PlanChangeWarning,
     PlanCorrection,
 )
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.strategy import LoopOptions
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions
 
 NUM_TRIED = NUM_WARM_UP + NUM_TIMED
 BUDGET = 2**30

@@ -21,10 +21,10 @@ from hocket.base.errors import RunError
 from hocket.capture import capture, load_model
 from hocket.plan.plan import Plan
 from hocket.processes.worker import Worker
-from hocket.runtime.rendezvous import MeetingStore
+from hocket.runtime.ranked_step import Outbox
+from hocket.runtime.ranks import MeetingStore
 from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunCallbacks, RunOptions
-from hocket.runtime.train.rank_placement import Outbox
 
 FOREVER = 10**6
 SILENT = r"rank 1 \(gpu1\) has stopped answering for ([{}]|\d\d) s while "

@@ -19,9 +19,9 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.budget_graph import MIN_REPLAYS, BudgetGraph
 from hocket.runtime.offload.dry_run import DryRuns
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
-from hocket.runtime.train.planned_optimizer import planned_update
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.replay import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
+from hocket.runtime.trace_options import TraceOptions
 
 NUM_CALLED = NUM_WARM + 1
 """The first step makes the optimizer's state; those after it are alike."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.runtime.train.cuda_graphs import ReplayedUpdate
+from hocket.runtime.replay import ReplayedUpdate
 
 
 class Captures:

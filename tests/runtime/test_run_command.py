@@ -21,8 +21,7 @@ from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.runtime.planned_model import build
 from hocket.runtime.run import choose_backend, run_plan
-from hocket.runtime.run_options import RunOptions
-from hocket.runtime.run_result import middle_step
+from hocket.runtime.run_options import RunOptions, middle_step
 from hocket.runtime.step_record import StepRecord
 from hocket.simulate import simulate
 

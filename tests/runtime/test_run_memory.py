@@ -10,7 +10,7 @@ from torch import nn
 from hocket.api import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
-from hocket.runtime import run_memory
+from hocket.runtime import run_limits
 from hocket.runtime.run import WALK_S, with_walk
 from hocket.simulate import simulate
 
@@ -33,13 +33,13 @@ def planned():
 def needed_bytes(planned):
     graph, peaks = planned.problem.graph, planned.timeline.peak_bytes
     weights = sum(size for role, size in graph.bytes_by_role().items() if role == "parameter")
-    return int(peaks.sum()) + weights + 3 * run_memory.PROCESS_BYTES
+    return int(peaks.sum()) + weights + 3 * run_limits.PROCESS_BYTES
 
 
 def refusal(planned, free_bytes, monkeypatch):
-    monkeypatch.setattr(run_memory, "available_bytes", lambda: free_bytes)
+    monkeypatch.setattr(run_limits, "available_bytes", lambda: free_bytes)
     places = dict.fromkeys(range(2), "cpu")
-    run_memory.require_memory_here(planned.problem, planned.timeline, places, num_processes=3)
+    run_limits.require_memory_here(planned.problem, planned.timeline, places, num_processes=3)
 
 
 def test_a_run_may_take_all_that_is_free_and_not_a_byte_more(planned, monkeypatch):
@@ -59,7 +59,7 @@ def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):
     on = ["--on", "1xcpu-core", "--planner", "one-device", "--loss", "mse"]
     hocket("plan", "m.py:make", *on, cwd=tmp_path)
     (tmp_path / "m.py").write_text("def make(): raise AssertionError('built')\n")
-    monkeypatch.setattr(run_memory, "available_bytes", lambda: 1)
+    monkeypatch.setattr(run_limits, "available_bytes", lambda: 1)
     refused = hocket("run", "plan.json", "--json", cwd=tmp_path, expect=2)
     assert "are free" in json.loads(refused.stdout)["error"]["message"]
 

@@ -21,7 +21,7 @@ from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
-from hocket.runtime import cpu_step_time, run_memory
+from hocket.runtime import run_limits
 from hocket.runtime.run_options import RunOptions
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.training import prepare
@@ -146,7 +146,7 @@ def test_progress_grows_within_a_microbatch(folder):
 def test_who_waits_for_minutes_is_told_before(folder, monkeypatch):
     with_shares(folder, [[8]])
     seconds = {1.0: 240.0, 0.5: 3.0}
-    monkeypatch.setattr(cpu_step_time, "cpu_step_s", lambda problem, scale: seconds[scale])
+    monkeypatch.setattr(run_limits, "cpu_step_s", lambda problem, scale: seconds[scale])
     run = ("run", "shared.json", "--steps", 1, "--backend", "single")
     said = hocket(*run, cwd=folder).stderr
     assert "about 4 min per step" in said
@@ -158,19 +158,19 @@ def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     rated = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
-        cpu_step_time, "detect_cpu", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
+        run_limits, "detect_cpu", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
     )
     problem = make_problem(generate("layered", 30, 0), "2xt4")
     flops = np.full(problem.graph.num_ops, 1e12)
     large = replace(problem, work=replace(problem.graph, flops=flops))
-    assert cpu_step_time.cpu_step_s(problem, 1.0) is None
+    assert run_limits.cpu_step_s(problem, 1.0) is None
     assert not rated
-    whole_s = cpu_step_time.cpu_step_s(large, 1.0)
+    whole_s = run_limits.cpu_step_s(large, 1.0)
     peak = cluster_from_text("1xcpu-core").kinds[0].peak_flops["float32"]
     assert whole_s >= flops.sum() / peak
-    assert cpu_step_time.cpu_step_s(large, 0.5) == pytest.approx(whole_s / 2)
+    assert run_limits.cpu_step_s(large, 0.5) == pytest.approx(whole_s / 2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert cpu_step_time.cpu_step_s(large, 1.0) is None
+    assert run_limits.cpu_step_s(large, 1.0) is None
 
 
 def test_the_whole_batch_is_what_plain_pytorch_does(whole):
@@ -244,10 +244,10 @@ def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monke
 @pytest.mark.parametrize("backend", ["single", "gloo"])
 def test_shares_without_room_are_refused_with_the_part_that_has(folder, monkeypatch, backend):
     with_shares(folder, [[3, 2], [3]])
-    monkeypatch.setattr(run_memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(run_limits, "available_bytes", lambda: 1000)
     refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
     assert "are free" in refused.stderr
-    monkeypatch.setattr(run_memory, "available_bytes", lambda: 2 * run_memory.PROCESS_BYTES)
+    monkeypatch.setattr(run_limits, "available_bytes", lambda: 2 * run_limits.PROCESS_BYTES)
     if backend == "gloo":
         refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
         assert "one microbatch after the other with --backend single" in refused.stderr

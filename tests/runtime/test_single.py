@@ -16,8 +16,7 @@ from simulate.problems import joined, problem_of
 
 from hocket.base.errors import RunError
 from hocket.capture import ZOO, capture_program, named_tensors
-from hocket.runtime.device_instructions import split
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.device_instructions import Setup, split
 from hocket.runtime.step_record import measured_timeline
 from hocket.simulate.engine import lower
 from hocket.simulate.verify import update_violations

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hocket.runtime.device_streams import Channel, new_stream
+from hocket.runtime.placed_step import Channel, new_stream
 
 LONG = 200_000_000
 """Cycles of a kernel that keeps a stream busy."""

@@ -17,7 +17,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.planners.parallel.closed_form import block_edges
 from hocket.runtime.optimizer_parts import HostUpdate
-from hocket.runtime.train.traced_recompute import with_recompute
+from hocket.runtime.traced_recompute import with_recompute
 from hocket.simulate import simulate
 from hocket.simulate.parallel.recompute_and_host import blocks_of
 from hocket.training import prepare

@@ -21,7 +21,7 @@ import hocket
 from hocket.base.errors import UsageError
 from hocket.capture import CaptureWarning
 from hocket.cost.measured_steps import read_runs
-from hocket.runtime.train.step_monitor import NUM_DRIFTING, Watch
+from hocket.runtime.training_loop import NUM_DRIFTING, Watch
 
 
 @pytest.mark.filterwarnings("ignore:OPTForCausalLM is placed by modules")

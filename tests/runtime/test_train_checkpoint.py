@@ -12,7 +12,7 @@ from runtime.train_models import USER_MODELS
 
 import hocket
 from hocket.base.errors import HocketError, InputFileError, UsageError
-from hocket.runtime.train.checkpoint import newest_checkpoint
+from hocket.runtime.checkpoint import newest_checkpoint
 from hocket.training import prepare
 
 

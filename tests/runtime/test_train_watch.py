@@ -14,8 +14,7 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.cost.profile import read_profile
 from hocket.plan.plan import Plan
-from hocket.runtime.train.step_monitor import NUM_DRIFTING, Watch, likely_cause
-from hocket.runtime.training_loop import DriftWarning
+from hocket.runtime.training_loop import NUM_DRIFTING, DriftWarning, Watch, likely_cause
 from hocket.simulate import simulate
 from hocket.training import prepare
 
@@ -67,7 +66,7 @@ def test_the_cause_of_a_drift_is_the_device_the_links_or_the_host(predicted):
 
 def test_time_between_steps_is_told_as_the_loops_own(monkeypatch):
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr("hocket.runtime.train.step_monitor.time.perf_counter", lambda: clock.now_s)
+    monkeypatch.setattr("hocket.runtime.training_loop.time.perf_counter", lambda: clock.now_s)
     watch = Watch(predicted_s=1.0)
     loss, batch = torch.tensor(1.0), torch.zeros(4, 2)
 

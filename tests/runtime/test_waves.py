@@ -20,10 +20,10 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
 from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.waves.wave_search import even_split, fit_waves, reasons
-from hocket.runtime.device_streams import DeviceStream
+from hocket.runtime.placed_step import DeviceStream
 from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.run_options import RunOptions
-from hocket.runtime.train.waves import WaveStep, WaveWarning, wave_order
+from hocket.runtime.strategies.waves import WaveStep, WaveWarning, wave_order
 from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.view.measured import run_table
 from hocket.view.table import plain

@@ -13,8 +13,8 @@ from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.runtime.train.batches import settled
-from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.batches import settled
+from hocket.runtime.planned_optimizer import planned_update
 from hocket.training import prepare
 
 NUM_DEVICES = 3

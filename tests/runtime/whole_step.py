@@ -9,9 +9,9 @@ import torch
 from hocket.capture.perform import BoundCall
 from hocket.capture.storage import first_tensors, given_storages
 from hocket.graph.graph import Phase
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.device_instructions import Setup
+from hocket.runtime.placed_step import PlacedStep
 from hocket.runtime.step_record import StepRecord
-from hocket.runtime.train.placed_step import PlacedStep
 
 
 class WholeStep(PlacedStep):

@@ -31,8 +31,7 @@ __all__ = [
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.runtime.planned_model import ModelSource
-    from hocket.runtime.run_options import OnProgress, OnStart, OnStep, RunOptions
-    from hocket.runtime.run_result import RunResult
+    from hocket.runtime.run_options import OnProgress, OnStart, OnStep, RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
 
 

@@ -17,7 +17,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel
 from hocket.planners.parallel.compare import can_split_batch, compare_parallel
-from hocket.runtime.train.predicted_step import claimed_step_s
+from hocket.runtime.strategy import claimed_step_s
 from hocket.view.comparison import how_of
 
 _WORTHWHILE = 1.02

@@ -26,7 +26,7 @@ from hocket.classes.material import Material, Progress
 from hocket.classes.session import latency_s, open_session, vector_width
 from hocket.classes.settings import HybridCriterion
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
-from hocket.runtime.cpu_threads import torch_threads
+from hocket.runtime.process_settings import torch_threads
 
 _TRIES = 10
 _WARM_UPS, _RUNS = 3, 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.run_result import RunResult
+    from hocket.runtime.run_options import RunResult
     from hocket.runtime.step_record import StepRecord
 
 _LONG_STEP_S = 20.0
@@ -206,7 +206,7 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 def _say_how_long(problem: Problem, scale: float) -> None:
     """Print the estimated step time before a long wait."""
     from hocket.base.units import words_for_seconds
-    from hocket.runtime.cpu_step_time import cpu_step_s
+    from hocket.runtime.run_limits import cpu_step_s
 
     step_s = cpu_step_s(problem, scale)
     if step_s is not None and step_s > _LONG_STEP_S:

@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
-from hocket.runtime.rendezvous import LOOPBACK, MeetingStore
+from hocket.runtime.ranks import LOOPBACK, MeetingStore
 
 PROFILE_VARIABLE = "HOCKET_PROFILE"
 

@@ -15,7 +15,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Schedule
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.runtime.cpu_threads import torch_threads
+from hocket.runtime.process_settings import torch_threads
 from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.run_ranks import run_ranks
 from hocket.runtime.step_record import StepRecord

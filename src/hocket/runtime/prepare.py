@@ -28,8 +28,7 @@ from hocket.runtime.strategies.ddp import priority_obstacle
 from hocket.runtime.strategies.parallel import parallel_strategy, stated_degrees_strategy
 from hocket.runtime.strategies.parallel_task import ParallelTask, ParallelWarning, agree_on_model
 from hocket.runtime.strategies.placed import placed_strategy
-from hocket.runtime.train.predicted_step import claimed_step_s
-from hocket.runtime.training_task import Prepared, TrainingTask
+from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s
 from hocket.transformer import ParallelConfig
 
 Given = SavedPlan | ParallelConfig

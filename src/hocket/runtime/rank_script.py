@@ -10,7 +10,7 @@ import traceback
 
 from hocket.base.errors import RunError
 from hocket.processes.child import Parent, live
-from hocket.runtime.lost_rank import CommunicationError, lost_another
+from hocket.runtime.ranks import CommunicationError, lost_another
 
 # Lines that a rank prints, each with the rank's number before it: ``[rank1]: loss 0.3``.
 #

@@ -26,21 +26,27 @@ from hocket.plan.sections import Communication, Memory, Parallel, Replica, Waves
 from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.plan.verify import raise_violations, require_structure, structure_violations
 from hocket.processes.heartbeat import Position, how_far
-from hocket.runtime.cpu_threads import torch_threads
 from hocket.runtime.launch import used_devices
 from hocket.runtime.numerics_check import Agreement, check_parallel
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.planned_model import BuiltModel, ModelSource, build
-from hocket.runtime.run_memory import require_memory_for_states, require_memory_here
-from hocket.runtime.run_options import BACKENDS, KIND_NAMES, RunCallbacks, RunOptions
+from hocket.runtime.process_settings import torch_threads
+from hocket.runtime.run_limits import require_memory_for_states, require_memory_here
+from hocket.runtime.run_options import (
+    BACKENDS,
+    KIND_NAMES,
+    RunCallbacks,
+    RunOptions,
+    RunResult,
+    middle_step,
+)
 from hocket.runtime.run_ranks import run_ranks
-from hocket.runtime.run_result import RunResult, middle_step
 from hocket.runtime.scaled_batch import smaller_batch, with_graph
 from hocket.runtime.step_record import StepRecord, measured_timeline
 from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.strategies.placed import places_in_process
+from hocket.runtime.strategy import claimed_step_s
 from hocket.runtime.synthetic_training import PER_STEP, SyntheticTraining
-from hocket.runtime.train.predicted_step import claimed_step_s
 from hocket.runtime.transformer_refusals import TRAINED_DTYPES, refuse_plan
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.verify import update_violations

@@ -22,7 +22,7 @@ def train(parent: Parent) -> None:
     if order is None:
         return
     from hocket.base.errors import RunError
-    from hocket.runtime.lost_rank import CommunicationError, lost_another
+    from hocket.runtime.ranks import CommunicationError, lost_another
 
     # The model may be in a folder that only this program's parent knows.
     sys.path += [path for path in order.header["import_paths"] if path not in sys.path]
@@ -37,8 +37,8 @@ def train(parent: Parent) -> None:
 
 
 def _train(parent: Parent, header: dict[str, Any]) -> None:
-    from hocket.runtime.rendezvous import join_group, own_device
-    from hocket.runtime.train.traced_model import TracedModel
+    from hocket.runtime.ranks import join_group, own_device
+    from hocket.runtime.strategies.traced import TracedModel
 
     device = own_device(header)
     training = _training(header, device, lambda: join_group(header, device))

@@ -17,7 +17,7 @@ from hocket.processes.heartbeat import Position, how_far
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import Timeouts, WorkerGroup
 from hocket.runtime.device_instructions import Transfer
-from hocket.runtime.rendezvous import MeetingStore
+from hocket.runtime.ranks import MeetingStore
 from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.step_record import StepParts, StepRecord
 from hocket.runtime.synthetic_training import PER_STEP

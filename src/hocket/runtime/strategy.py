@@ -16,15 +16,23 @@ Optional abilities are protocols of their own below; a loop asks for them by ``i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from hocket.base.errors import UsageError
+from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.runtime.batches import Padding
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.launch import used_devices
+from hocket.runtime.strategies.batch_split import Count
+from hocket.runtime.trace_options import TraceOptions, Weight
+from hocket.simulate import simulate
 from hocket.simulate.timeline import Timeline
 
 
@@ -182,3 +190,85 @@ class Correction(Protocol):
 
     def note(self, step_s: float) -> Strategy | None:
         """Note a step that has ended on the device; returns the next strategy if it changes."""
+
+
+# The input of every strategy, and the result of preparing one.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Options of the training loop."""
+
+    accumulate: int = 1
+    """Batches per update; each counts this share of the loss."""
+    clip_norm: float | None = None
+    """Largest norm of all gradients together."""
+    seed: int | None = None
+    """Of random draws, each with its own; None continues PyTorch's generator."""
+    outputs: bool = False
+    """True if all that the model returns is kept, not only single numbers."""
+    max_shapes: int = 8
+    """Shapes of batches of each kind that are traced."""
+    pad: Padding | None = None
+    """Makes each batch one of few shapes."""
+    replay: bool = True
+    """True if a step on one CUDA device is replayed as a CUDA graph."""
+    async_update: bool = False
+    """Within a memory budget, updates on the host run into the next step: faster, but a parameter
+    that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
+
+
+class Prepared(NamedTuple):
+    """A strategy, the plan that it executes, and the predicted step time."""
+
+    strategy: Strategy
+    plan: Plan
+    step_s: float | None
+    """Predicted on the plan's devices, also where others emulate them; None where nobody knows."""
+    searched: SavedPlan | None = None
+    """The placement that was found for several devices of this process, where none was given."""
+    correction: Correction | None = None
+    """Replaces the memory plan by another one if the first steps show that it is faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTask:
+    """Model, optimizer, batch and options of a training, whatever the strategy."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    """A whole batch of all ranks."""
+    recipe: TraceOptions
+    options: LoopOptions
+    device: torch.device
+    """Of this process."""
+    is_ranked: bool = False
+    """True where several ranks were started."""
+    count: Count | None = None
+    weights: str | Path | None = None
+    reduce_dtype: torch.dtype | None = None
+
+
+# Predicted step time of a plan on the device that runs it.
+
+
+def predicted_s(problem: Problem, plan: Plan, device: torch.device) -> float | None:
+    """Return the predicted step time; None if the plan's devices are only emulated."""
+    return None if are_played(problem, plan, device) else claimed_step_s(problem, plan)
+
+
+def claimed_step_s(problem: Problem, plan: Plan) -> float:
+    """Return the plan's steady-state step time, else its single-step time, else a simulated one."""
+    claims = plan.claims
+    for known_s in (claims.repeated_step_s, claims.step_s):
+        if known_s is not None:
+            return known_s
+    return simulate(problem, plan).makespan_s
+
+
+def are_played(problem: Problem, plan: Plan, device: torch.device) -> bool:
+    """True if the plan's device types are emulated: CPUs in place of GPUs, or the reverse."""
+    kinds = {each.name: each.kind for each in problem.cluster.devices}
+    is_cpu = device.type == "cpu"
+    return any(kinds[name].is_cpu != is_cpu for name in used_devices(problem, plan))

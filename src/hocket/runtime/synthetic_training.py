@@ -20,15 +20,14 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.runtime.offload.budgeted_model import BudgetedModel
+from hocket.runtime.planned_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.step_record import StepRecord
 from hocket.runtime.strategies.parallel_task import ParallelWarning
-from hocket.runtime.strategy import ReportsProgress
-from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
-from hocket.runtime.train.trace_options import TraceOptions
-from hocket.runtime.train.traced_model import TracedModel
+from hocket.runtime.strategies.traced import TracedModel
+from hocket.runtime.strategy import LoopOptions, ReportsProgress, TrainingTask
+from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
-from hocket.runtime.training_task import LoopOptions, TrainingTask
 from hocket.runtime.transformer_model import built_in_model, token_batch
 
 PER_STEP = 1_000

@@ -20,7 +20,7 @@ from hocket.view.table import Column, FittedTable, name, number
 
 if TYPE_CHECKING:
     from hocket.runtime.numerics_check import Agreement
-    from hocket.runtime.run_result import RunResult
+    from hocket.runtime.run_options import RunResult
 
 _MANY = 2
 """Ratio to the prediction from which a factor is shown instead of a percentage."""

@@ -17,11 +17,18 @@ import torch
 from torch import nn
 
 from hocket.capture.fake import plain_batch
+from hocket.runtime.batches import on_device, signature_of
+from hocket.runtime.replay import (
+    GraphReplay,
+    StaticBatch,
+    address_of,
+    cloned,
+    eager_update_reason,
+    model_key,
+    on_stream,
+)
 from hocket.runtime.strategy import StepOutput
-from hocket.runtime.train.batches import on_device, signature_of
-from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
-from hocket.runtime.train.cuda_graphs import GraphReplay, address_of, eager_update_reason
-from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.trace_options import Weight
 
 MIN_REPLAYS = 4
 """Replays that make a capture worthwhile; after a graph with fewer, steps stay eager."""

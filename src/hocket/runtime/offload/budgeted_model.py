@@ -29,8 +29,15 @@ from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
-from hocket.runtime.autocast import autocast_state
+from hocket.runtime.batches import (
+    detached,
+    larger_batch_warning,
+    on_device,
+    order_changed_warning,
+    signature_of,
+)
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.model_tensors import ModelTree, replaced_error
 from hocket.runtime.offload.allocator import context_bytes
 from hocket.runtime.offload.budget_graph import BudgetGraph
 from hocket.runtime.offload.chunked_loss import lazy_logits
@@ -56,18 +63,9 @@ from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.prefetch import staging_buffers
 from hocket.runtime.offload.state_swap import StateSwap
 from hocket.runtime.optimizer_parts import updates_in_parts
+from hocket.runtime.replay import AS_ASKED
 from hocket.runtime.strategy import StepOutput, Strategy
-from hocket.runtime.train.batches import (
-    larger_batch_warning,
-    on_device,
-    order_changed_warning,
-    signature_of,
-)
-from hocket.runtime.train.cuda_graphs import AS_ASKED
-from hocket.runtime.train.eager_model import detached
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.model_tensors import ModelTree, replaced_error
-from hocket.runtime.train.trace_options import TraceOptions, in_mode
+from hocket.runtime.trace_options import TraceOptions, Weight, autocast_state, in_mode
 
 _NUM_MEASURED_STEPS = 2
 """Steps measured if there was no dry run; the second one has all of the optimizer's state."""

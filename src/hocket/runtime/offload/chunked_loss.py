@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.autocast import autocast_dtype
+from hocket.runtime.trace_options import autocast_dtype
 
 _SHORT = (torch.bfloat16, torch.float16)
 

@@ -52,9 +52,9 @@ from hocket.runtime.offload.memory_tracker import MemoryTracker, WideStatistics,
 from hocket.runtime.offload.patched_forward import claim_model
 from hocket.runtime.offload.plan_choice import BudgetPlan, fastest_within_budget
 from hocket.runtime.optimizer_parts import part_of, updates_in_parts, without_parameters
-from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA
-from hocket.runtime.train.deferred_gc import deferred_gc
-from hocket.runtime.training_task import TrainingTask
+from hocket.runtime.process_settings import deferred_gc
+from hocket.runtime.replay import AS_ASKED, NOT_CUDA
+from hocket.runtime.strategy import TrainingTask
 from hocket.simulate.rewriting.casts import CAST
 
 _CUBLAS_BYTES = {9: 32 * 2**20}

@@ -28,7 +28,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hocket.base.errors import RunError, UsageError
-from hocket.runtime.cpu_threads import torch_threads
 from hocket.runtime.offload.copy_streams import DONE, CopyEvent
 from hocket.runtime.offload.host_adam import fused_adam_step, is_fused_adam
 from hocket.runtime.offload.memory_tracker import on_host
@@ -39,6 +38,7 @@ from hocket.runtime.optimizer_parts import (
     part_of,
     updates_in_parts,
 )
+from hocket.runtime.process_settings import torch_threads
 from hocket.simulate.rewriting.host_parameters import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1

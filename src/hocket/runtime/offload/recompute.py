@@ -27,8 +27,8 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from hocket.base.errors import RunError
 from hocket.capture.model import CaptureWarning
-from hocket.runtime.autocast import autocast_dtype
 from hocket.runtime.offload.python_state import PythonState
+from hocket.runtime.trace_options import autocast_dtype
 
 Function = Callable[..., Any]
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.capture.perform import draw_seed
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategies.batch_split import Count, microbatches, num_rows
+from hocket.runtime.strategies.waves import WaveRunner
 from hocket.runtime.strategy import (
     Passes,
     ReportsProgress,
@@ -26,8 +27,7 @@ from hocket.runtime.strategy import (
     Timings,
     feed,
 )
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.waves import WaveRunner
+from hocket.runtime.trace_options import Weight
 
 
 @contextmanager

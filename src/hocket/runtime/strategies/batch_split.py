@@ -15,7 +15,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors, map_batch
-from hocket.runtime.train.batches import settled
+from hocket.runtime.batches import settled
 
 Count = Callable[[Any], float | torch.Tensor]
 """Weight of a part of a batch in the mean loss: by default its number of samples."""

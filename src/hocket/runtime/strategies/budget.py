@@ -49,8 +49,7 @@ from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.plan_correction import PlanCorrection
 from hocket.runtime.planned_model import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
-from hocket.runtime.train.predicted_step import are_played, claimed_step_s, predicted_s
-from hocket.runtime.training_task import Prepared, TrainingTask
+from hocket.runtime.strategy import Prepared, TrainingTask, are_played, claimed_step_s, predicted_s
 
 
 def budget_strategy(

@@ -31,6 +31,8 @@ from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
 from hocket.plan.gradient_buckets import fill_buckets
+from hocket.runtime.batches import settled
+from hocket.runtime.checkpoint import TensorCut
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategies.accumulate import seeded_rng
 from hocket.runtime.strategies.batch_split import loss_weights, num_rows, split_rows, take_rows
@@ -38,11 +40,16 @@ from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.pipeline import Pipeline
 from hocket.runtime.strategies.tensor import all_reduce_both
-from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Strategy, Timings, feed
-from hocket.runtime.train.batches import settled
-from hocket.runtime.train.checkpoint import TensorCut
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.training_task import LoopOptions
+from hocket.runtime.strategy import (
+    LoopOptions,
+    Passes,
+    ReportsProgress,
+    StepOutput,
+    Strategy,
+    Timings,
+    feed,
+)
+from hocket.runtime.trace_options import Weight
 
 
 class DataParallel(Strategy):

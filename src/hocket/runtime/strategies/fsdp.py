@@ -22,9 +22,9 @@ from torch.distributed.fsdp import (
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
 from hocket.runtime.offload.recompute import ModuleBuffers, recomputed
+from hocket.runtime.strategies.eager import EagerModel
 from hocket.runtime.strategies.layer_stack import layer_paths
-from hocket.runtime.train.eager_model import EagerModel
-from hocket.runtime.train.trace_options import TraceOptions
+from hocket.runtime.trace_options import TraceOptions
 
 
 class _Applied(nn.Module):

@@ -29,6 +29,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica, Schedule, Waves
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.schedules import make_schedule
+from hocket.runtime.batches import settled
+from hocket.runtime.checkpoint import TensorCut
 from hocket.runtime.optimizer_parts import HostUpdate
 from hocket.runtime.strategies.accumulate import Accumulated, AccumulatedAlone
 from hocket.runtime.strategies.batch_split import (
@@ -44,6 +46,7 @@ from hocket.runtime.strategies.ddp import (
     batch_norms_in_training,
     join_batch_norms,
 )
+from hocket.runtime.strategies.eager import EagerModel
 from hocket.runtime.strategies.fsdp import ShardedModel
 from hocket.runtime.strategies.layer_stack import find_stack, layer_of, layer_paths
 from hocket.runtime.strategies.parallel_task import (
@@ -57,15 +60,11 @@ from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.strategies.round_robin import RoundRobinPipeline
 from hocket.runtime.strategies.stage_cuts import cut_at_ops, cut_by_layers
 from hocket.runtime.strategies.tensor import shard_layers
-from hocket.runtime.strategy import Passes, Strategy
-from hocket.runtime.train.batches import settled
-from hocket.runtime.train.checkpoint import TensorCut
-from hocket.runtime.train.eager_model import EagerModel
-from hocket.runtime.train.predicted_step import predicted_s
-from hocket.runtime.train.traced_model import TracedModel
-from hocket.runtime.train.traced_recompute import RecomputedBlocks
-from hocket.runtime.train.traced_step import placement_like
-from hocket.runtime.train.waves import WaveRunner, make_waves, wave_order
+from hocket.runtime.strategies.traced import TracedModel
+from hocket.runtime.strategies.waves import WaveRunner, make_waves, wave_order
+from hocket.runtime.strategy import Passes, Strategy, predicted_s
+from hocket.runtime.traced_recompute import RecomputedBlocks
+from hocket.runtime.traced_step import placement_like
 from hocket.simulate.parallel.recompute_and_host import second_run
 from hocket.simulate.parallel.replayed import replayed_step_s
 from hocket.transformer import ParallelConfig

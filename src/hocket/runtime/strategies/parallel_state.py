@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hocket.runtime.checkpoint import TensorCut, TensorPiece, require_same_model
+from hocket.runtime.ranks import broadcast_slots
 from hocket.runtime.strategies.rank_mesh import RankMesh
-from hocket.runtime.train.broadcast import broadcast_slots
-from hocket.runtime.train.checkpoint import TensorCut, TensorPiece, require_same_model
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
 

@@ -21,9 +21,8 @@ from hocket.runtime.strategies.budget import budget_strategy
 from hocket.runtime.strategies.placed import placed_strategy
 from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.strategies.stage_cuts import StageCuts
-from hocket.runtime.strategy import Strategy
-from hocket.runtime.train.waves import WaveOrder
-from hocket.runtime.training_task import TrainingTask
+from hocket.runtime.strategies.waves import WaveOrder
+from hocket.runtime.strategy import Strategy, TrainingTask
 
 
 class ParallelWarning(UserWarning):

@@ -28,17 +28,16 @@ from hocket.capture.perform import draw_seed
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
+from hocket.runtime.batches import Signature, settled, signature_of
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.eager_step import Slots
+from hocket.runtime.model_tensors import ModelTensors
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.stage_cuts import Part, Segment
 from hocket.runtime.strategies.stage_program import PARTS_OF_ACTION, StageProgram
 from hocket.runtime.strategy import Passes, StepOutput
-from hocket.runtime.train.batches import Signature, settled, signature_of
-from hocket.runtime.train.eager_step import Slots
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.model_tensors import ModelTensors
-from hocket.runtime.train.trace_options import Kind
+from hocket.runtime.trace_options import Kind, Weight
 
 _Action = tuple[Segment, int]
 """A segment and its microbatch."""

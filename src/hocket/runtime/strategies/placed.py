@@ -34,11 +34,10 @@ from hocket.planners.compare import compare
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.planned_model import require_same
 from hocket.runtime.scaled_batch import with_graph
-from hocket.runtime.train.eager_model import PlacedModules
-from hocket.runtime.train.predicted_step import claimed_step_s
-from hocket.runtime.train.trace_options import TraceOptions
-from hocket.runtime.train.traced_model import TracedModel
-from hocket.runtime.training_task import Prepared, TrainingTask
+from hocket.runtime.strategies.eager import PlacedModules
+from hocket.runtime.strategies.traced import TracedModel
+from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s
+from hocket.runtime.trace_options import TraceOptions
 
 
 def placed_strategy(

@@ -24,6 +24,8 @@ from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Parallel
+from hocket.runtime.batches import Signature, signature_of
+from hocket.runtime.eager_step import Slots
 from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
@@ -31,9 +33,7 @@ from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
 from hocket.runtime.strategies.stage_cuts import Part, Segment, cut_at_ops
 from hocket.runtime.strategies.stage_program import StageProgram
 from hocket.runtime.strategy import StepOutput, Strategy
-from hocket.runtime.train.batches import Signature, signature_of
-from hocket.runtime.train.eager_step import Slots
-from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.trace_options import Weight
 
 _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 

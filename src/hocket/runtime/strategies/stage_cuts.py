@@ -22,7 +22,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Schedule
 from hocket.runtime.strategies.layer_stack import find_stack, layer_of, stage_layers
-from hocket.runtime.train.traced_step import placement_like
+from hocket.runtime.traced_step import placement_like
 from hocket.simulate.parallel.stage_order import stages_of
 from hocket.transformer import ParallelConfig
 

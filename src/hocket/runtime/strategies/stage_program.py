@@ -13,6 +13,7 @@ import torch
 
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph
+from hocket.runtime.eager_step import BoundOp, OpCalls, Slots
 from hocket.runtime.strategies.stage_cuts import (
     Part,
     Segment,
@@ -21,7 +22,6 @@ from hocket.runtime.strategies.stage_cuts import (
     shared_gradients,
 )
 from hocket.runtime.tensor_bytes import needs_storage, pack, package_bytes, unpack
-from hocket.runtime.train.eager_step import BoundOp, OpCalls, Slots
 
 
 class Bundle(NamedTuple):

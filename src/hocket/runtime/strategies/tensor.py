@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
+from hocket.runtime.checkpoint import TensorCut
 from hocket.runtime.strategies.layer_stack import find_stack
-from hocket.runtime.train.checkpoint import TensorCut
 from hocket.transformer.families import FAMILIES, Family, named_family, without_rule
 
 _COUNTED = (

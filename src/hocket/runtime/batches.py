@@ -71,6 +71,11 @@ def brought(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
 
 
+def detached(tree: Any) -> Any:
+    """Detach the outputs of a model from autograd."""
+    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
+
+
 def _is_whole(tensor: torch.Tensor) -> bool:
     num_bytes = tensor.numel() * tensor.itemsize
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes

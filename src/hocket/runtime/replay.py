@@ -1,4 +1,4 @@
-"""CUDA graph capture and replay of repeated steps, and replay of optimizer steps.
+"""Capture repeated steps and updates as CUDA graphs, and replay them.
 
 A graph repeats kernels with the addresses and numbers of its capture, so each step is identified by
 a key of all of these. The first steps with a key are eager, so that libraries choose kernels and
@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 from torch.optim import optimizer as torch_optimizers
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.base.errors import one_line
 from hocket.runtime.optimizer_parts import count_fused
+from hocket.runtime.trace_options import autocast_dtype
 
 NUM_WARM = 2
 """Number of eager steps before the capture."""
@@ -190,3 +194,62 @@ def _capturable_step(optimizer: torch.optim.Optimizer) -> None:
     finally:
         for group, value in zip(groups, before, strict=True):
             group["capturable"] = value
+
+
+# Parts that every captured step needs: key of the model, static batch, side stream.
+#
+# A CUDA graph fixes memory addresses and choices of kernels at its capture. `model_key` returns
+# those that depend on the model, so that a changed model is captured again; `StaticBatch` copies
+# each batch into the memory that the graph reads; `on_stream` runs warm-up steps on a side stream,
+# so that autograd and libraries allocate their workspaces for it before the capture. O(parameters +
+# modules) per step.
+
+
+def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
+    """Return everything about a model on which the kernels and addresses of a step depend.
+
+    These are the training modes of modules, the addresses of parameters and buffers, which
+    parameters are frozen, and the dtype of autocast, if it is enabled.
+    """
+    return (
+        autocast_dtype(device.type),
+        tuple(module.training for module in model.modules()),
+        tuple(buffer.data_ptr() for buffer in model.buffers()),
+        tuple((each.data_ptr(), each.requires_grad) for each in model.parameters()),
+    )
+
+
+def cloned(tree: Any) -> Any:
+    """Clone the outputs of a graph, because the next replay overwrites its memory."""
+    return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+class StaticBatch:
+    """A batch in the memory that a CUDA graph reads; later batches are copied into it."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = cloned(batch)
+
+    def refill(self, batch: Any) -> None:
+        """Copy the tensors of another batch with the same structure."""
+        for own, given in zip(tree_leaves(self.batch), tree_leaves(batch), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given, non_blocking=True)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None, device: torch.device) -> Iterator[None]:
+    """Launch kernels on a side stream, ordered after earlier work and before later work.
+
+    Without a ``stream`` they are launched on the current stream.
+    """
+    if stream is None:
+        yield
+        return
+    here = torch.cuda.current_stream(device)
+    stream.wait_stream(here)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        here.wait_stream(stream)

@@ -27,33 +27,30 @@ from hocket.capture.program import Program
 from hocket.capture.trouble import UntraceableError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.runtime.autocast import autocast_state
-from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.scaled_batch import with_graph
-from hocket.runtime.step_record import StepRecord, measured_timeline
-from hocket.runtime.strategy import StepOutput, Strategy, Timings
-from hocket.runtime.train.batches import (
+from hocket.runtime.batches import (
     Signature,
     require_alike,
     settled,
     shapes_text,
     signature_of,
 )
-from hocket.runtime.train.cuda_graphs import ReplayedUpdate, eager, never_replayed, with_update
-from hocket.runtime.train.eager_model import EagerModel
-from hocket.runtime.train.eager_step import EagerStep
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.model_tensors import (
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.eager_step import EagerStep, ReplayedStep
+from hocket.runtime.model_tensors import (
     ModelTensors,
     ModelTree,
     replaced_error,
     setting_values,
     settings_of,
 )
-from hocket.runtime.train.rank_placement import RankedStep, clip_together, gather_state
-from hocket.runtime.train.replay import ReplayedStep
-from hocket.runtime.train.trace_options import Kind, TraceOptions
-from hocket.runtime.train.traced_step import TracedStep, plan_like
+from hocket.runtime.ranked_step import RankedStep, clip_together, gather_state
+from hocket.runtime.replay import ReplayedUpdate, eager, never_replayed, with_update
+from hocket.runtime.scaled_batch import with_graph
+from hocket.runtime.step_record import StepRecord, measured_timeline
+from hocket.runtime.strategies.eager import EagerModel
+from hocket.runtime.strategy import StepOutput, Strategy, Timings
+from hocket.runtime.trace_options import Kind, TraceOptions, Weight, autocast_state
+from hocket.runtime.traced_step import TracedStep, plan_like
 
 # The first run of a traced step is undone if one of its ops fails: fake tensors may have other
 # strides than a kernel's real results, so that a traced view is wrong for them. The model itself

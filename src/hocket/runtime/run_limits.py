@@ -1,4 +1,4 @@
-"""Refuse runs that need more memory than this machine has, before anything starts."""
+"""Refuse runs that need more memory than this machine has; estimate step times on its CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.base.units import format_bytes
+from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Role
-from hocket.hardware.detect import PROCESS_BYTES, available_bytes
+from hocket.hardware.detect import PROCESS_BYTES, available_bytes, detect_cpu
 from hocket.plan.problem import Problem
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.runtime.transformer_model import TransformerModel
@@ -90,3 +91,20 @@ def num_parameters(model: Transformer) -> int:
     layer = sum(parameter.numel() for parameter in small.layers.parameters())
     whole = sum(parameter.numel() for parameter in small.parameters())
     return whole + (model.layers - 1) * layer
+
+
+# Estimated time of a step where the CPU runs a plan for accelerators.
+
+_QUICK_FLOPS = 1e12
+"""A step with less is done in seconds on any CPU; rating this one takes one of them."""
+
+
+def cpu_step_s(problem: Problem, scale: float) -> float | None:
+    """Estimate the seconds of a step here for a part of the batch; None with a GPU or little work.
+
+    The processes of a run share the cores, so it is all work after each other on all of them.
+    """
+    if problem.graph.flops.sum() * scale < _QUICK_FLOPS or torch.cuda.device_count():
+        return None
+    costs = estimate_costs(problem.graph, detect_cpu())
+    return float(costs.op_s[0].sum()) * scale

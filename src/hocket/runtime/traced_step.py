@@ -23,14 +23,12 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
-from hocket.runtime.device_instructions import Do, StepCalls, split
-from hocket.runtime.placed_program import Setup
-from hocket.runtime.train.eager_step import EagerStep, kept_tensors
-from hocket.runtime.train.loss_weight import starts_backward
-from hocket.runtime.train.model_tensors import ModelTensors
-from hocket.runtime.train.placed_step import PlacedStep
-from hocket.runtime.train.rank_placement import RankedStep
-from hocket.runtime.train.replay import ReplayedStep
+from hocket.runtime.device_instructions import Do, Setup, StepCalls, split
+from hocket.runtime.eager_step import EagerStep, ReplayedStep, kept_tensors
+from hocket.runtime.model_tensors import ModelTensors
+from hocket.runtime.placed_step import PlacedStep
+from hocket.runtime.ranked_step import RankedStep
+from hocket.runtime.trace_options import starts_backward
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from hocket.base.errors import UsageError
 from hocket.capture.program import TensorSpec
 from hocket.graph.graph import Phase
-from hocket.runtime.lost_rank import CommunicationError
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.device_instructions import Setup
+from hocket.runtime.placed_step import PlacedStep
+from hocket.runtime.ranks import CommunicationError, broadcast_slots
 from hocket.runtime.step_record import StepRecord
 from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
-from hocket.runtime.train.broadcast import broadcast_slots
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.placed_step import PlacedStep
+from hocket.runtime.trace_options import Weight
 
 # Tensors in flight to other ranks are held until their send has completed, and no longer.
 #

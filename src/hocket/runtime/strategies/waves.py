@@ -24,17 +24,15 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Waves
 from hocket.plan.sections.waves import NUM_STREAMS, Changes
 from hocket.planners.waves.wave_candidate import wave_sequence
-from hocket.runtime.device_streams import CudaStream, DeviceStream
+from hocket.runtime.device_instructions import Setup
+from hocket.runtime.eager_step import EagerStep, Given, StaticInputs
 from hocket.runtime.optimizer_parts import versions_of
-from hocket.runtime.placed_program import Setup
+from hocket.runtime.placed_step import CudaStream, DeviceStream
+from hocket.runtime.replay import GraphReplay, cloned, eager, never_replayed
+from hocket.runtime.strategies.traced import TracedModel
 from hocket.runtime.strategy import StepOutput
-from hocket.runtime.train.captured import cloned
-from hocket.runtime.train.cuda_graphs import GraphReplay, eager, never_replayed
-from hocket.runtime.train.eager_step import EagerStep, Given
-from hocket.runtime.train.loss_weight import Weight
-from hocket.runtime.train.replay import StaticInputs
-from hocket.runtime.train.traced_model import TracedModel
-from hocket.runtime.train.traced_step import TracedStep
+from hocket.runtime.trace_options import Weight
+from hocket.runtime.traced_step import TracedStep
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.wave_streams import WaveOp, pass_order, stream_memory
 

@@ -1,12 +1,16 @@
-"""Rendezvous of ranks: a store, on loopback by default, held by the process that started them."""
+"""Join the ranks of a training, broadcast between them, and recognise the loss of another rank.
+
+Ranks meet at a key-value store, which the process that started them holds, on loopback by default.
+"""
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError
+from hocket.processes.root_cause import CONSEQUENCE
 
 _PATIENCE = timedelta(days=1)
 """The supervisor notices ranks that hang; an op may take as long as it takes."""
@@ -97,3 +102,70 @@ def rank_device(environment: Mapping[str, str]) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(environment.get("LOCAL_RANK", "0")))
+
+
+# Errors of a rank that only say that another one is gone, so that it is not the root cause.
+
+_SIGNS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
+"""Messages of gloo and NCCL where another rank is gone."""
+
+
+class CommunicationError(RunError):
+    """Another rank went away."""
+
+    code = CONSEQUENCE
+
+
+def lost_another(error: BaseException) -> bool:
+    """True if an error, or its cause, comes from a connection that ended."""
+    texts = [f"{type(found).__name__} {found}".lower() for found in _causes(error)]
+    return any(sign in text for text in texts for sign in _SIGNS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+# Broadcasts of optimizer states (tensors and numbers) and of texts from one rank to all ranks.
+
+
+def broadcast_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
+    """Broadcast the state entries ``slots`` of rank ``owner``: first their names, then the tensors.
+
+    Collective: all ranks call it together. Tensors are sent through ``device``; the owner gets its
+    own tensors back.
+    """
+    is_owner = owner == dist.get_rank()
+    found: dict[str, Any] = {}
+    for entry in json.loads(broadcast_text(_listed(slots) if is_owner else "", owner, device)):
+        key, value, shape = entry
+        if shape is None:
+            found[key] = value
+            continue
+        dtype = getattr(torch, value)
+        own = slots[key] if is_owner else torch.empty(shape, dtype=dtype, device=device)
+        sent = own.detach().to(device).contiguous()
+        dist.broadcast(sent, owner)
+        found[key] = own if is_owner else sent
+    return found
+
+
+def _listed(slots: Mapping[str, Any]) -> str:
+    return json.dumps([
+        [key, str(v.dtype).removeprefix("torch."), list(v.shape)]
+        if isinstance(v, torch.Tensor) else [key, v, None] for key, v in slots.items()
+    ])  # fmt: skip
+
+
+def broadcast_text(text: str, owner: int, device: torch.device) -> str:
+    """Broadcast the text of rank ``owner``. Collective: all ranks call it together."""
+    data = text.encode()
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, owner)
+    sent = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if owner == dist.get_rank():
+        sent.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(sent, owner)
+    return bytes(sent.cpu().tolist()).decode()

@@ -1,4 +1,4 @@
-"""Options for tracing a step of the user's model, and the trace itself."""
+"""Trace a step of the user's model: options of the trace, loss weights, state of autocast."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.model import capture_program
 from hocket.capture.optimizer import Optimizer
 from hocket.capture.packed import masks_as_run, rows_are_whole
-from hocket.capture.program import Program
+from hocket.capture.program import Call, Program
 from hocket.capture.step import Forward, apply_model
 from hocket.capture.trouble import UntraceableError
-from hocket.graph.graph import Graph
-from hocket.runtime.train.traced_recompute import RecomputedBlocks, with_recompute
+from hocket.graph.graph import Graph, Phase
+from hocket.runtime.traced_recompute import RecomputedBlocks, with_recompute
 
 Kind = Literal["train", "evaluate", "predict"]
 """Type of step: training; loss without gradients; model outputs without gradients."""
@@ -91,3 +91,36 @@ def in_mode(model: nn.Module, *, is_training: bool | None) -> Iterator[None]:
     finally:
         for module, was_training in before:
             module.training = was_training
+
+
+# State of autocast.
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return autocast's type on a device type, such as ``cuda``; None where it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """Return the device types on which autocast is on, with its type; traced steps depend on it.
+
+    The cache of autocast is no part of it: how often a parameter is cast changes no number.
+    """
+    found = ((kind, autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    return tuple((kind, dtype) for kind, dtype in found if dtype is not None)
+
+
+# Weights of a loss, which multiply the first gradient of a backward pass.
+#
+# Microbatches of an accumulated batch weight the loss by their fraction of the batch, and losses of
+# 16-bit models are scaled up against underflow. Both multiply the gradient of the loss, as autograd
+# would.
+
+Weight = float | torch.Tensor
+"""Weight of a loss: a number, or a tensor with one element if it is known only on the device."""
+
+
+def starts_backward(program: Program, call: Call) -> bool:
+    """True if a call creates the gradient of the loss with respect to itself, which is one."""
+    is_first = call.phase == Phase.BACKWARD and call.cost.kind == "aten.ones_like"
+    return is_first and bool(program.outputs) and call.reads == (program.outputs[0],)

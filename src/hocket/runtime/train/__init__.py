@@ -1,1 +1,0 @@
-"""Strategies that execute a plan in a training loop, with the user's model and optimizer."""
