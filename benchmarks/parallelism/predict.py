@@ -12,10 +12,10 @@ import numpy as np
 
 from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
-from hocket.cost.published_tables import Measured, load_tables
-from hocket.cost.validation import site_cluster
+from hocket.cost.validation import load_tables, site_cluster
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfigs
@@ -65,7 +65,7 @@ def draws(data: str, count: int) -> None:
         )
 
 
-def _left_out(rows: list[Measured], cluster: Cluster, seed: int) -> tuple[float, float]:
+def _left_out(rows: list[MeasuredRun], cluster: Cluster, seed: int) -> tuple[float, float]:
     order = np.random.default_rng(seed).permutation(len(rows))
     fitted = calibrate([rows[i] for i in order[:10]], cluster)
     sizes = np.abs(prediction_errors([rows[i] for i in order[10:]], cluster, fitted))

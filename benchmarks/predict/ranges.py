@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.published_tables import Measured, load_tables
-from hocket.cost.validation import calibrated_site, predict_steps
+from hocket.cost.parallel.measured_runs import MeasuredRun
+from hocket.cost.validation import calibrated_site, load_tables, predict_steps
 
 RESULTS = Path(__file__).parents[1] / "results"
 THIRD_PARTY = RESULTS / "2026-11-18-thirdparty-h200.md"
@@ -40,7 +40,7 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def third_party(section: str) -> list[float]:
-    """Measured over predicted steps of one section of the third-party table."""
+    """MeasuredRun over predicted steps of one section of the third-party table."""
     text = THIRD_PARTY.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\| [^|]+ \| ([\d.]+) ms \| ([\d.]+) \|", text, re.MULTILINE)
     return [float(measured) / float(predicted) for measured, predicted in found]
@@ -56,7 +56,9 @@ def configurations(path: Path, column: int, *, only_held_out: bool) -> list[floa
     return ratios
 
 
-def ratio_errors(rows: Sequence[Measured], coefficients: Mapping[str, Coefficients]) -> list[float]:
+def ratio_errors(
+    rows: Sequence[MeasuredRun], coefficients: Mapping[str, Coefficients]
+) -> list[float]:
     """Absolute log errors of the predicted ratio of all pairs of comparable runs of a table."""
     measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
     errors = np.log(predict_steps(rows, coefficients) / measured_s)
@@ -90,7 +92,11 @@ def print_ratios(data: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of published measurements")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of tables that benchmarks/published/convert.py wrote",
+    )
     options = parser.parse_args()
     chosen, held_out = third_party("chosen"), third_party("held-out")
     profiled = [

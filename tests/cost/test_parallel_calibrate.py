@@ -24,7 +24,7 @@ from hocket.cost.parallel.coefficients import (
     read_coefficients,
     write_coefficients,
 )
-from hocket.cost.parallel.measurements import PublishedRun, read_runs
+from hocket.cost.parallel.measured_runs import MeasuredRun, read_runs
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
@@ -43,14 +43,14 @@ CONFIGS = [
 MODELS = (gpt(2048, 24, 16), gpt(6144, 40, 48))
 
 
-def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[PublishedRun]:
+def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[MeasuredRun]:
     random = np.random.default_rng(seed)
     runs = []
     for index, config in enumerate(CONFIGS):
         model = MODELS[index % 2]
         exact = predict(model, ParallelConfigs.of([config]), cluster_of(ON), SOFTWARE, coefficients)
         step_s = float(exact.step_s[0] * np.exp(noise * random.standard_normal()))
-        runs.append(PublishedRun(model=model, config=config, software=SOFTWARE, step_s=step_s))
+        runs.append(MeasuredRun(model=model, config=config, software=SOFTWARE, step_s=step_s))
     return runs
 
 
@@ -81,7 +81,7 @@ def test_one_wrong_run_changes_little() -> None:
 
 def test_what_no_run_depends_on_stays_one() -> None:
     alone = [
-        PublishedRun(
+        MeasuredRun(
             model=MODELS[0],
             config=ParallelConfig(microbatch=b, global_batch=b * m),
             software=SOFTWARE,
@@ -185,10 +185,9 @@ def table(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def test_runs_are_read_with_their_defaults(tmp_path: Path) -> None:
-    path = table(tmp_path, "8,2,4,1,64,4096,32,32,3.5", "1,1,1,1,4,1024,12,16,")
-    found = read_runs(path, SOFTWARE)
-    (run,) = found.runs
-    assert found.num_skipped == 1
+    path = table(tmp_path, "8,2,4,1,64,4096,32,32,3.5", "1,1,1,1,4,1024,16,16,")
+    run, untimed = read_runs(path, SOFTWARE, recompute="full")
+    assert untimed.step_s is None
     assert run.step_s == 3.5
     assert run.config == ParallelConfig(
         tensor=8, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full"
@@ -196,37 +195,38 @@ def test_runs_are_read_with_their_defaults(tmp_path: Path) -> None:
     assert (run.model.sequence, run.model.vocabulary, run.model.head_width) == (2048, 51200, 128)
 
 
-def test_public_headers_are_understood(tmp_path: Path) -> None:
-    header = (
-        "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
-        "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"
-    )
-    path = table(tmp_path, "8,16,2,1024,16,24,1024,2,2,2,140.5", header=header)
-    (run,) = read_runs(path, SOFTWARE, "none").runs
+def test_fields_of_model_and_program_are_columns(tmp_path: Path) -> None:
+    header = "model,layers,software,gradient_bytes,TP,MBS,GBS,stages,PP,step_ms,gpus"
+    path = table(tmp_path, "llama3-8b,6,megatron-core,2,2,1,16,2 4,2,140.5,4", header=header)
+    (run,) = read_runs(path)
     assert run.step_s == pytest.approx(0.1405)
-    assert run.config.recompute == "none"
-    assert run.model.sequence == 1024
+    assert run.config.layers == (2, 4)
+    assert (run.model.layers, run.model.hidden) == (6, 4096)
+    assert (run.software.name, run.software.gradient_bytes) == ("megatron-core", 2)
 
 
 @pytest.mark.parametrize(
     ("header", "row", "message"),
     [
         (HEADER.replace("tensor", "tensr"), "1,1,1,1,1,64,2,2,1", "unknown column 'tensr'"),
-        (HEADER.replace(",hidden", ""), "1,1,1,1,1,2,2,1", "has no column 'hidden'"),
+        (HEADER.replace(",hidden", ""), "1,1,1,1,1,2,2,1", "has no key 'hidden'"),
         (HEADER.replace(",iter_time_s", ""), "1,1,1,1,1,64,2,2", "has no column 'step_s'"),
         (HEADER + ",tp", "1,1,1,1,1,64,2,2,1,1", "two columns mean 'tensor'"),
-        (HEADER, "0,1,1,1,1,64,2,2,1", "tensor of row 1 is '0'"),
-        (HEADER, "1.5,1,1,1,1,64,2,2,1", "tensor of row 1 is '1.5'"),
-        (HEADER, "1,1,1,1,1,64,2,2,-1", "step_s of row 1 is '-1'"),
-        (HEADER, "1,1,1,1,1,64,2,2,nan", "step_s of row 1 is 'nan'"),
-        (HEADER, "1,1,1,1,1,65,2,2,1", "heads of row 1 is '2'"),
-        (HEADER, "1,1,8,1,4,64,2,2,1", "global_batch of row 1 is '4'"),
-        (HEADER + ",recompute", "1,1,1,1,1,64,2,2,1,some", "recompute of row 1 is 'some'"),
-        (HEADER + ",zero", "1,1,1,1,1,64,2,2,1,7", "zero of row 1 is '7'"),
-        (HEADER + ",sp", "1,1,1,1,1,64,2,2,1,maybe", "sequence_parallel of row 1 is 'maybe'"),
-        (HEADER, "1,1,1,3,8,64,2,2,1", "global_batch of row 1 is '8'"),
-        (HEADER, "1,1", "row 1 has 2 cells for 9 columns"),
-        (HEADER, "1,1,1,1,1,64,2,2,1,7", "row 1 has 10 cells for 9 columns"),
+        (HEADER, "0,1,1,1,1,64,2,2,1", "tensor is 0"),
+        (HEADER, "1.5,1,1,1,1,64,2,2,1", "tensor is 1.5"),
+        (HEADER, "1,1,1,1,1,64,2,2,-1", "step_s is -1"),
+        (HEADER, "1,1,1,1,1,64,2,2,nan", "step_s is nan"),
+        (HEADER, "1,1,1,1,1,65,2,2,1", "cannot be shared by 2 heads"),
+        (HEADER, "1,1,8,1,4,64,2,2,1", "global_batch is 4"),
+        (HEADER + ",recompute", "1,1,1,1,1,64,2,2,1,some", "recompute is 'some'"),
+        (HEADER + ",zero", "1,1,1,1,1,64,2,2,1,7", "zero is 7"),
+        (HEADER + ",sp", "1,1,1,1,1,64,2,2,1,maybe", "sequence_parallel is 'maybe'"),
+        (HEADER + ",attention", "1,1,1,1,1,64,2,2,1,fast", "attention is 'fast'"),
+        (HEADER + ",gap_s", "1,1,1,1,1,64,2,2,1,long", "gap_s is 'long'"),
+        (HEADER + ",n_gpus", "8,8,4,4,2048,1024,80,16,147,320", "num_devices is 320"),
+        (HEADER, "1,1,1,3,8,64,2,2,1", "global_batch is 8"),
+        (HEADER, "1,1", "another number of cells"),
+        (HEADER, "1,1,1,1,1,64,2,2,1,7", "another number of cells"),
     ],
 )
 def test_wrong_tables_are_refused(tmp_path: Path, header: str, row: str, message: str) -> None:
@@ -234,15 +234,10 @@ def test_wrong_tables_are_refused(tmp_path: Path, header: str, row: str, message
         read_runs(table(tmp_path, row, header=header), SOFTWARE)
 
 
-def test_rows_whose_degrees_need_other_devices_are_skipped(tmp_path: Path) -> None:
-    path = table(tmp_path, "8,8,10,4,2048,1024,80,16,147,320", header=HEADER + ",n_gpus")
-    assert read_runs(path, SOFTWARE).num_skipped == 1
-
-
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
 
 
-def written(tmp_path: Path, runs: list[PublishedRun]) -> Path:
+def written(tmp_path: Path, runs: list[MeasuredRun]) -> Path:
     rows = [
         ",".join(
             map(str, (run.config.tensor, run.config.pipeline, run.config.data,
@@ -305,7 +300,7 @@ def test_profiles_still_are_the_usual_argument(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [1e-3, 1e3, 1e-30])
 def test_runs_in_other_units_are_refused_with_what_was_expected(factor):
     model = gpt(2048, 24, 16)
-    runs = [PublishedRun(model=model, config=d, software=SOFTWARE, step_s=s) for d, s in zip(
+    runs = [MeasuredRun(model=model, config=d, software=SOFTWARE, step_s=s) for d, s in zip(
         CONFIGS[:4],
         predict(model, ParallelConfigs.of(CONFIGS[:4]), cluster_of(ON), SOFTWARE).step_s,
         strict=True,

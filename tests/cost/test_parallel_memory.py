@@ -1,7 +1,6 @@
 """Memory of configs against published formulas, figures and measurements."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,18 +19,18 @@ from hocket.cost.parallel.memory import (
     stage_memory,
 )
 from hocket.cost.parallel.software import Software
-from hocket.cost.published_tables import gpt, load_tables
-from hocket.cost.validation import fitted_overheads, predict_memory
+from hocket.cost.validation import fitted_overheads, load_tables, predict_memory
 from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, ParallelConfigs
 from hocket.transformer.counts import parameter_counts
 from hocket.transformer.files import find_model
+from tests.cost.parallel_samples import gpt
+from tests.cost.public_tables import public_tables
 
 PLAIN = Software(name="plain", dtype="float16", attention="plain")
 FLASH = Software(name="flash")
-DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 GPT = find_model("gpt3-175b")
 V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
 
@@ -346,9 +345,9 @@ def test_overheads_stay_near_the_default_where_one_row_says_little():
     assert found.constant_bytes == pytest.approx(DEFAULT_OVERHEADS.constant_bytes, abs=2e9)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the repository")
+@pytest.mark.skipif(not public_tables(), reason="no ../shared/data beside the repository")
 def test_bloom_memory_holds_for_any_ten_runs_that_calibrate_it():
-    rows = load_tables(DATA)["bloom"]
+    rows = public_tables()["bloom"]
     known = [row for row in rows if row.memory_bytes]
     out = np.array([row.is_oom for row in rows])
     rng = np.random.default_rng(1)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.published_tables import Measured, load_tables
-from hocket.cost.validation import site_cluster
+from hocket.cost.parallel.measured_runs import MeasuredRun
+from hocket.cost.validation import load_tables, site_cluster
 from hocket.hardware.cluster import Cluster
+from tests.cost.public_tables import public_tables
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 SHIPPED = load_tables()
-PUBLIC = load_tables(DATA) if DATA.is_dir() else {}
+PUBLIC = public_tables()
 needs_data = pytest.mark.skipif(not PUBLIC, reason="no ../shared/data beside the repository")
 
 
-def errors(rows: list[Measured], coefficients: Coefficients = Coefficients()) -> FloatArray:  # noqa: B008
+def errors(rows: list[MeasuredRun], coefficients: Coefficients = Coefficients()) -> FloatArray:  # noqa: B008
     return prediction_errors(rows, cluster_of(rows), coefficients)
 
 
-def cluster_of(rows: list[Measured]) -> Cluster:
+def cluster_of(rows: list[MeasuredRun]) -> Cluster:
     return site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
 
 
-def timed(rows: list[Measured]) -> list[Measured]:
+def timed(rows: list[MeasuredRun]) -> list[MeasuredRun]:
     return [row for row in rows if row.step_s is not None]
 
 
@@ -48,12 +46,12 @@ def test_published_steps_are_met_without_calibration(
     assert sizes.max() <= largest
 
 
-def selene() -> list[Measured]:
+def selene() -> list[MeasuredRun]:
     names = ("sc21-table1", "sc21-table2", "korthikanti-table5")
     return [row for name in names for row in timed(SHIPPED[name])]
 
 
-def left_out(rows: list[Measured], seed: int, count: int = 10) -> FloatArray:
+def left_out(rows: list[MeasuredRun], seed: int, count: int = 10) -> FloatArray:
     """Errors of the rows that were not among ten random ones that the fit saw."""
     order = np.random.default_rng(seed).permutation(len(rows))
     seen, unseen = ([rows[i] for i in part] for part in (order[:count], order[count:]))

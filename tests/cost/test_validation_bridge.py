@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
-from hocket.cost.published_megatron import (
-    blackwell_dense,
-    blackwell_experts,
-    bridge_dense,
-    bridge_experts,
-)
+from tests.cost.public_tables import converter
+
+bridge = converter()
+bridge_dense, bridge_experts = bridge.bridge_dense, bridge.bridge_experts
+blackwell_dense, blackwell_experts = bridge.blackwell_dense, bridge.blackwell_experts
 
 ROW = {
     "release": "26.04", "task": "Pre-Training", "model": "Qwen3_30B_a3B", "system": "DGX-H100",

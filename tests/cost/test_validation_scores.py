@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from hocket.base.errors import InputFileError, UsageError
+from hocket.base.errors import UsageError
 from hocket.cli.validate import command
 from hocket.cost import validation as module
 from hocket.cost.parallel.similarity import similarity
-from hocket.cost.published_tables import load_tables
 from hocket.cost.validation import (
     RankingScore,
     TableScores,
@@ -22,6 +21,7 @@ from hocket.cost.validation import (
     alike,
     error_score,
     kendall_tau,
+    load_tables,
     most_telling,
     out_of_memory_score,
     ranking_score,
@@ -210,16 +210,6 @@ def test_command_knows_its_tables():
     outcome = CliRunner().invoke(command, ["sc21-tabel1"])
     assert isinstance(outcome.exception, UsageError)
     assert "did you mean 'sc21-table1'" in str(outcome.exception)
-
-
-def test_command_names_the_tables_that_were_not_given():
-    outcome = CliRunner().invoke(command, ["korthikanti-memory", "--json"])
-    not_read = json.loads(outcome.stdout)["not_read"]
-    assert not_read["fsdp-h100"] == "mosaicml_llmfoundry_fsdp.csv"
-    assert "bloom" not in not_read
-    asked = CliRunner().invoke(command, ["fsdp-h100"])
-    assert isinstance(asked.exception, InputFileError)
-    assert "mosaicml_llmfoundry_fsdp.csv" in asked.exception.hint
 
 
 def test_releases_of_a_program_are_no_alternatives():

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import hocket
-from hocket.cost.parallel.columns import ConfigColumns
-from hocket.cost.parallel.memory_kernel import fill
 from hocket.kernels import Kernel, kernel
+from hocket.simulate.events import end_flow
+from hocket.simulate.state import Flow
 
 SOURCES = Path(hocket.__file__).parent
 
@@ -165,11 +165,11 @@ def test_the_key_of_a_kernel_changes_with_what_its_callees_use() -> None:
 
 
 def test_swapped_fields_of_a_table_make_another_kernel(monkeypatch) -> None:
-    each: Any = fill
+    each: Any = end_flow
     before = each.digest
-    fields = list(ConfigColumns._fields)
+    fields = list(Flow._fields)
     fields[0], fields[1] = fields[1], fields[0]
-    monkeypatch.setattr(ConfigColumns, "_fields", tuple(fields))
+    monkeypatch.setattr(Flow, "_fields", tuple(fields))
     assert each.digest != before
 
 

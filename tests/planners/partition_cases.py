@@ -65,8 +65,8 @@ def brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder):
     """The least step over all cuts and orders; None if nothing fits."""
     best, known = None, {}
     orders = set(permutations(kinds)) if reorder else {tuple(kinds)}
-    for inner in combinations(range(1, costs.num_layers), len(kinds) - 1):
-        starts = (0, *inner, costs.num_layers)
+    for inner in combinations(range(1, len(costs.state_bytes)), len(kinds) - 1):
+        starts = (0, *inner, len(costs.state_bytes))
         spans = list(pairwise(starts))
         if not all(costs.counts[a:b].any() for a, b in spans):
             continue

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.cost.published_tables import gpt
 from hocket.transformer.counts import (
     layer_parameters,
     parameter_counts,
     step_flops,
 )
 from hocket.transformer.files import find_model
+from tests.cost.parallel_samples import gpt
 
 SHAPES = st.builds(
     lambda heads, width, layers, sequence, vocabulary: gpt(

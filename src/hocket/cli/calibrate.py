@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hocket.base.arrays import FloatArray
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.hardware.cluster import DeviceKind
-    from hocket.transformer import Recompute
 
 _DEFAULT = "profiles"
 
@@ -158,26 +157,26 @@ def parallel_command(
         write_coefficients,
     )
     from hocket.cost.parallel.calibrate import calibrate, prediction_errors
-    from hocket.cost.parallel.measurements import read_runs
+    from hocket.cost.parallel.measured_runs import read_runs
     from hocket.view.inputs import coefficients_data
 
     cluster = cluster_from_text(on)
     program = find_software(software)
     program = replace(program, dtype=usual_dtype(program, cluster))
-    table = read_runs(data, program, cast("Recompute", recompute), sequence)
-    coefficients = calibrate(table.runs, cluster, source=f"{len(table.runs)} runs of {data.name}")
+    table = read_runs(data, program, recompute=recompute, sequence=sequence)
+    runs = [run for run in table if run.step_s is not None]
+    coefficients = calibrate(runs, cluster, source=f"{len(runs)} runs of {data.name}")
     write_coefficients(coefficients, output)
-    before = prediction_errors(table.runs, cluster, Coefficients())
-    after = prediction_errors(table.runs, cluster, coefficients)
+    before = prediction_errors(runs, cluster, Coefficients())
+    after = prediction_errors(runs, cluster, coefficients)
+    num_skipped = len(table) - len(runs)
     if as_json:
-        emit(coefficients_data(coefficients, output, table.num_skipped, before, after))
+        emit(coefficients_data(coefficients, output, num_skipped, before, after))
         return
     _show(coefficients, before, after)
-    click.echo(f"{len(table.runs)} runs; these errors are of the runs that were fitted")
-    if table.num_skipped:
-        click.echo(
-            f"{table.num_skipped} rows left out: no time, or degrees that do not make their devices"
-        )
+    click.echo(f"{len(runs)} runs; these errors are of the runs that were fitted")
+    if num_skipped:
+        click.echo(f"{num_skipped} rows without a step time were left out")
     click.echo(f"wrote {output} — next: hocket parallel MODEL --on {on} --coefficients {output}")
 
 

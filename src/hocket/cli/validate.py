@@ -26,7 +26,7 @@ _PARTS = ("zero-shot", "calibrated")
     "--data",
     "data_dir",
     type=FILE,
-    help="Folder with public files of measurements, read besides the tables inside hocket.",
+    help="Folder with tables of measured runs (CSV), read besides the tables inside hocket.",
 )
 @click.option(
     "--mine",
@@ -44,30 +44,20 @@ def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json:
     if mine:
         _compare_runs(tables, as_json)
         return
-    from hocket.base.errors import CheckError, InputFileError, unknown_name
-    from hocket.cost.published_files import absent_tables
-    from hocket.cost.published_tables import load_tables
-    from hocket.cost.validation import validate
+    from hocket.base.errors import CheckError, unknown_name
+    from hocket.cost.validation import load_tables, validate
 
     known = load_tables(data_dir)
-    absent = absent_tables(known)
     for name in tables:
-        if name in absent:
-            raise InputFileError(
-                f"table {name!r} needs {absent[name]}",
-                hint=f"give the folder with {absent[name]} as --data",
-            )
         if name not in known:
-            raise unknown_name("table", name, [*known, *absent])
+            raise unknown_name("table", name, known)
     results = validate(known, tables)
     violations = [text for result in results for text in result.violations]
-    listed = {"tables": [_as_json(result) for result in results], "not_read": absent}
+    listed = {"tables": [_as_json(result) for result in results]}
     if not as_json:
         screen = console()
         for shown in _tables(results):
             screen.print(shown)
-        if absent and not tables:
-            click.echo(f"not compared, their files were not given (--data): {', '.join(absent)}")
     if violations:
         error = CheckError("; ".join(violations), hint="see the columns that name what is allowed")
         raise SystemExit(fail(error, as_json=as_json, extra=listed))

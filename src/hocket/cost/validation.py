@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.base.errors import unknown_name
+from hocket.base.errors import InputFileError, unknown_name
 from hocket.cost.parallel.calibrate import MIN_RUNS, NOISE, calibrate
 from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.measured_runs import MeasuredRun, read_runs
 from hocket.cost.parallel.memory import (
     FORMULAS_ONLY,
     GIVEN_BACK,
@@ -31,7 +32,6 @@ from hocket.cost.parallel.memory import (
 from hocket.cost.parallel.similarity import UNEXPLAINED, places, similarity
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict
-from hocket.cost.published_tables import Measured
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
 from hocket.transformer import ParallelConfigs, Transformer
@@ -91,7 +91,7 @@ def error_score(errors: FloatArray) -> ErrorScore | None:
     )
 
 
-def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingScore | None:
+def ranking_score(rows: Sequence[MeasuredRun], predicted_s: FloatArray) -> RankingScore | None:
     """Ranking scores within groups of runs of one model on equally many devices with one batch
     size.
 
@@ -125,7 +125,7 @@ def kendall_tau(first: FloatArray, second: FloatArray) -> float:
 
 
 def out_of_memory_score(
-    rows: Sequence[Measured], predicted_bytes: FloatArray, capacity_bytes: FloatArray
+    rows: Sequence[MeasuredRun], predicted_bytes: FloatArray, capacity_bytes: FloatArray
 ) -> OutOfMemoryScore | None:
     """Count predicted and measured runs out of memory."""
     if not rows:
@@ -216,6 +216,25 @@ def _tolerance(limits: dict[str, Any]) -> Tolerance:
     return Tolerance(**limits, **unjudged)
 
 
+TABLES = Path(__file__).parent / "published"
+"""Folder of the tables that come with hocket."""
+
+
+def load_tables(data_dir: str | Path | None = None) -> dict[str, list[MeasuredRun]]:
+    """Read the shipped tables and those of ``data_dir``, which replace shipped ones by name."""
+    paths = sorted(TABLES.glob("*.csv"))
+    if data_dir is not None:
+        found = sorted(Path(data_dir).glob("*.csv"))
+        if not found:
+            raise InputFileError(
+                "holds no table of measured runs (*.csv)",
+                hint="python benchmarks/published/convert.py makes tables of public files",
+                where=str(data_dir),
+            )
+        paths += found
+    return {path.stem: read_runs(path) for path in paths}
+
+
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 _TOLERANCES = {table: _tolerance(limits) for table, limits in _DATA["tolerances"].items()}
 
@@ -297,13 +316,13 @@ _MAX_SHARE = 0.5
 """Largest fraction of a table used for calibration."""
 
 
-def calibration_rows(rows: Sequence[Measured]) -> list[int]:
+def calibration_rows(rows: Sequence[MeasuredRun]) -> list[int]:
     """Positions of the runs used for calibration, in order of selection."""
     count = min(MAX_CALIBRATION_ROWS, int(len(rows) * _MAX_SHARE))
     return most_telling(alike(rows), [row.table for row in rows], count) if count else []
 
 
-def alike(rows: Sequence[Measured]) -> FloatArray:
+def alike(rows: Sequence[MeasuredRun]) -> FloatArray:
     """[run, run]: similarity of two runs' unexplained errors."""
     found = np.concatenate(
         [places(row.model, row.software, ParallelConfigs.of([row.config])) for row in rows]
@@ -378,7 +397,7 @@ class CalibratedSite:
 
 
 def validate(
-    tables: Mapping[str, Sequence[Measured]], names: Sequence[str] = ()
+    tables: Mapping[str, Sequence[MeasuredRun]], names: Sequence[str] = ()
 ) -> list[TableResult]:
     """Results of the named tables, or of all; every table of a site calibrates that site."""
     wanted = {name: rows for name, rows in tables.items() if name in names or not names}
@@ -386,7 +405,9 @@ def validate(
     return [_table_result(name, rows, sites) for name, rows in wanted.items()]
 
 
-def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficients]) -> FloatArray:
+def predict_steps(
+    rows: Sequence[MeasuredRun], coefficients: Mapping[str, Coefficients]
+) -> FloatArray:
     """Predicted seconds of runs, with coefficients by site."""
     groups: dict[tuple[str, Transformer, Software], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -400,7 +421,7 @@ def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficie
     return predicted_s
 
 
-def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads | None) -> FloatArray:
+def predict_memory(rows: Sequence[MeasuredRun], overheads: MemoryOverheads | None) -> FloatArray:
     """Predicted bytes on the fullest device of each run; overheads of its program if None."""
     return np.array(
         [
@@ -414,11 +435,11 @@ def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads | None) 
 # ── calibration ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _site_names(tables: Mapping[str, Sequence[Measured]]) -> list[str]:
+def _site_names(tables: Mapping[str, Sequence[MeasuredRun]]) -> list[str]:
     return list(dict.fromkeys(row.cluster for rows in tables.values() for row in rows))
 
 
-def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> CalibratedSite:
+def calibrated_site(site: str, tables: Mapping[str, Sequence[MeasuredRun]]) -> CalibratedSite:
     """Fit a site's coefficients and memory overheads to its selected runs."""
     rows = [row for table in tables.values() for row in table if row.cluster == site]
     timed = _chosen([row for row in rows if row.step_s is not None])
@@ -435,11 +456,11 @@ def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> Cali
     )
 
 
-def _chosen(rows: list[Measured]) -> list[Measured]:
+def _chosen(rows: list[MeasuredRun]) -> list[MeasuredRun]:
     return [rows[index] for index in calibration_rows(rows)]
 
 
-def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
+def fitted_overheads(rows: Sequence[MeasuredRun]) -> MemoryOverheads:
     """Fit memory overheads to runs with measured memory."""
     only_state = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=0.0)
     state_bytes, activation_bytes = [], []
@@ -453,7 +474,7 @@ def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
     return fit_overheads(state_bytes, activation_bytes, measured, rows[0].software.overheads)
 
 
-def _cluster(rows: Sequence[Measured]) -> Cluster:
+def _cluster(rows: Sequence[MeasuredRun]) -> Cluster:
     """Part of a site large enough for the largest of the runs."""
     return site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
 
@@ -462,7 +483,7 @@ def _cluster(rows: Sequence[Measured]) -> Cluster:
 
 
 def _table_result(
-    name: str, rows: Sequence[Measured], sites: Mapping[str, CalibratedSite]
+    name: str, rows: Sequence[MeasuredRun], sites: Mapping[str, CalibratedSite]
 ) -> TableResult:
     untouched = {site: Coefficients() for site in sites}
     plain = FORMULAS_ONLY if name in FORMULA_TABLES else None
@@ -489,13 +510,13 @@ def _table_result(
     )
 
 
-def _took_part(row: Measured, chosen: frozenset[tuple[str, str]]) -> bool:
+def _took_part(row: MeasuredRun, chosen: frozenset[tuple[str, str]]) -> bool:
     return (row.table, row.row) in chosen
 
 
 def _part(
-    timed: Sequence[Measured],
-    weighed: Sequence[Measured],
+    timed: Sequence[MeasuredRun],
+    weighed: Sequence[MeasuredRun],
     coefficients: Mapping[str, Coefficients],
     overheads: MemoryOverheads | None,
 ) -> TableScores:
@@ -511,7 +532,7 @@ def _part(
 
 
 def _memory_scores(
-    rows: Sequence[Measured], overheads: MemoryOverheads | None
+    rows: Sequence[MeasuredRun], overheads: MemoryOverheads | None
 ) -> tuple[ErrorScore | None, OutOfMemoryScore | None]:
     if not rows:
         return None, None

@@ -20,7 +20,6 @@ _ELEMENT = 2
 _LOGIT = 4
 _TOKEN = 8
 
-NUM_MODES = 4
 SPLIT_FULL = 3
 """Mode of full recomputation under a schedule with a split backward pass: recomputed tensors stay
 until the weight gradients are computed. Modes 0 to 2 are positions in `RECOMPUTES`."""
@@ -41,6 +40,8 @@ class ActivationTables:
     """Bytes saved by the embedding, at ``[tensor, sequence_parallel]``."""
     last: FloatArray
     """Bytes saved by last norm, output layer and loss, at ``[tensor, sequence_parallel]``."""
+    has_dense: bool
+    """True if some layers have no experts."""
 
 
 def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
@@ -65,6 +66,7 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
         first=_TOKEN * shape.tokens + float(model.dropout) * shape.whole,
         last=2 * _ELEMENT * shape.whole
         + software.logit_bytes * model.vocabulary * shape.tokens / shape.tensor,
+        has_dense=experts is None or experts.dense_layers > 0,
     )
 
 

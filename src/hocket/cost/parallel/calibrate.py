@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -26,12 +25,12 @@ from hocket.cost.parallel.coefficients import (
     Anchor,
     Coefficients,
 )
+from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
 from hocket.cost.parallel.similarity import UNEXPLAINED, factors, places, similarity
-from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict_settings, slowest_kind
 from hocket.hardware.cluster import Cluster
-from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
+from hocket.transformer import ParallelConfigs
 
 MIN_RUNS = 3
 NOISE = 0.04
@@ -59,26 +58,6 @@ SPREAD: Mapping[str, float] = {
     "gradients": 0.18,
 }
 """Prior standard deviation of each coefficient's logarithm; the prior mean is 0 (coefficient 1)."""
-
-
-class MeasuredRun(Protocol):
-    """A training run with its step time."""
-
-    @property
-    def model(self) -> Transformer:
-        """The model that was trained."""
-
-    @property
-    def config(self) -> ParallelConfig:
-        """Parallel config of the run."""
-
-    @property
-    def software(self) -> Software:
-        """The training program and its settings."""
-
-    @property
-    def step_s(self) -> float | None:
-        """Measured seconds per step; None if they are unknown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,6 @@ from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.base.errors import UsageError
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.columns import (
-    ConfigColumns,
-    Places,
-    RankPlaces,
-    Seen,
-    StepTables,
-    columns_of,
-)
 from hocket.cost.parallel.layer import LayerSlices
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
@@ -50,29 +42,13 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
 from hocket.transformer.counts import step_flops
 
-# Which configs have equal stages, and which have equal ranks.
-#
-# Times depend on few fields at once: they are computed for the combinations that occur and looked
-# up for each config. Few configs are sorted; many are numbered without sorting, each field by
-# its position among the values that it takes. O(configs + product of distinct values).
+# Times depend on few fields at once, so they are computed for the distinct combinations of these
+# fields and looked up for each config.
 
-FEW = 20_000
-"""Up to this many configs are sorted instead of numbered: faster than loading compiled code."""
-MAX_NUMBERS = 2**25
-_SMALL = 128
-"""Number of values of a one-byte field."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Keys:
-    """Distinct combinations of stage and rank fields, and the position of each config's own."""
-
-    slices: LayerSlices
-    pipeline: FloatArray
-    crosses_hosts: FloatArray
-    degrees: Degrees
-    stage: IntArray
-    rank: IntArray
+STAGE_FIELDS = (*(field.name for field in fields(LayerSlices)), "pipeline", "crosses_hosts")
+"""Fields that the times of a pipeline stage depend on."""
+RANK_FIELDS = tuple(field.name for field in fields(Degrees))
+"""Fields that collectives and state of a rank depend on."""
 
 
 def num_devices(configs: ParallelConfigs) -> IntArray:
@@ -80,110 +56,23 @@ def num_devices(configs: ParallelConfigs) -> IntArray:
     return configs.tensor * configs.pipeline * configs.data * configs.context
 
 
-def keys_of(configs: ParallelConfigs, devices_per_host: int) -> Keys:
-    """Distinct combinations of stage and rank fields among configs."""
-    if len(configs) > FEW:
-        numbered = _numbered(configs, devices_per_host)
-        if numbered is not None:
-            return numbered
-    crosses = num_devices(configs) > devices_per_host
-    values = {
-        name: getattr(configs, name)
-        for name in {*Places._fields, *RankPlaces._fields} - {"crosses"}
+def distinct(columns: Mapping[str, NDArray[Any]]) -> tuple[dict[str, FloatArray], IntArray]:
+    """Distinct combinations of the columns' values, and the position of each row's combination.
+
+    Rows are numbered column by column, so only the few values of a column and one number per row
+    are sorted. O(rows log rows).
+    """
+    code: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+    values = {name: np.unique(column) for name, column in columns.items()}
+    for name, column in columns.items():
+        code = code * len(values[name]) + np.searchsorted(values[name], column)
+    found, index = np.unique(code, return_inverse=True)
+    places = np.unravel_index(found, [len(own) for own in values.values()])
+    combinations = {
+        name: own[place].astype(np.float64)
+        for (name, own), place in zip(values.items(), places, strict=True)
     }
-    values["crosses"] = crosses
-    stages, stage = _sorted([values[name] for name in Places._fields])
-    ranks, rank = _sorted([values[name] for name in RankPlaces._fields])
-    return _keys(
-        dict(zip(Places._fields, stages, strict=True)),
-        stage,
-        dict(zip(RankPlaces._fields, ranks, strict=True)),
-        rank,
-    )
-
-
-def _keys(
-    stages: Mapping[str, FloatArray],
-    stage: IntArray,
-    ranks: Mapping[str, FloatArray],
-    rank: IntArray,
-) -> Keys:
-    return Keys(
-        slices=LayerSlices(**{field.name: stages[field.name] for field in fields(LayerSlices)}),
-        pipeline=stages["pipeline"],
-        crosses_hosts=stages["crosses"],
-        degrees=Degrees(**{field.name: ranks[field.name] for field in fields(Degrees)}),
-        stage=stage,
-        rank=rank,
-    )
-
-
-def _sorted(columns: list[NDArray[np.generic]]) -> tuple[list[FloatArray], IntArray]:
-    rows = np.stack([column.astype(np.int64) for column in columns])
-    distinct, index = np.unique(rows, axis=1, return_inverse=True)
-    return [row.astype(np.float64) for row in distinct], index.reshape(-1).astype(np.int32)
-
-
-# ── without sorting ──────────────────────────────────────────────────────────────────────────────
-
-
-def _numbered(configs: ParallelConfigs, devices_per_host: int) -> Keys | None:
-    """Distinct combinations, found without sorting; None if there are too many to number."""
-    from hocket.cost.parallel.step_kernels import mark_ranks, mark_stages, mark_values
-
-    columns = columns_of(configs)
-    seen = Seen(**{name: np.zeros(_size(columns, name), np.bool_) for name in Seen._fields})
-    mark_values(columns, devices_per_host, seen)
-    values = {name: np.flatnonzero(flags) for name, flags in seen._asdict().items()}
-    stage_sizes = [len(values[name]) for name in Places._fields]
-    rank_sizes = [len(values[name]) for name in RankPlaces._fields]
-    if max(np.prod(sizes, dtype=np.float64) for sizes in (stage_sizes, rank_sizes)) > MAX_NUMBERS:
-        return None
-    code, found = _codes(configs, stage_sizes)
-    mark_stages(columns, devices_per_host, Places(**_places(seen, Places._fields)), code, found)
-    stages = _renamed(code, found, stage_sizes, [values[name] for name in Places._fields])
-    rank_code, found = _codes(configs, rank_sizes)
-    mark_ranks(columns, RankPlaces(**_places(seen, RankPlaces._fields)), rank_code, found)
-    ranks = _renamed(rank_code, found, rank_sizes, [values[name] for name in RankPlaces._fields])
-    return _keys(
-        dict(zip(Places._fields, stages, strict=True)),
-        code,
-        dict(zip(RankPlaces._fields, ranks, strict=True)),
-        rank_code,
-    )
-
-
-def _size(columns: ConfigColumns, name: str) -> int:
-    if name == "crosses":
-        return 2
-    column = getattr(columns, name)
-    return _SMALL if column.dtype == np.int8 else int(column.max()) + 1
-
-
-def _places(seen: Seen, names: tuple[str, ...]) -> dict[str, IntArray]:
-    """Per field: position of each value times the field's stride; sums number combinations."""
-    places: dict[str, IntArray] = {}
-    stride = 1
-    for name in reversed(names):
-        flags = getattr(seen, name)
-        places[name] = ((np.cumsum(flags) - 1) * stride).astype(np.int32)
-        stride *= int(np.count_nonzero(flags))
-    return places
-
-
-def _codes(configs: ParallelConfigs, sizes: list[int]) -> tuple[IntArray, BoolArray]:
-    return np.empty(len(configs), dtype=np.int32), np.zeros(int(np.prod(sizes)), np.bool_)
-
-
-def _renamed(
-    code: IntArray, found: BoolArray, sizes: list[int], values: list[NDArray[np.intp]]
-) -> list[FloatArray]:
-    """Values of the combinations that occur; replaces ``code`` by their positions, in place."""
-    from hocket.cost.parallel.step_kernels import rename
-
-    rename(code, (np.cumsum(found) - 1).astype(np.int32))
-    parts = np.unravel_index(np.flatnonzero(found), sizes)
-    return [own[part].astype(np.float64) for own, part in zip(values, parts, strict=True)]
+    return combinations, index.astype(np.int32)
 
 
 _PATTERNS = {
@@ -252,33 +141,6 @@ class Times:
         lag_s = np.where(pattern == V_HALF, count * self.stages.lag_s[stage], 0.0)
         return np.asarray(np.where(pattern == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
-    def step_s(self) -> FloatArray:
-        """Seconds of each config's step; computed in compiled code if there are more than `FEW`."""
-        if len(self.configs) <= FEW:
-            return _sum(self.parts())
-        from hocket.cost.parallel.step_kernels import add_up
-
-        tables = StepTables(
-            busy_s=self.stages.busy_s,
-            exchange_s=self.stages.exchange_s,
-            fill_s=self.stages.fill_s,
-            lag_s=self.stages.lag_s,
-            once_s=self.ranks.once_s,
-            each_s=self.ranks.each_s,
-            fixed_s=self.ranks.ends_s + self.ranks.optimizer_s,
-            pattern=_PATTERN,
-        )
-        constants = efficiency.CONSTANTS
-        hiding = (
-            float(self.setting.overlaps_data),
-            float(self.setting.overlaps_pipeline),
-            constants.never_hidden,
-            constants.chunk_s,
-        )
-        step_s = np.empty(len(self.configs))
-        add_up(columns_of(self.configs), self.stage, self.rank, tables, hiding, step_s)
-        return step_s
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepPrediction:
@@ -295,48 +157,14 @@ class StepPrediction:
     def __len__(self) -> int:
         return len(self.step_s)
 
-    @cached_property
-    def _parts(self) -> dict[str, FloatArray]:
-        return {name: self.factor * part_s for name, part_s in self.times.parts().items()}
-
     def parts(self) -> dict[str, FloatArray]:
         """Seconds of each part of the step, by name."""
-        return dict(self._parts)
-
-    @property
-    def compute_s(self) -> FloatArray:
-        """Seconds of work on the most loaded device, including launches."""
-        return self._parts["compute"]
-
-    @property
-    def bubble_s(self) -> FloatArray:
-        """Seconds that the most loaded device waits while the pipeline fills and drains."""
-        return self._parts["bubble"]
-
-    @property
-    def tensor_s(self) -> FloatArray:
-        """Exposed seconds of tensor-parallel collectives."""
-        return self._parts["tensor"]
-
-    @property
-    def other_s(self) -> FloatArray:
-        """Exposed seconds of traffic of context and expert parallelism."""
-        return self._parts["other"]
-
-    @property
-    def data_s(self) -> FloatArray:
-        """Exposed seconds of data-parallel collectives."""
-        return self._parts["data"]
-
-    @property
-    def optimizer_s(self) -> FloatArray:
-        """Seconds of gradient clipping and the optimizer."""
-        return self._parts["optimizer"]
+        return {name: self.factor * part_s for name, part_s in self.times.parts().items()}
 
     @property
     def bubble(self) -> FloatArray:
         """Fraction of the step in which the most loaded device waits for the pipeline."""
-        return self.bubble_s / self.step_s
+        return self.parts()["bubble"] / self.step_s
 
     @property
     def tokens_per_s(self) -> FloatArray:
@@ -360,18 +188,14 @@ def predict(
     """Predict step times of configs of one model, as if all devices were of the slowest type."""
     network = cluster.network
     setting = setting_of(model, software, slowest_kind(cluster, software), network)
-    keys = keys_of(configs, network.devices_per_host)
-    times = Times(
-        setting=setting,
-        configs=configs,
-        stages=stage_times(setting, keys.slices, keys.pipeline, keys.crosses_hosts, coefficients),
-        ranks=rank_times(setting, keys.degrees, coefficients),
-        stage=keys.stage,
-        rank=keys.rank,
-    )
+    crosses = num_devices(configs) > network.devices_per_host
+    columns = {**vars(configs), "crosses_hosts": crosses}
+    stages, stage = distinct({name: columns[name] for name in STAGE_FIELDS})
+    ranks, rank = distinct({name: columns[name] for name in RANK_FIELDS})
+    times = _times(setting, configs, (stages, stage), (ranks, rank), coefficients)
     factor = factors(coefficients.anchors, model, software, configs)
     return StepPrediction(
-        step_s=factor * times.step_s(),
+        step_s=factor * _sum(times.parts()),
         factor=factor,
         times=times,
         tokens_per_sequence=model.sequence,
@@ -384,19 +208,33 @@ def predict_settings(
 ) -> FloatArray:
     """Step times of configs with a setting each (model or program), without anchors."""
     index = np.arange(len(configs), dtype=np.int32)
-    columns = {f.name: getattr(configs, f.name).astype(np.float64) for f in fields(configs)}
-    slices = LayerSlices(**{f.name: columns[f.name] for f in fields(LayerSlices)})
-    degrees = Degrees(**{f.name: columns[f.name] for f in fields(Degrees)})
-    crosses = (num_devices(configs) > setting.devices_per_host).astype(np.float64)
-    times = Times(
+    columns = {name: column.astype(np.float64) for name, column in vars(configs).items()}
+    columns["crosses_hosts"] = (num_devices(configs) > setting.devices_per_host).astype(np.float64)
+    times = _times(setting, configs, (columns, index), (columns, index), coefficients)
+    return _sum(times.parts())
+
+
+def _times(
+    setting: Setting,
+    configs: ParallelConfigs,
+    stages: tuple[Mapping[str, FloatArray], IntArray],
+    ranks: tuple[Mapping[str, FloatArray], IntArray],
+    coefficients: Coefficients,
+) -> Times:
+    """Times of combinations of fields, each with the position of every config's combination."""
+    by_stage, stage = stages
+    by_rank, rank = ranks
+    slices = LayerSlices(**{field.name: by_stage[field.name] for field in fields(LayerSlices)})
+    pipeline, crosses_hosts = by_stage["pipeline"], by_stage["crosses_hosts"]
+    degrees = Degrees(**{name: by_rank[name] for name in RANK_FIELDS})
+    return Times(
         setting=setting,
         configs=configs,
-        stages=stage_times(setting, slices, degrees.pipeline, crosses, coefficients),
+        stages=stage_times(setting, slices, pipeline, crosses_hosts, coefficients),
         ranks=rank_times(setting, degrees, coefficients),
-        stage=index,
-        rank=index,
+        stage=stage,
+        rank=rank,
     )
-    return _sum(times.parts())
 
 
 def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:

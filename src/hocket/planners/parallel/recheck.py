@@ -28,7 +28,6 @@ from hocket.planners.parallel.layer_partition import (
     LayerCosts,
     LayerPartition,
     PipelineRanks,
-    has_few_orders,
     in_flight_counts,
     partition_layers,
 )
@@ -53,13 +52,12 @@ def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
 
 
 def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
-    """The order of the candidate's unequal ranks, and their layers, with the shortest step.
+    """The order of the candidate's device types, and the layers, with the shortest step.
 
-    Every rank has one stage. If there are too many orders, the candidate's order stays. Raises
-    `NoFeasiblePlanError` if no order and no partition fit.
+    Every rank has one stage. Raises `NoFeasiblePlanError` if no order and no partition fit.
     """
     ranks = candidate.stages.pool_of_rank
-    found = _partition(candidate, reorder=has_few_orders(ranks))
+    found = _partition(candidate, reorder=True)
     # Each pool has one device type; pools are in the order in which the ranks first name them.
     pools = list(dict.fromkeys(ranks))
     return PoolStages.of_ranks([pools[kind] for kind in found.device_types]), found.layers

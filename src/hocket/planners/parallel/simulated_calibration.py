@@ -9,10 +9,11 @@ for few and for many devices use the same kernel model. O(simulated candidates).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hocket.cost.parallel.calibrate import MIN_RUNS, calibrate
 from hocket.cost.parallel.coefficients import SIMULATED
+from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.parallel.similarity import at_depth
 from hocket.cost.parallel.software import Software
 from hocket.hardware.cluster import Cluster
@@ -30,16 +31,6 @@ MOST_LAYERS = 8
 _MOST_IN_PART = 16
 _NOISE = 0.01
 """Relative difference of two simulated steps that no coefficient explains: rounding of batches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedRun:
-    """A simulated step in the form of a measured run, for `calibrate`."""
-
-    model: Transformer
-    config: ParallelConfig
-    software: Software
-    step_s: float
 
 
 def part_of(cluster: Cluster) -> Cluster:
@@ -74,7 +65,7 @@ def calibrated(problem: Problem, simulated: Comparison, num_layers: int) -> Prob
     return replace(problem, work=replace(training, coefficients=replace(fitted, anchors=anchors)))
 
 
-def _runs(simulated: Comparison, model: Transformer, software: Software) -> Iterator[SimulatedRun]:
+def _runs(simulated: Comparison, model: Transformer, software: Software) -> Iterator[MeasuredRun]:
     """Yield simulated candidates with equal replicas, whether they fit or not."""
     graph, seen = simulated.problem.graph, set[ParallelConfig]()
     for candidate in simulated.candidates:
@@ -87,7 +78,7 @@ def _runs(simulated: Comparison, model: Transformer, software: Software) -> Iter
         is_on_device = all(replica.update == "device" for replica in parallel.replicas)
         if is_even and is_on_device and config.recompute != "selective" and config not in seen:
             seen.add(config)
-            yield SimulatedRun(
+            yield MeasuredRun(
                 model=model, config=config, software=software,
                 step_s=candidate.timeline.makespan_s,
             )  # fmt: skip

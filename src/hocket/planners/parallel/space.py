@@ -33,7 +33,7 @@ from hocket.transformer.parallel_config import (
 )
 from hocket.transformer.rules import broken_degrees
 
-BLOCK_CONFIGS = 1 << 20
+BLOCK_CONFIGS = 1 << 16
 """Configs per block: many enough to amortize the tables of a block, few enough for memory."""
 FEW_DEVICES = 128
 """Largest number of devices for which all data degrees are tried; above, only the largest."""
