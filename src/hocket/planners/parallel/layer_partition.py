@@ -340,7 +340,8 @@ def _waits_s(
     backward_s, held = stage_s - forward_s, min(in_flight, count)
     if held == count:
         # All forwards, then all backwards: one wait.
-        return np.maximum(0.0, behind_s - (count - 1) * np.minimum(forward_s, backward_s))
+        shorter_s = np.minimum(forward_s, backward_s)
+        return np.asarray(np.maximum(0.0, behind_s - (count - 1) * shorter_s))
     start_s = np.maximum(0.0, behind_s - (held - 1) * forward_s)
     end_s = np.maximum(0.0, behind_s - (held - 1) * backward_s)
     round_s = np.maximum(0.0, (behind_s + stage_s) / held - stage_s)
