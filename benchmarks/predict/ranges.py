@@ -3,8 +3,7 @@
     python benchmarks/predict/ranges.py [--data FOLDER]
 
 Prints the 10 % and 90 % quantiles of measured over predicted step times for each source of costs.
-No row is left out. Constants behind the datasheet rows were chosen with the ``chosen`` ones, so the
-``held-out`` rows alone are printed too.
+No row is left out. Constants behind the datasheet rows were chosen with the ``chosen`` ones.
 
 Last, the 80 % range of the *ratio* of two steps: of all pairs of published runs of one model with
 one program, on as many devices of one site, with one global batch, the quantile of
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +27,9 @@ from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.validation import calibrated_site, load_tables, predict_steps
 
 RESULTS = Path(__file__).parents[1] / "results"
-THIRD_PARTY = RESULTS / "2026-11-18-thirdparty-h200.md"
+THIRD_PARTY = (
+    RESULTS / "2026-11-18-thirdparty-h200.md", RESULTS / "2026-11-18-thirdparty-drawn-h200.md"
+)  # fmt: skip
 CONFIGS = RESULTS / "2026-11-16-predict-configs-h200.md"
 CALIBRATED = RESULTS / "2026-11-16-predict-configs-calibrated-h200.md"
 
@@ -39,11 +40,43 @@ def rows(path: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
 
 
-def third_party(section: str) -> list[float]:
-    """MeasuredRun over predicted steps of one section of the third-party table."""
-    text = THIRD_PARTY.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| [^|]+ \| ([\d.]+) ms \| ([\d.]+) \|", text, re.MULTILINE)
-    return [float(measured) / float(predicted) for measured, predicted in found]
+def third_party() -> list[tuple[str, float, bool]]:
+    """Session, measured over predicted step, and True if the host limits it, of every row."""
+    found = []
+    for path in THIRD_PARTY:
+        section = ""
+        for line in path.read_text().splitlines():
+            section = line if line.startswith("## ") else section
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if len(cells) != 10 or not cells[1].endswith(" ms"):
+                continue
+            measured_ms, predicted_ms = float(cells[1].removesuffix(" ms")), float(cells[2])
+            # One table has no host times: where the step is longer than the device's, the host is.
+            has_host = not cells[5].endswith("%")
+            device_ms, host_ms = (float(cells[i]) for i in ((5, 7) if has_host else (7, 2)))
+            is_host_bound = host_ms > device_ms * (1.0 if has_host else 1.02)
+            found.append((f"{path.stem}{section}", measured_ms / predicted_ms, is_host_bound))
+    return found
+
+
+def print_third_party() -> None:
+    """Quantiles of the rows that the host limits and of the others; sessions count alike."""
+    for title, is_host in (("device-bound", False), ("host-bound", True)):
+        rows = [(session, ratio) for session, ratio, waits in third_party() if waits == is_host]
+        per_session = Counter(session for session, _ in rows)
+        # Steps that the device limits do not depend on the host of the session.
+        weights = [1 / per_session[session] if is_host else 1.0 for session, _ in rows]
+        low, high = weighted_quantiles([ratio for _, ratio in rows], weights, (0.1, 0.9))
+        print(f"datasheet, {title}: {low:.2f} to {high:.2f}, {len(rows)} rows")
+
+
+def weighted_quantiles(
+    values: Sequence[float], weights: Sequence[float], parts: tuple[float, ...]
+) -> list[float]:
+    """Values below which these parts of the weight lie."""
+    order = np.argsort(values)
+    reached = np.cumsum(np.array(weights)[order]) / sum(weights)
+    return [float(np.array(values)[order][np.searchsorted(reached, part)]) for part in parts]
 
 
 def configurations(path: Path, column: int, *, only_held_out: bool) -> list[float]:
@@ -98,23 +131,18 @@ def main() -> None:
         help="folder of tables that benchmarks/published/convert.py wrote",
     )
     options = parser.parse_args()
-    chosen, held_out = third_party("chosen"), third_party("held-out")
+    print_third_party()
     profiled = [
         ratio for path in (CONFIGS, CALIBRATED)
         for ratio in configurations(path, 4, only_held_out=False)
     ]  # fmt: skip
     found = {
-        "datasheet": chosen + held_out,
-        "datasheet, held-out rows alone": held_out,
         "calibrated": configurations(CALIBRATED, 5, only_held_out=True),
         "profiled": profiled,
     }
     for source, ratios in found.items():
         low, high = np.quantile(ratios, (0.1, 0.9))
         print(f"{source}: {low:.2f} to {high:.2f}, {len(ratios)} rows")
-    low, high = np.quantile(chosen, (0.1, 0.9))
-    covered = np.mean([(low <= ratio <= high) for ratio in held_out])
-    print(f"range of the chosen rows covers {100 * covered:.0f} % of the held-out rows")
     print_ratios(options.data)
 
 

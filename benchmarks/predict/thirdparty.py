@@ -217,7 +217,7 @@ def predict_all(
 
     preset = cluster_from_text(on)
     rows = {row["case"]: row for row in read_rows(out / "rows.jsonl")}
-    errors: list[tuple[float, float]] = []
+    errors, covered = list[tuple[float, float]](), list[bool]()
     print(
         "| case | step | predicted | error | device | predicted | host | predicted | peak | error |"
     )
@@ -242,6 +242,7 @@ def predict_all(
         step = found["step_s"] / row["step_s"] - 1
         peak = found["peak_bytes"] / row["peak_bytes"] - 1
         errors.append((step, peak))
+        covered.append(found["low"] <= 1 / (1 + step) <= found["high"])
         print(f"| {name} | {row['step_s'] * 1e3:.1f} ms | {found['step_s'] * 1e3:.1f} | "
               f"{step:+.0%} | {row['device_s'] * 1e3:.1f} | {found['device_s'] * 1e3:.1f} | "
               f"{row['host_s'] * 1e3:.1f} | {found['host_s'] * 1e3:.1f} | "
@@ -253,17 +254,14 @@ def predict_all(
         print(f"\nstep: mean {step_errors.mean():.1%}, worst {step_errors.max():.1%}; "
               f"peak: mean {peak_errors.mean():.1%}, worst {peak_errors.max():.1%}; "
               f"{len(errors)} rows")  # fmt: skip
-        from hocket.cost.ranges import DATASHEET
-
-        ratios = [1 / (1 + step) for step, _ in errors]
-        covered = np.mean([DATASHEET.low <= ratio <= DATASHEET.high for ratio in ratios])
-        print(f"80 % range {DATASHEET.low} to {DATASHEET.high} covers {covered:.0%}")
+        print(f"80 % ranges cover {np.mean(covered):.0%}")
 
 
 def predicted(model: Model, size: int, precision: str, cluster: Any) -> Row:
     from hocket.capture import capture
     from hocket.capture.zoo.load import keep_every_layer
     from hocket.cost.memory import with_allocator_rounding
+    from hocket.cost.ranges import step_range
     from hocket.cost.roofline import estimate_costs, work_on
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
@@ -280,7 +278,10 @@ def predicted(model: Model, size: int, precision: str, cluster: Any) -> Row:
     problem = Problem(work=counted, cluster=cluster, op_costs=costs)
     timeline = simulate(problem, Plan().placing(np.zeros(graph.num_ops, dtype=np.int32)))
     work = work_on(counted, cluster.kinds[0], costs.settings)
+    expected = step_range(costs)
     return {
+        "low": expected.low,
+        "high": expected.high,
         "step_s": float(timeline.makespan_s),
         "peak_bytes": int(timeline.peak_bytes[0]) + WORKSPACE_BYTES,
         "device_s": float(work.device_s.sum()),

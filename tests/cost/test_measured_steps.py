@@ -58,7 +58,7 @@ def test_a_calibration_of_runs_scales_all_op_times_and_their_parts():
         scale * plain.device_s
     )
     assert (source_of(costs.settings), scale_of(costs.settings)) == ("runs", scale)
-    assert step_range(costs.settings) == steps["t4"]
+    assert step_range(costs) == steps["t4"]
 
 
 def test_commands_take_what_a_run_printed(tmp_path):

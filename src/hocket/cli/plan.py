@@ -227,8 +227,7 @@ def _range_data(problem: Problem, step_s: float | None) -> dict[str, Any] | None
 
     if step_s is None or problem.graph.stated is not None:
         return None
-    settings = problem.costs.settings
-    found, source = step_range(settings), source_of(settings)
+    found, source = step_range(problem.costs), source_of(problem.costs.settings)
     accelerators = [kind for kind in problem.cluster.kinds if not kind.is_cpu]
     is_assumed = source in ("datasheet", "runs") and not all(
         kind.dispatch_s for kind in accelerators

@@ -55,6 +55,8 @@ class Costs:
     see `hocket.cost.demand`. None: streams do not slow each other down."""
     reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
     """[device type]: bytes that libraries reserve on each device; 0 if unknown."""
+    is_host_bound: bool = False
+    """True if a step of the full graph takes the host longer to launch than the device to run."""
 
     def __post_init__(self) -> None:
         if not len(self.reserved_bytes):

@@ -5,6 +5,9 @@ source names (``benchmarks/predict/ranges.py`` computes them). All rows are eage
 for other GPUs and for plans on several devices the same ranges are an assumption. Rows of the
 calibrated and profiled ranges are older than the kernel costs of 2026-11-18.
 
+On one device, steps that wait for the host have a wider range than the others: hosts of equal
+machines differ, and the speed of a host changes by a third within minutes.
+
 Two candidates of one problem share model, devices and most kernels, so their errors are correlated
 and the range of their *ratio* is narrower than that of a step. It comes from pairs of published
 runs of one model on equally many devices of one site that differ in their parallel config (same
@@ -17,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from hocket.cost.costs import Costs
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,15 @@ RANGES: Mapping[str, StepRange] = MappingProxyType(
             "36 third-party models on an H200; constants were chosen with 19 of them "
             "(benchmarks/results/2026-11-18-thirdparty-h200.md)",
         ),
+        "datasheet, device-bound": StepRange(
+            0.97, 1.15, 54, 0.09,
+            "steps that the device limits, of 45 third-party models on an H200 "
+            "(benchmarks/results/2026-11-18-thirdparty-h200.md and -drawn-h200.md)",
+        ),
+        "datasheet, host-bound": StepRange(
+            0.79, 1.29, 107, 0.09,
+            "steps that the host limits, of the same models; four sessions count alike",
+        ),
         "calibrated": StepRange(
             0.79, 1.45, 19, 0.065,
             "benchmarks/results/2026-11-16-predict-configs-calibrated-h200.md",
@@ -54,6 +68,7 @@ RANGES: Mapping[str, StepRange] = MappingProxyType(
 
 
 DATASHEET = RANGES["datasheet"]
+"""Range of steps on several devices, which no row was measured on."""
 
 
 def source_of(settings: Mapping[str, Any]) -> str:
@@ -66,23 +81,29 @@ def source_of(settings: Mapping[str, Any]) -> str:
     return "runs" if calibration.get("steps") else "calibrated"
 
 
-def step_range(settings: Mapping[str, Any]) -> StepRange:
-    """Range of steps predicted with these settings.
+def step_range(costs: Costs) -> StepRange:
+    """Range of steps predicted with these costs.
 
     With several device types that have measured runs, the widest range counts.
     """
-    source = source_of(settings)
-    if source != "runs":
-        return RANGES[source]
+    source = source_of(costs.settings)
+    if source == "runs":
+        return _range_of_runs(costs.settings)
+    if source == "datasheet" and len(costs.device_row) == 1:
+        return RANGES[f"datasheet, {'host' if costs.is_host_bound else 'device'}-bound"]
+    return RANGES[source]
+
+
+def _range_of_runs(settings: Mapping[str, Any]) -> StepRange:
     found = [StepRange(**values) for values in settings["calibration"]["steps"].values()]
     return max(found, key=lambda each: each.high / each.low)
 
 
 def scale_of(settings: Mapping[str, Any]) -> float:
     """Correction of predicted steps by measured runs."""
-    return step_range(settings).scale
+    return _range_of_runs(settings).scale if source_of(settings) == "runs" else 1.0
 
 
-def ratio_range(settings: Mapping[str, Any]) -> float:
+def ratio_range(costs: Costs) -> float:
     """Relative difference below which the order of two predicted steps is uncertain."""
-    return step_range(settings).ratio
+    return step_range(costs).ratio

@@ -158,8 +158,9 @@ def estimate_costs(
     ]
     return Costs(
         kind_names=tuple(kind.name for kind in cluster.kinds),
-        op_s=np.array([seconds for seconds, _ in rows]).reshape(len(rows), graph.num_ops),
-        op_source=np.array([source for _, source in rows]).reshape(len(rows), graph.num_ops),
+        op_s=np.array([row.op_s for row in rows]).reshape(len(rows), graph.num_ops),
+        op_source=np.array([row.source for row in rows]).reshape(len(rows), graph.num_ops),
+        is_host_bound=any(row.is_host_bound for row in rows),
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,
@@ -338,14 +339,21 @@ def _listed(names: Sequence[str]) -> str:
     return (shown or "no kind") + (", …" if len(names) > _MAX_LISTED else "")
 
 
+class _OpTimes(NamedTuple):
+    """Seconds and source of every op on one device type."""
+
+    op_s: FloatArray
+    source: NDArray[np.uint8]
+    is_host_bound: bool = False
+
+
 def _op_times(
     graph: Graph,
     kind: DeviceKind,
     calibration: Calibration | None,
     profile: Profile | None,
     launches: Launches,
-) -> tuple[FloatArray, NDArray[np.uint8]]:
-    """Seconds and source of every op on one device type."""
+) -> _OpTimes:
     measured = profile if profile is not None and profile.device_kind == kind.name else None
     fit = _fit_of(graph, kind, calibration, measured, launches)
     op_s = _device_s(graph, kind, fit)
@@ -360,13 +368,14 @@ def _op_times(
         known = np.isfinite(seconds)
         op_s = np.where(known, seconds, op_s)
         source[known] = TimeSource.PROFILE
-    host = _host_of(fit, kind, measured, launches)
-    op_s = with_host_overhead(op_s, _issue_s(graph, kind, host), host.overlaps)
-    op_s = op_s * _scale(calibration, kind)
     stated = stated_op_s(graph, kind)
     if stated is not None:
-        return stated, np.full_like(source, TimeSource.FILE)
-    return op_s, source
+        return _OpTimes(stated, np.full_like(source, TimeSource.FILE))
+    host = _host_of(fit, kind, measured, launches)
+    host_s = _issue_s(graph, kind, host)
+    is_host_bound = host.overlaps and float(host_s.sum()) > float(op_s.sum())
+    op_s = with_host_overhead(op_s, host_s, host.overlaps)
+    return _OpTimes(op_s * _scale(calibration, kind), source, is_host_bound)
 
 
 def _scale(calibration: Calibration | None, kind: DeviceKind) -> float:

@@ -92,8 +92,8 @@ def range_sentence(candidate: ConfigForecast) -> str:
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
     if isinstance(candidate, GraphForecast):
-        settings = problem.costs.settings
-        why = f"{source_of(settings)} costs, 80 % of {step_range(settings).rows} measured steps"
+        source, rows = source_of(problem.costs.settings), step_range(problem.costs).rows
+        why = f"{source} costs, 80 % of {rows} measured steps"
     elif problem.training.coefficients.is_measured:
         why = f"calibrated with {problem.training.coefficients.source}"
     elif problem.training.model.experts is not None:

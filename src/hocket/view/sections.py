@@ -138,7 +138,7 @@ def range_note(problem: Problem, step_s: float) -> str:
     """The 80 % range of a predicted step; empty where costs are given with the graph."""
     if problem.graph.stated is not None or step_s <= 0:
         return ""
-    found = step_range(problem.costs.settings)
+    found = step_range(problem.costs)
     low, high = (format_seconds(part * step_s) for part in (found.low, found.high))
     return f"80 % range {low} to {high}"
 

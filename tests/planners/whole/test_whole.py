@@ -38,7 +38,7 @@ from hocket.planners.placement.devices import workers
 def test_the_winner_is_the_simplest_within_the_error_range_and_not_below_the_bound(comparison):
     best = comparison.winner
     others = [c.step_s for c in comparison.candidates if c.step_s is not None]
-    width = ratio_range(comparison.problem.costs.settings)
+    width = ratio_range(comparison.problem.costs)
     assert best.step_s <= min(others) * (1 + width)
     if best.step_s > min(others) * 1.005:
         assert "the simplest within the error range" in comparison.why

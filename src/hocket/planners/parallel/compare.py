@@ -250,7 +250,7 @@ def _ranked(
     problem = tables.problem
     fitting = [c for c in (*candidates, *budget.seen.values()) if c.step_s is not None]
     candidates = [_limited(problem, candidate, must) for candidate in candidates]
-    order = rank(problem, candidates, goal, ratio_range(problem.costs.settings))
+    order = rank(problem, candidates, goal, ratio_range(problem.costs))
     bound = batch_bound(tables, workers(problem).tolist())
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     if not order:
@@ -399,7 +399,7 @@ def explained(
 ) -> str:
     """Text on the winner: why it was chosen, what its features contribute, and what limits it."""
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
-    tied_part = ratio_range(problem.costs.settings)
+    tied_part = ratio_range(problem.costs)
     parts = []
     if rest:
         parts.append(f"chosen because {objective_text(problem, best, rest, goal, tied_part)}")

@@ -270,7 +270,7 @@ class GraphForecast(ConfigForecast):
     @property
     def range_s(self) -> tuple[float, float]:
         """80 % range of the step time, from measured over predicted steps of other models."""
-        found = step_range(self.problem.costs.settings)
+        found = step_range(self.problem.costs)
         return found.low * self.step_s, found.high * self.step_s
 
     @property
