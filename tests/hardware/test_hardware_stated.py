@@ -31,9 +31,9 @@ def test_stated_cluster_round_trips():
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ({}, "states no hardware"),
-        ({"cluster": 3}, "states no hardware"),
-        ({"cluster": {}}, "without devices"),
+        ({}, "states no devices"),
+        ({"cluster": 3}, "states no devices"),
+        ({"cluster": {}}, "states no devices"),
         ({"cluster": {"accelerators": -1}}, "accelerators is '-1'"),
         ({"cluster": {"accelerators": float("nan")}}, "accelerators"),
         ({"cluster": {"accelerators": float("inf")}}, "accelerators"),

@@ -78,7 +78,7 @@ def test_joined_machines_update_as_fast_as_the_slowest_host(tmp_path):
 def test_headroom_that_leaves_nothing_is_refused(headroom):
     kind = {"memory": "16GiB", "headroom": headroom, "memory_bandwidth": "1GB/s",
             "peak": {"float32": "1TFLOP/s"}}  # fmt: skip
-    with pytest.raises(InputFileError, match="headroom: leaves nothing"):
+    with pytest.raises(InputFileError, match="headroom: is not less than the memory"):
         cluster_from_dict({"kinds": {"x": kind}, "devices": [{"kind": "x"}]})
     with pytest.raises(UsageError, match="leaves nothing"):
         cluster_from_text("1xv100-16g").with_headroom(16 * GIB)

@@ -66,5 +66,5 @@ def test_directions_that_differ_much_are_two_links() -> None:
 
 
 def test_silence_is_told() -> None:
-    with pytest.raises(NoFeasiblePlanError, match="nothing came through"):
+    with pytest.raises(NoFeasiblePlanError, match="no data arrived"):
         cluster_of(rates(np.zeros((2, 2)), np.zeros((2, 2))))

@@ -190,7 +190,7 @@ def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
 
 
 def test_make_problem_knows_the_devices_stated_by_a_file():
-    with pytest.raises(UsageError, match="states no hardware"):
+    with pytest.raises(UsageError, match="states no devices"):
         make_problem(generate("chain", 5, 0), "file")
 
 

@@ -1,4 +1,4 @@
-"""The Cluster: devices, hosts, switches and links."""
+"""Clusters: devices, hosts, switches and links."""
 
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (

@@ -1,4 +1,4 @@
-"""Rounding of PyTorch's GPU allocator: memory comes in whole units."""
+"""Rounding of tensor sizes by PyTorch's GPU allocator."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TypeVar
 from hocket.base.arrays import LongArray
 
 ALIGNMENT_BYTES = 512
-"""Unit of sizes; tensors side by side in one buffer begin at its multiples, too."""
+"""Unit of allocated sizes; tensors that share a buffer start at its multiples too."""
 Sizes = TypeVar("Sizes", int, LongArray)
 
 
 def aligned(num_bytes: Sizes) -> Sizes:
-    """Allocated bytes of tensors of such sizes."""
+    """Bytes that the allocator uses for tensors of the given sizes."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,7 +1,7 @@
-"""Change a cluster: ``+1xrtx4090`` put in, ``-titanx`` taken out, ``4xl4`` instead.
+"""Change a cluster: ``+1xrtx4090`` adds devices, ``-titanx`` removes some, ``4xl4`` replaces all.
 
-What is put in goes into the first host, each device on the PCIe link that is usual for its kind.
-What is taken out is a device by its name or so many of a kind, the last ones first.
+Added devices go into the first host, each on the usual PCIe link of its kind. Removed devices are
+named by their name, or by a count and a kind; the last ones of a kind are removed first.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from dataclasses import replace
 
 from hocket.base.errors import UsageError, did_you_mean
-from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.cluster import Cluster, Link
 from hocket.hardware.shorthand import cluster_from_text
 
-_TAKEN = re.compile(r"(?:([0-9]{1,9})x)?(.+)")
+_COUNT_AND_NAME = re.compile(r"(?:([0-9]{1,9})x)?(.+)")
 
 
 def changed_cluster(cluster: Cluster, change: str) -> Cluster:
-    """The cluster after a change; raises `UsageError` for one that it cannot have."""
+    """The cluster after a change; raises `UsageError` for an impossible one."""
     text = change.strip()
     if text.startswith("+"):
         return _with(cluster, text)
@@ -29,14 +29,14 @@ def changed_cluster(cluster: Cluster, change: str) -> Cluster:
 def _with(cluster: Cluster, change: str) -> Cluster:
     if cluster.uses_stated_times or not cluster.hosts:
         raise UsageError(
-            f"{cluster.name} states its own transfer times: nothing can be put in",
+            f"no device can be added to {cluster.name}: its transfer times come from a graph file",
             hint="name another cluster",
         )
     added, host = cluster_from_text(change[1:]), cluster.hosts[0]
     if len(added.hosts) != 1 or added.switches:
         raise UsageError(
-            f"{change!r} is more than devices of one host",
-            hint="put in devices, such as +1xrtx4090, or name a whole cluster instead",
+            f"{change!r} names more than the devices of one host",
+            hint="add devices, such as +1xrtx4090, or name a whole cluster instead",
         )
     taken, names = set(cluster.device_names), dict[str, str]()
     for device in added.devices:
@@ -64,25 +64,20 @@ def _renamed(link: Link, names: dict[str, str]) -> Link:
 
 
 def _without(cluster: Cluster, change: str) -> Cluster:
-    match = _TAKEN.fullmatch(change[1:].strip())
+    match = _COUNT_AND_NAME.fullmatch(change[1:].strip())
     count, name = (1, "") if match is None else (int(match[1] or 1), match[2])
     alike = [d for d in cluster.devices if name in (d.name, d.kind.name)]
     if not alike:
         known = {name for d in cluster.devices for name in (d.name, d.kind.name)}
         raise UsageError(
-            f"{cluster.name} has no {name[:100]!r} to take out",
+            f"{cluster.name} has no device {name[:100]!r} to remove",
             hint=did_you_mean(name[:100], sorted(known)),
         )
     if not 1 <= count <= len(alike) or count == cluster.num_devices:
         raise UsageError(
-            f"{count} of {name!r} cannot be taken out of {cluster.name}",
+            f"{count} of {name!r} cannot be removed from {cluster.name}",
             hint=f"it has {len(alike)}, and one device must stay",
         )
-    return _only(cluster, [d for d in cluster.devices if d not in alike[-count:]], change)
-
-
-def _only(cluster: Cluster, kept: list[Device], change: str) -> Cluster:
-    gone = set(cluster.device_names) - {device.name for device in kept}
-    links = tuple(link for link in cluster.links if not gone & set(link.ends))
-    name = f"{cluster.name}{change.replace(' ', '')}"
-    return replace(cluster, name=name, devices=tuple(kept), links=links)
+    gone = {device.name for device in alike[-count:]}
+    kept = cluster.only([name for name in cluster.device_names if name not in gone])
+    return replace(kept, name=f"{cluster.name}{change.replace(' ', '')}")

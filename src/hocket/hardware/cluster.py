@@ -18,7 +18,7 @@ from hocket.base.units import format_bytes
 
 if TYPE_CHECKING:
     from hocket.hardware.network import Network
-    from hocket.hardware.routes import Routes
+    from hocket.hardware.routes import Routes, Wiring
 
 Duplex = Literal["full", "half", "one-way"]
 
@@ -33,17 +33,17 @@ class DeviceKind:
     name: str
     memory_bytes: int
     headroom_bytes: int = 0
-    """Bytes that no plan may fill: context, library workspaces and fragmentation."""
+    """Bytes that no plan may fill: the CUDA context, library workspaces and fragmentation."""
     peak_flops: Mapping[str, float]
     """Arithmetic type (see `hocket.graph.DTYPES`, plus ``tf32``) to operations per second."""
     memory_bandwidth_bps: float
     launch_s: float = 0.0
-    """Shortest time that any op occupies the device: the launch floor of its runtime."""
+    """Launch floor: the shortest time that any op occupies the device."""
     dispatch_s: float = 0.0
-    """Mean time in which the host of this device dispatches an op of a small transformer block,
-    forward and backward, as ``hocket detect`` measures it; 0 where it was not measured."""
+    """Mean time of the host to dispatch an op of a small transformer block, forward and backward;
+    measured by ``hocket detect``, 0 if not measured."""
     price_per_hour: float = 0.0
-    """US dollars for one device for one hour; 0 where unknown."""
+    """US dollars for one device for one hour; 0 if unknown."""
     is_cpu: bool = False
     source: str = ""
     """Source of the figures."""
@@ -51,17 +51,17 @@ class DeviceKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device of a cluster."""
+    """A device of a cluster."""
 
     name: str
     kind: DeviceKind
     host: str
     memory_bytes: int
-    """May be less than the kind has."""
+    """Memory of this device, which may be less than that of its kind."""
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that tensors may fill: all but the headroom of the device type."""
+        """Bytes that tensors may fill: the memory without the headroom of the device type."""
         return max(0, self.memory_bytes - self.kind.headroom_bytes)
 
 
@@ -73,15 +73,20 @@ class Link:
     ends: tuple[str, ...]
     """Names of devices, hosts or switches; more than two make a shared bus."""
     bandwidth_bps: float
-    """Bytes per second in each direction (full duplex), in all together (half duplex, bus), or from
-    the first end to the second alone (one-way)."""
+    """Bytes per second: in each direction (full duplex), in all directions together (half duplex,
+    bus), or from the first end to the second only (one-way)."""
     latency_s: float
     duplex: Duplex = "full"
 
     @property
     def is_bus(self) -> bool:
-        """True if all ends share one channel."""
+        """True if more than two places share the link."""
         return len(self.ends) > 2
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all ends and both directions share one channel."""
+        return self.is_bus or self.duplex == "half"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +99,18 @@ class Cluster:
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     host_update_bps: float = UNSTATED_HOST_UPDATE_BPS
-    """Bytes that the CPUs of a host together read and write per second in an optimizer's
-    update of parameters that it keeps."""
+    """Bytes per second that all CPU cores of a host read and write in an optimizer update of
+    parameters in host memory."""
     uses_stated_times: bool = False
-    """True if transfer times are those of the graph's file, not those of the links."""
+    """True if transfer times come from the graph's file instead of the links."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Free notes, which change nothing."""
+    """Free notes without effect."""
 
     def __post_init__(self) -> None:
         known: dict[str, DeviceKind] = {}
         for device in self.devices:
             kind = known.setdefault(device.kind.name, device.kind)
-            # Most devices share their kind: comparing figures for each would take long.
+            # Most devices share one object: comparing its fields for each device would take long.
             if kind is not device.kind and kind != device.kind:
                 raise InputFileError(
                     f"two kinds of device have the name {kind.name!r} but not the same figures",
@@ -129,6 +134,13 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @cached_property
+    def wiring(self) -> Wiring:
+        """Links by place, and the fastest paths over them."""
+        from hocket.hardware.routes import Wiring
+
+        return Wiring(self)
+
+    @cached_property
     def routes(self) -> Routes:
         """Paths, latencies and bandwidths between all pairs of devices."""
         from hocket.hardware.routes import find_routes
@@ -144,14 +156,14 @@ class Cluster:
 
     @cached_property
     def networks(self) -> Mapping[str, Network]:
-        """The same among the devices of each kind alone, by the kind's name."""
+        """The network among the devices of each kind alone, by the kind's name."""
         from hocket.hardware.network import find_networks
 
         return find_networks(self)
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of everything that can change a plan (not names of sources or prices' origin)."""
+        """SHA-256 of everything that can change a plan; sources and notes are left out."""
         content = {
             "name": self.name,
             "uses_stated_times": self.uses_stated_times,
@@ -164,13 +176,13 @@ class Cluster:
                 for x in self.links
             ],
         }
-        # Without a rate of its own the hash is that of files which state none.
+        # Left out by default, so that stating the default explicitly keeps the hash.
         if self.host_update_bps != UNSTATED_HOST_UPDATE_BPS:
             content["host_update_bps"] = float(self.host_update_bps)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def only(self, names: Collection[str]) -> Cluster:
-        """The cluster with the named devices alone, and without links to the others."""
+        """The cluster reduced to the named devices and the links between them."""
         gone = set(self.device_names).difference(names)
         return replace(
             self,
@@ -179,7 +191,7 @@ class Cluster:
         )
 
     def with_headroom(self, headroom_bytes: int) -> Cluster:
-        """The cluster with this headroom on every device instead of that of its kind."""
+        """The cluster with the same headroom on every device."""
         least = min(device.memory_bytes for device in self.devices)
         if not 0 <= headroom_bytes < least:
             raise UsageError(
@@ -205,7 +217,7 @@ class Cluster:
 
 
 def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
-    # Whole numbers and floats of one value must hash alike: files give floats, code often ints.
+    # Equal ints and floats must hash alike: files give floats, code often gives ints.
     return (
         kind.name,
         int(kind.memory_bytes),
@@ -214,7 +226,7 @@ def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
         float(kind.launch_s),
         float(kind.price_per_hour),
         kind.is_cpu,
-        # Without headroom the hash is that of files which state none.
+        # Left out by default, so that stating the default explicitly keeps the hash.
         *((int(kind.headroom_bytes),) if kind.headroom_bytes else ()),
         *((("dispatch", float(kind.dispatch_s)),) if kind.dispatch_s else ()),
     )

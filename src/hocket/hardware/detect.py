@@ -1,8 +1,9 @@
 """Detect the Cluster of this machine: its NVIDIA GPUs and their links, or else its CPU.
 
-GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A CPU is
-timed with numpy for under a second, and where it is several devices, so is a connection between two
-processes. Machines with GPUs get no device for the CPU, but its updates are timed.
+``nvidia-smi`` lists the GPUs; known models have the figures of the presets. A CPU is timed with
+numpy for under a second, and if it is split into several devices, a connection between two
+processes is timed too. On machines with GPUs the CPU is no device, but its optimizer updates are
+timed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,18 @@ from typing import Any
 
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict
-from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.kinds import preset_kinds, preset_tables
 from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 from hocket.processes.start import start_module
 
-# How fast two processes of this machine talk to each other: bytes per second, cost of a message.
-#
-# A child sends back what it gets over a loopback connection, as gloo's ranks do. The shortest round
-# trip of one byte gives the cost of a message, the shortest of a large one the bandwidth; other
-# programs only lengthen them. Gloo hands every message to a thread of its own and back.
+# Bandwidth and message overhead between two processes: a child process echoes what it receives over
+# a loopback connection, as gloo's ranks communicate. The shortest round trip of one byte gives the
+# overhead of a message, the shortest of a large message the bandwidth. Minima are used because
+# other programs only lengthen round trips.
 
 GLOO_MESSAGE_S = 50e-6
-"""Overhead of gloo per message: 66 us against 16 us of a plain connection, measured beside each
-other with PyTorch 2.13 on two cores."""
+"""Overhead of gloo per message, which passes through a thread of its own: 66 us instead of 16 us of
+a plain connection, both measured with PyTorch 2.13 on two cores."""
 LARGE_BYTES = 8 * 10**6
 TIMEOUT_S = 5.0
 
@@ -48,7 +48,7 @@ class Loopback:
 
 
 def measure_loopback() -> Loopback | None:
-    """The connection between two processes here; None where they cannot be joined."""
+    """Measure a connection between two processes; None if they cannot connect."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(TIMEOUT_S)
@@ -58,14 +58,14 @@ def measure_loopback() -> Loopback | None:
                 "hocket.processes.echo", arguments, output=subprocess.DEVNULL
             ) as child:
                 try:
-                    return _loopback_measured(server)
+                    return _measure_echo(server)
                 finally:
                     child.kill()
     except OSError:
         return None
 
 
-def _loopback_measured(server: socket.socket) -> Loopback:
+def _measure_echo(server: socket.socket) -> Loopback:
     link, _ = server.accept()
     with link:
         link.settimeout(TIMEOUT_S)
@@ -87,7 +87,7 @@ def _one_direction_s(link: socket.socket, data: memoryview, count: int) -> float
         while got < len(data):
             taken = link.recv_into(data[got:])
             if not taken:
-                raise ConnectionError("the other process has ended")
+                raise ConnectionError("the child process has ended")
             got += taken
         best_s = min(best_s, time.perf_counter() - start)
     return best_s / 2
@@ -96,63 +96,17 @@ def _one_direction_s(link: socket.socket, data: memoryview, count: int) -> float
 NAME = "this-machine"
 
 _QUERY = ("name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")
-_MODELS = (
-    (r"\bGB200\b", "gb200"),
-    (r"\bB200\b", "b200"),
-    (r"\bH200\b", "h200-141g"),
-    (r"\bH100 NVL\b", "h100-nvl"),
-    (r"\bH100 PCIe\b", "h100-pcie"),
-    (r"\bH100\b.*\bHBM3\b", "h100-80g"),
-    (r"\bA100[- ]PCI[eE][- ]40GB\b", "a100-pcie-40g"),
-    (r"\bA100\b.*\bPCI[eE]\b", "a100-pcie"),
-    (r"\bA100\b.*\b80GB\b", "a100-80g"),
-    (r"\bA100\b.*\b40GB\b", "a100-40g"),
-    (r"\bV100\b.*\b32GB\b", "v100-32g"),
-    (r"\bV100\b.*\b16GB\b", "v100-16g"),
-    (r"\bP100\b.*\b16GB\b", "p100-16g"),
-    (r"\bK80\b", "k80"),
-    (r"\bT4\b", "t4"),
-    (r"\bL40S\b", "l40s"),
-    (r"\bL4\b", "l4"),
-    (r"\bRTX A6000\b", "a6000"),
-    (r"\bA40\b", "a40"),
-    (r"\bA10G\b", "a10g"),
-    (r"\bRTX 5090\b(?! D| Laptop)", "rtx5090"),
-    (r"\bRTX 5080\b(?! Laptop)", "rtx5080"),
-    (r"\bRTX 5070\b(?! Ti| Laptop)", "rtx5070"),
-    (r"\bRTX 4090\b(?! D| Laptop)", "rtx4090"),
-    (r"\bRTX 4080\b(?! SUPER| Laptop)", "rtx4080"),
-    (r"\bRTX 4070\b(?! Ti| SUPER| Laptop)", "rtx4070"),
-    (r"\bRTX 4060\b(?! Ti| Laptop)", "rtx4060"),
-    (r"\bRTX 3090\b(?! Ti)", "rtx3090"),
-    (r"\bRTX 3080\b(?! Ti| Laptop)", "rtx3080"),
-    (r"\bRTX 3070\b(?! Ti| Laptop)", "rtx3070"),
-    (r"\bRTX 3060\b(?! Ti| Laptop)", "rtx3060"),
-    (r"\bRTX 2080\b(?! Ti| SUPER)", "rtx2080"),
-    (r"\bGTX TITAN X\b", "titanx-12g"),
-)
-_NVLINKS: Mapping[str, tuple[int, float]] = {
-    "p100-16g": (4, 20e9),
-    "v100-16g": (6, 25e9),
-    "v100-32g": (6, 25e9),
-    "a100-40g": (12, 25e9),
-    "a100-80g": (12, 25e9),
-    "h100-80g": (18, 25e9),
-    "h200-141g": (18, 25e9),
-    "rtx3090": (4, 14e9),
-    "a6000": (4, 14e9),
-    "a40": (4, 14e9),
-}
 _UNKNOWN_NVLINKS = (18, 25e9)
+"""NVLinks of a GPU whose preset states none, and bytes per second of one in each direction."""
 _LANE_BPS: Mapping[int, float] = {1: 1.875e8, 2: 3.75e8, 3: 7.5e8, 4: 1.5e9, 5: 3e9, 6: 6e9}
-"""PCIe, one lane, one direction, as NCCL rates it."""
+"""Bytes per second of one PCIe lane in one direction, by generation, as NCCL rates it."""
 PROCESS_BYTES = 300_000_000
-"""Host memory of a process with PyTorch before it holds anything."""
+"""Host memory of a process that has imported PyTorch and holds no tensors."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of nvidia-smi's answer."""
+    """One line of the output of nvidia-smi."""
 
     model: str
     memory_bytes: int
@@ -160,12 +114,17 @@ class Gpu:
 
     @property
     def preset(self) -> str | None:
-        """Name of the kind with the figures of this model; None where it is not known."""
-        return next((kind for pattern, kind in _MODELS if re.search(pattern, self.model)), None)
+        """Name of the preset for this model; None if there is none."""
+        patterns = {
+            name: table["detect"]["model"]
+            for name, table in preset_tables().items()
+            if "detect" in table
+        }
+        return next((name for name in patterns if re.search(patterns[name], self.model)), None)
 
     @property
     def kind(self) -> str:
-        """The preset, or else the model's name in small letters and hyphens."""
+        """Name of the preset, or else of the model, in lower case with hyphens."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")
         return self.preset or slug or "gpu"
 
@@ -173,19 +132,19 @@ class Gpu:
 def detect(processes: int = 1) -> Cluster:
     """The cluster of this machine.
 
-    With several ``processes`` the CPU is as many devices, which share its cores and memory
-    and talk to each other as gloo's ranks do.
+    With several ``processes`` the CPU becomes as many devices, which share its cores and memory and
+    communicate over loopback.
     """
     gpus = find_gpus() if processes == 1 else []
     if not gpus:
         return detect_cpu(processes)
     machine = gpu_machine(gpus, _nvidia_smi("topo", "-m"))
-    update_bps = _BESIDE_TRAINING * measure_update_bps()
+    update_bps = _UPDATE_SHARE * measure_update_bps()
     return cluster_from_dict({**machine, "host_update": update_bps}, NAME)
 
 
 def detect_cpu(processes: int = 1) -> Cluster:
-    """The CPU of this machine as devices, whatever GPUs it has."""
+    """The CPU of this machine as one or several devices, even if there are GPUs."""
     return cluster_from_dict(_cpu_machine(processes), NAME)
 
 
@@ -193,7 +152,7 @@ def detect_cpu(processes: int = 1) -> Cluster:
 
 
 def find_gpus() -> list[Gpu]:
-    """The GPUs of this machine in the order of nvidia-smi; none where it does not answer."""
+    """The GPUs of this machine in the order of nvidia-smi; empty if it cannot be run."""
     return parse_gpus(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"))
 
 
@@ -211,7 +170,7 @@ def _nvidia_smi(*arguments: str) -> str:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """GPUs in the text that nvidia-smi answers the query with, one per line."""
+    """GPUs in the output of nvidia-smi, one per line."""
     gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -225,22 +184,20 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
-    """The hardware file of a machine with these GPUs."""
+    """The content of a hardware file for a machine with these GPUs."""
     kinds: dict[str, Any] = {}
     devices = []
+    ports = []
     for gpu in gpus:
         kind = gpu.kind
-        memory_bytes = gpu.memory_bytes
+        memory_bytes, nvlinks = gpu.memory_bytes, _UNKNOWN_NVLINKS
         if gpu.preset is not None:
             memory_bytes = min(memory_bytes, preset_kinds()[kind].kind.memory_bytes)
+            nvlinks = preset_tables()[kind]["detect"].get("nvlinks", nvlinks)
         elif kind not in kinds:
             kinds[kind] = _unknown_kind(gpu)
         devices.append({"kind": kind, "memory": f"{memory_bytes}B"})
-    ports = [
-        DevicePort(gpu.pcie_bps, per_link_bps, most)
-        for gpu in gpus
-        for most, per_link_bps in [_NVLINKS.get(gpu.preset or "", _UNKNOWN_NVLINKS)]
-    ]
+        ports.append(DevicePort(gpu.pcie_bps, nvlinks[1], int(nvlinks[0])))
     topology = parse_topology(topology_text, len(gpus))
     wiring: dict[str, Any] = {
         "links": [
@@ -256,9 +213,10 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
 
 
 def unstated_headroom_bytes(memory_bytes: int) -> int:
-    """Headroom of a GPU of which nothing is stated, by the rule of ``presets/kinds.toml``.
+    """Headroom of an unknown GPU, by the rule of ``presets/kinds.toml``.
 
-    Context and libraries, 1 % for the driver, and a tenth of the tensors for fragmentation.
+    It covers the context and libraries, 1 % for the driver, and 10 % of the tensors for
+    fragmentation.
     """
     gib = 2**30
     rest = 0.99 * memory_bytes - 0.8 * gib
@@ -272,7 +230,7 @@ def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
         "memory_bandwidth": "400GB/s",
         "peak": {"float32": "10TFLOP/s"},
         "launch": "5us",
-        "source": f"{gpu.model}: memory as reported; the rates are placeholders, correct them",
+        "source": f"{gpu.model}: the driver's memory; all rates are placeholders to correct",
     }
 
 
@@ -287,7 +245,7 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
     shared = f", shared by {processes} processes" if processes > 1 else ""
     source = (
         f"{model}, {usable_cores()} cores{shared}: float32 and bandwidth measured with numpy, "
-        "float64 taken as half"
+        "float64 assumed to be half"
     )
     kind = {
         "memory": f"{memory_bytes}B",
@@ -296,8 +254,8 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
         "peak": {"float32": flops, "float64": flops / 2},
         "launch": "2us",
         "cpu": True,
-        # A message crosses the links of both its ends. Where there is one process, or they cannot
-        # be joined, as the presets rate it: what arrives is written to memory and read again.
+        # A message crosses the links of both its ends. Without a measurement the bandwidth is that
+        # of the presets: data is written to memory and read again.
         "host_link": {"bandwidth": bandwidth_bps / 2, "latency": 0.0}
         if between is None
         else {"bandwidth": between.bandwidth_bps, "latency": between.message_s / 2},
@@ -312,10 +270,10 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
 
 
 def _measured() -> tuple[float, float]:
-    """Operations and bytes per second of the CPU, to two digits: more would be noise.
+    """FLOP/s and bytes per second of the CPU, to two digits because the rest is noise.
 
-    Like all that is measured here, once in a process: it takes half a second, and what is planned
-    twice for the same cores should be planned for the same rates.
+    Measured once per process and number of cores: it takes half a second, and two plans for the
+    same cores should use the same rates.
     """
     return _rates_of(usable_cores())
 
@@ -335,18 +293,18 @@ def _rates_of(num_cores: int) -> tuple[float, float]:
     return float(f"{flops:.2g}"), float(f"{bandwidth_bps:.2g}")
 
 
-_BESIDE_TRAINING = 0.42
-"""Of what cores do alone, what updates do while copies use the same memory and others start the
-device's work: 58 to 69 of 137 GB/s with 16 cores beside an H200, for 1.5 and 4.2 B parameters. The
-lower end, because a step that waits for a host which was overrated by a third takes 15 % longer,
-and one that spares a host which was underrated so much 7 % (4.2 B parameters under 8 GiB)."""
+_UPDATE_SHARE = 0.42
+"""Fraction of the measured update rate that is left while copies use the same memory and other
+threads launch kernels: 58 to 69 of 137 GB/s with 16 cores of an H200's host, for 1.5 and 4.2 B
+parameters. The lower end is used, because a rate that is a third too high costs 15 % of a step and
+one that is a third too low 7 % (4.2 B parameters under 8 GiB)."""
 
 
 def measure_update_bps() -> float:
-    """Bytes per second that all cores together read and write in sums in place, to two digits.
+    """Bytes per second that all cores together read and write in in-place additions, to two digits.
 
-    As an optimizer's update does: several values are read for each that is written, and what is
-    written was read before. The arrays of each core are larger than its caches.
+    Like an optimizer update, an in-place addition reads several values per written value and
+    overwrites what it has read. The arrays of each core are larger than its caches.
     """
     return _update_bps_of(usable_cores())
 
@@ -369,7 +327,7 @@ def _update_bps_of(num_threads: int) -> float:
 
 
 def _best_s(work: Callable[[], Any], budget_s: float) -> float:
-    """Shortest of the runs that fit into the budget, the first not counted: it warms up."""
+    """Shortest run within the time budget, after one run to warm up."""
     work()
     best_s, stop = float("inf"), time.perf_counter() + budget_s
     while best_s == float("inf") or time.perf_counter() < stop:
@@ -392,7 +350,7 @@ def usable_cores() -> int:
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use: of the machine, or what its control group allows.
+    """Memory of the machine, or the limit of this process's control group if that is less.
 
     ``root`` replaces the file system's root in tests.
     """
@@ -404,8 +362,8 @@ def usable_memory_bytes(root: Path = Path("/")) -> int:
 def available_bytes(root: Path = Path("/")) -> int:
     """Available memory, including file caches.
 
-    ``root`` replaces the file system's root in tests. Where the system does not report it, all
-    memory counts.
+    All usable memory counts if the system does not report it. ``root`` replaces the file system's
+    root in tests.
     """
     usable = usable_memory_bytes(root)
     match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
@@ -413,7 +371,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def last_level_cache_bytes(root: Path = Path("/")) -> int | None:
-    """All last-level caches of the CPU together; None where the system does not report them.
+    """Total size of the CPU's last-level caches; None if the system does not report them.
 
     ``root`` replaces the file system's root in tests.
     """
@@ -429,7 +387,7 @@ def last_level_cache_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _group_limits(root: Path) -> Iterable[int]:
-    """Limits of the control groups that hold this process, of either version."""
+    """Memory limits of this process's control groups, version 1 or 2."""
     own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]
     base = root / "sys/fs/cgroup"
     for group in dict.fromkeys(("", *own)):

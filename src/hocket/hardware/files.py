@@ -1,23 +1,24 @@
 """Read a Cluster from TOML files, or from the same schema as JSON.
 
-One schema, read strictly: `docs/reference/hardware.md` describes it. A file may state the
-network of its machine; that is no part of the cluster, only of what happens when several are
-joined.
+`docs/reference/hardware.md` describes the schema, which is read strictly. A file may state the
+network of its machine, which matters only if several machines are joined.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.base.errors import InputFileError, did_you_mean, system_reason
+from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import located
+from hocket.base.regular import read_regular
 from hocket.base.toml import parse_toml
 from hocket.hardware.cluster import UNSTATED_HOST_UPDATE_BPS, Cluster, Device
-from hocket.hardware.kinds import HostJoint, KindEntry, host_link, kind_entry, preset_kinds
+from hocket.hardware.kinds import KindEntry, LinkFigures, kind_entry, link_figures, preset_kinds
 from hocket.hardware.links import read_links
 from hocket.hardware.tables import BANDWIDTH, BYTES, FileTable
 from hocket.hardware.write import cluster_to_dict, cluster_to_toml
@@ -49,12 +50,12 @@ class MachineNetwork:
     """Links of a machine to others: one from each place in ``at`` to the network."""
 
     at: tuple[str, ...]
-    link: HostJoint
+    link: LinkFigures
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster as a file states it, with the network that the file may state for it."""
+    """A cluster as a file states it, with its network if the file states one."""
 
     cluster: Cluster
     network: MachineNetwork | None
@@ -65,41 +66,24 @@ def read_cluster(path: str | Path) -> Cluster:
     return read_machine(path).cluster
 
 
-def _what_stands_there(path: Path) -> str:
-    if path.is_dir():
-        return "is a folder"
-    return "is a pipe, a socket or a device, not a file" if path.exists() else "no such file"
-
-
 def read_machine(path: str | Path) -> Machine:
-    """As `read_cluster`, together with the network of the machine."""
-    path = Path(path)
+    """The cluster of a TOML file, with the network of the machine."""
     where = str(path)
-    try:
-        if not path.is_file():
-            raise InputFileError(
-                _what_stands_there(path),
-                where=where,
-                hint="give the path of a TOML file, or a preset name such as 'dgx1-v100'",
-            )
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise InputFileError(
-                f"is larger than {MAX_FILE_BYTES // 10**6} MB",
-                where=where,
-                hint="use count = … and patterns such as 'gpu*' instead of listing devices",
-            )
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {system_reason(error)}", where=where) from None
+    if not os.path.exists(path):
+        raise InputFileError(
+            "no such file",
+            where=where,
+            hint="give the path of a TOML file, or a preset name such as 'dgx1-v100'",
+        )
+    content = read_regular(path, MAX_FILE_BYTES)
     with located(where):
         hint = 'texts and quantities need quotes: bandwidth = "25GB/s"'
         data = parse_toml(content, hint)
-    return machine_from_dict(data, where, default_name=path.stem)
+    return machine_from_dict(data, where, default_name=Path(path).stem)
 
 
 def cluster_from_dict(data: Mapping[str, Any], where: str = "cluster") -> Cluster:
-    """The cluster of a mapping such as `cluster_to_dict` makes; ``where`` names it in errors."""
+    """The cluster of a mapping from `cluster_to_dict`; ``where`` names its source in errors."""
     return machine_from_dict(data, where).cluster
 
 
@@ -137,7 +121,7 @@ def _machine(top: FileTable, default_name: str) -> Machine:
 def _own_kinds(top: FileTable) -> dict[str, KindEntry]:
     kinds = top.data.get("kinds", {})
     if not isinstance(kinds, Mapping):
-        raise top.error("kinds", "must be tables", "write [kinds.my-gpu] and its figures below")
+        raise top.error("kinds", "must be tables", "write [kinds.my-gpu] and its values below")
     return {name: kind_entry(name, kinds[name]) for name in kinds}
 
 
@@ -145,7 +129,7 @@ def _devices(
     entries: list[FileTable], kinds: Mapping[str, KindEntry], top: FileTable
 ) -> Iterator[Device]:
     if not entries:
-        raise top.error("devices", "there are none", "add [[devices]] with kind = … and count = …")
+        raise top.error("devices", "the list is empty", "add [[devices]] with kind and count")
     numbered: Counter[str] = Counter()
     left = MAX_DEVICES
     for table in entries:
@@ -187,7 +171,7 @@ def _refuse_repeated(places: Sequence[str], top: FileTable) -> None:
 
 
 def _meta(top: FileTable) -> dict[str, str | int | float | bool]:
-    """Free notes: any key, but only plain values."""
+    """Free notes: any keys, with text, numbers or booleans as values."""
     meta = top.data.get("meta", {})
     if not isinstance(meta, Mapping):
         raise top.error("meta", "must be a table", 'write meta.source = "…"')
@@ -211,4 +195,4 @@ def _network(top: FileTable, cluster: Cluster) -> MachineNetwork | None:
         if name not in places:
             hint = did_you_mean(name, (*cluster.hosts, *cluster.switches))
             raise table.error("at", f"no device, host or switch is called {name!r}", hint)
-    return MachineNetwork(at, host_link(table))
+    return MachineNetwork(at, link_figures(table))

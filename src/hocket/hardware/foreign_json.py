@@ -1,7 +1,7 @@
-"""Read a machine from JSON: a hardware file as JSON, or the GPUs of a box with their links.
+"""Read a machine from JSON: a hardware file as JSON, or the GPUs of a machine with their links.
 
-A list of links has ``gpus`` and either ``edges`` (pairs of GPUs with their number of links) or
-``switches``, whose first one joins all GPUs. A file may hold several such boxes under their names.
+The second form has ``gpus`` and either ``edges`` (pairs of GPUs with their number of links) or
+``switches``, the first of which joins all GPUs. A file may hold several such machines by name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
 
 _LATENCY_S = 2e-6
 _MAX_GPUS = 4096
-Links = list[dict[str, Any]]
 
 
 def read_json_machine(path: str | Path, name: str = "") -> Machine:
-    """The machine of a JSON file; ``name`` picks one where a file holds several."""
+    """The machine of a JSON file; ``name`` selects one if the file holds several."""
     where = str(path)
     data = read_json(Path(path), max_bytes=MAX_FILE_BYTES)
     with fields.located(where):
@@ -35,7 +34,7 @@ def read_json_machine(path: str | Path, name: str = "") -> Machine:
             if name or not known:
                 raise unknown_name("topology", name, known, where=where)
             raise InputFileError(
-                "holds several topologies", hint=f"name one: {path}#{known[0]}", where=where
+                "holds several machines", hint=f"name one: {path}#{known[0]}", where=where
             )
         return machine_from_dict(_link_list(found[name], name), where, default_name=name)
 
@@ -45,17 +44,15 @@ def _link(a: str, b: str, gbps: float, latency_s: float) -> dict[str, Any]:
 
 
 def _link_list(data: Any, path: str) -> dict[str, Any]:
-    """``gpus`` with ``edges`` (pairs and numbers of links) or with a switch that joins all."""
+    """Convert the second form to the schema of the hardware files."""
     entry = fields.mapping(data, path)
     gpus = fields.integer(entry.get("gpus"), f"{path}.gpus", 1, _MAX_GPUS)
-    links: Links = []
+    links: list[dict[str, Any]] = []
     if "edges" in entry:
         gbps = _nominal(entry.get("bw_per_link", 50), f"{path}.bw_per_link")
         for index, edge in enumerate(fields.items(entry["edges"], f"{path}.edges")):
             place = f"{path}.edges[{index}]"
-            a, b, count = fields.int_column(edge, place, 0, _MAX_GPUS).tolist()[:3] + [0] * (
-                3 - len(edge)
-            )
+            a, b, count = (*fields.int_column(edge, place, 0, _MAX_GPUS).tolist(), 0, 0, 0)[:3]
             if not (a < gpus and b < gpus and a != b and count >= 1):
                 raise fields.wrong(place, edge, "two different GPUs and a number of links")
             links.append(_link(f"gpu{a}", f"gpu{b}", gbps * count, _LATENCY_S))

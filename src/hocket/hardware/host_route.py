@@ -1,15 +1,10 @@
-"""The route from a device to the memory of its host: used by offloading and fetching.
-
-The widest path over links, hosts and switches (Dijkstra on the narrowest link); devices do not
-forward. O(links log links).
-"""
+"""The route from a device to the memory of its host: used by offloading and fetching."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hocket.base.errors import InputFileError
 from hocket.hardware.cluster import Cluster, Device, Link
 
 
@@ -25,14 +20,17 @@ class HostRoute:
 
 
 def host_route(cluster: Cluster, device: Device) -> HostRoute:
-    """The route between a device and its host; a CPU copies within its own memory."""
-    out = _widest(cluster, device.name, device.host)
-    back = _widest(cluster, device.host, device.name)
-    if device.kind.is_cpu or out is None or back is None:
-        # Reading and writing, each way.
-        copy_bps = device.kind.memory_bandwidth_bps / 4
-        return HostRoute(out_bps=copy_bps, in_bps=copy_bps, latency_s=device.kind.launch_s)
-    return HostRoute(out_bps=out[0], in_bps=back[0], latency_s=max(out[1], back[1]))
+    """The fastest path between a device and its host; a CPU copies within its own memory."""
+    try:
+        out_bps, out_s = _rate_and_latency(cluster, device.name, device.host)
+        in_bps, in_s = _rate_and_latency(cluster, device.host, device.name)
+    except InputFileError:
+        out_bps = in_bps = out_s = in_s = 0.0
+    if device.kind.is_cpu or not out_bps:
+        # A copy reads and writes the same memory, and both directions share its bandwidth.
+        out_bps = in_bps = device.kind.memory_bandwidth_bps / 4
+        out_s = in_s = device.kind.launch_s
+    return HostRoute(out_bps=out_bps, in_bps=in_bps, latency_s=max(out_s, in_s))
 
 
 def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Cluster:
@@ -43,50 +41,24 @@ def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Clust
         for link in cluster.links
         if device.name not in link.ends or devices.issuperset(link.ends)
     ]
+    ends = {(device.name, device.host): route.out_bps, (device.host, device.name): route.in_bps}
     routes = [
         Link(
-            name=f"{ends[0]}-to-{ends[1]}",
-            ends=ends,
+            name=f"{src}-to-{dst}",
+            ends=(src, dst),
             bandwidth_bps=rate_bps,
             latency_s=route.latency_s,
             duplex="one-way",
         )
-        for ends, rate_bps in (
-            ((device.name, device.host), route.out_bps),
-            ((device.host, device.name), route.in_bps),
-        )
+        for (src, dst), rate_bps in ends.items()
     ]
     return replace(cluster, links=(*kept, *routes))
 
 
-def _widest(cluster: Cluster, src: str, dst: str) -> tuple[float, float] | None:
-    """Rate and latency of the widest path; None where there is none."""
-    devices = set(cluster.device_names)
-    best: dict[str, float] = {}
-    queue = [(-float("inf"), 0.0, src)]
-    while queue:
-        negative_bps, latency_s, place = heapq.heappop(queue)
-        if place == dst:
-            return -negative_bps, latency_s
-        if place in best or (place in devices and place != src):
-            continue
-        best[place] = -negative_bps
-        for link in cluster.links:
-            for target, bps in _steps(link, place):
-                rate = min(-negative_bps, bps)
-                heapq.heappush(queue, (-rate, latency_s + link.latency_s, target))
-    return None
-
-
-def _steps(link: Link, place: str) -> Iterator[tuple[str, float]]:
-    if place not in link.ends:
-        return
-    if link.duplex == "one-way":
-        if place == link.ends[0]:
-            yield link.ends[1], link.bandwidth_bps
-        return
+def _rate_and_latency(cluster: Cluster, src: str, dst: str) -> tuple[float, float]:
+    wiring = cluster.wiring
+    start, stop = wiring.number[src], wiring.number[dst]
+    path = wiring.path_to(stop, start, wiring.fastest_paths(start, stop))
     # Both directions of a shared channel are busy at once, so each has half of it.
-    is_shared = link.is_bus or link.duplex == "half"
-    for target in link.ends:
-        if target != place:
-            yield target, link.bandwidth_bps / (2 if is_shared else 1)
+    rates_bps = [step.link.bandwidth_bps / (2 if step.link.is_shared else 1) for step in path]
+    return min(rates_bps), sum(step.link.latency_s for step in path)

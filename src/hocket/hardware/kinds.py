@@ -1,4 +1,4 @@
-"""Device types: read from files, and the presets of hocket."""
+"""Device types, read from files: those of users and the presets of hocket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRESETS = Path(__file__).parent / "presets"
 PEAK_TYPES = (
     "float32", "float64", "tf32", "bfloat16", "float16", "float8", "int8", "other",
 )  # fmt: skip
-"""Arithmetic types that a kind may state a peak rate for."""
+"""Number types for which a kind may state a peak rate."""
 
 _KEYS = (
     "memory", "headroom", "memory_bandwidth", "peak", "launch", "dispatch", "price_per_hour",
@@ -29,8 +29,8 @@ _KEYS = (
 
 
 @dataclass(frozen=True)
-class HostJoint:
-    """Link to its host of a device that no link mentions."""
+class LinkFigures:
+    """Bandwidth and latency of a link that a file does not describe by itself."""
 
     bandwidth_bps: float
     latency_s: float
@@ -38,14 +38,15 @@ class HostJoint:
 
 @dataclass(frozen=True)
 class KindEntry:
-    """A kind as a file states it."""
+    """A device type as a file states it."""
 
     kind: DeviceKind
-    host_link: HostJoint | None
+    host_link: LinkFigures | None
+    """Link to the host of devices that no link mentions."""
 
 
 def kind_entry(name: str, data: Any) -> KindEntry:
-    """The kind of one ``[kinds.NAME]`` table."""
+    """The device type of one ``[kinds.NAME]`` table."""
     table = FileTable.of(data, fields.inside("kinds", name), _KEYS)
     table.checked_name("", name)
     table.require("peak", 'write peak = { float32 = "15.7TFLOP/s" }')
@@ -54,7 +55,7 @@ def kind_entry(name: str, data: Any) -> KindEntry:
     memory_bytes = round(table.quantity("memory", BYTES))
     headroom_bytes = round(table.quantity("headroom", BYTES, 0))
     if headroom_bytes >= memory_bytes:
-        raise table.error("headroom", "leaves nothing of the memory", "state a smaller one")
+        raise table.error("headroom", "is not less than the memory", "state a smaller one")
     kind = DeviceKind(
         name=name,
         memory_bytes=memory_bytes,
@@ -68,19 +69,27 @@ def kind_entry(name: str, data: Any) -> KindEntry:
         source=table.text("source", ""),
     )
     link = table.table("host_link", ("bandwidth", "latency"))
-    return KindEntry(kind, None if link is None else host_link(link))
+    return KindEntry(kind, None if link is None else link_figures(link))
 
 
-def host_link(table: FileTable) -> HostJoint:
+def link_figures(table: FileTable) -> LinkFigures:
     """Bandwidth and latency of a table."""
     bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
-    return HostJoint(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))
+    return LinkFigures(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))
+
+
+@cache
+def preset_tables() -> Mapping[str, Mapping[str, Any]]:
+    """The tables of ``presets/kinds.toml`` by name; `hocket.hardware.detect` reads ``detect``."""
+    path = PRESETS / "kinds.toml"
+    return MappingProxyType(tomllib.loads(path.read_text(encoding="utf-8"))["kinds"])
 
 
 @cache
 def preset_kinds() -> Mapping[str, KindEntry]:
-    """The kinds of ``presets/kinds.toml`` by name."""
-    path = PRESETS / "kinds.toml"
-    kinds = tomllib.loads(path.read_text(encoding="utf-8"))["kinds"]
-    with fields.located(str(path)):
-        return MappingProxyType({name: kind_entry(name, kinds[name]) for name in kinds})
+    """The device types of ``presets/kinds.toml`` by name."""
+    plain = {
+        name: {key: value for key, value in table.items() if key != "detect"}
+        for name, table in preset_tables().items()
+    }
+    return MappingProxyType({name: kind_entry(name, plain[name]) for name in plain})

@@ -1,18 +1,19 @@
-"""The links of a hardware file: entries that stand for one link, a bus, or one link per pair."""
+"""Read the links of a hardware file: an entry makes one link, a bus, or one link per pair."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, product
 from typing import Any
 
 from hocket.base.errors import did_you_mean
 from hocket.base.fields import shown
 from hocket.hardware.cluster import Device, Duplex, Link
-from hocket.hardware.kinds import KindEntry
-from hocket.hardware.tables import BANDWIDTH, SECONDS, FileTable
+from hocket.hardware.kinds import KindEntry, LinkFigures, link_figures
+from hocket.hardware.tables import FileTable
 
 MAX_LINKS = 1_000_000
 MAX_PATTERNS = 1000
@@ -24,7 +25,7 @@ _KEYS = ("name", "ends", "between", "bandwidth", "latency", "duplex")
 def read_links(
     top: FileTable, devices: Sequence[Device], others: Iterable[str], kinds: Mapping[str, KindEntry]
 ) -> tuple[Link, ...]:
-    """All links of a file: those of its entries, then those that join lone devices to hosts."""
+    """All links of a file: those of its entries, then host links of devices without any link."""
     find = _PlaceFinder((*(device.name for device in devices), *others))
     links: list[Link] = []
     names = LinkNames()
@@ -32,20 +33,11 @@ def read_links(
         given = table.name("name") if "name" in table.data else None
         if given is not None and "between" in table.data:
             raise table.error("name", "links made by 'between' get their names from their ends")
-        bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
-        latency_s = float(table.quantity("latency", SECONDS, 0.0))
+        figures = link_figures(table)
         duplex = _DUPLEX[table.choice("duplex", tuple(_DUPLEX))]
         for ends in _ends(table, find, MAX_LINKS - len(links)):
-            own_name = names.next(ends)
-            links.append(
-                Link(
-                    name=given or own_name,
-                    ends=ends,
-                    bandwidth_bps=bandwidth_bps,
-                    latency_s=latency_s,
-                    duplex=duplex,
-                )
-            )
+            made = _link(ends, names, figures)
+            links.append(replace(made, name=given or made.name, duplex=duplex))
     links += _host_links(devices, links, kinds, names, top)
     repeated = next((name for name, n in Counter(x.name for x in links).items() if n > 1), None)
     if repeated is not None:
@@ -54,7 +46,7 @@ def read_links(
 
 
 class LinkNames:
-    """Names for links that were given none: their ends, numbered from the second of a kind on."""
+    """Names of links without one: their ends, and a number if an earlier link has the same ends."""
 
     def __init__(self) -> None:
         self._used: Counter[str] = Counter()
@@ -67,7 +59,7 @@ class LinkNames:
 
 
 class _PlaceFinder:
-    """Names of devices, hosts and switches, matched by name or by a pattern such as ``gpu*``."""
+    """Finds devices, hosts and switches by name or by a pattern such as ``gpu*``."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -75,7 +67,7 @@ class _PlaceFinder:
         self._found: dict[str, tuple[str, ...]] = {}
 
     def __call__(self, text: Any, table: FileTable, key: str) -> tuple[str, ...]:
-        """The places that ``text`` names: one, or all that match the pattern."""
+        """The places that ``text`` names: one place, or all that match the pattern."""
         if not isinstance(text, str) or len(text) > 128:
             raise table.error(key, f"{shown(text)} is not the name of a place")
         if text in self._known:
@@ -87,14 +79,14 @@ class _PlaceFinder:
                 name for name in self._names if fnmatch.fnmatchcase(name, text)
             )
         if not self._found[text]:
-            # Searching for similar names is quadratic in their length: a sample is enough.
+            # The search for similar names is quadratic in their length: a sample is enough.
             hint = did_you_mean(text, islice(self._names, 2000))
             raise table.error(key, f"no device, host or switch is called {text!r}", hint)
         return self._found[text]
 
 
 def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str, ...]]:
-    """The ends of the links that one entry makes: one for ``ends``, many for ``between``."""
+    """Ends of the links that one entry makes: one link for ``ends``, many for ``between``."""
     if ("ends" in table.data) == ("between" in table.data):
         raise table.error(
             "",
@@ -122,15 +114,15 @@ def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str
 
 def _pairs(first: tuple[str, ...], second: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """All pairs of different places, each once."""
+    # Only places that occur on both sides can make a pair twice.
+    both = set(first).intersection(second)
     seen: set[tuple[str, str]] = set()
-    overlap = not set(first).isdisjoint(second)
-    for src in first:
-        for dst in second:
-            if src == dst or (dst, src) in seen:
-                continue
-            if overlap:
-                seen.add((src, dst))
-            yield src, dst
+    for src, dst in product(first, second):
+        if src == dst or (dst, src) in seen:
+            continue
+        if src in both and dst in both:
+            seen.add((src, dst))
+        yield src, dst
 
 
 def _host_links(
@@ -140,29 +132,29 @@ def _host_links(
     names: LinkNames,
     top: FileTable,
 ) -> list[Link]:
-    """A link to the host for each device that no link mentions; a lone device needs none."""
+    """A link to the host for each device that no link mentions; a single device needs none."""
     linked = {end for link in links for end in link.ends}
     made = []
     for device in devices:
         if device.name in linked:
             continue
         figures = kinds[device.kind.name].host_link
-        if figures is None:
-            if len(devices) == 1:
-                break
+        if figures is not None:
+            made.append(_link((device.name, device.host), names, figures))
+        elif len(devices) > 1:
             raise top.error(
                 "links",
                 f"device {device.name!r} has no link, and its kind states no host_link",
                 f"add [[links]] with {device.name!r} among its ends, "
                 f'or host_link = {{ bandwidth = "12GB/s" }} in [kinds.{device.kind.name}]',
             )
-        ends = (device.name, device.host)
-        made.append(
-            Link(
-                name=names.next(ends),
-                ends=ends,
-                bandwidth_bps=figures.bandwidth_bps,
-                latency_s=figures.latency_s,
-            )
-        )
     return made
+
+
+def _link(ends: tuple[str, ...], names: LinkNames, figures: LinkFigures) -> Link:
+    return Link(
+        name=names.next(ends),
+        ends=ends,
+        bandwidth_bps=figures.bandwidth_bps,
+        latency_s=figures.latency_s,
+    )

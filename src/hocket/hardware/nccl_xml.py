@@ -1,14 +1,13 @@
-"""A machine from the XML that NCCL and RCCL dump (``NCCL_TOPO_DUMP_FILE``).
+"""Read a machine from the XML topology that NCCL and RCCL write (``NCCL_TOPO_DUMP_FILE``).
 
-The file is the PCIe tree as the driver sees it, with NVLink or xGMI links of each GPU and network
-cards. Rates are those that NCCL's own model gives these links: PCIe at three quarters of nominal,
-NVLink and xGMI per generation of the GPU, CPUs by vendor. Switches without a fork are kept,
-since they may be slower than what hangs on them.
+The file is the PCIe tree of the driver, with the NVLink or xGMI links of each GPU and the network
+adapters. Bandwidths are those of NCCL's own model: PCIe at three quarters of nominal, NVLink and
+xGMI by GPU generation, links between CPUs by vendor. PCIe switches with a single child are kept,
+because they may be slower than the devices below them.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from hocket.base.units import whole_number
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
 
 _LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
-"""PCIe, one lane, by the speed that the file states in GT/s."""
+"""GB/s of one PCIe lane, by its speed in GT/s."""
 _NVLINK_GBPS = ((100, 40.1), (90, 20.6), (86, 12.0), (70, 20.0), (60, 18.0))
-"""From which compute capability on one NVLink has which rate, the largest first."""
+"""GB/s of one NVLink, from each compute capability on, the largest first."""
 _XGMI_GBPS = (("94", 48.0), ("95", 57.0), ("910", 36.0), ("90a", 36.0), ("", 24.0))
-"""One xGMI link, by what the name of the GPU's architecture holds."""
+"""GB/s of one xGMI link, by a part of the name of the GPU's architecture."""
 _KINDS = (
     ("950", "mi300x"), ("94", "mi300x"), ("910", "mi250-64g"), ("90a", "mi250-64g"),
     ("908", "mi100-32g"), ("", "mi50-16g"),
@@ -35,10 +34,10 @@ _NVIDIA_KINDS = ((90, "h100-80g"), (80, "a100-40g"), (70, "v100-16g"), (60, "p10
 _NVSWITCH = "0x068000"
 _PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
 _MAX_NUMBER = 10**6
-"""Largest model or capability number; larger ones count as not given."""
+"""Largest model or capability number; larger ones count as absent."""
 _MAX_LANES = 32
 _MAX_NETWORK_GBPS = 100.0
-"""Rate of cards that state more: they are virtual, and their true rate is unknown."""
+"""Bandwidth of adapters that state more: they are virtual, and their real bandwidth is unknown."""
 
 
 def read_nccl_machine(path: str | Path) -> Machine:
@@ -46,7 +45,7 @@ def read_nccl_machine(path: str | Path) -> Machine:
     where = str(path)
     content = read_regular(path, MAX_FILE_BYTES)
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-        raise InputFileError("defines a document type, which a topology never does", where=where)
+        raise InputFileError("defines a document type; topologies have none", where=where)
     try:
         top = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, RecursionError) as error:
@@ -61,7 +60,7 @@ def read_nccl_machine(path: str | Path) -> Machine:
 
 
 class _Elements:
-    """Walks the elements and gathers devices, switches and links."""
+    """Devices, switches and links of the XML elements."""
 
     def __init__(self, top: Element, where: str) -> None:
         self.where = where
@@ -69,9 +68,10 @@ class _Elements:
         """(number, bus id, element)."""
         self.switches: list[str] = []
         self.links: list[dict[str, Any]] = []
-        self.cards: dict[str, float] = {}
+        self.adapters: dict[str, float] = {}
+        """GB/s of the fastest network adapter, by the place that it is attached to."""
         self.parent: dict[str, tuple[str, float]] = {}
-        """Of each GPU by its bus id: where it hangs, and at which rate."""
+        """Parent of each GPU by bus id, and the bandwidth to it."""
         cpus = top.findall("cpu")
         if not cpus:
             raise InputFileError("has no 'cpu' element", where=where)
@@ -88,15 +88,15 @@ class _Elements:
             for second in range(first + 1, len(names)):
                 rate = min(_socket_gbps(cpus[first]), _socket_gbps(cpus[second]))
                 self._link(name, names[second], rate, _SOCKET_LATENCY_S)
-        # Host memory, at the first socket only: a second link would let traffic avoid the others.
+        # Memory is at the first socket only: with a second link, routes would avoid the sockets.
         self._link(names[0], "host", 100.0, 0.0)
 
     def _walk(self, element: Element, above: str) -> None:
         if element.tag == "nic":
             for net in element.findall("net"):
                 gbps = self._number(net, "speed", 10_000) / 8000
-                best = max(self.cards.get(above, 0.0), min(gbps, _MAX_NETWORK_GBPS))
-                self.cards[above] = best
+                best = max(self.adapters.get(above, 0.0), min(gbps, _MAX_NETWORK_GBPS))
+                self.adapters[above] = best
             return
         if element.tag != "pci":
             return
@@ -107,8 +107,9 @@ class _Elements:
             self.gpus.append((int(self._number(gpu, "dev", len(self.gpus))), bus.lower(), gpu))
             self.parent[bus.lower()] = (above, rate)
             return
-        if element.find("nic") is not None:
-            self._walk(element.find("nic"), above)  # type: ignore[arg-type]
+        nic = element.find("nic")
+        if nic is not None:
+            self._walk(nic, above)
             return
         name = self._bridge_name(bus)
         self.switches.append(name)
@@ -117,13 +118,11 @@ class _Elements:
             self._walk(child, name)
 
     def _bridge_name(self, bus: str) -> str:
-        """A name for a PCIe bridge; RCCL gives each downstream port the bus id of its switch."""
-        first = name = "pci-" + bus.replace(":", ".").lower()
-        for number in itertools.count(2):
-            if name not in self.switches:
-                break
-            name = f"{first}-{number}"
-        return name
+        """An unused name for a PCIe bridge."""
+        first = "pci-" + bus.replace(":", ".").lower()
+        # RCCL gives each downstream port the bus id of its switch.
+        names = (first, *(f"{first}-{number}" for number in range(2, len(self.switches) + 3)))
+        return next(name for name in names if name not in self.switches)
 
     def as_data(self) -> dict[str, Any]:
         """The machine in the schema of the TOML files."""
@@ -141,26 +140,26 @@ class _Elements:
             "switches": self.switches,
             "links": self.links,
         }
-        if self.cards:
-            rate = min(self.cards.values())
-            network = {"at": sorted(self.cards), "bandwidth": rate * 1e9, "latency": 2.5e-6}
+        if self.adapters:
+            rate = min(self.adapters.values())
+            network = {"at": sorted(self.adapters), "bandwidth": rate * 1e9, "latency": 2.5e-6}
             data["network"] = network
         return data
 
     def _peer_links(self, name_of: dict[str, str]) -> None:
-        """Links between GPUs once each, and one switch for all NVSwitches."""
-        counts: dict[tuple[str, str], float] = {}
+        """Add each link between GPUs once, and one switch for all NVSwitches."""
+        rates: dict[tuple[str, str], float] = {}
         for _, bus, gpu in self.gpus:
             for target, gbps in self._peers(gpu, name_of):
-                key = (min(name_of[bus], target), max(name_of[bus], target))
-                if target == "nvswitch":
-                    counts[name_of[bus], target] = counts.get((name_of[bus], target), 0.0) + gbps
-                else:
-                    # Both ends list a link; where they differ it has what one of them saw.
-                    counts[key] = max(counts.get(key, 0.0), gbps)
-        if any("nvswitch" in key for key in counts):
+                # Names of GPUs sort before that of the switch.
+                a, b = sorted((name_of[bus], target))
+                known = rates.get((a, b), 0.0)
+                # Links to a switch add up. Both GPUs list a link between them: the larger rate
+                # counts.
+                rates[a, b] = known + gbps if target == "nvswitch" else max(known, gbps)
+        if any("nvswitch" in ends for ends in rates):
             self.switches.append("nvswitch")
-        for (a, b), gbps in counts.items():
+        for (a, b), gbps in rates.items():
             latency_s = _PEER_LATENCY_S / 2 if b == "nvswitch" else _PEER_LATENCY_S
             self._link(a, b, gbps, latency_s)
 
@@ -180,12 +179,12 @@ class _Elements:
 
     def _pcie_gbps(self, element: Element) -> float:
         speed = element.get("link_speed", "8").split(" ")[0].removesuffix(".0")
-        # Virtual machines hide how many lanes there are.
+        # Virtual machines report 0 lanes.
         width = element.get("link_width") or "0"
         lanes = whole_number(width, _MAX_LANES)
         if lanes is None:
             raise InputFileError(
-                f"link_width={shown(width)} of <pci> is no number of lanes up to {_MAX_LANES}",
+                f"link_width={shown(width)} of <pci> is not a number of lanes up to {_MAX_LANES}",
                 where=self.where,
             )
         return (lanes or 16) * _LANE_GBPS.get(speed, 0.75)

@@ -1,24 +1,18 @@
 """Bandwidth of a cluster's links in parallel training: inside a host, and between hosts.
 
-Parallel groups are many and alike, so two figures stand for all pairs of devices: what each device
-gets while all devices of a host send around a ring inside it, and while all send to another host.
-Only one host of each make and a second one are looked at, and places that belong to other hosts are
-left out, so that a cluster of thousands of devices takes a fraction of a second. O(links).
+Parallel groups are many and alike, so two figures stand for all pairs of devices: the bandwidth of
+each device while all devices of a host send around a ring inside it, and while all send to another
+host. Only one host of each make and a second one are examined, and places that belong to other
+hosts are left out, so a cluster of thousands of devices takes a fraction of a second. O(links).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hocket.base.errors import InputFileError
-from hocket.hardware.cluster import Cluster, Device, Link
-from hocket.hardware.routes import REFERENCE_BYTES
-
-Channel = tuple[str, str]
-"""A link and the place that is left through it; for a bus, its name alone."""
+from hocket.hardware.cluster import Cluster, Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +21,7 @@ class Network:
 
     num_devices: int
     devices_per_host: int
-    """The least number that any host has."""
+    """The smallest number of devices of any host."""
     inside_bps: float
     """Bytes per second and device to a neighbour in the same host."""
     inside_latency_s: float
@@ -36,41 +30,30 @@ class Network:
     between_latency_s: float
 
 
-@dataclass(frozen=True)
-class _Path:
-    channels: tuple[Channel, ...]
-    latency_s: float
-
-
-@dataclass(frozen=True)
-class _SharedRates:
-    """Bandwidth of each of several concurrent transfers."""
-
-    bandwidth_bps: float
-    latency_s: float
-
-
-_NOTHING = _SharedRates(float("inf"), 0.0)
-
-
 def find_network(cluster: Cluster) -> Network:
     """Bandwidth and latency inside and between the hosts; the slowest where they vary."""
     by_host: dict[str, list[Device]] = defaultdict(list)
     for device in cluster.devices:
         by_host[device.host].append(device)
-    links = _Links(cluster, by_host)
+    owner = _owners(cluster)
     first, *others = _representatives(by_host)
-    inside = [links.ring(by_host[host]) for host in dict.fromkeys((first, *others[:-1]))]
-    between = [links.across(by_host[first], by_host[host]) for host in dict.fromkeys(others)]
-    # One host alone has no network; what it would give is never asked for.
+    inside = [
+        _shared_rates(cluster, owner, _ring(by_host[host]))
+        for host in dict.fromkeys((first, *others[:-1]))
+    ]
+    between = [
+        _shared_rates(cluster, owner, _across(by_host[first], by_host[host]))
+        for host in dict.fromkeys(others)
+    ]
+    # A single host has no network; nothing reads the figures of one.
     between = between or inside
     return Network(
         num_devices=cluster.num_devices,
         devices_per_host=min(len(devices) for devices in by_host.values()),
-        inside_bps=min(flow.bandwidth_bps for flow in inside),
-        inside_latency_s=max(flow.latency_s for flow in inside),
-        between_bps=min(flow.bandwidth_bps for flow in between),
-        between_latency_s=max(flow.latency_s for flow in between),
+        inside_bps=min(rate_bps for rate_bps, _ in inside),
+        inside_latency_s=max(latency_s for _, latency_s in inside),
+        between_bps=min(rate_bps for rate_bps, _ in between),
+        between_latency_s=max(latency_s for _, latency_s in between),
     )
 
 
@@ -90,81 +73,50 @@ def _representatives(by_host: Mapping[str, Sequence[Device]]) -> list[str]:
     first_of: dict[tuple[str, ...], str] = {}
     for host, devices in by_host.items():
         first_of.setdefault(tuple(sorted(device.kind.name for device in devices)), host)
-    hosts = list(first_of.values())
-    return [*hosts, *list(by_host)[1:2]]
+    return [*first_of.values(), *list(by_host)[1:2]]
 
 
-class _Links:
-    """Paths between devices over the links of a cluster."""
+def _owners(cluster: Cluster) -> dict[str, str]:
+    """The host of each place that links the devices of one host only."""
+    host_of = {device.name: device.host for device in cluster.devices}
+    hosts: dict[str, set[str]] = defaultdict(set)
+    for link in cluster.links:
+        linked = {host_of[end] for end in link.ends if end in host_of}
+        for end in link.ends:
+            hosts[end] |= linked
+    return {place: next(iter(found)) for place, found in hosts.items() if len(found) == 1}
 
-    def __init__(self, cluster: Cluster, by_host: Mapping[str, Sequence[Device]]) -> None:
-        self._host_of = {d.name: host for host, devices in by_host.items() for d in devices}
-        self._name = cluster.name
-        self._bandwidth_bps = {link.name: link.bandwidth_bps for link in cluster.links}
-        self._links: dict[str, list[Link]] = defaultdict(list)
-        for link in cluster.links:
-            for end in link.ends:
-                self._links[end].append(link)
-        self._owner = self._owners(cluster)
 
-    def _owners(self, cluster: Cluster) -> dict[str, str]:
-        """Hosts of the places that link the devices of one host only."""
-        hosts: dict[str, set[str]] = defaultdict(set)
-        for link in cluster.links:
-            linked = {self._host_of[end] for end in link.ends if end in self._host_of}
-            for end in link.ends:
-                hosts[end] |= linked
-        return {place: next(iter(found)) for place, found in hosts.items() if len(found) == 1}
+def _ring(devices: Sequence[Device]) -> Iterable[tuple[Device, Device]]:
+    """Pairs in which all devices of a host send to the next."""
+    return zip(devices, [*devices[1:], devices[0]], strict=True)
 
-    def ring(self, devices: Sequence[Device]) -> _SharedRates:
-        """All devices of a host sending to the next."""
-        names = [device.name for device in devices]
-        return self._flow(zip(names, [*names[1:], names[0]], strict=True))
 
-    def across(self, sources: Sequence[Device], targets: Sequence[Device]) -> _SharedRates:
-        """All devices of one host sending to their counterparts in another."""
-        count = max(len(sources), len(targets))
-        return self._flow(
-            (sources[i % len(sources)].name, targets[i % len(targets)].name) for i in range(count)
-        )
+def _across(
+    sources: Sequence[Device], targets: Sequence[Device]
+) -> Iterable[tuple[Device, Device]]:
+    """Pairs in which all devices of one host send to their counterparts in another."""
+    count = max(len(sources), len(targets))
+    return ((sources[i % len(sources)], targets[i % len(targets)]) for i in range(count))
 
-    def _flow(self, pairs: Iterable[tuple[str, str]]) -> _SharedRates:
-        paths = [self._path(src, dst) for src, dst in pairs if src != dst]
-        load = Counter(channel for path in paths for channel in path.channels)
-        if not load:
-            return _NOTHING
-        return _SharedRates(
-            min(self._bandwidth_bps[name] / count for (name, _), count in load.items()),
-            max(path.latency_s for path in paths),
-        )
 
-    def _path(self, src: str, dst: str) -> _Path:
-        """The path with the least sum of link times (Dijkstra); devices do not forward."""
-        near = {self._host_of[src], self._host_of[dst]}
-        queue: list[tuple[float, int, str, _Path]] = [(0.0, 0, src, _Path((), 0.0))]
-        done: set[str] = set()
-        counter = 0
-        while queue:
-            cost, _, place, path = heapq.heappop(queue)
-            if place == dst:
-                return path
-            if place in done or (place in self._host_of and place != src):
-                continue
-            done.add(place)
-            for link in self._links[place]:
-                shared = link.is_bus or link.duplex == "half"
-                channel = (link.name, "" if shared else place)
-                longer = _Path((*path.channels, channel), path.latency_s + link.latency_s)
-                time_s = link.latency_s + REFERENCE_BYTES / link.bandwidth_bps
-                ends = link.ends[1:] if link.duplex == "one-way" else link.ends
-                if link.duplex == "one-way" and place != link.ends[0]:
-                    continue
-                for end in ends:
-                    if end not in done and self._owner.get(end, src) in (*near, src):
-                        counter += 1
-                        heapq.heappush(queue, (cost + time_s, counter, end, longer))
-        raise InputFileError(
-            f"no path from {src!r} to {dst!r}",
-            hint="add a link, a host or a switch between them; devices do not forward",
-            where=self._name,
-        )
+def _shared_rates(
+    cluster: Cluster, owner: Mapping[str, str], pairs: Iterable[tuple[Device, Device]]
+) -> tuple[float, float]:
+    """Bandwidth of each of several concurrent transfers, and the largest latency."""
+    wiring = cluster.wiring
+    load: Counter[int] = Counter()
+    latency_s = 0.0
+    for src, dst in pairs:
+        near = (src.host, dst.host)
+        start, stop = wiring.number[src.name], wiring.number[dst.name]
+
+        def is_near(place: int, near: tuple[str, str] = near) -> bool:
+            return owner.get(wiring.places[place], near[0]) in near
+
+        reached = wiring.fastest_paths(start, stop, is_near)
+        path = wiring.path_to(stop, start, reached)
+        load.update(step.channel for step in path)
+        latency_s = max(latency_s, sum(step.link.latency_s for step in path))
+    rates_bps = (wiring.channel_bandwidth_bps[channel] / n for channel, n in load.items())
+    return min(rates_bps, default=float("inf")), latency_s

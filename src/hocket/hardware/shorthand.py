@@ -1,15 +1,14 @@
 """Parse a Cluster from a file name, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
 
-Some of its devices are chosen by names or kinds: ``desktop.toml:big``, ``dgx1-v100:gpu0,gpu3``.
-
-Kinds are put on hosts and joined by PCIe through them; machines, and the hosts that the kinds
-need, are joined by one network switch, each with the network figures of its own file.
+``desktop.toml:big`` and ``dgx1-v100:gpu0,gpu3`` select devices of a cluster by name or kind. Kinds
+are put on hosts and joined through them by PCIe. Machines and hosts are joined by one network
+switch, each with the network of its own file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,22 +26,20 @@ from hocket.hardware.files import (
     machine_from_dict,
     read_machine,
 )
-from hocket.hardware.kinds import PRESETS, HostJoint, preset_kinds
+from hocket.hardware.kinds import PRESETS, LinkFigures, preset_kinds
 from hocket.hardware.tables import MAX_NAME
 from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 
-# Files of other programs that describe a machine: which reader reads which.
-
 SUFFIXES = (".toml", ".xml", ".json", ".txt")
 """Endings of file names that describe a machine."""
-# From how many NVLinks per GPU on which generation it is: its kind, and one link's rate.
+# The generation of a GPU follows from its number of NVLinks: smallest number, kind, rate of a link.
 _GENERATIONS = ((13, "h100-80g", 25e9), (7, "a100-40g", 25e9), (5, "v100-16g", 25e9),
                 (1, "p100-16g", 20e9), (0, "v100-16g", 25e9))  # fmt: skip
 _PCIE_BPS = 12e9
 
 
 def is_machine_file(text: str) -> bool:
-    """True if a name is that of a file, by its ending."""
+    """True if a name ends like a file that describes a machine."""
     return text.partition("#")[0].endswith(SUFFIXES)
 
 
@@ -63,7 +60,7 @@ def read_any_machine(text: str) -> Machine:
 
 
 def read_matrix(path: str | Path) -> Machine:
-    """Read the matrix of ``nvidia-smi topo -m``; the generation follows from the links."""
+    """Read the matrix of ``nvidia-smi topo -m``; the kind of GPU follows from its NVLinks."""
     where = str(path)
     try:
         text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
@@ -71,26 +68,28 @@ def read_matrix(path: str | Path) -> Machine:
         raise InputFileError("is not text in UTF-8", where=where) from None
     # Copied text often has spaces where the program prints tabs.
     tabbed = text if "\t" in text else "\n".join("\t".join(x.split()) for x in text.splitlines())
-    gpus = sum(line.strip().startswith("GPU") for line in tabbed.splitlines())
+    # The header of copied text often lacks the empty cell above the names of the rows.
+    aligned = re.sub(r"^GPU0\t(?=GPU1)", r"\tGPU0\t", tabbed, count=1, flags=re.MULTILINE)
+    gpus = sum(line.strip().startswith("GPU") for line in aligned.splitlines())
     counts = range(min(gpus, 256), 0, -1)
-    topology = next((t for n in counts if (t := parse_topology(_aligned(tabbed), n))), None)
+    topology = next((t for n in counts if (t := parse_topology(aligned, n))), None)
     if topology is None:
         raise InputFileError(
-            "holds no matrix of GPUs",
-            hint="save what nvidia-smi topo -m prints, header line included",
+            "contains no matrix of GPUs",
+            hint="save the output of nvidia-smi topo -m, header line included",
             where=where,
         )
     if (odd := topology.odd_cell()) is not None:
         src, dst = odd
         raise InputFileError(
-            f"GPU{src} and GPU{dst} are joined by {shown(topology.relation[src][dst])}",
+            f"the entry for GPU{src} and GPU{dst} is {shown(topology.relation[src][dst])}",
             hint="NVLinks are written as NV and their number, such as NV2",
             where=where,
         )
     size = range(len(topology.relation))
     direct = max(topology.num_nvlinks(a, b) for a in size for b in size)
     total = max(sum(topology.num_nvlinks(a, b) for b in size) for a in size)
-    # With a switch every pair shows all links of a GPU, so their sum says nothing.
+    # Behind a switch every pair shows all links of a GPU, so their sum is meaningless.
     per_gpu = direct if total > 18 else total
     kind, link_bps = next((k, bps) for least, k, bps in _GENERATIONS if per_gpu >= least)
     ports = [DevicePort(_PCIE_BPS, link_bps, max(per_gpu, 1)) for _ in size]
@@ -100,46 +99,34 @@ def read_matrix(path: str | Path) -> Machine:
     )
 
 
-def _aligned(text: str) -> str:
-    """The matrix with its header above its columns: a header that begins with GPU0 lacks a cell."""
-    lines = text.splitlines()
-    for index, line in enumerate(lines):
-        if line.lstrip().startswith("GPU0") and "GPU1" in line and not line.startswith("\t"):
-            following = next((x for x in lines[index + 1 :] if x.strip().startswith("GPU0")), "")
-            if following and line.split("\t")[0].strip() == "GPU0":
-                lines[index] = "\t" + line
-                break
-    return "\n".join(lines)
-
-
 MOST_PER_HOST = 16
-"""Kinds fill one host up to this many devices; more are spread over hosts of `PER_HOST`."""
+"""Largest number of devices on one host; more are spread over hosts of `PER_HOST`."""
 PER_HOST = 8
-DEFAULT_NETWORK = HostJoint(bandwidth_bps=12.5e9, latency_s=5e-6)
-"""100 Gbit/s per host, for machines whose file states no network."""
+DEFAULT_NETWORK = LinkFigures(bandwidth_bps=12.5e9, latency_s=5e-6)
+"""Network of machines whose file states none: 100 Gbit/s per host."""
 NETWORK = "network"
 
 ALIASES = {"a100-sxm": "a100-80g-sxm", "h100": "h100-80g", "v100-sxm": "v100-16g-sxm"}
-"""Names that mean one of several presets, as most people use them."""
+"""Short names of presets, for the usual meaning of ambiguous names."""
 BOARDS = {
     "a100-40g-sxm": "dgx-a100-40g", "a100-80g-sxm": "dgx-a100-80g", "b200-sxm": "dgx-b200",
     "h100-sxm": "dgx-h100", "h200-sxm": "hgx-h200", "mi300x-oam": "mi300x-platform",
     "v100-16g-sxm": "dgx1-v100",
 }  # fmt: skip
-"""Module presets, mapped to the machine whose first modules they are."""
+"""Machines by the name of their GPU modules: N modules are the first N of the machine."""
 
 _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
 
 def cluster_from_text(text: str) -> Cluster:
-    """The cluster of a file (of ours or of other programs), of a preset, or of shorthand.
+    """The cluster of a file of hocket or other programs, of a preset, or of shorthand.
 
-    ``WHAT:NAME,NAME`` takes only some devices of it, by their names or kinds.
+    ``CLUSTER:NAME,NAME`` selects some of its devices, by their names or kinds.
     """
     text = text.strip()
-    whole, colon, chosen = text.partition(":")
+    cluster, colon, selection = text.partition(":")
     if colon and not is_file(text):
-        return _chosen(cluster_from_text(whole), chosen, text)
+        return _select(cluster_from_text(cluster), selection, text)
     is_path = is_machine_file(text) and "+" not in text
     if is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
         return read_any_machine(text).cluster
@@ -163,10 +150,10 @@ def cluster_from_text(text: str) -> Cluster:
     return _join(text, machines)
 
 
-def _chosen(cluster: Cluster, chosen: str, text: str) -> Cluster:
+def _select(cluster: Cluster, selection: str, text: str) -> Cluster:
     """Some devices of a cluster, by their names or kinds."""
     names: list[str] = []
-    for part in (part.strip() for part in chosen.split(",")):
+    for part in (part.strip() for part in selection.split(",")):
         alike = [d.name for d in cluster.devices if part in (d.name, d.kind.name)]
         if not alike:
             known = {name for d in cluster.devices for name in (d.name, d.kind.name)}
@@ -186,43 +173,40 @@ def machine_names() -> tuple[str, ...]:
 
 
 def joining_note(text: str) -> str | None:
-    """Note on links of shorthand such as ``8xh100``, where machines have faster ones.
+    """Note that shorthand such as ``8xh100`` means PCIe links, if a preset machine has faster ones.
 
-    Kinds are joined by PCIe; whoever has the machine that is usual for a kind should name it.
+    None without such a machine.
     """
     try:
         terms = [] if is_file(text.strip()) else list(_terms(text.strip()))
-    except UsageError:  # said in full where the cluster is made
+    except UsageError:  # `cluster_from_text` reports it
         return None
     notes = []
     for count, name in terms:
-        faster = _faster_machines(name) if count > 1 else ()
+        faster = _faster_machines(name) if count > 1 else []
+        boards = [f"{count}x{board}" for board in BOARDS if BOARDS[board] in faster]
         if faster:
             notes.append(
                 f"{count}x{name} is {count} devices joined by PCIe; "
-                f"{' or '.join(_faster_names(count, faster))} joins them by links of their own"
+                f"{' or '.join(faster + boards)} joins them by links of their own"
             )
     return "; ".join(notes) or None
 
 
-def _faster_names(count: int, machines: Sequence[str]) -> list[str]:
-    boards = [board for board, machine in BOARDS.items() if machine in machines]
-    return [*machines, *(f"{count}x{board}" for board in boards)]
-
-
 @cache
-def _faster_machines(kind: str) -> tuple[str, ...]:
-    """Machines of this kind alone whose devices reach each other faster than through PCIe."""
+def _faster_machines(kind: str) -> list[str]:
+    """Preset machines of one kind whose devices reach each other faster than through PCIe."""
     entry = preset_kinds().get(kind)
     if entry is None or entry.host_link is None:
-        return ()
-    found = []
-    for name in machine_names():
-        cluster = _machine(name).cluster
-        alike = cluster.num_devices > 1 and {d.kind.name for d in cluster.devices} == {kind}
-        if alike and cluster.network.inside_bps > entry.host_link.bandwidth_bps:
-            found.append(name)
-    return tuple(found)
+        return []
+    clusters = {name: _machine(name).cluster for name in machine_names()}
+    return [
+        name
+        for name, cluster in clusters.items()
+        if cluster.num_devices > 1
+        and [own.name for own in cluster.kinds] == [kind]
+        and cluster.network.inside_bps > entry.host_link.bandwidth_bps
+    ]
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +228,7 @@ def _terms(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _full_name(name: str, text: str) -> str:
-    """The preset called ``name``, or the only one that begins with ``name-``."""
+    """The preset with this name, or the only one that begins with ``name-``."""
     names = (*preset_kinds(), *machine_names(), *BOARDS)
     lower = ALIASES.get(name.lower(), name.lower())
     if lower in names:
@@ -274,7 +258,7 @@ def _machine(name: str) -> Machine:
 
 
 def _boards(name: str, count: int) -> list[Machine]:
-    """A number of modules: full machines, and the first devices of one more."""
+    """Machines for a number of modules: full ones, and the first devices of one more."""
     whole = _machine(name)
     devices = [device.name for device in whole.cluster.devices]
     full, left = divmod(count, len(devices))
@@ -293,8 +277,8 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
     """Join machines by one network switch; ``gpu0`` of the first becomes ``host0.gpu0``."""
     if any(machine.cluster.uses_stated_times for machine in machines):
         raise UsageError(
-            "hardware whose transfer times are in a graph's file cannot be joined",
-            hint="use it alone, or remove uses_stated_times and state what its links do",
+            "a cluster whose transfer times come from a graph file cannot be joined with others",
+            hint="use it alone, or remove uses_stated_times and state its links",
             where=name,
         )
     devices: list[Device] = []
@@ -316,13 +300,13 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
         hosts=tuple(hosts),
         switches=tuple(switches),
         links=tuple(links),
-        # A plan must hold on each of them.
+        # The slowest host counts, because a plan must hold on each of them.
         host_update_bps=min(machine.cluster.host_update_bps for machine in machines),
     )
 
 
 class _JoinedKinds:
-    """Kinds of joined machines: equal ones are one, others of a name taken get a new name."""
+    """Kinds of joined machines: equal kinds are merged, different kinds of one name are renamed."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -330,7 +314,7 @@ class _JoinedKinds:
         """Kinds by the name that their machine gave them."""
 
     def add(self, kind: DeviceKind, prefix: str) -> DeviceKind:
-        """The kind as it is called in the joined cluster."""
+        """The kind with its name in the joined cluster."""
         others = self._named.setdefault(kind.name, [])
         for other in others:
             if replace(kind, name=other.name, source=other.source) == other:

@@ -11,27 +11,22 @@ from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 UNLIMITED_BYTES = 2**50
 """Memory of CPUs, for which these files state no limit."""
 _HOST = "host"
-_MOST = 1024
+_MAX_DEVICES = 1024
 
 
 def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
-    """The accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host memory.
+    """The accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host.
 
-    The file states how long its ops and transfers take, so the rates here are never used: 1 op and
+    The file states the times of its ops and transfers, so the rates here are never used: 1 op and
     1 byte per nanosecond. A transfer crosses two links, one out of a device and one into another.
     """
-    stated = meta.get("cluster")
-    if not isinstance(stated, Mapping):
+    stated = meta.get("cluster", {})
+    stated = stated if isinstance(stated, Mapping) else {}
+    accelerators, cpus = (_number(stated, key, 0, name) for key in ("accelerators", "cpus"))
+    if not 0 < accelerators + cpus <= _MAX_DEVICES:
+        message = f"states a cluster of {accelerators + cpus} devices; at most {_MAX_DEVICES} work"
         raise UsageError(
-            "the graph's file states no hardware",
-            where=name,
-            hint="name the hardware, such as --on 4xv100-16g",
-        )
-    accelerators = _count(stated, "accelerators", name)
-    cpus = _count(stated, "cpus", name)
-    if accelerators + cpus == 0:
-        raise UsageError(
-            "the graph's file states a cluster without devices",
+            f"the graph's file {message if accelerators + cpus else 'states no devices'}",
             where=name,
             hint="name the hardware, such as --on 4xv100-16g",
         )
@@ -55,19 +50,12 @@ def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
     )
 
 
-def _count(stated: Mapping[str, Any], key: str, where: str) -> int:
-    count = _number(stated, key, 0, where)
-    if count > _MOST:
-        raise UsageError(f"{key} is {count}; at most {_MOST} can be placed on", where=where)
-    return count
-
-
 def _number(stated: Mapping[str, Any], key: str, default: int, where: str) -> int:
     value = stated.get(key, default)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= 2**62 or value != int(value):
         raise UsageError(
-            f"{key} is {str(value)[:40]!r}: must be a whole number of 0 or more",
+            f"{key} is {str(value)[:40]!r}, not a whole number of 0 or more",
             where=where,
             hint="correct the file, or name the hardware with --on",
         )

@@ -1,7 +1,7 @@
-"""Tables of a hardware file: quantities with units, names, tables in lists.
+"""Tables of a hardware file: quantities with units, names, lists of tables.
 
-Plain values are read by `hocket.base.fields`. Every error names the key and its place in the file
-(``links[2].bandwidth``) and says what to write.
+`hocket.base.fields` reads plain values. Every error names the key and its position in the file,
+such as ``links[2].bandwidth``, and what to write instead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:/+@#-]{{0,{MAX_NAME - 1}}}\Z")
 
 @dataclass(frozen=True)
 class Quantity:
-    """Notation of a quantity, and the values that are accepted."""
+    """Units of a quantity, and the range of accepted values."""
 
     parse: Callable[[str], float]
     least: float
     most: float
     plain_least: float
-    """A number without a unit below this is taken for a forgotten unit."""
+    """A number without a unit below this is an error: its unit was probably forgotten."""
     plain_most: float
     unit: str
     example: str
@@ -44,22 +44,22 @@ FLOPS = Quantity(parse_flops, 1e-9, 1e21, 1e6, 1e21, "operations per second", "1
 
 @dataclass(frozen=True)
 class FileTable:
-    """One table of a file and its place in it; errors are given the file by `fields.located`."""
+    """A table of a file and its position; `fields.located` adds the file's name to errors."""
 
     data: Mapping[str, Any]
     place: str
-    """Such as ``devices[0]``; empty for the top of the file."""
+    """Position such as ``devices[0]``; empty for the top of the file."""
 
     @classmethod
     def of(cls, data: Any, place: str, known: Collection[str]) -> FileTable:
-        """The table, after refusing anything that is none and keys that are not known."""
+        """Check that ``data`` is a table with known keys only."""
         name = place or "the file"
         if not isinstance(data, Mapping):
             raise fields.wrong(name, data, f"a table with the keys {', '.join(known)}")
         return cls(fields.record(data, name, optional=known), place)
 
     def path(self, key: str) -> str:
-        """The place of a key of this table; of the table itself where the key is empty."""
+        """Position of a key of this table; of the table itself for an empty key."""
         return fields.inside(self.place, key) if self.place and key else self.place or key
 
     def error(self, key: str, message: str, hint: str = "") -> InputFileError:
@@ -73,7 +73,7 @@ class FileTable:
         return self.data[key]
 
     def quantity(self, key: str, quantity: Quantity, default: float | None = None) -> float:
-        """A number with a unit as text, or a plain number in base units."""
+        """A quantity: text with a unit, or a plain number in base units."""
         hint = f"write it like {key} = {quantity.example!r}"
         if default is not None and key not in self.data:
             return default
@@ -95,7 +95,7 @@ class FileTable:
                 if least > quantity.least or most < quantity.most
                 else f"outside of {least:g} to {most:g} {quantity.unit}"
             )
-            raise self.error(key, f"{fields.shown(value)} is not believable: {reason}", hint)
+            raise self.error(key, f"{fields.shown(value)} is out of range: {reason}", hint)
         return number
 
     def number(self, key: str, most: float, default: float) -> float:
@@ -103,16 +103,16 @@ class FileTable:
         return fields.number(self.data.get(key, default), self.path(key), 0, most)
 
     def integer(self, key: str, most: int) -> int | None:
-        """A whole number from 1 to ``most``; None where the key is absent."""
+        """A whole number from 1 to ``most``; None if the key is absent."""
         value = self.data.get(key)
         return None if value is None else fields.integer(value, self.path(key), 1, most)
 
     def flag(self, key: str) -> bool:
-        """True or false; false where absent."""
+        """A boolean; False if the key is absent."""
         return fields.flag(self.data.get(key, False), self.path(key))
 
     def text(self, key: str, default: str) -> str:
-        """Any text of bearable length."""
+        """Any text of at most `MAX_TEXT` characters."""
         value = fields.text(self.data.get(key, default), self.path(key))
         if len(value) > MAX_TEXT:
             raise self.error(key, f"has {len(value)} characters; at most {MAX_TEXT} are allowed")
@@ -121,7 +121,7 @@ class FileTable:
         return value
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of the choices; the first where absent."""
+        """One of the choices; the first one if the key is absent."""
         return fields.choice(self.data.get(key, choices[0]), self.path(key), choices)
 
     def name(self, key: str, default: str | None = None) -> str:
@@ -140,17 +140,17 @@ class FileTable:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of names; empty where absent."""
+        """A list of names; empty if the key is absent."""
         return tuple(self.checked_name(key, value) for value in self.items(key))
 
     def items(self, key: str) -> list[Any]:
-        """A list of anything; empty where absent."""
+        """A list of any values; empty if the key is absent."""
         value = self.data.get(key, [])
-        # Programs that embed a cluster may hold its lists as tuples.
+        # Callers of `cluster_from_dict` may use tuples as lists.
         return fields.items(list(value) if isinstance(value, tuple) else value, self.path(key))
 
     def tables(self, key: str, known: tuple[str, ...]) -> list[FileTable]:
-        """A list of tables (``[[key]]``); empty where absent."""
+        """A list of tables (``[[key]]``); empty if the key is absent."""
         if isinstance(self.data.get(key), Mapping):
             raise self.error(key, "must be a list of tables", f"write [[{key}]], not [{key}]")
         return [
@@ -159,11 +159,11 @@ class FileTable:
         ]
 
     def table(self, key: str, known: tuple[str, ...]) -> FileTable | None:
-        """A table below this one; None where absent."""
+        """A table inside this one; None if the key is absent."""
         return FileTable.of(self.data[key], self.path(key), known) if key in self.data else None
 
 
 def _first_clause(message: str) -> str:
-    """First clause of a unit error; the hint for the key replaces its advice."""
+    """First clause of a unit error; the hint of the key replaces the rest."""
     text = message.split(";")[0]
     return text if len(text) <= 200 else text[:197] + "…"

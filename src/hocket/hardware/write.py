@@ -1,7 +1,7 @@
-"""Write a Cluster in the schema of the hardware files: as a mapping (JSON) or as TOML.
+"""Write a Cluster in the schema of the hardware files, as a mapping (JSON) or as TOML.
 
-Quantities are texts with units that read back to exactly the same number; devices and links that
-differ only in their number are written as one entry. Reading the result gives the same cluster.
+Quantities are texts with units that read back to exactly the same number. Devices and links that
+differ only in their number share an entry. Reading the result gives the same cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 
 def cluster_to_toml(cluster: Cluster) -> str:
-    """The cluster as a TOML file for people."""
+    """The cluster as the text of a TOML file."""
     data = cluster_to_dict(cluster)
     plain = ("name", "uses_stated_times", "host_update", "hosts", "switches")
     lines = [f"{key} = {_value(data[key])}" for key in plain if key in data]
@@ -77,7 +77,7 @@ def _kind(kind: DeviceKind) -> dict[str, Any]:
 
 
 def _devices(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """One entry per run of devices that differ only in the number at the end of their names."""
+    """One entry per run of devices that differ only in the number at the end of the name."""
     numbered: Counter[str] = Counter()
     entry: dict[str, Any] = {}
     for device in cluster.devices:
@@ -105,7 +105,7 @@ def _device(device: Device, name: str) -> dict[str, Any]:
 
 
 def _links(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """One entry per run of two-ended links with equal figures and the names that they would get."""
+    """One entry per run of two-ended links with equal figures and default names."""
     names = LinkNames()
     run: dict[str, Any] = {}
     for link in cluster.links:
@@ -139,7 +139,7 @@ def _figures(link: Link) -> dict[str, Any]:
 
 
 def _exact(value: float, scaled: Iterator[tuple[float, str]], quantity: Quantity) -> str | None:
-    """The first short text that reads back as exactly ``value``."""
+    """The first short text that reads back as exactly ``value``; None if there is none."""
     for number, unit in scaled:
         if number >= 1 or number == 0:
             text = f"{number:.9g}{unit}"

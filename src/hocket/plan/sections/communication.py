@@ -163,7 +163,7 @@ def channel(link: Link, src: str) -> tuple[str, str]:
 
     That is the link's direction, or the link itself if it is a bus or half-duplex.
     """
-    return (link.name, "" if link.is_bus or link.duplex == "half" else src)
+    return (link.name, "" if link.is_shared else src)
 
 
 # ── the interpreter ──────────────────────────────────────────────────────────────────────────────

@@ -240,7 +240,7 @@ def _build(links: Sequence[Link], ranks: Sequence[str], is_peer_only: bool) -> F
     for link in links:
         # Rates below a byte per second are not believable; whole bytes keep every sum exact.
         rate = max(1, round(link.bandwidth_bps))
-        is_shared = link.is_bus or link.duplex == "half"
+        is_shared = link.is_shared
         if is_shared:
             rates.append(rate)
         for src in link.ends:
