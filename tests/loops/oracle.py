@@ -15,10 +15,15 @@ OWN = np.lib.mixins.NDArrayOperatorsMixin
 
 
 class Log:
-    """Cells touched by the current iteration."""
+    """Cells touched by the current iteration; ``run`` counts how often the loop was entered.
+
+    An inner loop runs once per iteration of the loops around it. Its runs follow each other, so
+    only accesses of one run can race.
+    """
 
     def __init__(self):
         self.current = None
+        self.run = 0
         self.reads = defaultdict(set)
         self.writes = defaultdict(set)
         self.exposed = defaultdict(set)
@@ -26,14 +31,14 @@ class Log:
     def read(self, name, ids):
         if self.current is not None:
             for cell in np.atleast_1d(ids).ravel().tolist():
-                self.reads[self.current].add((name, cell))
-                if (name, cell) not in self.writes[self.current]:
-                    self.exposed[self.current].add((name, cell))
+                self.reads[self.current].add((name, cell, self.run))
+                if (name, cell, self.run) not in self.writes[self.current]:
+                    self.exposed[self.current].add((name, cell, self.run))
 
     def write(self, name, ids):
         if self.current is not None:
             self.writes[self.current] |= {
-                (name, cell) for cell in np.atleast_1d(ids).ravel().tolist()
+                (name, cell, self.run) for cell in np.atleast_1d(ids).ravel().tolist()
             }
 
 
@@ -114,6 +119,9 @@ class _Marked(ast.NodeTransformer):
             last = node.target.id == self.names[-1]
             what = f"({', '.join(self.names)},)" if last else "None"
             node.body.insert(0, ast.parse(f"mark_({what})").body[0])
+            if node.target.id == self.names[0]:
+                # What comes after the loop, or between two runs of it, is none of its iterations.
+                return [node, ast.parse("leave_()").body[0]]
         return node
 
 
@@ -127,11 +135,16 @@ def trace(source, levels, arguments, space):
         if iteration is not None:
             order.append(tuple(int(part) for part in iteration))
 
+    def leave():
+        log.current = None
+        log.run += 1
+
     tree = _Marked(levels).visit(copy.deepcopy(source.node))
     tree.decorator_list = []
     module = ast.fix_missing_locations(ast.Module([tree], []))
     names = dict(space)
     names["mark_"] = mark
+    names["leave_"] = leave
     exec(compile(module, "<traced>", "exec"), names)
     memory = {}
     traced = []
@@ -179,7 +192,7 @@ def check_tiling(option, space, tiling, log, order, hidden):
 
 def check_private(names_of, option, log):
     for iteration, cells in log.exposed.items():
-        for name, cell in cells:
+        for name, cell, _ in cells:
             assert name not in names_of, f"{iteration} reads {name}[{cell}] of another iteration"
 
 
