@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from runtime.executed_program import named_tensors
 from runtime.placements import random_placement
 from runtime.plain_reference import reference_steps
 from runtime.whole_step import WholeStep
 
-from hocket.capture.execute import named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
 from hocket.runtime.device_instructions import Setup, split

@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from runtime.executed_program import execute, named_tensors
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.capture import capture, capture_program, execute, named_tensors
+from hocket.capture import capture, capture_program
 from hocket.capture.optimizer import OPTIMIZER_STATES, TORCH_OPTIMIZERS, optimizer_of_meta
 from hocket.cli.options import _OPTIMIZERS
 from hocket.cost.families import family_of

@@ -8,11 +8,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from runtime.executed_program import execute, named_tensors
 from runtime.models import STEPS, Patchwork
 from runtime.small_zoo import SMALL_ZOO
 from torch import nn
 
-from hocket.capture import capture_program, execute, named_tensors
+from hocket.capture import capture_program
 from hocket.capture.zoo import experts, language, recurrent
 
 TINY = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 64}

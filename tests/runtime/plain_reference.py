@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.capture.drawing import draws
+from hocket.capture.describe import draws
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.perform import draw_seed, seed_device
 from hocket.capture.step import apply_model

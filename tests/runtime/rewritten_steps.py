@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from runtime.executed_program import perform
 
 from hocket.base.errors import UsageError
-from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.perform import draw_seed, seed_device
 from hocket.capture.program import Program
 from hocket.capture.storage import look_at, storage_bytes
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
@@ -196,7 +197,7 @@ class RewrittenSteps:
         if origin in self._program.draws:
             draw = self._program.draws[origin]
             seed_device(_CPU, draw_seed(self._seed, self._num_steps, draw))
-        BoundCall(call).perform(known, self._num_steps)
+        perform(call, known, self._num_steps)
         for original, tensor in made.items():
             if original in known:
                 self._known[tensor] = known[original]
@@ -271,7 +272,7 @@ class RewrittenSteps:
                     self._home[root] if is_home else self._landed[tensor], layout
                 )
         with on_host():
-            BoundCall(call).perform(known, self._num_steps)
+            perform(call, known, self._num_steps)
 
 
 def _require_whole(step: BudgetedStep) -> None:

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from runtime.executed_program import named_tensors
 from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
 from runtime.whole_step import WholeStep
 from simulate.problems import joined, problem_of
 
-from hocket.capture import capture_program, named_tensors
+from hocket.capture import capture_program
 from hocket.plan.plan import Plan
 from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.placed import order_for_memory

@@ -4,11 +4,11 @@ import pytest
 import torch
 from runtime.budget_loops import WAYS
 from runtime.budget_models import MODELS
+from runtime.executed_program import execute, named_tensors
 from runtime.rewritten_steps import RewrittenSteps
 
 from hocket.api import make_problem
 from hocket.base.errors import UsageError
-from hocket.capture.execute import execute, named_tensors
 from hocket.capture.model import capture_program
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runtime.executed_program import named_tensors
 from runtime.models import STEPS, LateWrite, Patchwork, shared_storages
 from runtime.placements import random_placement
 from runtime.plain_reference import reference_steps
@@ -15,7 +16,7 @@ from runtime.whole_step import WholeStep
 from simulate.problems import joined, problem_of
 
 from hocket.base.errors import RunError
-from hocket.capture import ZOO, capture_program, named_tensors
+from hocket.capture import ZOO, capture_program
 from hocket.runtime.device_instructions import Setup, split
 from hocket.runtime.step_record import measured_timeline
 from hocket.simulate.engine import lower

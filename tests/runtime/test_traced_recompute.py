@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from runtime.executed_program import execute, named_tensors
 from torch import nn
 
 from hocket.api import make_problem
-from hocket.capture.execute import execute, named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from runtime.executed_program import given_storages, perform
 
-from hocket.capture.perform import BoundCall
-from hocket.capture.storage import first_tensors, given_storages
+from hocket.capture.storage import first_tensors
 from hocket.graph.graph import Phase
 from hocket.runtime.device_instructions import Setup
 from hocket.runtime.placed_step import PlacedStep
@@ -47,7 +47,7 @@ class WholeStep(PlacedStep):
     def _perform(self, device: int, op: int) -> None:
         call, own = self.program.calls[op], self._calls[device]
         if call.phase == Phase.OPTIMIZER:
-            BoundCall(call, own.device).perform(self.held[device], own.draw)
+            perform(call, self.held[device], own.draw, own.device)
         else:
             super()._perform(device, op)
 

@@ -14,7 +14,6 @@ from hocket.base.extras import require
 
 require("torch", "capturing a model")
 
-from hocket.capture.execute import Executed, execute, named_tensors
 from hocket.capture.model import CaptureWarning, capture, capture_program
 from hocket.capture.program import Call, Program, TensorSpec
 from hocket.capture.trouble import UntraceableError
@@ -25,15 +24,12 @@ __all__ = [
     "ZOO",
     "Call",
     "CaptureWarning",
-    "Executed",
     "Program",
     "TensorSpec",
     "UntraceableError",
     "capture",
     "capture_program",
-    "execute",
     "load_model",
-    "named_tensors",
 ]
 
 

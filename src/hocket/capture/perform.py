@@ -1,20 +1,17 @@
 """Run one recorded call on real tensors: look up its arguments, run it, store its results.
 
-A call is bound to its device once and run once per step. Optimizer updates are those of
-``torch.optim``. A call that draws random numbers gets its own seed, so its results do not depend on
-where or in which order calls run.
+A call is bound to its device once and run once per step. A call that draws random numbers gets its
+own seed, so its results do not depend on where or in which order calls run.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, MutableMapping, Sequence
-from functools import partial
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 
-from hocket.base.errors import UsageError
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Ref, flat_results, map_tree
 
@@ -25,7 +22,7 @@ class BoundCall:
     """A call with precomputed argument positions, bound to a device."""
 
     __slots__ = (
-        "args", "function", "kwargs", "named", "nested", "outputs", "refs", "update", "versions",
+        "args", "function", "kwargs", "named", "nested", "outputs", "refs", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -35,10 +32,6 @@ class BoundCall:
 
         ``function`` replaces the recorded function if given.
         """
-        is_update = isinstance(call.function, str)
-        self.update: Callable[..., None] | None = None
-        if is_update:
-            self.update = _UPDATES.get(call.function) or partial(_refused, call.function)
         self.function = function or call.function
         args = [map_tree(item, lambda leaf: _placed(leaf, device)) for item in call.args]
         self.kwargs = {
@@ -53,11 +46,8 @@ class BoundCall:
         self.outputs = call.outputs
         self.versions = tuple(zip(call.targets, call.written, strict=True))
 
-    def perform(self, known: Tensors, step: int) -> None:
-        """Run the call on the tensors in ``known`` and store its results there.
-
-        ``step`` counts from 1: optimizers correct the bias of their first steps.
-        """
+    def perform(self, known: Tensors) -> None:
+        """Run the call on the tensors in ``known`` and store its results there."""
         args = list(self.args)
         for position, tensor in self.refs:
             args[position] = known[tensor]
@@ -67,13 +57,10 @@ class BoundCall:
         if self.named:
             found = {k: map_tree(kwargs[k], lambda leaf: _given(leaf, known)) for k in self.named}
             kwargs = {**kwargs, **found}
-        if self.update is not None:
-            self.update(step, *args, **kwargs)
-        else:
-            results = flat_results(self.function(*args, **kwargs))
-            for output, result in zip(self.outputs, results, strict=True):
-                if output is not None:
-                    known[output] = result
+        results = flat_results(self.function(*args, **kwargs))
+        for output, result in zip(self.outputs, results, strict=True):
+            if output is not None:
+                known[output] = result
         for before, after in self.versions:
             known[after] = known[before]
 
@@ -111,74 +98,3 @@ def _has_ref(tree: Any) -> bool:
     found: list[Any] = []
     map_tree(tree, found.append)
     return any(isinstance(leaf, Ref) for leaf in found)
-
-
-def _adamw(
-    step: int,
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    mean: torch.Tensor,
-    square: torch.Tensor,
-    *,
-    fused: Callable[..., None] = torch._fused_adamw_,
-    **settings: float,
-) -> None:
-    tensors = [parameter, gradient, mean, square]
-    dense = tensors if _march_in_step(tensors) else [t.contiguous() for t in tensors]
-    count = torch.full((), float(step), device=parameter.device)
-    fused(
-        [dense[0]], [dense[1]], [dense[2]], [dense[3]], [], [count],
-        amsgrad=False, maximize=False, **settings,
-    )  # fmt: skip
-    for tensor, updated in zip(tensors, dense, strict=True):
-        if updated is not tensor and tensor is not gradient:
-            tensor.copy_(updated)
-
-
-def _march_in_step(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if all tensors are dense and have equal strides, so a linear walk over memory visits the
-    same elements in each.
-
-    The fused optimizer kernel walks memory this way, whatever the strides are.
-    """
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return True
-    strides = tensors[0].stride()
-    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    return all(tensor.permute(order).is_contiguous() for tensor in tensors)
-
-
-_adam = partial(_adamw, fused=torch._fused_adam_)
-
-
-def _sgd(
-    step: int,
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    buffer: torch.Tensor | None = None,
-    *,
-    lr: float,
-    weight_decay: float,
-    momentum: float = 0.0,
-) -> None:
-    if weight_decay:
-        gradient = gradient.add(parameter, alpha=weight_decay)
-    if buffer is not None:
-        gradient = buffer.mul_(momentum).add_(gradient)
-    parameter.add_(gradient, alpha=-lr)
-
-
-def _refused(kind: str, *_: Any, **__: Any) -> None:
-    raise UsageError(
-        f"{kind.removeprefix('optimizer.')} is planned by what it holds, and cannot be run without "
-        "your optimizer",
-        hint="train with hocket.prepare(model, optimizer, batch, plan=…)",
-    )
-
-
-_UPDATES: dict[str, Callable[..., None]] = {
-    "optimizer.adamw": _adamw,
-    "optimizer.adam": _adam,
-    "optimizer.sgd": _sgd,
-    "optimizer.sgd-momentum": _sgd,
-}

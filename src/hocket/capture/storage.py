@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from hocket.base.errors import UsageError
 from hocket.capture.program import TensorSpec
 from hocket.capture.recording import TensorLayout
-from hocket.graph import Role
 
 
 def storage_bytes(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
@@ -31,23 +29,6 @@ def look_at(data: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     is_conjugated, is_negated = layout.lazy
     tensor = tensor.conj() if is_conjugated else tensor
     return torch._neg_view(tensor) if is_negated else tensor
-
-
-def given_storages(
-    numbers: Iterable[int],
-    specs: Mapping[int, TensorSpec],
-    names: Mapping[int, str],
-    values: Mapping[str, torch.Tensor],
-) -> dict[int, torch.Tensor]:
-    """Bytes of each storage, by number, behind those tensors that have a value."""
-    found: dict[int, torch.Tensor] = {}
-    for number in numbers:
-        spec, name = specs[number], names[number]
-        if name in values:
-            found.setdefault(spec.storage, storage_bytes(values[name], spec.storage_bytes))
-        elif spec.storage not in found and spec.role != Role.OPTIMIZER_STATE:
-            raise UsageError(f"no tensor given for {name!r}", hint="see named_tensors")
-    return found
 
 
 def first_tensors(

@@ -12,6 +12,7 @@ replay needs as much memory as a training step.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import tempfile
 from collections.abc import Callable, Sequence, Set
@@ -22,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 
 from hocket.base.errors import one_line
-from hocket.capture.driver import num_captured
 from hocket.capture.perform import BoundCall
 from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
@@ -74,6 +74,26 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> R
     return ReplayedCalls({key: each._replace(beside=beside) for key, each in found.items()})
 
 
+def _call_driver(name: str, *arguments: Any) -> None:
+    """Call a function of the CUDA driver; raises `RuntimeError` if it fails."""
+    code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if code:
+        raise RuntimeError(f"{name} of the CUDA driver failed with error {code}")
+
+
+def _num_graph_nodes(stream: int) -> int:
+    """Number of nodes in the CUDA graph that a stream is being captured into."""
+    # PyTorch has no function for this.
+    status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    _call_driver(
+        "cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), ctypes.byref(status),
+        ctypes.byref(number), ctypes.byref(graph), None, None, None,
+    )  # fmt: skip
+    count = ctypes.c_size_t()
+    _call_driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    return count.value
+
+
 class CapturedPasses:
     """Forward and backward pass as a CUDA graph, with the stream that it is replayed on."""
 
@@ -84,8 +104,8 @@ class CapturedPasses:
         counts: list[int] = []
         own = self.stream.cuda_stream
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="relaxed"):
-            counts.append(num_captured(own))
-            passes.run(lambda: counts.append(num_captured(own)))
+            counts.append(_num_graph_nodes(own))
+            passes.run(lambda: counts.append(_num_graph_nodes(own)))
         self.nodes = [after - before for before, after in pairwise(counts)]
         """Number of graph nodes of each call."""
         self._read = passes
@@ -145,7 +165,7 @@ class ReplayedPasses:
         # Some kernels save less where gradients are switched off, and backward calls would miss it.
         with torch.enable_grad():
             for call, dropped in zip(self._calls, self._dropped, strict=True):
-                call.perform(known, 1)
+                call.perform(known)
                 for tensor in dropped:
                     known.pop(tensor, None)
                 after_call()

@@ -41,10 +41,10 @@ Slots = list[Any]
 def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
     """Return a function without arguments that runs a call on slots."""
     if bound.named or isinstance(call.function, str) or not _gives_tensors(call):
-        return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
+        return partial(bound.perform, slots)  # type: ignore[arg-type]
     lists = {at: bound.args[at] for at in bound.nested}
     if not all(type(items) is list and _all_refs(items) for items in lists.values()):
-        return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
+        return partial(bound.perform, slots)  # type: ignore[arg-type]
     # `_op` is the C++ function that an overload calls; this skips a Python frame per op.
     function = getattr(bound.function, "_op", bound.function)
     numbers = {at: [item.number for item in items] for at, items in lists.items()}
