@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hocket.capture.drawing import draws, may_draw
+from hocket.capture.describe import draws, may_draw
 
 aten = torch.ops.aten
 HEADS = tuple(torch.randn(1, 2, 4, 8) for _ in range(3))

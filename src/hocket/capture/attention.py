@@ -64,71 +64,28 @@ def fused_kernels() -> Iterator[None]:
 
 
 def _fused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    if enable_gqa and query.shape[1] != key.shape[1]:
-        if not _fuses_groups(query):
-            return _written(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Attention by the kernel that CUDA chooses for these dtypes and shapes."""
+    aten, scale = torch.ops.aten, options.get("scale")
+    if options.get("enable_gqa") and query.shape[1] != key.shape[1]:
+        if query.dtype not in _HALF or query.shape[-1] > _WIDEST:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+            )[0]
         if attn_mask is None:
-            return _flash(query, key, value, dropout_p, is_causal, scale)
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, scale=scale
+            )[0]
         groups = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query,
-        key,
-        value,
-        None if attn_mask is None else _bias(attn_mask, query, key),
-        needs_grad,
-        dropout_p,
-        is_causal,
-        scale=scale,
+    bias = None if attn_mask is None else _bias(attn_mask, query, key)
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
     )[0]
-    return output
-
-
-def _fuses_groups(query: torch.Tensor) -> bool:
-    """True if a fused kernel accepts heads that share keys and values."""
-    return query.dtype in _HALF and query.shape[-1] <= _WIDEST
-
-
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attention by the kernel that reads shared keys without repeating them."""
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, scale=scale
-    )[0]
-    return output
-
-
-def _written(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attention as matrix products and a softmax, with keys and values repeated for every head."""
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=True
-    )[0]
-    return output
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

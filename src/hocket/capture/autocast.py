@@ -21,27 +21,12 @@ from torch.utils._pytree import tree_map_only
 
 from hocket.capture.attention import kernel_library
 
-_LOWER = frozenset(
-    {
-        "_convolution",
-        "convolution",
-        "cudnn_convolution",
-        "cudnn_convolution_transpose",
-        "einsum",
-        "chain_matmul",
-        "linalg_multi_dot",
-        "mv",
-        "addmv",
-        "addr",
-        "lstm_cell",
-        "gru_cell",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "_scaled_dot_product_flash_attention",
-    }
-)
+_LOWER = frozenset({
+    "_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "einsum",
+    "chain_matmul", "linalg_multi_dot", "mv", "addmv", "addr", "lstm_cell", "gru_cell",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention",
+})  # fmt: skip
 """Ops in CUDA's lower-precision list that need no kernel here: the ops they call are in the CPU's
 list."""
 _WIDEST = frozenset(

@@ -1,17 +1,27 @@
-"""Describe the cost of an op by its shapes: kind, signature, dtype, FLOPs, bytes touched."""
+"""Describe a call by its arguments: kind, signature, dtype, FLOPs, bytes, random draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from hocket.capture.recording import Cost, TensorLayout
 from hocket.graph import DTYPES
+
+
+class OpCall(NamedTuple):
+    """A call of an op as PyTorch dispatches it, with its result."""
+
+    function: Any
+    args: Any
+    kwargs: Mapping[str, Any]
+    result: Any
+
 
 # Floating-point operations of a call, by the registry of torch's own counter and a few formulas.
 #
@@ -20,23 +30,25 @@ from hocket.graph import DTYPES
 # tokens that fused kernels compute, about half.
 
 
-def count_flops(function: Any, kind: str, args: Any, kwargs: Any, result: Any) -> float:
+def count_flops(call: OpCall) -> float:
     """Floating-point operations of one call; a multiply-add counts as two."""
-    own = _FORMULAS.get(kind)
-    if own is not None:
-        return own(*args)
+    kind, args = kind_of(call.function), call.args
+    if kind in _FORMULAS:
+        return _FORMULAS[kind](*args)
     if kind.startswith("aten._scaled_dot_product_"):
         count = _attention_backward(*args) if "backward" in kind else _attention(*args)
-        return count * _computed_share(function, args, kwargs)
-    registered = flop_registry.get(function._overloadpacket)
-    return 0.0 if registered is None else float(registered(*args, **kwargs, out_val=result))
+        return count * _computed_share(call)
+    registered = flop_registry.get(call.function._overloadpacket)
+    if registered is None:
+        return 0.0
+    return float(registered(*args, **call.kwargs, out_val=call.result))
 
 
-def _computed_share(function: Any, args: Any, kwargs: Any) -> float:
+def _computed_share(call: OpCall) -> float:
     """Fraction of token pairs that a fused attention kernel computes; causal kernels skip future
     keys."""
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    names = [argument.name for argument in call.function._schema.arguments]
+    given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
     if not given.get("is_causal"):
         return 1.0
     queries, keys = given["query"].shape[-2], given["key"].shape[-2]
@@ -126,24 +138,17 @@ def kind_of(function: Any) -> str:
 
 
 def describe(
-    function: Any,
-    args: Any,
-    kwargs: Any,
-    result: Any,
-    inputs: Sequence[TensorLayout],
-    outputs: Sequence[TensorLayout],
-    *,
-    is_view: bool,
-    signature: str,
-) -> Cost:
+    call: OpCall, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout], *,
+    is_view: bool, signature: str,
+) -> Cost:  # fmt: skip
     """The cost of one call on tensors of the given layouts."""
-    kind = kind_of(function)
-    name = kind.rpartition(".")[2]
+    kind = kind_of(call.function)
     computes = [layout for layout in (*inputs, *outputs) if layout.dtype.is_floating_point]
     dtype = (computes or [*inputs, *outputs])[0].dtype if inputs or outputs else torch.float32
-    flops = 0.0 if is_view else count_flops(function, kind, args, kwargs, result)
-    touched = 0 if is_view else _bytes_touched(name, inputs, outputs)
-    return Cost(kind, signature, dtype_index(dtype), flops, touched)
+    if is_view:
+        return Cost(kind, signature, dtype_index(dtype), 0.0, 0)
+    touched = _bytes_touched(kind.rpartition(".")[2], inputs, outputs)
+    return Cost(kind, signature, dtype_index(dtype), count_flops(call), touched)
 
 
 def _bytes_touched(
@@ -203,3 +208,35 @@ def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+# ── random numbers ───────────────────────────────────────────────────────────────────────────────
+#
+# PyTorch's op tags say only that an op may draw. Fused attention and recurrent layers draw if their
+# dropout is not zero. The backward pass of attention draws nothing: it receives the seed of the
+# forward pass. Calls that draw keep their order, so a false positive delays other ops: two waves of
+# a model with attention would wait for each other almost throughout.
+
+_DROPOUTS = ("dropout_p", "dropout")
+"""Names of arguments that hold a dropout probability."""
+_SEED = "philox_seed"
+"""Name of an argument that holds the random state of another call."""
+
+
+@cache
+def may_draw(function: Any) -> bool:
+    """True if an op draws random numbers for at least some arguments."""
+    has_seed = any(argument.name == _SEED for argument in function._schema.arguments)
+    return torch.Tag.nondeterministic_seeded in function.tags and not has_seed
+
+
+def draws(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if this call of ``function`` draws random numbers."""
+    if not may_draw(function):
+        return False
+    for position, argument in enumerate(function._schema.arguments):
+        if argument.name in _DROPOUTS:
+            default = argument.default_value or 0.0
+            given = args[position : position + 1] or [kwargs.get(argument.name, default)]
+            return bool(given[0])
+    return True

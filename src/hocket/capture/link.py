@@ -145,6 +145,7 @@ class _Linker:
             },
             outputs=tuple(rank[self.current[value]] for value in self.recording.outputs),
             returned=self._returned(rank),
+            repeats=self.recording.repeats,
             unseen=self.recording.unseen,
         )
 

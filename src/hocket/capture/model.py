@@ -31,7 +31,7 @@ from hocket.capture.optimizer import (
 )
 from hocket.capture.program import Program
 from hocket.capture.recording import Recording
-from hocket.capture.step import Forward, record_fake_step, record_real_step
+from hocket.capture.step import Forward, StepOptions, record_fake_step, record_real_step
 from hocket.capture.trouble import UntraceableError, own_code, reason, remedy, user_line
 from hocket.graph import Graph
 from hocket.graph.coarsen.module_graph import merge_modules
@@ -72,7 +72,8 @@ def capture(
         return graph
     except UntraceableError as error:
         update = as_optimizer(optimizer, model)
-        return _capture_modules(model, batch, loss, update, name, error, forward)
+        step = StepOptions(loss=ChosenLoss(loss), training=update is not None, forward=forward)
+        return _capture_modules(model, batch, update, step, name, error)
 
 
 def capture_program(
@@ -82,46 +83,22 @@ def capture_program(
     loss: Loss | str | None = None,
     optimizer: str | torch.optim.Optimizer | Optimizer | None = "adamw",
     name: str = "",
-    device: str = "cpu",
-    forward: Forward | None = None,
-    in_one_piece: bool = True,
+    **options: Any,
 ) -> tuple[Graph, Program]:
     """Like `capture`, but also returns the executable Program; refuses models that cannot be
     traced.
 
-    ``in_one_piece`` is explained at `record_fake_step`.
+    Further ``options`` are those of `StepOptions`.
     """
     batch = plain_batch(batch)
     _require_model(model, batch)
-    _require_device(device)
-    update = as_optimizer(optimizer, model)
+    update, chosen = as_optimizer(optimizer, model), ChosenLoss(loss)
     if update is not None:
         refuse_sparse_gradients(model)
-    chosen = ChosenLoss(loss)
-    options: dict[str, Any] = {
-        "loss": chosen, "training": update is not None, "device": device, "forward": forward,
-        "in_one_piece": in_one_piece,
-    }  # fmt: skip
-    name = name or type(model).__name__
-    graph, program, notes = _trace(model, batch, options, update, name)
-    meta = _meta(model, batch, update, graph.name, device) | {
-        "loss": chosen.name or None,
-        "level": "op",
-        **{key: note for key, note in notes.items() if note},
-    }
-    return replace(graph, meta=meta), program
-
-
-def _trace(
-    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, dict[str, Any]]:
-    """Graph, Program and graph notes of a step.
-
-    The notes list modules that are called more than once, and tensors that autograd saves although
-    the backward pass does not read them.
-    """
+    step = StepOptions(loss=chosen, training=update is not None, **options)
+    _require_device(step.device)
     try:
-        recording = record_fake_step(model, batch, **options)
+        recording = record_fake_step(model, batch, step)
     except HocketError:
         raise
     except Exception as error:
@@ -130,12 +107,19 @@ def _trace(
             where=user_line(error),
             hint=remedy(model),
         ) from error
-    program = _linked(recording, optimizer)
-    graph = graph_of(program, name, _recurrent_layers(model, options["device"]))
+    program = _linked(recording, update)
+    name = name or type(model).__name__
+    graph = graph_of(program, name, _recurrent_layers(model, step.device))
     notes = {
-        "calls": _repeated_calls(recording), "held": held_note(recording, program, graph),
-    }  # fmt: skip
-    return graph, program, notes
+        "calls": {path: number for path, number in recording.num_calls.items() if number > 1},
+        "held": held_note(recording, program, graph),
+    }
+    meta = _meta(model, batch, update, name, step.device) | {
+        "loss": chosen.name or None,
+        "level": "op",
+        **{key: note for key, note in notes.items() if note},
+    }
+    return replace(graph, meta=meta), program
 
 
 def _linked(recording: Recording, optimizer: Optimizer | None) -> Program:
@@ -145,29 +129,22 @@ def _linked(recording: Recording, optimizer: Optimizer | None) -> Program:
 
 
 def _capture_modules(
-    model: nn.Module,
-    batch: Any,
-    loss: Loss | str | None,
-    optimizer: Optimizer | None,
-    name: str,
+    model: nn.Module, batch: Any, optimizer: Optimizer | None, step: StepOptions, name: str,
     error: UntraceableError,
-    forward: Forward | None,
-) -> Graph:
+) -> Graph:  # fmt: skip
     """Module-level graph of a step that is run for real."""
     batch = plain_batch(batch)
     tensors = [tensor for _, _, tensor in all_tensors(model, batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
-    chosen = ChosenLoss(loss)
     failure = f"{type(model).__name__} fails on this batch"
     with own_code(failure, "check that the model runs on the batch outside hocket", reason):
-        recording = record_real_step(
-            model, batch, loss=chosen, training=optimizer is not None, forward=forward
-        )
+        recording = record_real_step(model, batch, step)
     graph = graph_of(_linked(recording, optimizer), name or type(model).__name__, {})
     classes = {path: type(module).__name__ for path, module in model.named_modules()}
+    assert isinstance(step.loss, ChosenLoss)
     meta = _meta(model, batch, optimizer, graph.name, str(tensors[0].device)) | {
-        "loss": chosen.name or None,
+        "loss": step.loss.name or None,
         "level": "module",
         "why": f"{error.where}: {error.message}",
         "mend": error.hint,
@@ -216,10 +193,6 @@ def _recurrent_layers(model: nn.Module, device: str) -> dict[str, list[str]]:
     kernels."""
     found = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     return {"recurrent": found} if found and device == ACCELERATOR else {}
-
-
-def _repeated_calls(recording: Recording) -> dict[str, int]:
-    return {path: number for path, number in recording.num_calls.items() if number > 1}
 
 
 def _lists(model: nn.Module) -> list[str]:

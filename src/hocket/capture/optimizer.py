@@ -275,17 +275,8 @@ def _append_update(recording: Recording, optimizer: Optimizer, parameter: Source
     dtype = torch.bfloat16 if flops else layout.dtype
     cost = Cost(kind, f"{kind}({layout_text(layout)})", dtype_index(dtype), flops, touched)
     call = RawCall(
-        function=kind,
-        args=tuple(Ref(number) for number in read),
-        kwargs=optimizer.all_settings,
-        reads=read,
-        outputs=(),
-        writes=(parameter.value,),
-        phase=Phase.OPTIMIZER,
+        kind, tuple(Ref(number) for number in read), optimizer.all_settings, read, (),
+        (parameter.value,), cost, phase=Phase.OPTIMIZER,
         module=parameter.name.rpartition(".")[0],
-        partner=-1,
-        draws=False,
-        is_view=False,
-        cost=cost,
-    )
+    )  # fmt: skip
     recording.calls.append(call)

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.fake import batch_tensors
@@ -24,21 +23,9 @@ _POSITIONS, _PADDING = "position_ids", "attention_mask"
 @contextmanager
 def rows_are_whole(batch: Any) -> Iterator[None]:
     """Treat each row as one sequence unless the batch has position ids."""
-    masking: Any = sys.modules.get("transformers.masking_utils")
-    find = getattr(masking, "find_packed_sequence_indices", None)
-    if find is None or any(_POSITIONS in name for name, _ in batch_tensors(batch)):
+    has_positions = any(_POSITIONS in name for name, _ in batch_tensors(batch))
+    with _skipping(is_unpacked=not has_positions, is_unpadded=False):
         yield
-        return
-
-    def found(*args: Any, **kwargs: Any) -> Any:
-        rows = find(*args, **kwargs)
-        return None if isinstance(rows, FakeTensor) else rows
-
-    masking.find_packed_sequence_indices = found
-    try:
-        yield
-    finally:
-        masking.find_packed_sequence_indices = find
 
 
 @contextmanager
@@ -50,22 +37,13 @@ def masks_as_run(batch: Any) -> Iterator[None]:
     neither padded nor packed. The trace is therefore valid only for batches with equal
     `mask_facts`.
     """
-    masking: Any = sys.modules.get("transformers.masking_utils")
-    if masking is None:
-        yield
-        return
     is_unpacked, is_unpadded = mask_facts(batch) or (True, True)
-    with ExitStack() as patches:
-        if is_unpacked:
-            _wrap(patches, masking, "find_packed_sequence_indices", _none_if_fake)
-        if is_unpadded:
-            for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
-                _wrap(patches, masking, name, _without_fake_padding)
+    with _skipping(is_unpacked=is_unpacked, is_unpadded=is_unpadded):
         yield
 
 
 def mask_facts(batch: Any) -> tuple[bool, ...]:
-    """Whether no row is packed and whether no row is padded; empty if the batch has no masks."""
+    """Two facts: no row is packed, no row is padded; empty if the batch has no masks."""
     named = [
         (name, t)
         for name, t in batch_tensors(batch)
@@ -73,17 +51,29 @@ def mask_facts(batch: Any) -> tuple[bool, ...]:
     ]
     if not named or "transformers.masking_utils" not in sys.modules:
         return ()
+    known = [(name, t) for name, t in named if not (t.is_meta or isinstance(t, FakeTensor))]
     return (
-        all(_counts_up(t) for name, t in named if name.endswith(_POSITIONS)),
-        all(_is_all_ones(t) for name, t in named if name.endswith(_PADDING)),
+        all((t.diff(dim=-1) == 1).all() for name, t in known if name.endswith(_POSITIONS)),
+        all(t.bool().all() for name, t in known if name.endswith(_PADDING)),
     )
 
 
-def _wrap(patches: ExitStack, module: Any, name: str, wrapper: Any) -> None:
-    own = getattr(module, name, None)
-    if own is not None:
-        patches.callback(setattr, module, name, own)
-        setattr(module, name, partial(wrapper, own))
+@contextmanager
+def _skipping(*, is_unpacked: bool, is_unpadded: bool) -> Iterator[None]:
+    """Make transformers skip masks of packed and of padded rows of fake tensors."""
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    wrappers: dict[str, Any] = {}
+    if is_unpacked:
+        wrappers["find_packed_sequence_indices"] = _none_if_fake
+    if is_unpadded:
+        wrappers["_ignore_causal_mask_sdpa"] = _without_fake_padding
+        wrappers["_ignore_bidirectional_mask_sdpa"] = _without_fake_padding
+    with ExitStack() as patches:
+        for name, wrapper in wrappers.items():
+            if (own := getattr(masking, name, None)) is not None:
+                patches.callback(setattr, masking, name, own)
+                setattr(masking, name, partial(wrapper, own))
+        yield
 
 
 def _none_if_fake(find: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,15 +83,3 @@ def _none_if_fake(find: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _without_fake_padding(ignores: Any, padding: Any, *args: Any, **kwargs: Any) -> Any:
     return ignores(None if isinstance(padding, FakeTensor) else padding, *args, **kwargs)
-
-
-def _has_values(tensor: torch.Tensor) -> bool:
-    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
-
-
-def _counts_up(positions: torch.Tensor) -> bool:
-    return not _has_values(positions) or bool((positions.diff(dim=-1) == 1).all())
-
-
-def _is_all_ones(mask: torch.Tensor) -> bool:
-    return not _has_values(mask) or bool(mask.bool().all())

@@ -68,7 +68,10 @@ class Program:
     """Complete output of the model, with the tensors among it that are no outputs of the program.
     """
     repeats: Mapping[int, int] = field(default_factory=dict)
-    """Recomputed calls, each with the call that it repeats."""
+    """Recomputed calls, each with the call that it repeats.
+
+    In a model with its own checkpoints only calls that draw random numbers are listed.
+    """
     unseen: str = ""
     """Side effects of the step that its calls do not show; if not empty, running the calls alone
     would give other results."""

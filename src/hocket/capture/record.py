@@ -17,10 +17,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hocket.base.errors import HocketError
-from hocket.capture.describe import describe, kind_of, signature_text
-from hocket.capture.drawing import draws
+from hocket.capture.describe import OpCall, describe, draws, kind_of, signature_text
 from hocket.capture.recording import (
     Constant,
+    Cost,
     RawCall,
     Recording,
     Ref,
@@ -80,6 +80,35 @@ class UntracedTensorError(Exception):
     """An op reads a tensor that is neither a source of the step nor a constant."""
 
 
+class _Draws:
+    """Position in the random numbers of a step, which checkpoints set back to draw them again."""
+
+    def __init__(self) -> None:
+        self._calls: list[int] = []
+        """Calls that drew new random numbers, in order."""
+        self._position = 0
+        self._states: dict[int, tuple[torch.Tensor, int]] = {}
+        """States of the generator that the step has read, with their positions, by ``id``."""
+
+    def note_state(self, state: torch.Tensor) -> None:
+        """Note that the step has read the state of the generator."""
+        self._states[id(state)] = state, self._position
+
+    def set_back(self, state: torch.Tensor) -> bool:
+        """Continue from a state that the step has read; False if it has not read this state."""
+        found = self._states.get(id(state))
+        if found is not None:
+            self._position = found[1]
+        return found is not None
+
+    def next(self, call: int) -> int:
+        """Return the call that drew the next random numbers before; ``call`` if they are new."""
+        if self._position == len(self._calls):
+            self._calls.append(call)
+        self._position += 1
+        return self._calls[self._position - 1]
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills ``recording``. For one use."""
 
@@ -97,6 +126,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._originals = originals
         self.recording = Recording()
         self.phase = Phase.FORWARD
+        self.draws = _Draws()
         self.is_seeded = False
         """True once the step has seeded PyTorch's generator."""
         self._module_names = module_names
@@ -119,7 +149,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Views and gradient sums are left out: autograd adds gradients of several uses after the node
         has freed its saved tensors.
         """
-        self._signature_costs: dict[tuple[str, bool], Any] = {}
+        self._signature_costs: dict[tuple[str, bool], Cost] = {}
         self.known_constants: dict[int, torch.Tensor] = {}
         """Sources that are constants, such as caches filled by an earlier run."""
         self._never: set[int | None] = set()
@@ -197,8 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        facts = _facts(func)
-        if facts.ignored:
+        if _facts(func).ignored:
             return func(*args, **kwargs)
         if func is _ITEM and isinstance(args[0], FakeTensor):
             if self.value_of(args[0]) in self._never:
@@ -210,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raw_args = map_tree(args, lambda leaf: self._argument(leaf, reads))
         raw_kwargs = map_tree(kwargs, lambda leaf: self._argument(leaf, reads))
         result = func(*args, **kwargs)
-        self._record(func, facts, (args, raw_args), (kwargs, raw_kwargs), reads, result)
+        self._record(OpCall(func, args, kwargs, result), raw_args, raw_kwargs, tuple(reads))
         if func is _LESS and args[1] <= 0 and self._is_drawn(reads[0] if reads else -1):
             self._never.add(self.value_of(result))
         return result
@@ -294,28 +323,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         function = torch.ops.aten.as_strided.default
         args = (Ref(base), list(layout.shape), list(layout.stride), layout.offset)
         number = self._new_value(storage, layout, len(self.recording.calls))
-        shown = (self.recording.values[base].layout, *args[1:])
-        signature = signature_text(function, shown, {})
-        cost = describe(function, (), {}, None, [layout], [layout], is_view=True,
-                        signature=signature)  # fmt: skip
-        self._append(function, args, {}, (base,), (number,), (), False, True, cost)
+        cost = Cost(kind_of(function), "", 0, 0.0, 0)
+        call = RawCall(function, args, {}, (base,), (number,), (), cost, is_view=True)
+        self._append(call._replace(cost=self._cost(call, OpCall(function, (), {}, None))))
         return number
 
     def _record(
-        self,
-        function: Any,
-        facts: _OpFacts,
-        args: tuple[Any, Any],
-        kwargs: tuple[dict[str, Any], dict[str, Any]],
-        reads: list[int],
-        result: Any,
+        self, op: OpCall, args: Any, kwargs: dict[str, Any], reads: tuple[int, ...]
     ) -> None:
-        recording = self.recording
-        writes = self._written(function, facts, args[1], kwargs[1])
+        """Record an op; ``args`` and ``kwargs`` have references in place of tensors."""
+        recording, function = self.recording, op.function
+        writes = self._written(function, args, kwargs)
         input_storages = {recording.values[number].storage for number in reads}
         outputs: list[int | None] = []
         is_new, is_fresh = bool(writes), False
-        for item in flat_results(result):
+        for item in flat_results(op.result):
             if not isinstance(item, torch.Tensor) or not has_storage(item):
                 outputs.append(None)
                 continue
@@ -336,14 +358,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs.append(number)
         if not is_new:
             return
-        is_view = not writes and not is_fresh
-        cost = self._cost(function, args, kwargs, result, reads, outputs, writes, is_view)
-        self._append(function, args[1], kwargs[1], tuple(reads), tuple(outputs), writes,
-                     draws(function, args[0], kwargs[0]), is_view, cost)  # fmt: skip
+        call = RawCall(
+            function, args, kwargs, reads, tuple(outputs), writes, Cost("", "", 0, 0.0, 0),
+            draws=draws(function, op.args, op.kwargs), is_view=not writes and not is_fresh,
+        )  # fmt: skip
+        self._append(call._replace(cost=self._cost(call, op)))
 
-    def _written(
-        self, function: Any, facts: _OpFacts, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[int, ...]:
+    def _written(self, function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
+        facts = _facts(function)
         leaves = [args[position] for position in facts.write_args if position < len(args)]
         leaves += [kwargs[name] for name in facts.write_kwargs if name in kwargs]
         hidden = _HIDDEN_WRITES.get(kind_of(function), ())
@@ -351,62 +373,49 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             leaves += [args[position] for position in hidden]
         return tuple(dict.fromkeys(leaf.number for item in leaves for leaf in flat_refs(item)))
 
-    def _cost(
-        self,
-        function: Any,
-        args: tuple[Any, Any],
-        kwargs: tuple[dict[str, Any], dict[str, Any]],
-        result: Any,
-        reads: list[int],
-        outputs: list[int | None],
-        writes: tuple[int, ...],
-        is_view: bool,
-    ) -> Any:
+    def _cost(self, call: RawCall, op: OpCall) -> Cost:
         values = self.recording.values
-        layouts = lambda leaf: _layout_leaf(leaf, values)  # noqa: E731
-        text = signature_text(function, map_tree(args[1], layouts), map_tree(kwargs[1], layouts))
-        key = (text, is_view)
-        cost = self._signature_costs.get(key)
-        if cost is None:
-            made = dict.fromkeys([*(n for n in outputs if n is not None), *writes])
-            cost = describe(
-                function, args[0], kwargs[0], result,
-                [values[number].layout for number in dict.fromkeys(reads)],
-                [values[number].layout for number in made],
-                is_view=is_view, signature=text,
-            )  # fmt: skip
-            self._signature_costs[key] = cost
-        return cost
+        shown = map_tree((call.args, call.kwargs), lambda leaf: _layout_leaf(leaf, values))
+        text = signature_text(call.function, *shown)
+        key = (text, call.is_view)
+        if key not in self._signature_costs:
+            layouts = [
+                [values[number].layout for number in dict.fromkeys(numbers)]
+                for numbers in (call.reads, call.made)
+            ]
+            self._signature_costs[key] = describe(
+                op, *layouts, is_view=call.is_view, signature=text
+            )
+        return self._signature_costs[key]
 
-    def _append(
-        self,
-        function: Any,
-        args: Any,
-        kwargs: dict[str, Any],
-        reads: tuple[int, ...],
-        outputs: tuple[int | None, ...],
-        writes: tuple[int, ...],
-        is_drawing: bool,
-        is_view: bool,
-        cost: Any,
-    ) -> None:
-        calls = self.recording.calls
-        if is_drawing and self.is_seeded:
-            self.recording.unseen = "it sets PyTorch's generator before it draws"
+    def _append(self, call: RawCall) -> None:
+        """Add a call to the recording, with its phase, module and partner."""
+        calls, number = self.recording.calls, len(self.recording.calls)
+        if call.draws:
+            self._note_draw(call)
         node = self._node_number()
         partner = self._partner(node)
-        if not is_view and function not in _SUMS:
-            self.calls_of.setdefault(node, []).append(len(calls))
+        if not call.is_view and call.function not in _SUMS:
+            self.calls_of.setdefault(node, []).append(number)
         module = self._path[-1] if self._path else ""
         if partner >= 0:
             module = calls[partner].module
-        # The node of a function of one's own is there before its ops, which run without gradients.
+        # The node of a user's autograd function exists before its ops, which run without gradients.
         if self.phase == Phase.FORWARD or torch.is_grad_enabled():
-            self._remember_autograd_number(partner if partner >= 0 else len(calls))
-        call = RawCall(function, args, kwargs, reads, outputs, writes, self.phase, module, partner,
-                       is_drawing, is_view, cost)  # fmt: skip
-        self._changed_by.update((self.recording.values[n].storage, len(calls)) for n in writes)
-        calls.append(call)
+            self._remember_autograd_number(partner if partner >= 0 else number)
+        self._changed_by.update((self.recording.values[n].storage, number) for n in call.writes)
+        calls.append(call._replace(phase=self.phase, module=module, partner=partner))
+
+    def _note_draw(self, call: RawCall) -> None:
+        """Link a call that draws random numbers again to the call that drew them first."""
+        recording = self.recording
+        first = self.draws.next(len(recording.calls))
+        if first < len(recording.calls):
+            recording.repeats[len(recording.calls)] = first
+            is_same = recording.calls[first].cost.signature == call.cost.signature
+            self.is_seeded |= not is_same
+        if self.is_seeded:
+            recording.unseen = "it sets PyTorch's generator before it draws"
 
     # ── pairing ──────────────────────────────────────────────────────────────────────────────
 

@@ -97,13 +97,15 @@ class RawCall(NamedTuple):
     outputs: tuple[int | None, ...]
     """Flattened results; None where a result is not a tensor."""
     writes: tuple[int, ...]
-    phase: Phase
-    module: str
-    partner: int
-    draws: bool
-    """True if the call draws random numbers."""
-    is_view: bool
     cost: Cost
+    draws: bool = False
+    """True if the call draws random numbers."""
+    is_view: bool = False
+    phase: Phase = Phase.FORWARD
+    module: str = ""
+    """Path of the module whose forward makes the call."""
+    partner: int = -1
+    """Forward call whose gradient a backward call computes."""
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -145,6 +147,8 @@ class Recording:
     """Number of forward calls of each module, by its path."""
     held: list[tuple[int, int]] = field(default_factory=list)
     """Calls with storages that their autograd nodes save although nothing reads them again."""
+    repeats: dict[int, int] = field(default_factory=dict)
+    """Calls that draw the random numbers of an earlier call again, with that call."""
     unseen: str = ""
     """Side effects of the step that its calls do not show; if not empty, running the calls alone
     would give other results."""

@@ -8,10 +8,11 @@ numerically: gradients of two half batches of a small copy must add up to those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hocket.base.errors import one_line
 from hocket.base.units import format_percent, format_rate
-from hocket.capture.fake import (
-    batch_tensors,
-    map_batch,
-    meta_twins,
-    model_tensors,
-)
+from hocket.capture.fake import batch_tensors, map_batch, meta_twins, model_tensors
 from hocket.capture.given import first_batch, supervised
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.model import capture
@@ -43,15 +39,14 @@ from hocket.graph.batches import (
 )
 from hocket.graph.meeting import SAMPLES, reading_samples
 
-# Whether samples can be taken apart: the gradient of a batch is the mean of those of its parts.
+# Check that samples are independent: the gradient of a batch is the mean of those of its parts.
 #
-# What shares out a batch takes this for granted. It holds for a loss that is a mean over samples,
-# and not for one that sums over them or compares them with each other. It is tried at toy size: on
-# a few samples, with lists of equal layers cut short, gradients of the whole are compared with
-# those of its halves. That is done in single precision, with autocast off where the model can do
-# without: what is rounded to 16 bits hides what samples have to do with each other. Batch norm and
-# dropout are left out of it: they are known to look at the samples that are there and to draw anew,
-# and who plans says what becomes of them.
+# Every split of a batch relies on that. It holds for a loss that is a mean over samples, and not
+# for a loss that sums over samples or compares them with each other. The check runs a small copy of
+# the model (few samples, shortened lists of equal layers) and compares gradients of the whole batch
+# with those of its halves. It runs in float32, and without autocast if the model can do without it,
+# because 16-bit rounding hides small dependences. Batch norm and dropout are switched off: they are
+# known to depend on the other samples and on random numbers, and plans state their effect.
 
 TOLERANCE = 1e-3
 """Relative error allowed for float32 gradients, by their norm."""
@@ -73,6 +68,9 @@ _DROPOUTS = frozenset({
 })  # fmt: skip
 
 
+Gradients = tuple[torch.Tensor | None, ...]
+
+
 class Apart(NamedTuple):
     """Result of the check that samples are independent."""
 
@@ -80,6 +78,10 @@ class Apart(NamedTuple):
     """True if gradients of parts add up to those of the whole; None if nothing was compared."""
     message: str
     """Result for the user, or the reason why nothing was compared."""
+
+
+def _unchecked(reason: str) -> Apart:
+    return Apart(None, f"not checked on a small copy of the model: {reason}")
 
 
 def samples_apart(
@@ -96,119 +98,121 @@ def samples_apart(
     batch, so that no long computation is started.
     """
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for little work threads cost more than they bring
+    torch.set_num_threads(1)  # Small ops take longer on several threads.
+    check = _Check(model, batch, ChosenLoss(loss), forward or apply_model, flops_per_byte)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            tried = partial(_attempted, model, batch, ChosenLoss(loss), forward or apply_model,
-                            flops_per_byte)  # fmt: skip
-            for is_wide in (True, False):
-                # What follows may count on the number of its layers, as of tables of embeddings.
-                for is_cut in (True, False):
-                    try:
-                        return tried(is_cut=is_cut, is_wide=is_wide)
-                    # Whatever a stranger's model raises on a smaller batch says nothing about the
-                    # real one.
-                    except Exception as error:
-                        failed = one_line(error)
-        return Apart(None, f"not checked on a small copy of the model: {failed}")
+            # Some models need autocast, and some depend on their number of layers.
+            for is_wide, is_cut in itertools.product((True, False), repeat=2):
+                try:
+                    return check.run(is_cut=is_cut, is_wide=is_wide)
+                # An error on a smaller batch says nothing about the real one.
+                except Exception as error:
+                    failed = one_line(error)
+        return _unchecked(failed)
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _attempted(
-    model: nn.Module,
-    batch: Any,
-    loss: ChosenLoss,
-    forward: Forward,
-    flops_per_byte: float,
-    *,
-    is_cut: bool,
-    is_wide: bool,
-) -> Apart:
-    """One check, with layer lists shortened or not, with autocast as it is or off."""
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    tensors = [tensor for _, _, tensor in model_tensors(model)]
-    meta = meta_twins(tensors)
-    origin = {id(meta[id(tensor)]): tensor for tensor in tensors}
-    with swapped_tensors(model, meta, forward, loss) as toy:
-        if is_cut:
-            _shorten(toy)
-        kept = sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
-        rows = _fewest(batch, flops_per_byte * kept)
-        if reason := _too_much(toy, rows, flops_per_byte * kept):
-            return Apart(None, f"not checked on a small copy of the model: {reason}")
-        real = {id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)}
-        with swapped_tensors(toy, real, forward, loss):
-            _quieten(toy)
-            return _tried(toy, _filled_batch(rows), loss, forward, _Calm(is_wide=is_wide))
+@dataclass(frozen=True, eq=False)
+class _Check:
+    """The check of one model and batch."""
 
+    model: nn.Module
+    batch: Any
+    loss: ChosenLoss
+    forward: Forward
+    flops_per_byte: float
 
-def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm: _Calm) -> Apart:
-    def loss_of(part: Any) -> torch.Tensor:
-        with calm:
-            return loss(forward(toy, part))
+    def run(self, *, is_cut: bool, is_wide: bool) -> Apart:
+        """Check a copy: with shortened lists of layers if ``is_cut``, without autocast if
+        ``is_wide``."""
+        model, functions = self.model, (self.forward, self.loss)
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        tensors = [tensor for _, _, tensor in model_tensors(model)]
+        meta = meta_twins(tensors)
+        origin = {id(meta[id(tensor)]): tensor for tensor in tensors}
+        with swapped_tensors(model, meta, *functions) as copy:
+            if is_cut:
+                _shorten(copy)
+            number = sum(parameter.numel() for parameter in copy.parameters())
+            flops_per_byte = self.flops_per_byte * number / max(1, whole)
+            rows = _per_sample(self.batch, lambda t: t[:NUM_SAMPLES])
+            if _num_bytes(rows) * flops_per_byte > _MOST_FLOPS:
+                rows = _cropped(rows)
+            flops = _num_bytes(rows) * flops_per_byte
+            if number > _MOST_PARAMETERS:
+                left = f"{number / 1e6:.0f} million weights are left with {_KEPT_LAYERS} layers"
+                return _unchecked(left)
+            if flops > _MOST_FLOPS:
+                return _unchecked(f"{NUM_SAMPLES} samples take {format_rate(flops, 'flop')}")
+            real = {id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(copy)}
+            with swapped_tensors(copy, real, *functions):
+                _quieten(copy)
+                filled = map_batch(rows, {id(t): _filled(t) for _, t in batch_tensors(rows)})
+                return self._compare(copy, filled, _Calm(is_wide=is_wide))
 
-    whole = loss_of(batch)
-    if not torch.isfinite(whole):
-        return Apart(None, "not checked on a small copy of the model: its loss is no number there")
-    parameters = [p for p in toy.parameters() if p.requires_grad]
-    expected: tuple[torch.Tensor | None, ...]
-    expected = torch.autograd.grad(whole, parameters, allow_unused=True)
-    if all(gradient is None for gradient in expected):
-        return Apart(
-            None, "not checked on a small copy of the model: no gradient reaches its weights"
-        )
-    found: list[torch.Tensor | None] = [None] * len(parameters)
-    halves = list(_halves(batch))
-    for half in halves:
-        parts: tuple[torch.Tensor | None, ...]
-        parts = torch.autograd.grad(loss_of(half) / len(halves), parameters, allow_unused=True)
-        found = [_sum(a, b) for a, b in zip(found, parts, strict=True)]
-    error = _distance(found, expected)
-    tolerance = TOLERANCE + NUM_ROUNDINGS * calm.eps
-    if error > tolerance:
+    def _compare(self, copy: nn.Module, batch: Any, calm: _Calm) -> Apart:
+        """Compare the gradients of a batch with the mean of those of its halves."""
+
+        def loss_of(part: Any) -> torch.Tensor:
+            with calm:
+                return self.loss(self.forward(copy, part))
+
+        whole = loss_of(batch)
+        if not torch.isfinite(whole):
+            return _unchecked("its loss is no number there")
+        parameters = [p for p in copy.parameters() if p.requires_grad]
+        expected = torch.autograd.grad(whole, parameters, allow_unused=True)
+        if all(gradient is None for gradient in expected):
+            return _unchecked("no gradient reaches its weights")
+        middle = _num_rows(batch) // 2
+        if not middle:
+            raise ValueError("there is one sample")
+        spans = slice(0, middle), slice(middle, 2 * middle)
+        halves = [_per_sample(batch, operator.itemgetter(span)) for span in spans]
+        losses = [loss_of(half) / len(halves) for half in halves]
+        parts = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in losses]
+        error = _distance(parts, expected)
+        tolerance = TOLERANCE + NUM_ROUNDINGS * calm.eps
+        if error <= tolerance:
+            message = f"checked on a small copy of the model, gradients match within {error:.0e}"
+            return Apart(True, message)
         if whole.item() != loss_of(batch).item():
-            return Apart(
-                None, "not checked on a small copy of the model: its loss is not the same twice"
-            )
+            return _unchecked("its loss is not the same twice")
         seen = f"gradients of parts are {_percent(error)} away from that of the whole"
         return Apart(False, f"{seen}, and roundings explain {_percent(tolerance)}")
-    return Apart(True, f"checked on a small copy of the model, gradients match within {error:.0e}")
 
 
-def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
+# ── the small copy ───────────────────────────────────────────────────────────────────────────────
 
 
-# ── a toy ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _shorten(toy: nn.Module) -> None:
+def _shorten(copy: nn.Module) -> None:
     """Shorten lists of equal layers."""
     cut: list[str] = []
-    for path, layers in list(toy.named_modules()):
+    for path, layers in list(copy.named_modules()):
         is_list = isinstance(layers, nn.Sequential | nn.ModuleList) and bool(path)
         if not is_list or path.startswith(tuple(cut)):
             continue
-        if len(layers) > _KEPT_LAYERS and len({_form(each) for each in layers}) == 1:
+        forms = {(type(e), *((n, p.shape) for n, p in e.named_parameters())) for e in layers}
+        if len(layers) > _KEPT_LAYERS and len(forms) == 1:
             parent, _, name = path.rpartition(".")
-            toy.get_submodule(parent).register_module(name, layers[:_KEPT_LAYERS])
+            copy.get_submodule(parent).register_module(name, layers[:_KEPT_LAYERS])
             cut.append(f"{path}.")
 
 
-def _form(layer: nn.Module) -> object:
-    """Type and shapes of a layer; layers with equal forms are interchangeable."""
-    return type(layer), tuple((name, p.shape) for name, p in layer.named_parameters())
+def _num_rows(batch: Any) -> int:
+    """Number of samples: the first dimension of the batch's first tensor; -1 if it has none."""
+    first = next((tensor for _, tensor in batch_tensors(batch)), None)
+    return -1 if first is None or not first.dim() else int(first.shape[0])
 
 
-def _first_rows(batch: Any) -> Any:
-    tensors = [tensor for _, tensor in batch_tensors(batch)]
-    own = _num_rows(batch)
+def _per_sample(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with all tensors changed whose first dimension is the samples'."""
+    rows = _num_rows(batch)
     return map_batch(batch, {
-        id(t): t[:NUM_SAMPLES] if t.dim() and t.shape[0] == own else t for t in tensors
+        id(t): change(t) if t.dim() and t.shape[0] == rows else t for _, t in batch_tensors(batch)
     })  # fmt: skip
 
 
@@ -220,41 +224,8 @@ def _cropped(rows: Any) -> Any:
     })  # fmt: skip
 
 
-def _num_rows(batch: Any) -> int:
-    first = next((tensor for _, tensor in batch_tensors(batch)), None)
-    return -1 if first is None or not first.dim() else int(first.shape[0])
-
-
-def _halves(batch: Any) -> Iterator[Any]:
-    """Two parts of the batch with equally many samples."""
-    rows = _num_rows(batch)
-    if rows < 2:
-        raise ValueError("there is one sample")
-    middle = rows // 2
-    for start in (0, middle):
-        yield map_batch(batch, {
-            id(t): t[start : start + middle] if t.dim() and t.shape[0] == rows else t
-            for _, t in batch_tensors(batch)
-        })  # fmt: skip
-
-
-def _fewest(batch: Any, flops_per_byte: float) -> Any:
-    """The first samples; images are cropped if whole ones would take long."""
-    rows = _first_rows(batch)
-    return _cropped(rows) if _num_bytes(rows) * flops_per_byte > _MOST_FLOPS else rows
-
-
 def _num_bytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.itemsize for _, tensor in batch_tensors(batch))
-
-
-def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:
-    """Reason why the check would take too long; empty if it would not."""
-    number = sum(parameter.numel() for parameter in toy.parameters())
-    if number > _MOST_PARAMETERS:
-        return f"{number / 1e6:.0f} million weights are left with {_KEPT_LAYERS} layers"
-    flops = _num_bytes(rows) * flops_per_byte
-    return f"{NUM_SAMPLES} samples take {format_rate(flops, 'flop')}" if flops > _MOST_FLOPS else ""
 
 
 def _real(given: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
@@ -275,10 +246,6 @@ def _drawn(tensor: torch.Tensor) -> torch.Tensor:
         return 1 + 0.1 * torch.randn(tensor.shape)
     most = (3.0 * tensor.shape[0] / max(1, tensor.numel())) ** 0.5
     return torch.empty(tensor.shape).uniform_(-most, most)
-
-
-def _filled_batch(rows: Any) -> Any:
-    return map_batch(rows, {id(t): _filled(t) for _, t in batch_tensors(rows)})
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -326,7 +293,7 @@ class _Calm(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func is functional.scaled_dot_product_attention and len(args) < 5:
             kwargs["dropout_p"] = 0.0
-        # The toy is on the CPU, whatever device the model's own code names.
+        # The small copy is on the CPU, whatever device the model's own code names.
         with torch.autocast("cpu", enabled=False) if self.is_wide else nullcontext():
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.is_floating_point() and result.itemsize < 4:
@@ -340,13 +307,14 @@ def _percent(part: float) -> str:
     return format_percent(part) if part >= 0.1 else f"{100 * part:.3g} %"
 
 
-def _distance(found: list[torch.Tensor | None], expected: tuple[torch.Tensor | None, ...]) -> float:
-    """Norm of the difference, relative to the norm of the expected gradients."""
+def _distance(parts: Sequence[Gradients], expected: Gradients) -> float:
+    """Norm of the difference between summed and expected gradients, relative to the expected."""
     off, size = 0.0, 0.0
-    for a, b in zip(found, expected, strict=True):
-        size += 0.0 if b is None else float(b.square().sum())
-        difference = b if a is None else a if b is None else a - b
-        off += 0.0 if difference is None else float(difference.square().sum())
+    for of_parts, wanted in zip(zip(*parts, strict=True), expected, strict=True):
+        found = sum(gradient for gradient in of_parts if gradient is not None)
+        target = torch.zeros(()) if wanted is None else wanted
+        size += float(target.square().sum())
+        off += float((found - target).square().sum())
     if not size:
         return 0.0 if not off else float("inf")
     return float((off / size) ** 0.5)
@@ -417,10 +385,6 @@ def resized(batch: Any, num_samples: int) -> Any:
     Tensors whose first dimension equals that of the batch's first tensor hold samples. A tensor
     that occurs twice, as inputs and as labels, still occurs twice.
     """
-    tensors = [tensor for _, tensor in batch_tensors(batch)]
-    own = -1 if not tensors or not tensors[0].dim() else int(tensors[0].shape[0])
-    return map_batch(batch, {
-        id(t): torch.empty((num_samples, *t.shape[1:]), dtype=t.dtype, device="meta")
-        if t.dim() and t.shape[0] == own else t
-        for t in tensors
-    })  # fmt: skip
+    return _per_sample(
+        batch, lambda t: torch.empty((num_samples, *t.shape[1:]), dtype=t.dtype, device="meta")
+    )

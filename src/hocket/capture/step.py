@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from hocket.capture.fake import (
     lay_apart,
     map_batch,
 )
-from hocket.capture.held import find_saved, note_held
+from hocket.capture.held import SavedByNode, find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.packed import masks_as_run
 from hocket.capture.record import Recorder
@@ -38,12 +39,12 @@ from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
 from hocket.capture.swap import PythonState, swapped_tensors
 from hocket.capture.unseen import (
     SecondRun,
+    following_generator,
     held_tensors,
     note_hooked,
     note_python_state,
     note_replaced,
     note_written,
-    noting_seeds,
 )
 from hocket.graph import Phase, Role
 
@@ -51,39 +52,41 @@ Forward = Callable[[nn.Module, Any], Any]
 """Function that applies a model to a batch and returns what the loss is computed from."""
 
 
-def record_fake_step(
-    model: nn.Module,
-    batch: Any,
-    *,
-    loss: Loss,
-    training: bool,
-    device: str,
-    forward: Forward | None = None,
-    in_one_piece: bool = True,
-) -> Recording:
-    """Record a step on fake tensors of ``device``.
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What to record of a step."""
 
-    ``in_one_piece`` lays weights of recurrent layers out in one buffer on a GPU, as plain PyTorch
-    does; otherwise each has a storage of its own.
-    """
+    loss: Loss
+    training: bool
+    """True for forward, loss and backward; False for inference."""
+    forward: Forward | None = None
+    """Applies the model to the batch; None calls the model."""
+    device: str = "cpu"
+    """Device type whose kernels are recorded."""
+    in_one_piece: bool = True
+    """True if recurrent layers have their weights in one buffer on a GPU, as in plain PyTorch."""
+
+
+def record_fake_step(model: nn.Module, batch: Any, options: StepOptions) -> Recording:
+    """Record a step on fake tensors."""
     named = all_tensors(model, batch)
     mode = fake_mode(model)
-    stands_in = device == ACCELERATOR
-    place = "cpu" if stands_in else device
-    flat = flat_weights(model) if in_one_piece and torch.device(place).type == "cuda" else []
+    stands_in = options.device == ACCELERATOR
+    place = "cpu" if stands_in else options.device
+    is_flat = options.in_one_piece and torch.device(place).type == "cuda"
     with mode:
-        twins = fake_twins([t for _, _, t in named], place, flat)
+        twins = fake_twins([t for _, _, t in named], place, flat_weights(model) if is_flat else [])
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     originals = frozenset(t.untyped_storage()._cdata for _, _, t in named)
     quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))
-    with swapped_tensors(model, twins, forward, loss) as fake_model:
-        if not in_one_piece and flat_weights(fake_model):
+    with swapped_tensors(model, twins, options.forward, options.loss) as fake_model:
+        if not options.in_one_piece and flat_weights(fake_model):
             accept_weights_apart()
             with mode:
                 lay_apart(fake_model)
         with _standing_in(batch) if stands_in else nullcontext(), mode, quiet:
-            recording = _record(fake_model, fake_batch, sources, loss, training, forward, originals)
+            recording = _record(fake_model, fake_batch, sources, options, originals)
     note_hooked(recording, named)
     return recording
 
@@ -106,17 +109,16 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = before
 
 
-def record_real_step(
-    model: nn.Module, batch: Any, *, loss: Loss, training: bool, forward: Forward | None = None
-) -> Recording:
+def record_real_step(model: nn.Module, batch: Any, options: StepOptions) -> Recording:
     """Record a step that is computed for real on copies of the model's tensors."""
     named = all_tensors(model, batch)
     copies = {
         id(t): dressed(t, t.detach().clone()) for _, role, t in named if role != Role.INPUT
     }  # fmt: skip
     sources = [(name, role, copies.get(id(t), t)) for name, role, t in named]
-    with torch.random.fork_rng(), swapped_tensors(model, copies, forward, loss) as real_model:
-        recording = _record(real_model, batch, sources, loss, training, forward)
+    swapped = swapped_tensors(model, copies, options.forward, options.loss)
+    with torch.random.fork_rng(), swapped as real_model:
+        recording = _record(real_model, batch, sources, options)
     note_hooked(recording, named)
     return recording
 
@@ -125,36 +127,34 @@ def _record(
     model: nn.Module,
     batch: Any,
     sources: Sequence[NamedTensor],
-    loss: Loss,
-    training: bool,
-    forward: Forward | None,
+    options: StepOptions,
     originals: frozenset[int] | None = None,
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}
-    recorder = Recorder(names, originals)
+    recorder, held = Recorder(names, originals), held_tensors(model)
+    roots = model, options.forward, options.loss
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
-    held, state = held_tensors(model), PythonState(model, forward, loss)
-    with _module_hooks(recorder), noting_seeds(recorder), recorder:
-        output, kept, saved = _run_step(recorder, model, batch, loss, training, forward)
-    if training:
+    before = PythonState(*roots)
+    with _module_hooks(recorder), following_generator(recorder), recorder:
+        output, kept, saved = _run_step(recorder, model, batch, options)
+    if options.training:
         note_held(recorder, saved)
         _collect_gradients(recorder, sources)
         note_written(recorder)
     note_replaced(recorder, model, held)
-    if state.has_drawn():
+    if before.has_drawn():
         recorder.recording.unseen = "it draws from Python's or numpy's generator"
-    elif originals is not None and state.is_changed():
-        second, between = SecondRun(names, recorder), PythonState(model, forward, loss)
+    elif originals is not None and before.is_changed():
+        # A cache is filled once, a counter changes in each step: only a second run shows which.
+        second, between = SecondRun(names, recorder), PythonState(*roots)
         for name, role, tensor in sources:
             second.add_source(name, role, tensor)
             tensor.grad = None
         with second:
-            _run_step(second, model, batch, loss, training, forward)
-        after = PythonState(model, forward, loss)
-        note_python_state(
-            recorder, second, state.numbers != between.numbers, between.numbers != after.numbers
-        )
+            _run_step(second, model, batch, options)
+        numbers = (before.numbers, between.numbers, PythonState(*roots).numbers)
+        note_python_state(recorder, second, numbers)
     recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]
     recorder.recording.outputs = list(dict.fromkeys(v for v in kept_values if v is not None))
@@ -162,20 +162,15 @@ def _record(
 
 
 def _run_step(
-    recorder: Recorder,
-    model: nn.Module,
-    batch: Any,
-    loss: Loss,
-    training: bool,
-    forward: Forward | None,
-) -> tuple[Any, list[torch.Tensor], Any]:
+    recorder: Recorder, model: nn.Module, batch: Any, options: StepOptions
+) -> tuple[Any, list[torch.Tensor], list[SavedByNode]]:
     """Output of the model, tensors kept of it, and tensors that autograd has saved."""
     with torch.autograd.set_multithreading_enabled(False):
-        with nullcontext() if training else torch.no_grad():
-            output = (forward or apply_model)(model, batch)
-            kept = [loss(output)] if training else tensors_of(output)
-        if not training:
-            return output, kept, None
+        with nullcontext() if options.training else torch.no_grad():
+            output = (options.forward or apply_model)(model, batch)
+            kept = [options.loss(output)] if options.training else tensors_of(output)
+        if not options.training:
+            return output, kept, []
         saved = find_saved(recorder, kept[0])
         _run_backward(recorder, kept[0])
         return output, kept, saved
@@ -201,16 +196,12 @@ def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
             hint="capture with optimizer=None for inference, or unfreeze a parameter",
         )
     recorder.phase = Phase.BACKWARD
-    # Autocast is for the forward pass and the loss; what it has cast is not held beyond the step.
-    with torch.autocast("cpu", enabled=False), _without_cuda_autocast():
+    # Autocast is for the forward pass and the loss; its cast weights are not held after the step.
+    on_cuda = torch.is_autocast_enabled("cuda")
+    without_cuda = torch.autocast("cuda", enabled=False) if on_cuda else nullcontext()
+    with torch.autocast("cpu", enabled=False), without_cuda:
         loss.backward()  # type: ignore[no-untyped-call]
     torch.clear_autocast_cache()
-
-
-def _without_cuda_autocast() -> AbstractContextManager[Any]:
-    if not torch.is_autocast_enabled("cuda"):
-        return nullcontext()
-    return torch.autocast("cuda", enabled=False)
 
 
 def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> None:

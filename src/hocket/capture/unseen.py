@@ -7,7 +7,7 @@ step, or with other random numbers where `torch.utils.checkpoint` repeats a draw
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,6 @@ from hocket.graph import Phase, Role
 
 HeldByName = dict[tuple[str, str], torch.Tensor]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SETTERS = ("set_rng_state", "manual_seed")
 
 
 def held_tensors(model: nn.Module) -> HeldByName:
@@ -75,19 +74,20 @@ class SecondRun(Recorder):  # type: ignore[no-untyped-call]
 
 
 def note_python_state(
-    first: Recorder, second: SecondRun, changed_by_first: bool, changed_by_second: bool
+    first: Recorder, second: SecondRun, numbers: tuple[list[Any], list[Any], list[Any]]
 ) -> None:
     """Record Python state that makes later steps differ from the traced one.
 
-    Numbers that only the first run changes are allowed: a size that is set once, a cache that is
-    filled. The second run must then make the same calls, otherwise the trace would describe the
-    first step only.
+    ``numbers`` are those of the state before, between and after both runs. Numbers that only the
+    first run changes are allowed: a size that is set once, a cache that is filled. The second run
+    must then make the same calls, otherwise the trace would describe the first step only.
     """
+    before, between, after = numbers
     if second.has_read_state:
         first.recording.unseen = "a step reads a tensor that the step before has left"
-    elif changed_by_second:
+    elif between != after:
         first.recording.unseen = "it changes numbers or lists of its own in each step"
-    elif changed_by_first and _dependent_calls(first) != _dependent_calls(second):
+    elif before != between and _dependent_calls(first) != _dependent_calls(second):
         first.recording.unseen = "its first step computes something else than the following ones"
 
 
@@ -159,23 +159,37 @@ def hooked_modules(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def noting_seeds(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder when the step seeds PyTorch's generator."""
-    before = {name: getattr(torch, name) for name in _SETTERS}
-    own = threading.get_ident()
+def following_generator(recorder: Recorder) -> Iterator[None]:
+    """Report to the recorder when the step reads, restores or seeds PyTorch's generator.
 
-    def noted(setter: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # Another thread may train meanwhile, and draw the same numbers again.
-            recorder.is_seeded |= threading.get_ident() == own
-            return setter(*args, **kwargs)
+    Activation checkpoints read the state before a module runs, and restore it when the module runs
+    a second time. Any other state makes later draws unknown.
+    """
+    own = {name: getattr(torch, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")}
+    here = threading.get_ident()
 
-        return call
+    def get_state() -> torch.Tensor:
+        state: torch.Tensor = own["get_rng_state"]()
+        if threading.get_ident() == here:
+            recorder.draws.note_state(state)
+        return state
 
+    def set_state(state: torch.Tensor) -> None:
+        # Another thread may train meanwhile, and draw the same numbers again.
+        if threading.get_ident() == here and not recorder.draws.set_back(state):
+            recorder.is_seeded = True
+        own["set_rng_state"](state)
+
+    def seed(number: Any) -> torch.Generator:
+        recorder.is_seeded |= threading.get_ident() == here
+        generator: torch.Generator = own["manual_seed"](number)
+        return generator
+
+    followed = {"get_rng_state": get_state, "set_rng_state": set_state, "manual_seed": seed}
     try:
-        for name, setter in before.items():
-            setattr(torch, name, noted(setter))
+        for name, function in followed.items():
+            setattr(torch, name, function)
         yield
     finally:
-        for name, setter in before.items():
-            setattr(torch, name, setter)
+        for name, function in own.items():
+            setattr(torch, name, function)
