@@ -82,10 +82,17 @@ def tight(problem: Problem, shares: tuple[int, ...], filled: float) -> Problem:
     """The problem with so little memory that the step needs ``filled`` of it."""
     alone = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
     total = int(simulate(problem, alone).peak_bytes[0]) / filled
-    reserved = problem.costs.reserved_bytes[problem.costs.device_row]
     devices = tuple(
-        replace(device, memory_bytes=int(np.ceil(total * share / sum(shares))) + int(kept))
-        for device, share, kept in zip(problem.cluster.devices, shares, reserved, strict=True)
+        # What libraries reserve and the headroom of the device come on top.
+        replace(
+            device,
+            memory_bytes=int(np.ceil(total * share / sum(shares)))
+            + device.memory_bytes
+            - int(usable),
+        )
+        for device, share, usable in zip(
+            problem.cluster.devices, shares, problem.memory_bytes, strict=True
+        )
     )
     return replace(problem, cluster=replace(problem.cluster, devices=devices))
 

@@ -15,7 +15,7 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.capture.sizes import capture_sizes
 from hocket.export.accelerate import device_map
-from hocket.graph.generators.chain import chain
+from hocket.graph.generators.forward_graphs import chain
 from hocket.plan.files import write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica

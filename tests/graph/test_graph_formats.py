@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import InputFileError
-from hocket.graph import Graph, Phase, Role, on_file_terms, read_graph
+from hocket.graph import Graph, Phase, Role, read_graph
+from hocket.graph.formats.dnn_partitioning import on_file_terms
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 DNN_FILES = sorted((DATA / "placement/dnn-partitioning").glob("*-inputs/*/*.json"))
@@ -175,7 +176,6 @@ def test_pipedream_layer_becomes_a_forward_and_a_mirrored_backward_op(tmp_path):
     assert graph.stated is not None
     assert graph.stated.op_s["*"].tolist() == [0, 0.002, 0, 0, 0.004, 0]
     assert graph.kind_of(1) == "LSTM"
-    assert graph.meta["stages"] == {"node1": 0, "node2": 0, "node3": 1}
 
 
 def test_pipedream_tensors_flow_forth_and_gradients_back(tmp_path):
@@ -245,4 +245,3 @@ def test_pipedream_public_file_loads_whole(file):
     backward = {(f"{b}.backward", f"{a}.backward") for a, b in edges}
     own = {(line.split(" -- ")[0], line.split(" -- ")[0] + ".backward") for line in layers}
     assert found == edges | backward | own
-    assert ("stages" in graph.meta) == ("stage_id" in text)

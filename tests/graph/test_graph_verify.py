@@ -103,9 +103,9 @@ def test_verify_names_what_is_wrong(field, index, value, message):
         ([1.0, -1.0, 1.0], [0.0] * 5, "stated time on '*' of op 'second'"),
         ([1.0, np.nan, 1.0], [0.0] * 5, "stated time on '*' of op 'second'"),
         ([1.0, 1e30, 1.0], [0.0] * 5, "stated time on '*' of op 'second'"),
-        ([1.0, 1.0], [0.0] * 5, "stated times of '*' have 2 entries"),
+        ([1.0, 1.0], [0.0] * 5, "stated time on '*' has 2 entries"),
         ([1.0] * 3, [0.0, np.inf, 0, 0, 0], "stated transfer time of tensor 'x'"),
-        ([1.0] * 3, [0.0] * 4, "stated transfer times have 4 entries"),
+        ([1.0] * 3, [0.0] * 4, "stated transfer time has 4 entries"),
     ],
 )
 def test_verify_names_wrong_stated_times(op_s, tensor_s, message):

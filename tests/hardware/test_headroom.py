@@ -10,7 +10,7 @@ from hocket.api import make_problem, plan_graph
 from hocket.api.clusters import with_dispatch
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.host import EAGER, REFERENCE_DISPATCH_S, HostOverhead, measured_host
-from hocket.graph.generators.chain import chain
+from hocket.graph.generators.forward_graphs import chain
 from hocket.hardware.detect import unstated_headroom_bytes
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
 from hocket.hardware.kinds import preset_kinds

@@ -7,17 +7,18 @@ algorithm, smallest given position first. O(ops log ops + reads).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from hocket.base.arrays import IntArray, pointers, positions
 from hocket.base.errors import InputFileError
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, distinct
-from hocket.graph.verify import verify_graph
+from hocket.graph.columns import OP_COLUMNS, TENSOR_COLUMNS, Column
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, read_table
+from hocket.graph.topological_order import topological_order
+from hocket.graph.verify import require_read_table, verify_graph
 
 
 class Interned(NamedTuple):
@@ -69,54 +70,45 @@ def assemble(
 ) -> Graph:
     """Build and verify a Graph from columns, sorting ops and tensors where needed."""
     num_ops, num_tensors = len(ops.name), len(tensors.name)
-    producer = _column(tensors.producer, num_tensors, -1, np.int32)
+    producer = np.asarray(tensors.producer, dtype=np.int32)
     read_ptr = np.asarray(read_ptr, dtype=np.int64)
     reads = np.asarray(reads, dtype=np.int32)
     _require_indices(ops, tensors, producer, read_ptr, reads)
     op_order = topological_order(ops.name, producer, read_ptr, reads)
     op_rank = positions(op_order).astype(np.int32)
-    new_producer = np.where(producer >= 0, op_rank[producer], -1) if num_ops else producer
+    new_producer = _renumbered(producer, op_rank)
     tensor_order = np.argsort(new_producer, kind="stable").astype(np.int32)
     tensor_rank = positions(tensor_order).astype(np.int32)
-    new_ptr, new_reads = _sorted_reads(op_order, tensor_rank, read_ptr, reads)
-
-    def op_column(values: Any, default: float, dtype: Any) -> Any:
-        return _column(values, num_ops, default, dtype)[op_order]
-
-    def op_links(values: Any) -> IntArray:
-        links = op_column(values, -1, np.int32)
-        return np.where(links >= 0, op_rank[links], -1).astype(np.int32) if num_ops else links
+    reader = np.repeat(op_rank, np.diff(read_ptr))
+    new_ptr, new_reads = read_table(reader, tensor_rank[reads], num_ops, num_tensors)
 
     kinds, kind = _interned(ops.kind, op_order)
     modules, module = _interned(ops.module, op_order)
     signatures, signature = _interned(ops.signature, op_order)
-    none = np.full(num_ops, -1, dtype=np.int32)
-    alias = _column(tensors.alias_of, num_tensors, -1, np.int32)[tensor_order]
+    texts: dict[str, Any] = {"op_kind": kind, "op_module": module, "op_signature": signature}
+    op_columns: dict[str, Any] = {
+        column.field: _column(getattr(ops, column.key), num_ops, column)[op_order]
+        for column in OP_COLUMNS
+        if column.field not in texts
+    }
+    tensor_columns: dict[str, Any] = {
+        column.field: _column(getattr(tensors, column.key), num_tensors, column)[tensor_order]
+        for column in TENSOR_COLUMNS
+    }
     graph = Graph(
         name=name,
         op_names=tuple(_taken(ops.name, op_order)),
         kinds=kinds,
-        op_kind=kind,
         modules=modules,
-        op_module=module if ops.module else none,
         signatures=signatures,
-        op_signature=signature if ops.signature else none.copy(),
-        op_phase=op_column(ops.phase, Phase.FORWARD, np.int8),
-        op_dtype=op_column(ops.dtype, 0, np.int8),
-        flops=op_column(ops.flops, 0.0, np.float64),
-        bytes_touched=op_column(ops.bytes_touched, 0, np.int64),
-        workspace_bytes=op_column(ops.workspace_bytes, 0, np.int64),
-        partner=op_links(ops.partner),
-        group=op_column(ops.group, -1, np.int32),
-        rng_order=op_column(ops.rng_order, -1, np.int32),
-        op_stream=op_column(ops.stream, Stream.COMPUTE, np.int8),
+        **texts,
+        **op_columns | {"partner": _renumbered(op_columns["partner"], op_rank)},
         tensor_names=tuple(_taken(tensors.name, tensor_order)),
-        tensor_bytes=_column(tensors.bytes, num_tensors, 0, np.int64)[tensor_order],
-        tensor_role=_column(tensors.role, num_tensors, Role.ACTIVATION, np.int8)[tensor_order],
-        tensor_producer=new_producer[tensor_order].astype(np.int32),
-        alias_of=np.where(alias >= 0, tensor_rank[alias], -1).astype(np.int32)
-        if num_tensors
-        else alias,
+        **tensor_columns
+        | {
+            "tensor_producer": new_producer[tensor_order].astype(np.int32),
+            "alias_of": _renumbered(tensor_columns["alias_of"], tensor_rank),
+        },
         read_ptr=new_ptr,
         reads=new_reads,
         stated=_reordered(stated, op_order, tensor_order),
@@ -124,6 +116,21 @@ def assemble(
     )
     verify_graph(graph)
     return graph
+
+
+class OpFields(TypedDict, total=False):
+    """Optional columns of an op that `GraphBuilder` adds."""
+
+    phase: Phase
+    flops: float
+    bytes_touched: int
+    workspace_bytes: int
+    partner: int
+    group: int
+    rng_order: int
+    stream: Stream
+    module: str
+    signature: str
 
 
 @dataclass
@@ -145,15 +152,8 @@ class GraphBuilder:
         alias_of: int = -1,
     ) -> int:
         """Add a tensor and return its number."""
-        self.tensors.append(
-            {
-                "name": name,
-                "bytes": size_bytes,
-                "producer": producer,
-                "role": role,
-                "alias_of": alias_of,
-            }
-        )
+        columns = {"bytes": size_bytes, "producer": producer, "role": role, "alias_of": alias_of}
+        self.tensors.append({"name": name, **columns})
         return len(self.tensors) - 1
 
     def op(
@@ -162,36 +162,11 @@ class GraphBuilder:
         kind: str = "op",
         *,
         reads: Iterable[int] = (),
-        phase: Phase = Phase.FORWARD,
         dtype: str = "float32",
-        flops: float = 0.0,
-        bytes_touched: int = 0,
-        workspace_bytes: int = 0,
-        partner: int = -1,
-        group: int = -1,
-        rng_order: int = -1,
-        stream: Stream = Stream.COMPUTE,
-        module: str = "",
-        signature: str = "",
+        **columns: Unpack[OpFields],
     ) -> int:
         """Add an op that reads the given tensors and return its number."""
-        self.ops.append(
-            {
-                "name": name,
-                "kind": kind,
-                "phase": phase,
-                "dtype": DTYPES.index(dtype),
-                "flops": flops,
-                "bytes_touched": bytes_touched,
-                "workspace_bytes": workspace_bytes,
-                "partner": partner,
-                "group": group,
-                "rng_order": rng_order,
-                "stream": stream,
-                "module": module,
-                "signature": signature,
-            }
-        )
+        self.ops.append({"name": name, "kind": kind, "dtype": DTYPES.index(dtype), **columns})
         self.op_reads.append(list(reads))
         return len(self.ops) - 1
 
@@ -203,14 +178,23 @@ class GraphBuilder:
         self, *, stated: StatedTimes | None = None, meta: Mapping[str, Any] | None = None
     ) -> Graph:
         """Return the finished, verified graph."""
-        op_fields = OpColumns.__dataclass_fields__
-        columns = OpColumns(**{key: [op[key] for op in self.ops] for key in op_fields})
-        tensor_fields = TensorColumns.__dataclass_fields__
-        tensors = TensorColumns(**{key: [t[key] for t in self.tensors] for key in tensor_fields})
+        default: dict[str, Any] = {column.key: column.default for column in OP_COLUMNS}
+        default |= {"module": "", "signature": ""}
+        ops: dict[str, Any] = {
+            key: [op.get(key, default.get(key)) for op in self.ops]
+            for key in OpColumns.__dataclass_fields__
+        }
+        tensors: dict[str, Any] = {
+            key: [tensor[key] for tensor in self.tensors]
+            for key in TensorColumns.__dataclass_fields__
+        }
         lengths = [len(reads) for reads in self.op_reads]
         read_ptr = pointers(lengths)
         flat = [tensor for reads in self.op_reads for tensor in reads]
-        return assemble(self.name, columns, tensors, read_ptr, flat, stated=stated, meta=meta)
+        return assemble(
+            self.name, OpColumns(**ops), TensorColumns(**tensors), read_ptr, flat,
+            stated=stated, meta=meta,
+        )  # fmt: skip
 
 
 def _require_indices(
@@ -218,13 +202,7 @@ def _require_indices(
 ) -> None:
     """Raise on indices out of range, before anything is sorted by them."""
     num_ops, num_tensors = len(ops.name), len(tensors.name)
-    if (
-        len(read_ptr) != num_ops + 1
-        or read_ptr[0] != 0
-        or read_ptr[-1] != len(reads)
-        or np.any(np.diff(read_ptr) < 0)
-    ):
-        raise InputFileError("the table of reads does not match the number of ops")
+    require_read_table(ops.name, read_ptr, reads)
     for what, values, count, low in (
         ("producer of a tensor", producer, num_ops, -1),
         ("tensor read by an op", reads, num_tensors, 0),
@@ -239,75 +217,33 @@ def _require_indices(
             )
 
 
-def topological_order(
-    names: Sequence[str], producer: IntArray, read_ptr: Any, reads: IntArray
-) -> IntArray:
-    """Return a topological order of the ops: the given order if it is one.
-
-    Raises `InputFileError` with the name of an op that depends on itself.
-    """
-    num_ops = len(names)
-    reader = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(read_ptr))
-    made_by = producer[reads] if len(reads) else np.empty(0, dtype=np.int32)
-    if np.all(made_by < reader):
-        return np.arange(num_ops, dtype=np.int32)
-    inner = made_by >= 0
-    src, dst = made_by[inner], reader[inner]
-    waiting = np.bincount(dst, minlength=num_ops).tolist()
-    by_src = np.argsort(src, kind="stable")
-    start = np.searchsorted(src[by_src], np.arange(num_ops + 1)).tolist()
-    targets = dst[by_src].tolist()
-    ready = [op for op in range(num_ops) if waiting[op] == 0]
-    order: list[int] = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for target in targets[start[op] : start[op + 1]]:
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                heapq.heappush(ready, target)
-    if len(order) < num_ops:
-        stuck = next(op for op in range(num_ops) if waiting[op] > 0)
-        raise InputFileError(
-            f"op {names[stuck]!r} depends on itself through a cycle",
-            hint="remove one of the dependencies of the cycle",
-        )
-    return np.array(order, dtype=np.int32)
-
-
-def _sorted_reads(
-    op_order: IntArray, tensor_rank: IntArray, read_ptr: Any, reads: IntArray
-) -> tuple[Any, IntArray]:
-    """Return the reads with new numbers, ascending and without repetition within each op."""
-    num_ops, num_tensors = len(op_order), max(len(tensor_rank), 1)
-    op_rank = positions(op_order)
-    reader = np.repeat(op_rank, np.diff(read_ptr))
-    key = distinct(reader * num_tensors + (tensor_rank[reads] if len(reads) else reads))
-    counts = np.bincount(key // num_tensors, minlength=num_ops)
-    ptr = pointers(counts)
-    return ptr, (key % num_tensors).astype(np.int32)
-
-
 def _taken(texts: Sequence[str], order: IntArray) -> list[str]:
     """Return the strings in a new order; none if the column is empty."""
     return [texts[i] for i in order.tolist()] if len(texts) else []
 
 
-def _column(values: Any, count: int, default: float, dtype: Any) -> Any:
+def _column(values: Any, count: int, column: Column) -> Any:
     if len(values) == 0:
-        return np.full(count, default, dtype=dtype)
+        return np.full(count, column.default or 0, dtype=column.dtype)
     if len(values) != count:
         raise InputFileError(
-            f"a column has {len(values)} entries, expected {count}",
+            f"column {column.key!r} has {len(values)} entries, expected {count}",
             hint="every column has one entry per op or per tensor, or none at all",
         )
-    return np.asarray(values, dtype=dtype)
+    return np.asarray(values, dtype=column.dtype)
+
+
+def _renumbered(links: IntArray, rank: IntArray) -> IntArray:
+    """Return indices in the new numbering; -1 stays -1."""
+    return np.append(rank, -1)[links].astype(np.int32)
 
 
 def _interned(
     values: Sequence[str] | Interned, order: IntArray
 ) -> tuple[tuple[str, ...], IntArray]:
     """Distinct strings in order of first appearance, and the index of each; '' becomes -1."""
+    if not values:
+        return (), np.full(len(order), -1, dtype=np.int32)
     if isinstance(values, Interned):
         used, first, index = np.unique(
             values.numbers[order], return_index=True, return_inverse=True

@@ -10,18 +10,26 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.base import fields
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError
-from hocket.base.fields import located
 from hocket.base.jsonfile import dump_json, looks_like_json, parse_json, read_bounded
-from hocket.graph.graph import DTYPES, Graph, OtherBatch, Phase, Role, StatedTimes, Stream
-from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
+from hocket.graph.columns import (
+    MAX_BYTES,
+    MAX_FLOPS,
+    MAX_INDEX,
+    OP_COLUMNS,
+    TENSOR_COLUMNS,
+    Column,
+)
+from hocket.graph.graph import Graph, OtherBatch, StatedTimes
+from hocket.graph.verify import MAX_SECONDS, verify_graph
 
 __all__ = ["graph_from_dict", "graph_to_dict", "read_graph", "write_graph"]
 
@@ -34,48 +42,12 @@ __all__ = ["graph_from_dict", "graph_to_dict", "read_graph", "write_graph"]
 
 GRAPH_SCHEMA = "hocket.graph/1"
 
-_MAX_INDEX = 2**31 - 1
 _LENGTHS = "every column has one entry per op or per tensor, or is left out"
-
-
-class _Column(NamedTuple):
-    """An integer column: key in the file, field of the Graph, allowed values, default."""
-
-    key: str
-    field: str
-    dtype: type[np.signedinteger[Any]]
-    low: int
-    high: int
-    default: int | None
-    """None if the column is required."""
-
-
-_OP_COLUMNS = (
-    _Column("kind", "op_kind", np.int32, 0, _MAX_INDEX, None),
-    _Column("module", "op_module", np.int32, -1, _MAX_INDEX, -1),
-    _Column("signature", "op_signature", np.int32, -1, _MAX_INDEX, -1),
-    _Column("phase", "op_phase", np.int8, 0, len(Phase) - 1, Phase.FORWARD),
-    _Column("dtype", "op_dtype", np.int8, 0, len(DTYPES) - 1, 0),
-    _Column("bytes_touched", "bytes_touched", np.int64, 0, MAX_BYTES, 0),
-    _Column("workspace_bytes", "workspace_bytes", np.int64, 0, MAX_BYTES, 0),
-    _Column("partner", "partner", np.int32, -1, _MAX_INDEX, -1),
-    _Column("group", "group", np.int32, -1, _MAX_INDEX, -1),
-    _Column("rng_order", "rng_order", np.int32, -1, _MAX_INDEX, -1),
-    _Column("stream", "op_stream", np.int8, 0, len(Stream) - 1, Stream.COMPUTE),
-)
-_TENSOR_COLUMNS = (
-    _Column("bytes", "tensor_bytes", np.int64, 0, MAX_BYTES, None),
-    _Column("producer", "tensor_producer", np.int32, -1, _MAX_INDEX, None),
-    _Column("role", "tensor_role", np.int8, 0, len(Role) - 1, Role.ACTIVATION),
-    _Column("alias_of", "alias_of", np.int32, -1, _MAX_INDEX, -1),
-)
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
     """Return the graph as plain JSON values in the layout of hocket.graph/1."""
-    ops = {"name": list(graph.op_names), **_written(graph, _OP_COLUMNS)}
-    if np.any(graph.flops):
-        ops["flops"] = graph.flops.tolist()
+    ops = {"name": list(graph.op_names), **_written(graph, OP_COLUMNS)}
     other = {} if graph.other_batch is None else {"other_batch": _other_data(graph.other_batch)}
     return {
         "schema": GRAPH_SCHEMA,
@@ -85,7 +57,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
         "modules": list(graph.modules),
         "signatures": list(graph.signatures),
         "ops": ops,
-        "tensors": {"name": list(graph.tensor_names), **_written(graph, _TENSOR_COLUMNS)},
+        "tensors": {"name": list(graph.tensor_names), **_written(graph, TENSOR_COLUMNS)},
         "reads": {"ptr": graph.read_ptr.tolist(), "tensor": graph.reads.tolist()},
         "stated": _stated_to_dict(graph.stated),
         **other,
@@ -98,7 +70,7 @@ def graph_from_dict(data: object, where: str) -> Graph:
         return _graph_from_dict(data)
 
 
-def _written(graph: Graph, columns: tuple[_Column, ...]) -> dict[str, list[Any]]:
+def _written(graph: Graph, columns: tuple[Column, ...]) -> dict[str, list[Any]]:
     written = {}
     for column in columns:
         values = getattr(graph, column.field)
@@ -133,13 +105,13 @@ def _graph_from_dict(data: object) -> Graph:
         file["ops"],
         "ops",
         required=("name", "kind"),
-        optional=("flops", *(column.key for column in _OP_COLUMNS)),
+        optional=tuple(column.key for column in OP_COLUMNS),
     )
     tensors = fields.record(
         file["tensors"],
         "tensors",
         required=("name", "bytes", "producer"),
-        optional=tuple(column.key for column in _TENSOR_COLUMNS),
+        optional=tuple(column.key for column in TENSOR_COLUMNS),
     )
     reads = fields.record(file["reads"], "reads", required=("ptr", "tensor"))
     op_names = fields.text_column(ops["name"], "ops.name")
@@ -152,12 +124,11 @@ def _graph_from_dict(data: object) -> Graph:
         kinds=tuple(fields.text_column(file["kinds"], "kinds")),
         modules=tuple(fields.text_column(file.get("modules", []), "modules")),
         signatures=tuple(fields.text_column(file.get("signatures", []), "signatures")),
-        flops=_flops(ops.get("flops"), len(op_names)),
-        **_read(ops, "ops", _OP_COLUMNS, len(op_names)),
+        **_read(ops, "ops", OP_COLUMNS, len(op_names)),
         tensor_names=tuple(tensor_names),
-        **_read(tensors, "tensors", _TENSOR_COLUMNS, len(tensor_names)),
-        read_ptr=_ints(reads["ptr"], "reads.ptr", 0, _MAX_INDEX, len(op_names) + 1),
-        reads=fields.int_column(reads["tensor"], "reads.tensor", 0, _MAX_INDEX).astype(np.int32),
+        **_read(tensors, "tensors", TENSOR_COLUMNS, len(tensor_names)),
+        read_ptr=_ints(reads["ptr"], "reads.ptr", 0, MAX_INDEX, len(op_names) + 1),
+        reads=fields.int_column(reads["tensor"], "reads.tensor", 0, MAX_INDEX).astype(np.int32),
         stated=_stated(file.get("stated"), len(op_names), len(tensor_names)),
         other_batch=_other_batch(file.get("other_batch"), len(op_names), len(tensor_names)),
         meta=dict(fields.mapping(file.get("meta", {}), "meta")),
@@ -166,14 +137,16 @@ def _graph_from_dict(data: object) -> Graph:
     return graph
 
 
+_OTHER_COLUMNS = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
+
+
 def _other_data(other: OtherBatch) -> dict[str, Any]:
-    columns = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
     return {
         "samples": other.num_samples,
         "other_samples": other.other_samples,
         "signatures": list(other.signatures),
         "signature": other.op_signature.tolist(),
-        **{name: getattr(other, name).tolist() for name in columns},
+        **{name: getattr(other, name).tolist() for name in _OTHER_COLUMNS},
     }
 
 
@@ -181,12 +154,13 @@ def _other_batch(value: object, num_ops: int, num_tensors: int) -> OtherBatch | 
     if value is None:
         return None
     path = "other_batch"
-    columns = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
     entry = fields.record(
-        value, path, required=("samples", "other_samples", "signatures", "signature", *columns)
+        value,
+        path,
+        required=("samples", "other_samples", "signatures", "signature", *_OTHER_COLUMNS),
     )
-    num_samples = fields.integer(entry["samples"], f"{path}.samples", 1, _MAX_INDEX)
-    other_samples = fields.integer(entry["other_samples"], f"{path}.other_samples", 1, _MAX_INDEX)
+    num_samples = fields.integer(entry["samples"], f"{path}.samples", 1, MAX_INDEX)
+    other_samples = fields.integer(entry["other_samples"], f"{path}.other_samples", 1, MAX_INDEX)
     if num_samples == other_samples:
         raise InputFileError(
             f"{path} has the same {num_samples} samples as the graph",
@@ -212,22 +186,21 @@ def _other_batch(value: object, num_ops: int, num_tensors: int) -> OtherBatch | 
 
 
 def _read(
-    section: Mapping[str, Any], path: str, columns: tuple[_Column, ...], length: int
+    section: Mapping[str, Any], path: str, columns: tuple[Column, ...], length: int
 ) -> dict[str, Any]:
+    """Return the fields of a graph that a section of the file states, with defaults for others."""
     return {
-        column.field: _ints(
-            section[column.key], f"{path}.{column.key}", column.low, column.high, length
-        ).astype(column.dtype)
+        column.field: _numbers(section[column.key], f"{path}.{column.key}", column, length)
         if column.key in section
         else np.full(length, column.default, dtype=column.dtype)
         for column in columns
     }
 
 
-def _flops(value: object, length: int) -> FloatArray:
-    if value is None:
-        return np.zeros(length)
-    return _floats(value, "ops.flops", MAX_FLOPS, length)
+def _numbers(value: object, path: str, column: Column, length: int) -> NDArray[np.number[Any]]:
+    if column.dtype is np.float64:
+        return _floats(value, path, column.high, length)
+    return _ints(value, path, column.low, column.high, length).astype(column.dtype)
 
 
 def _stated(value: object, num_ops: int, num_tensors: int) -> StatedTimes | None:
@@ -274,7 +247,7 @@ def read_graph(path: str | Path) -> Graph:
     data = read_bounded(
         path, MAX_FILE_BYTES, lambda head: looks_like_json(head) or is_pipedream(head), _FORMATS
     )
-    with located(where):
+    with fields.located(where):
         if not looks_like_json(data):
             return _not_empty(graph_from_pipedream(data, _name(path)))
         return _not_empty(_graph_from_json(parse_json(data, where), _name(path)))

@@ -334,6 +334,15 @@ def distinct(keys: LongArray) -> LongArray:
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
 
 
+def read_table(
+    reader: NDArray[Any], tensor: NDArray[Any], num_ops: int, num_tensors: int
+) -> tuple[LongArray, IntArray]:
+    """Return ``read_ptr`` and ``reads`` of the given reads, which may repeat in any order."""
+    count = max(num_tensors, 1)
+    key = distinct(reader.astype(np.int64) * count + tensor)
+    return pointers(np.bincount(key // count, minlength=num_ops)), (key % count).astype(np.int32)
+
+
 def _frozen(array: NDArray[_T]) -> NDArray[_T]:
     array.setflags(write=False)
     return array

@@ -7,45 +7,28 @@ O(ops + reads), numpy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import InputFileError
-from hocket.graph.graph import DTYPES, PERSISTENT_ROLES, Graph, Phase, Role, Stream
+from hocket.graph.columns import OP_COLUMNS, TENSOR_COLUMNS
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 
-MAX_BYTES = 2**50
-"""Bytes of a tensor or workspace above which it is considered a mistake (one pebibyte)."""
-MAX_FLOPS = 1e24
 MAX_SECONDS = 1e9
 MAX_TOTAL_BYTES = 2**62
 MAX_TEXT_LENGTH = 10_000
 """Maximum characters in a name, a kind, a module path or a signature."""
-
-_OP_COLUMNS = (
-    "op_kind",
-    "op_module",
-    "op_signature",
-    "op_phase",
-    "op_dtype",
-    "flops",
-    "bytes_touched",
-    "workspace_bytes",
-    "partner",
-    "group",
-    "rng_order",
-    "op_stream",
-)
-_TENSOR_COLUMNS = ("tensor_bytes", "tensor_role", "tensor_producer", "alias_of")
-_NO_LIMIT = 2**31
 
 
 def verify_graph(graph: Graph) -> None:
     """Raise `InputFileError` naming the first offending op or tensor."""
     _verify_texts(graph)
     _verify_lengths(graph)
-    _verify_indices(graph)
+    _verify_ranges(graph)
     _verify_values(graph)
     _verify_roles(graph)
     _verify_order(graph)
@@ -64,52 +47,48 @@ def _verify_texts(graph: Graph) -> None:
     ):
         _require_text(f"name of {what}" if what in ("op", "tensor") else what, texts)
         if len(set(texts)) < len(texts):
+            repeated, _ = Counter(texts).most_common(1)[0]
             raise InputFileError(
-                f"two {what}s have the name {_first_repeated(texts)!r}", hint="names must differ"
+                f"two {what}s have the name {repeated!r}", hint="names must differ"
             )
 
 
 def _require_text(what: str, texts: Sequence[str]) -> None:
     """Raise on empty or long strings, and on control characters, which could control a terminal."""
-    joined = "".join(texts)
+    # One test of all texts together, because a graph has up to a million of them.
     longest = max(map(len, texts), default=0)
-    if joined.isprintable() and all(texts) and longest <= MAX_TEXT_LENGTH:
+    if "".join(texts).isprintable() and all(texts) and longest <= MAX_TEXT_LENGTH:
         return
     for index, text in enumerate(texts):
+        problem = ""
         if not text:
-            raise InputFileError(f"{what} {index} is empty", hint="give it a name")
-        if len(text) > MAX_TEXT_LENGTH:
+            problem = "is empty"
+        elif len(text) > MAX_TEXT_LENGTH:
+            problem = f"has {len(text)} characters: {text[:40]!r}…"
+        elif not text.isprintable():
+            problem = f"has characters that cannot be printed: {text[:100]!r}"
+        if problem:
             raise InputFileError(
-                f"{what} {index} has {len(text)} characters: {text[:40]!r}…",
-                hint=f"{MAX_TEXT_LENGTH} characters are allowed",
+                f"{what} {index} {problem}",
+                hint=f"names have 1 to {MAX_TEXT_LENGTH} printable characters",
             )
-        if not text.isprintable():
-            raise InputFileError(
-                f"{what} {index} has characters that cannot be printed: {text[:100]!r}",
-                hint="use letters, digits, signs and plain spaces",
-            )
-
-
-def _first_repeated(texts: Sequence[str]) -> str:
-    seen: set[str] = set()
-    for text in texts:
-        if text in seen:
-            return text
-        seen.add(text)
-    raise AssertionError("unreachable: called only where a text is repeated")
 
 
 def _verify_lengths(graph: Graph) -> None:
-    for columns, length in ((_OP_COLUMNS, graph.num_ops), (_TENSOR_COLUMNS, graph.num_tensors)):
-        for column in columns:
-            actual = len(getattr(graph, column))
-            if actual != length:
-                raise InputFileError(
-                    f"column {column!r} has {actual} entries, expected {length}",
-                    hint="every column has one entry per op or per tensor",
-                )
-    ptr = graph.read_ptr
-    if len(ptr) != graph.num_ops + 1 or ptr[0] != 0 or ptr[-1] != len(graph.reads):
+    lengths = {column.field: graph.num_ops for column in OP_COLUMNS}
+    lengths |= {column.field: graph.num_tensors for column in TENSOR_COLUMNS}
+    for field, length in lengths.items():
+        if len(getattr(graph, field)) != length:
+            raise InputFileError(
+                f"column {field!r} has {len(getattr(graph, field))} entries, expected {length}",
+                hint="every column has one entry per op or per tensor",
+            )
+    require_read_table(graph.op_names, graph.read_ptr, graph.reads)
+
+
+def require_read_table(op_names: Sequence[str], ptr: LongArray, reads: IntArray) -> None:
+    """Raise unless ``ptr`` divides the reads into one range per op."""
+    if len(ptr) != len(op_names) + 1 or ptr[0] != 0 or ptr[-1] != len(reads):
         raise InputFileError(
             "the table of reads does not match the number of ops",
             hint="read_ptr starts at 0, has one more entry than there are ops and ends at the "
@@ -118,31 +97,23 @@ def _verify_lengths(graph: Graph) -> None:
     falling = _first(np.diff(ptr) < 0)
     if falling is not None:
         raise InputFileError(
-            f"the reads of op {graph.op_names[falling]!r} end before they start",
+            f"the reads of op {op_names[falling]!r} end before they start",
             hint="read_ptr never decreases",
         )
 
 
-def _verify_indices(graph: Graph) -> None:
-    num_ops, num_tensors = graph.num_ops, graph.num_tensors
-    for label, values, low, stop in (
-        ("phase", graph.op_phase, 0, len(Phase)),
-        ("dtype", graph.op_dtype, 0, len(DTYPES)),
-        ("kind", graph.op_kind, 0, len(graph.kinds)),
-        ("module", graph.op_module, -1, len(graph.modules)),
-        ("signature", graph.op_signature, -1, len(graph.signatures)),
-        ("partner", graph.partner, -1, num_ops),
-        ("group", graph.group, -1, _NO_LIMIT),
-        ("rng_order", graph.rng_order, -1, _NO_LIMIT),
-        ("stream", graph.op_stream, 0, len(Stream)),
+def _verify_ranges(graph: Graph) -> None:
+    for what, names, columns in (
+        ("op", graph.op_names, OP_COLUMNS),
+        ("tensor", graph.tensor_names, TENSOR_COLUMNS),
     ):
-        _require_range(graph.op_names, "op", label, values, low, stop)
-    for label, values, low, stop in (
-        ("role", graph.tensor_role, 0, len(Role)),
-        ("producer", graph.tensor_producer, -1, num_ops),
-        ("alias_of", graph.alias_of, -1, num_tensors),
-    ):
-        _require_range(graph.tensor_names, "tensor", label, values, low, stop)
+        for column in columns:
+            values, high = getattr(graph, column.field), column.high_in(graph)
+            # Written so that nan is out of range, too.
+            wrong = _first(~((values >= column.low) & (values <= high)))
+            rule = f"it must be from {column.low} to {high:.10g}"
+            _refuse(wrong, names, what, column.key, values, rule)
+    num_tensors = graph.num_tensors
     dangling = _first((graph.reads < 0) | (graph.reads >= num_tensors))
     if dangling is not None:
         op = int(np.searchsorted(graph.read_ptr, dangling, side="right")) - 1
@@ -153,28 +124,15 @@ def _verify_indices(graph: Graph) -> None:
         )
 
 
-def _require_range(
-    names: Sequence[str], what: str, label: str, values: Any, low: int, stop: int
-) -> None:
-    wrong = _first((values < low) | (values >= stop))
-    _refuse(wrong, names, what, label, values, f"it must be at least {low} and below {stop}")
-
-
 def _verify_values(graph: Graph) -> None:
     ops = graph.op_names
-    wrong = _first(~((graph.flops >= 0) & (graph.flops <= MAX_FLOPS)))
-    _refuse(wrong, ops, "op", "flops", graph.flops, f"it must be between 0 and {MAX_FLOPS:g}")
-    for names, what, label, values in (
-        (ops, "op", "bytes_touched", graph.bytes_touched),
-        (ops, "op", "workspace_bytes", graph.workspace_bytes),
-        (graph.tensor_names, "tensor", "bytes", graph.tensor_bytes),
+    for what, values in (
+        ("bytes_touched of all ops", graph.bytes_touched),
+        ("workspace_bytes of all ops", graph.workspace_bytes),
+        ("bytes of all tensors", graph.tensor_bytes),
     ):
-        wrong = _first((values < 0) | (values > MAX_BYTES))
-        _refuse(wrong, names, what, label, values, "it must be between 0 and 2**50")
         if float(values.sum(dtype=np.float64)) > MAX_TOTAL_BYTES:
-            raise InputFileError(
-                f"the {label} of all {what}s together exceed 2**62", hint="check the sizes"
-            )
+            raise InputFileError(f"the {what} together exceed 2**62", hint="check the sizes")
     if graph.num_ops:
         paired_phase = np.where(graph.partner >= 0, graph.op_phase[graph.partner], Phase.FORWARD)
         wrong = _first(paired_phase != Phase.FORWARD)
@@ -271,24 +229,23 @@ def _verify_stated(graph: Graph) -> None:
         return
     _require_text("stated device kind", tuple(graph.stated.op_s))
     for kind, seconds in graph.stated.op_s.items():
-        _require_stated_length(f"stated times of {kind!r}", len(seconds), graph.num_ops)
-        wrong = _first(~((seconds >= 0) & ((seconds <= MAX_SECONDS) | np.isposinf(seconds))))
-        rule = f"it must be between 0 and {MAX_SECONDS:g}, or infinite where the op cannot run"
-        _refuse(wrong, graph.op_names, "op", f"stated time on {kind!r}", seconds, rule)
+        _require_seconds(f"stated time on {kind!r}", "op", graph.op_names, seconds)
     tensor_s = graph.stated.tensor_s
     if tensor_s is not None:
-        _require_stated_length("stated transfer times", len(tensor_s), graph.num_tensors)
-        wrong = _first(~((tensor_s >= 0) & (tensor_s <= MAX_SECONDS)))
-        rule = f"it must be between 0 and {MAX_SECONDS:g}"
-        _refuse(wrong, graph.tensor_names, "tensor", "stated transfer time", tensor_s, rule)
+        _require_seconds("stated transfer time", "tensor", graph.tensor_names, tensor_s)
 
 
-def _require_stated_length(what: str, actual: int, expected: int) -> None:
-    if actual != expected:
+def _require_seconds(label: str, what: str, names: Sequence[str], seconds: FloatArray) -> None:
+    """Raise unless there is one valid time per name; only ops may have an infinite time."""
+    if len(seconds) != len(names):
         raise InputFileError(
-            f"{what} have {actual} entries, expected {expected}",
+            f"{label} has {len(seconds)} entries, expected {len(names)}",
             hint="state one time per op, and one per tensor for transfers",
         )
+    cannot_run = np.isposinf(seconds) & (what == "op")
+    wrong = _first(~((seconds >= 0) & ((seconds <= MAX_SECONDS) | cannot_run)))
+    rule = f"it must be between 0 and {MAX_SECONDS:g}; an op that cannot run takes infinite time"
+    _refuse(wrong, names, what, label, seconds, rule)
 
 
 def _first(mask: Any) -> int | None:

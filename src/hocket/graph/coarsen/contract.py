@@ -10,52 +10,23 @@ until nothing more joins. O(edges log edges) per round, few rounds.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, IntArray, LongArray, positions
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
-from hocket.kernels import kernel
-from hocket.kernels.containers import ZERO, Heaps, new_heaps, table
-from hocket.kernels.heaps import pop, push
-
-
-@kernel
-def rank_nodes(
-    target_ptr: LongArray,
-    targets: LongArray,
-    position: FloatArray,
-    waits: LongArray,
-    ready: Heaps,
-    rank: LongArray,
-) -> None:
-    """Fill ``rank``: position in the topological order that takes the smallest position first.
-
-    ``waits`` initially holds the number of sources of each node.
-    """
-    for node in range(len(rank)):
-        if waits[node] == 0:
-            push(ready, ZERO, position[node], node)
-    num_ranked = 0
-    while ready.size[0] > 0:
-        node = pop(ready, ZERO)
-        rank[node] = num_ranked
-        num_ranked += 1
-        for index in range(target_ptr[node], target_ptr[node + 1]):
-            target = targets[index]
-            waits[target] -= 1
-            if waits[target] == 0:
-                push(ready, ZERO, position[target], target)
+from hocket.graph.topological_order import ranks
 
 
 class Edges(NamedTuple):
     """Distinct edges of an acyclic graph."""
 
-    src: LongArray
-    dst: LongArray
+    src: NDArray[np.integer[Any]]
+    dst: NDArray[np.integer[Any]]
 
 
 def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArray:
@@ -106,27 +77,26 @@ def quotient(part: LongArray, edges: Edges) -> Edges:
     return Edges(key % count, key // count)
 
 
+def strong_components(edges: Edges, count: int) -> IntArray:
+    """Per item: its strongly connected component, numbered by their smallest members."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    matrix = coo_array((np.ones(len(edges.src), dtype=np.bool_), edges), (count, count))
+    _, label = connected_components(matrix, directed=True, connection="strong")
+    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    return positions(np.argsort(first))[inverse].astype(np.int32)
+
+
 def in_order(part_of_op: LongArray, edges: Edges) -> LongArray:
     """Per op: its part, renumbered in a topological order of the edges between ops.
 
     Of all parts that could be next, the one that contains the first op is.
     """
-
     num_parts = int(part_of_op.max(initial=-1)) + 1
     first = np.full(num_parts, len(part_of_op))
     np.minimum.at(first, part_of_op, np.arange(len(part_of_op)))
-    src, dst = quotient(part_of_op, edges)
-    by_src = np.argsort(src, kind="stable")
-    target_ptr = pointers(np.bincount(src, minlength=num_parts))
-    rank = np.full(num_parts, -1, dtype=np.int64)
-    rank_nodes(
-        table(target_ptr, np.int64),
-        table(dst[by_src], np.int64),
-        table(first, np.float64),
-        np.bincount(dst, minlength=num_parts).astype(np.int64),
-        new_heaps(np.array([0, num_parts], dtype=np.int64)),
-        rank,
-    )
+    rank = ranks(first, *quotient(part_of_op, edges))
     assert rank.min(initial=0) >= 0, "parts in a cycle have no order"
     return rank[part_of_op]
 

@@ -24,11 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, positions
-from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends, quotient
+from hocket.graph.coarsen.contract import (
+    Edges,
+    contracted,
+    in_order,
+    joined_ends,
+    quotient,
+    strong_components,
+)
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes
-from hocket.graph.coarsen.storages import StorageParts, legal_roles, read_table
-from hocket.graph.graph import Graph, Phase, Role, distinct
+from hocket.graph.coarsen.storages import StorageParts, legal_roles
+from hocket.graph.graph import Graph, Phase, Role, distinct, read_table
 
 # Which node of the forward pass each op of a training step belongs to.
 #
@@ -118,14 +125,8 @@ def _in_circles(unit: LongArray, edges: Edges) -> BoolArray:
     A cycle of nodes would be a cycle of their units. So it is enough to split only these units,
     into parts without cycles among themselves.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    count = int(unit.max(initial=-1)) + 1
-    between = quotient(unit, edges)
-    matrix = coo_array((np.ones(len(between.src), dtype=bool), between), (count, count))
-    _, circle = connected_components(matrix, directed=True, connection="strong")
-    return np.asarray(np.bincount(circle, minlength=1)[circle] > 1)
+    circle = strong_components(quotient(unit, edges), int(unit.max(initial=-1)) + 1)
+    return np.bincount(circle, minlength=1)[circle] > 1
 
 
 def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
@@ -234,7 +235,7 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
     role = np.concatenate((_roles(step, kept, chief), np.full(len(copied), Role.OUTPUT, np.int8)))
     base = np.concatenate((step.base[kept], copied))
     links = np.flatnonzero(step.is_late & step.is_kept & (step.base >= 0))
-    table = read_table(
+    read_ptr, reads = read_table(
         np.concatenate((step.nodes.reader[step.is_flow], parts.maker[links])),
         number[np.concatenate((step.part[step.is_flow], step.base[links]))],
         step.nodes.num_nodes,
@@ -247,8 +248,8 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
         "tensor_role": role[order],
         "tensor_producer": producer[order].astype(np.int32),
         "alias_of": number[base][order].astype(np.int32),
-        "read_ptr": table.read_ptr,
-        "reads": table.reads,
+        "read_ptr": read_ptr,
+        "reads": reads,
     }
     trips = np.concatenate((1 + returns, np.ones(len(copied))))[order].astype(np.int32)
     return _Tensors(columns, parts.sent_as(number), trips)

@@ -15,8 +15,8 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends
 from hocket.graph.coarsen.nodes import Coarse, Nodes
-from hocket.graph.coarsen.storages import StorageParts, legal_roles, read_table
-from hocket.graph.graph import Graph, Phase
+from hocket.graph.coarsen.storages import StorageParts, legal_roles
+from hocket.graph.graph import Graph, Phase, read_table
 
 
 def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
@@ -38,7 +38,9 @@ def graph_of_nodes(nodes: Nodes, op_s: FloatArray, group: IntArray) -> Coarse:
     base, num_bytes = parts.base()[kept], parts.num_bytes()[kept]
     chief, maker = parts.chief()[kept], parts.maker[kept]
     tensor_read = tensor_of[graph.reads[parts.crossing]]
-    table = read_table(nodes.reader[parts.crossing], tensor_read, nodes.num_nodes, len(kept))
+    read_ptr, reads = read_table(
+        nodes.reader[parts.crossing], tensor_read, nodes.num_nodes, len(kept)
+    )
     live = nodes.live_bytes(~keep[parts.part_of])
     coarse = Graph(
         **nodes.op_columns(op_s),
@@ -50,8 +52,8 @@ def graph_of_nodes(nodes: Nodes, op_s: FloatArray, group: IntArray) -> Coarse:
         tensor_role=legal_roles(graph.tensor_role[chief], maker >= 0, base, num_bytes),
         tensor_producer=maker.astype(np.int32),
         alias_of=np.where(base >= 0, number[base], -1).astype(np.int32),
-        read_ptr=table.read_ptr,
-        reads=table.reads,
+        read_ptr=read_ptr,
+        reads=reads,
         stated=nodes.stated(tensor_of, len(kept)),
         meta=nodes.meta(),
     )

@@ -96,9 +96,8 @@ class Nodes:
         """
         fine, num_ops = self.fine, self.fine.num_ops
         last = fine.tensor_producer.copy()
-        reader = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(fine.read_ptr))
         within = self.reader == self.maker[fine.reads]
-        np.maximum.at(last, fine.root_of[fine.reads[within]], reader[within])
+        np.maximum.at(last, fine.root_of[fine.reads[within]], fine.reader[within])
         owners = np.flatnonzero(is_inside & (fine.alias_of < 0) & (fine.tensor_producer >= 0))
         taken = np.zeros(num_ops + 1, dtype=np.int64)
         np.add.at(taken, fine.tensor_producer[owners], fine.tensor_bytes[owners])
@@ -120,10 +119,9 @@ class Nodes:
         """Return the columns of the coarse graph that depend only on the ops."""
         fine, chief = self.fine, self.heaviest(op_s)
         is_single = np.diff(np.append(self.starts, fine.num_ops)) == 1
-        drawn = np.where(fine.rng_order >= 0, fine.rng_order, np.iinfo(np.int32).max)
-        first_drawn = (
-            np.minimum.reduceat(drawn[self.order], self.starts) if self.num_nodes else drawn
-        )
+        drawn = np.full(self.num_nodes, np.iinfo(np.int32).max, dtype=np.int32)
+        draws = np.flatnonzero(fine.rng_order >= 0)
+        np.minimum.at(drawn, self.node_of[draws], fine.rng_order[draws])
         return {
             "name": fine.name,
             "op_names": tuple(fine.op_names[op] for op in chief.tolist()),
@@ -138,9 +136,7 @@ class Nodes:
             "op_stream": fine.op_stream[chief],
             "flops": self.summed(fine.flops),
             "bytes_touched": self.summed(fine.bytes_touched),
-            "rng_order": np.where(first_drawn < np.iinfo(np.int32).max, first_drawn, -1).astype(
-                np.int32
-            ),
+            "rng_order": np.where(drawn < np.iinfo(np.int32).max, drawn, -1).astype(np.int32),
         }
 
     def stated(self, tensor_of: IntArray, num_tensors: int) -> StatedTimes | None:

@@ -9,16 +9,13 @@ their storage is freed only with the last of them. O(tensors log tensors + reads
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import BoolArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.graph.coarsen.nodes import Nodes
-from hocket.graph.graph import PERSISTENT_ROLES, Role, distinct
-
-Numbers = NDArray[np.integer[Any]]
+from hocket.graph.graph import PERSISTENT_ROLES, Role
 
 _STRENGTH = np.array(
     [3 if role in PERSISTENT_ROLES else {Role.CONTROL: 0, Role.ACTIVATION: 1}.get(role, 2)
@@ -126,19 +123,3 @@ def legal_roles(roles: NDArray[np.int8], is_made: BoolArray,
     roles = np.where(new & np.isin(roles, PERSISTENT_ROLES), Role.OUTPUT, roles)
     is_heavy_control = (roles == Role.CONTROL) & (num_bytes > 0)
     return np.where(is_heavy_control, Role.ACTIVATION, roles).astype(np.int8)
-
-
-class ReadTable(NamedTuple):
-    """Distinct inputs of each node, ascending."""
-
-    read_ptr: LongArray
-    reads: IntArray
-
-
-def read_table(reader: Numbers, tensor: Numbers, num_nodes: int, num_tensors: int) -> ReadTable:
-    """Build the table of the given reads."""
-    count = max(num_tensors, 1)
-    key = distinct(reader.astype(np.int64) * count + tensor)
-    counts = np.bincount(key // count, minlength=num_nodes)
-    ptr = pointers(counts)
-    return ReadTable(ptr, (key % count).astype(np.int32))

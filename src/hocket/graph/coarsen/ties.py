@@ -96,14 +96,14 @@ def is_linked(graph: Graph) -> BoolArray:
 
 def optimizers(graph: Graph) -> Ties:
     """Tie each optimizer op to the first reader of its largest parameter."""
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     root = graph.root_of[graph.reads]
     first = graph.owner_op[root]
     is_parameter = (graph.tensor_role[graph.reads] == Role.PARAMETER) & (
         graph.tensor_producer[root] < 0
     )
-    decides = (graph.op_phase[reader] == Phase.OPTIMIZER) & is_parameter & (first < reader)
-    return _largest(graph, np.flatnonzero(decides), reader, first)
+    decides = (graph.op_phase[graph.reader] == Phase.OPTIMIZER) & is_parameter
+    decides &= first < graph.reader
+    return _largest(graph, np.flatnonzero(decides), first)
 
 
 def followers(graph: Graph) -> Ties:
@@ -112,15 +112,14 @@ def followers(graph: Graph) -> Ties:
     Inputs from the forward pass are preferred: otherwise followers of followers would become one
     unit.
     """
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
     maker = graph.tensor_producer[graph.reads]
     loose = (graph.op_phase != Phase.FORWARD) & (graph.partner < 0) & (graph.group < 0)
-    deciding = np.flatnonzero(loose[reader] & (maker >= 0))
-    return _largest(graph, deciding, reader, maker)
+    return _largest(graph, np.flatnonzero(loose[graph.reader] & (maker >= 0)), maker)
 
 
-def _largest(graph: Graph, entries: LongArray, reader: IntArray, target: IntArray) -> Ties:
+def _largest(graph: Graph, entries: LongArray, target: IntArray) -> Ties:
     """Tie each reader to the target of its largest tensor among the given entries of ``reads``."""
+    reader = graph.reader
     is_late = graph.op_phase[target[entries]] != Phase.FORWARD
     size = graph.tensor_bytes[graph.reads[entries]]
     order = entries[np.lexsort((entries, -size, is_late, reader[entries]))]

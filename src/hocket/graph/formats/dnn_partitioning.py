@@ -16,8 +16,9 @@ import numpy as np
 from hocket.base import fields
 from hocket.base.errors import InputFileError
 from hocket.graph.build import GraphBuilder
+from hocket.graph.columns import MAX_BYTES
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph, Phase, Role, StatedTimes
-from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
+from hocket.graph.verify import MAX_SECONDS
 
 FORMAT = "dnn-partitioning"
 
@@ -37,13 +38,6 @@ class _DnnNode(NamedTuple):
     size_bytes: int
 
 
-class _Edge(NamedTuple):
-    src: int
-    dst: int
-    size_bytes: int
-    link_s: float
-
-
 def is_dnn_partitioning(data: dict[str, Any]) -> bool:
     """True if a parsed JSON object looks like this format."""
     return "nodes" in data and "edges" in data and "maxFPGAs" in data
@@ -59,8 +53,9 @@ def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
         data, "the file", required=("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
     )
     nodes = _nodes(file["nodes"])
-    edges = _edges(file["edges"], {node.id: op for op, node in enumerate(nodes)})
-    builder, tensor_s = _built(nodes, edges, name)
+    builder, memory_of = _with_nodes(nodes, name)
+    op_of = {node.id: op for op, node in enumerate(nodes)}
+    tensor_s = _add_edges(builder, file["edges"], op_of, memory_of)
     accelerator_s = np.array([n.accelerator_s if n.on_accelerator else np.inf for n in nodes])
     stated = StatedTimes(
         {ANY_KIND: accelerator_s, CPU_KIND: np.array([node.cpu_s for node in nodes])},
@@ -119,23 +114,51 @@ def _seconds(value: object, path: str) -> float:
     return fields.number(value, path, 0, _MAX_MS) / 1e3
 
 
-def _edges(value: object, op_of: dict[int, int]) -> list[_Edge]:
-    """Parse the edges, between op numbers."""
-    edges = []
-    for index, item in enumerate(fields.items(value, "edges")):
+def _with_nodes(nodes: list[_DnnNode], name: str) -> tuple[GraphBuilder, dict[int, int]]:
+    """Return the ops, and by op the tensor that stands for its memory."""
+    builder, memory_of = GraphBuilder(name), dict[int, int]()
+    color_size = Counter(node.color for node in nodes if node.color >= 0)
+    forward_of = _first_forward(nodes)
+    for node in nodes:
+        op = builder.op(
+            f"{node.name}#{node.id}",
+            phase=Phase.BACKWARD if node.is_backward else Phase.FORWARD,
+            partner=forward_of.get(node.color, -1) if node.is_backward else -1,
+            group=node.color if color_size[node.color] > 1 else -1,
+        )
+        if node.size_bytes:
+            label = f"memory of {node.name}#{node.id}"
+            memory_of[op] = builder.tensor(label, node.size_bytes, role=Role.PARAMETER)
+            builder.read(op, memory_of[op])
+    return builder, memory_of
+
+
+def _add_edges(
+    builder: GraphBuilder, edges: object, op_of: dict[int, int], memory_of: dict[int, int]
+) -> list[float]:
+    """Add the output of each node that has a reader; returns the transfer seconds per tensor."""
+    output_of, tensor_s = dict[int, int](), [0.0] * len(builder.tensors)
+    for index, item in enumerate(fields.items(edges, "edges")):
         path = f"edges[{index}]"
         edge = fields.record(
             item, path, required=("sourceId", "destId", "cost"), optional=("size",)
         )
-        edges.append(
-            _Edge(
-                _known_op(edge["sourceId"], f"{path}.sourceId", op_of),
-                _known_op(edge["destId"], f"{path}.destId", op_of),
-                round(fields.number(edge.get("size", 0), f"{path}.size", 0, MAX_BYTES)),
-                _seconds(edge["cost"], f"{path}.cost"),
-            )
-        )
-    return edges
+        src = _known_op(edge["sourceId"], f"{path}.sourceId", op_of)
+        dst = _known_op(edge["destId"], f"{path}.destId", op_of)
+        size_bytes = round(fields.number(edge.get("size", 0), f"{path}.size", 0, MAX_BYTES))
+        link_s = _seconds(edge["cost"], f"{path}.cost")
+        if src not in output_of:
+            # The size of a node includes its output, which therefore shares the node's memory.
+            label = f"output of {builder.ops[src]['name']}"
+            output_of[src] = builder.tensor(label, 0, producer=src, alias_of=memory_of.get(src, -1))
+            tensor_s.append(0.0)
+        # The files repeat the output of a node on each of its edges.
+        output = output_of[src]
+        made = builder.tensors[output]
+        made["bytes"] = max(made["bytes"], size_bytes)
+        tensor_s[output] = max(tensor_s[output], link_s)
+        builder.read(dst, output)
+    return tensor_s
 
 
 def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
@@ -145,45 +168,6 @@ def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
             f"{path} is {node_id}, which no node has", hint="edges join the ids of nodes"
         )
     return op_of[node_id]
-
-
-def _built(
-    nodes: list[_DnnNode], edges: list[_Edge], name: str
-) -> tuple[GraphBuilder, list[float]]:
-    """Build ops and tensors; also returns the seconds of each tensor's transfer over a link."""
-    builder = GraphBuilder(name)
-    color_size = Counter(node.color for node in nodes if node.color >= 0)
-    forward_of = _first_forward(nodes)
-    for node in nodes:
-        builder.op(
-            f"{node.name}#{node.id}",
-            phase=Phase.BACKWARD if node.is_backward else Phase.FORWARD,
-            partner=forward_of.get(node.color, -1) if node.is_backward else -1,
-            group=node.color if color_size[node.color] > 1 else -1,
-        )
-    own = {op: _add_memory(builder, op, node) for op, node in enumerate(nodes) if node.size_bytes}
-    tensor_s = [0.0] * len(own)
-    output_of: dict[int, int] = {}
-    for edge in edges:
-        output = output_of.get(edge.src)
-        if output is None:
-            label = f"output of {builder.ops[edge.src]['name']}"
-            output = builder.tensor(label, 0, producer=edge.src, alias_of=own.get(edge.src, -1))
-            output_of[edge.src] = output
-            tensor_s.append(0.0)
-        # The files state the output of a node anew on each of its edges.
-        made = builder.tensors[output]
-        made["bytes"] = max(made["bytes"], edge.size_bytes)
-        tensor_s[output] = max(tensor_s[output], edge.link_s)
-        builder.read(edge.dst, output)
-    return builder, tensor_s
-
-
-def _add_memory(builder: GraphBuilder, op: int, node: _DnnNode) -> int:
-    label = f"memory of {builder.ops[op]['name']}"
-    memory = builder.tensor(label, node.size_bytes, role=Role.PARAMETER)
-    builder.read(op, memory)
-    return memory
 
 
 def _first_forward(nodes: list[_DnnNode]) -> dict[int, int]:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import io
 import re
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import shown
 from hocket.graph.build import GraphBuilder
+from hocket.graph.columns import MAX_BYTES
 from hocket.graph.graph import ANY_KIND, Graph, Phase, Role, StatedTimes
-from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
+from hocket.graph.verify import MAX_SECONDS
 
 FORMAT = "pipedream"
 
 _LAYER = re.compile(
     r"(?P<id>.+?) -- (?P<description>.*?) -- forward_compute_time=(?P<forward>[^,]*), "
     r"backward_compute_time=(?P<backward>[^,]*), activation_size=(?P<activation>[^,]*), "
-    r"parameter_size=(?P<parameter>[^, ]*)(?: -- stage_id=(?P<stage>[0-9]{1,9}))?\s*"
+    r"parameter_size=(?P<parameter>[^, ]*)(?: -- stage_id=[0-9]{1,9})?\s*"
 )
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _PICK = re.compile(r"__getitem__\(([0-9]{1,4})\)")
@@ -39,7 +40,6 @@ class _PipeDreamLayer(NamedTuple):
     backward_s: float
     activation_bytes: tuple[int, ...]
     parameter_bytes: int
-    stage: int | None
 
 
 def is_pipedream(head: bytes) -> bool:
@@ -111,7 +111,6 @@ def _layer(line: str, number: int) -> _PipeDreamLayer:
             for text in (sizes[1:-1].split(";") if is_list else [sizes])
         ),
         parameter_bytes=_bytes(found["parameter"], number),
-        stage=None if found["stage"] is None else int(found["stage"]),
     )
 
 
@@ -135,75 +134,53 @@ def _built(layers: list[_PipeDreamLayer], edges: list[tuple[str, str]], name: st
     builder = GraphBuilder(name)
     for layer in layers:
         builder.op(layer.id, layer.kind, module=layer.id)
-    for index, layer in enumerate(layers):
-        builder.op(
-            f"{layer.id}.backward",
-            f"{layer.kind}.backward",
-            phase=Phase.BACKWARD,
-            partner=index,
-            module=layer.id,
-        )
+    outputs = [_add_layer(builder, layers, index) for index in range(len(layers))]
     index_of = {layer.id: index for index, layer in enumerate(layers)}
-    _add_parameters(builder, layers)
-    _add_flows(builder, layers, [(index_of[src], index_of[dst]) for src, dst in edges])
-    seconds = [layer.forward_s for layer in layers] + [layer.backward_s for layer in layers]
-    meta: dict[str, Any] = {"format": FORMAT}
-    stages = {layer.id: layer.stage for layer in layers if layer.stage is not None}
-    if stages:
-        meta["stages"] = stages
-    return builder.build(stated=StatedTimes({ANY_KIND: np.array(seconds)}), meta=meta)
-
-
-def _add_parameters(builder: GraphBuilder, layers: list[_PipeDreamLayer]) -> None:
-    for index, layer in enumerate(layers):
-        if not layer.parameter_bytes:
-            continue
-        backward = len(layers) + index
-        parameter = builder.tensor(
-            f"{layer.id}.parameter", layer.parameter_bytes, role=Role.PARAMETER
-        )
-        builder.read(index, parameter)
-        builder.read(backward, parameter)
-        builder.tensor(
-            f"{layer.id}.parameter.gradient",
-            layer.parameter_bytes,
-            producer=backward,
-            role=Role.GRADIENT,
-        )
-
-
-def _add_flows(
-    builder: GraphBuilder, layers: list[_PipeDreamLayer], edges: list[tuple[int, int]]
-) -> None:
-    """Add activations along the edges and to backward ops, and gradients against the edges."""
-    made: list[list[int]] = []
-    for index, layer in enumerate(layers):
-        several = len(layer.activation_bytes) > 1
-        made.append(
-            [
-                builder.tensor(
-                    f"{layer.id}.output.{k}" if several else f"{layer.id}.output",
-                    size_bytes,
-                    producer=index,
-                )
-                for k, size_bytes in enumerate(layer.activation_bytes)
-            ]
-        )
-        for tensor in made[index]:
-            builder.read(len(layers) + index, tensor)
-    for src, dst in edges:
-        used = _used(made[src], layers[dst])
+    for src_id, dst_id in edges:
+        src, dst = index_of[src_id], index_of[dst_id]
+        used = _used(outputs[src], layers[dst])
         for tensor in used:
             builder.read(dst, tensor)
         gradient = builder.tensor(
-            f"{layers[dst].id}.gradient for {layers[src].id}",
+            f"{dst_id}.gradient for {src_id}",
             sum(builder.tensors[tensor]["bytes"] for tensor in used),
             producer=len(layers) + dst,
         )
         builder.read(len(layers) + src, gradient)
-        if len(used) < len(made[src]):
+        if len(used) < len(outputs[src]):
             # Picking one of several outputs copies nothing.
-            builder.tensors[made[dst][0]]["alias_of"] = used[0]
+            builder.tensors[outputs[dst][0]]["alias_of"] = used[0]
+    seconds = [layer.forward_s for layer in layers] + [layer.backward_s for layer in layers]
+    stated = StatedTimes({ANY_KIND: np.array(seconds)})
+    return builder.build(stated=stated, meta={"format": FORMAT})
+
+
+def _add_layer(builder: GraphBuilder, layers: list[_PipeDreamLayer], index: int) -> list[int]:
+    """Add a layer's backward op, parameter and outputs; returns the outputs."""
+    layer = layers[index]
+    backward = builder.op(
+        f"{layer.id}.backward",
+        f"{layer.kind}.backward",
+        phase=Phase.BACKWARD,
+        partner=index,
+        module=layer.id,
+    )
+    if layer.parameter_bytes:
+        label = f"{layer.id}.parameter"
+        parameter = builder.tensor(label, layer.parameter_bytes, role=Role.PARAMETER)
+        builder.read(index, parameter)
+        builder.read(backward, parameter)
+        builder.tensor(
+            f"{label}.gradient", layer.parameter_bytes, producer=backward, role=Role.GRADIENT
+        )
+    several = len(layer.activation_bytes) > 1
+    outputs = [
+        builder.tensor(f"{layer.id}.output{f'.{k}' if several else ''}", size, producer=index)
+        for k, size in enumerate(layer.activation_bytes)
+    ]
+    for tensor in outputs:
+        builder.read(backward, tensor)
+    return outputs
 
 
 def _used(outputs: list[int], reader: _PipeDreamLayer) -> list[int]:

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.graph.generators import gnmt, transformer
-from hocket.graph.generators.chain import chain
-from hocket.graph.generators.layered import layered
-from hocket.graph.generators.series_parallel import series_parallel
+from hocket.graph.generators.forward_graphs import chain, layered, series_parallel
+from hocket.graph.generators.training_steps import (
+    GNMT_MIN_OPS,
+    TRANSFORMER_MIN_OPS,
+    gnmt,
+    transformer,
+)
 from hocket.graph.graph import Graph
 
 MAX_OPS = 1_000_000
@@ -26,13 +29,13 @@ class GraphFamily(NamedTuple):
 
 FAMILIES = {
     "chain": GraphFamily(chain, 1, "each op reads the one before"),
-    "series-parallel": GraphFamily(series_parallel, 1, "spans one after another or side by side"),
+    "series-parallel": GraphFamily(series_parallel, 1, "nested forks and joins"),
     "layered": GraphFamily(layered, 1, "layers of ops that read earlier layers at random"),
-    "gnmt": GraphFamily(
-        gnmt.gnmt, gnmt.MIN_OPS, "recurrent layers unrolled over time, training step"
-    ),
+    "gnmt": GraphFamily(gnmt, GNMT_MIN_OPS, "recurrent layers unrolled over time, training step"),
     "transformer": GraphFamily(
-        transformer.transformer, transformer.MIN_OPS, "attention and MLP blocks, training step"
+        transformer,
+        TRANSFORMER_MIN_OPS,
+        "attention and MLP blocks, training step",
     ),
 }
 
@@ -40,9 +43,9 @@ FAMILIES = {
 def generate(family: str, num_ops: int, seed: int = 0) -> Graph:
     """Generate a graph of the family with ``num_ops`` ops; deterministic in its arguments.
 
-    chain, series-parallel and layered have exactly that many ops; gnmt is off by at most one op per
-    layer (of which it has about the cube root of the ops), transformer by at most 17, half a
-    block.
+    chain, series-parallel and layered have exactly that many ops. gnmt differs by at most one op
+    per layer (it has about the cube root of ``num_ops`` layers), transformer by at most 17 ops,
+    half a block.
     """
     if family not in FAMILIES:
         raise unknown_name("family of graphs", family, FAMILIES)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, positions
+from hocket.graph.coarsen.contract import Edges, strong_components
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.device_classes import DeviceClasses
-from hocket.planners.max_load.load_pieces import Pieces, gathered, strong_components
+from hocket.planners.max_load.load_pieces import Pieces, gathered
 from hocket.planners.max_load.stage_split import (
     StageSplit,
     best_split,
@@ -73,7 +74,7 @@ class Contracted:
 
 def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
     """Merge every precedence cycle into one piece; also returns the new piece of each old one."""
-    label = strong_components(pieces.before, pieces.after, pieces.num_pieces)
+    label = strong_components(Edges(pieces.before, pieces.after), pieces.num_pieces)
     if int(label.max(initial=-1)) + 1 == pieces.num_pieces:
         return pieces, label
     return gathered(pieces, label, merge=merge), label

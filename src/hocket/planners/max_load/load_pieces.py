@@ -178,20 +178,6 @@ def staying_bytes(graph: Graph, owner: IntArray) -> LongArray:
     return total
 
 
-def strong_components(src: IntArray, dst: IntArray, count: int) -> IntArray:
-    """Strongly connected components, numbered by their smallest member."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    matrix = coo_array((np.ones(len(src), dtype=np.bool_), (src, dst)), (count, count))
-    _, label = connected_components(matrix, directed=True, connection="strong")
-    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int32)
-    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    numbered: IntArray = rank[inverse]
-    return numbered
-
-
 def _precedence(graph: Graph, piece_of: IntArray) -> tuple[IntArray, IntArray]:
     """Forward edges between pieces, and reversed later edges of pieces without a forward op.
 

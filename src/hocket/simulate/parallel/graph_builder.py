@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positions
 from hocket.cost.demand import TIMES_BESIDE
-from hocket.graph.build import topological_order
 from hocket.graph.graph import Graph, distinct
+from hocket.graph.topological_order import topological_order
 from hocket.plan.problem import Problem
 
 _OPS = (
