@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANNING = """
 import sys, time
 time.perf_counter = time.process_time  # planners say how long they took by this clock
-from hocket.api import make_problem
+from hocket.plan.make import make_problem
 from hocket.graph.generators import generate
 from hocket.planners.compare import compare
 
@@ -38,7 +38,7 @@ print(seconds[-1] if candidates[-1].planner == "auto" else sum(seconds))
 """
 SIMULATING = """
 import sys, time
-from hocket.api import make_problem
+from hocket.plan.make import make_problem
 from hocket.graph.generators import generate
 from hocket.planners.compare import compare
 from hocket.simulate import simulate

@@ -36,9 +36,9 @@ def test_auto_plans_a_model_and_shows_it(model, tmp_path):
     assert chosen.endswith(" of 2xv100-16g")
     assert why.startswith("chosen because")
     assert "gpu0" in planned._repr_html_()
-    planned.save(tmp_path / "plan.json")
-    planned.save_report(tmp_path / "report.html")
-    planned.save_trace(tmp_path / "trace.json")
+    planned.save(
+        tmp_path / "plan.json", report=tmp_path / "report.html", trace=tmp_path / "trace.json"
+    )
     saved = hocket.read_plan(tmp_path / "plan.json")
     hocket.verify(saved.plan, saved.problem)
     assert saved.predicted_step_s == planned.step_s

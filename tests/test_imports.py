@@ -41,7 +41,7 @@ def test_nothing_that_plans_or_trains_imports_a_solver_before_it_solves():
 
 
 def test_the_daemon_of_a_fleet_imports_no_planner_and_no_simulator():
-    imported = "import hocket.cli.fleet.serve, hocket.api.fleet, hocket.api.daemon"
+    imported = "import hocket.cli.fleet.serve, hocket.fleet.simulator, hocket.service.serve"
     assert not _modules_after(imported) & {"hocket.planners", "hocket.simulate", "hocket.cost"}
 
 

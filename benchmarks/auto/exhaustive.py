@@ -21,8 +21,8 @@ from itertools import combinations, pairwise, product
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.parallel.closed_form import Tables, block_edges, tables_of

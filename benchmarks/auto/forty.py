@@ -19,11 +19,11 @@ import math
 import time
 from pathlib import Path
 
-from hocket.api import make_problem
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.make import make_problem
 from hocket.planners.bounds import lower_bound
 from hocket.planners.parallel.compare import (
     DDP,

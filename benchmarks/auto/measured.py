@@ -29,7 +29,6 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.api import make_problem
 from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.calibrate import Calibration, calibrate
@@ -44,6 +43,7 @@ from hocket.cost.profile import (
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan, write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica

@@ -112,7 +112,7 @@ def _rank(file: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from hocket.api import find_cluster
+    from hocket.plan.make import find_cluster
     from hocket.runtime.collectives.priority_sync import Propagation
     from hocket.runtime.collectives.tree_thread import TreeThread
 

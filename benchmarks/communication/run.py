@@ -41,7 +41,8 @@ def main() -> None:
 def _drive(options: argparse.Namespace) -> None:
     from testbed import Loopback, of_cluster
 
-    from hocket.api import find_cluster, plan_collective
+    from hocket.api.collectives import plan_collective
+    from hocket.plan.make import find_cluster
 
     cluster = find_cluster(options.on)
     size = int(options.mib * 2**20) // 4 * 4
@@ -101,7 +102,7 @@ def _rank(file: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from hocket.api import find_cluster
+    from hocket.plan.make import find_cluster
     from hocket.plan.problem import Problem
     from hocket.plan.sections.communication import Communication
     from hocket.runtime.collectives.peer_sockets import AHEAD_S, connect_all

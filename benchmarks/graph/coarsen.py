@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.graph import Graph, generate, read_graph
 from hocket.graph.coarsen import Coarse, forward_only, fuse
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.coarse import coarse_problem, default_units, expand, fastest_s

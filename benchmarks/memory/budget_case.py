@@ -18,7 +18,7 @@ import torch
 from allocations import allocations
 from torch.utils._pytree import tree_leaves
 
-from hocket.api.planned import make_problem
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from published import published
 
-from hocket.api import make_problem
 from hocket.capture import capture, load_model
+from hocket.plan.make import make_problem
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.frontier import find_frontier

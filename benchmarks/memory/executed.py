@@ -18,9 +18,9 @@ import torch
 from runtime.executed_program import named_tensors
 from runtime.whole_step import WholeStep
 
-from hocket.api import make_problem
 from hocket.capture import capture_program, load_model
 from hocket.capture.zoo.experts import moe
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners.memory.order import release_gradients
 from hocket.planners.memory.placed import order_for_memory

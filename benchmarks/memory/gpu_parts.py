@@ -47,9 +47,9 @@ from gpu_systems import (
 from skips import net as u_net
 from torch import nn
 
-from hocket.api import find_cluster
 from hocket.graph.graph import Stream
 from hocket.hardware.host_route import host_route
+from hocket.plan.make import find_cluster
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.offload.host_adam import matches_torch

@@ -18,10 +18,9 @@ from budget_case import Case
 from gpu_models import Gpt, Sizes, forward, word_batch
 from gpu_parts import mix_of
 
-from hocket.api import find_cluster
-from hocket.api.planned import make_problem
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.host_route import HostRoute, with_host_route
+from hocket.plan.make import find_cluster, make_problem
 from hocket.planners.memory.maker import Fitted
 from hocket.planners.placement.baselines import on_one_device
 from hocket.simulate.engine import simulate

@@ -13,8 +13,8 @@ import argparse
 
 from same_answer import CONFIGURATIONS
 
-from hocket.api import make_problem
 from hocket.cli.sources import ModelOptions, load_graph
+from hocket.plan.make import make_problem
 from hocket.plan.words import in_words
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.parallel.search import Estimate, _estimates

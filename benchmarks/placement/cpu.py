@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 
-from hocket.api import make_problem
 from hocket.capture import capture, load_model
 from hocket.hardware.files import cluster_from_dict
+from hocket.plan.make import make_problem
 from hocket.planners import PLANNERS
 from hocket.planners.candidates import propose
 from hocket.runtime.run import run_plan

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.graph.files import read_graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.max_load import dpl, pipedream, throughput

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import suite
 
-from hocket.api import make_problem
 from hocket.base.errors import HocketError
 from hocket.graph import Graph, GraphBuilder, Role
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.candidates import judge, propose

@@ -25,9 +25,9 @@ import numpy as np
 import suite
 from quality import geometric_mean
 
-from hocket.api import make_problem
 from hocket.capture import capture, load_model
 from hocket.graph.graph import Phase
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.candidates import propose

@@ -44,8 +44,8 @@ def planning_s(comparison: Comparison) -> float:
 
 
 def growth(sizes: tuple[int, ...]) -> None:
-    from hocket.api import make_problem
     from hocket.graph.generators import generate
+    from hocket.plan.make import make_problem
     from hocket.planners.compare import compare
 
     print(f"\n| ops | edges | cluster | {' | '.join(f'{name}, s' for name in PLANNERS)} |")
@@ -84,8 +84,8 @@ def compile_once() -> None:
 
 def first_plans() -> tuple[float, float]:
     """CPU seconds of the first plans of a process."""
-    from hocket.api import make_problem
     from hocket.graph.generators import generate
+    from hocket.plan.make import make_problem
     from hocket.plan.plan import Plan
     from hocket.planners.placement.m_etf import m_etf
     from hocket.planners.placement.m_sct import m_sct

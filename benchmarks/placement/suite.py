@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
 from hocket.hardware import Cluster
 from hocket.hardware.shorthand import cluster_from_text
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate import simulate

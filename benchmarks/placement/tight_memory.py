@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner

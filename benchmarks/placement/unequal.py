@@ -17,9 +17,9 @@ from dataclasses import replace
 import suite
 from quality import geometric_mean
 
-from hocket.api import make_problem
 from hocket.capture import ZOO, capture, load_model
 from hocket.hardware import Cluster
+from hocket.plan.make import make_problem
 from hocket.planners.auto import AUTO, portfolio
 
 BATCH = {

@@ -239,13 +239,13 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
     """The plan of a strategy with its predicted step; all ranks have that of the first."""
     import torch.distributed as dist
 
-    from hocket.api import make_problem
     from hocket.capture.model import capture_program
     from hocket.capture.sizes import capture_sizes
     from hocket.cost.calibrate import calibrate
     from hocket.cost.measure import profile_program
     from hocket.cost.profile import profile_from_dict, profile_to_dict
     from hocket.hardware.files import cluster_from_dict
+    from hocket.plan.make import make_problem
     from hocket.runtime.planned_optimizer import planned_update
 
     count, samples = dist.get_world_size(), batch[0].shape[0] // dist.get_world_size()

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import baechi_models
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from statistics import geometric_mean
 
-from hocket import api
+from hocket.api.collectives import collective_classes, plan_collective
+from hocket.plan.make import find_cluster
 
 SIZE_BYTES = 500 * 2**20
 PUBLISHED = {
@@ -26,7 +27,7 @@ PUBLISHED = {
 
 def gains(collective: str, machine: str) -> dict[str, list[float]]:
     """Speed-ups on all classes, over rings and over the better of rings and chains."""
-    found = api.collective_classes(machine, collective, size_bytes=SIZE_BYTES)
+    found = collective_classes(machine, collective, size_bytes=SIZE_BYTES)
     keys = ("speedup_over_rings", "speedup_over_rings_and_chains")
     return {key: [entry[key] for entry in found] for key in keys}
 
@@ -47,10 +48,10 @@ def print_call_times() -> None:
     print("\n| 16 GPUs | collective | servers | CPU s of a call |")
     print("|---|---|---|---|")
     for machine, servers in (("dgx2", 1), ("2xdgx1-v100", 2)):
-        cluster = api.find_cluster(machine)
+        cluster = find_cluster(machine)
         for collective in ("allreduce", "broadcast"):
             start_s = time.process_time()
-            api.plan_collective(cluster, collective, size_bytes=SIZE_BYTES)
+            plan_collective(cluster, collective, size_bytes=SIZE_BYTES)
             spent_s = time.process_time() - start_s
             print(f"| {machine} | {collective} | {servers} | {spent_s:.2f} |")
 

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.api import make_problem
 from hocket.capture import capture
 from hocket.capture.zoo.recurrent import gnmt
 from hocket.capture.zoo.vision import resnet
 from hocket.graph.graph import Graph
+from hocket.plan.make import make_problem
 from hocket.planners.communication.priority import choose_propagation, layers_of
 from hocket.simulate.gradients import GradientChannel, LayerWork
 

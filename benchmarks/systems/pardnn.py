@@ -19,11 +19,11 @@ from dataclasses import replace
 import numpy as np
 from pardnn_models import MODELS, Model, captured
 
-from hocket.api import make_problem
 from hocket.api.memory import fit_problem
 from hocket.capture import capture, load_model
 from hocket.graph.batches import at_batch
 from hocket.graph.graph import Graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "waves"))
 
 from workloads import resnet56
 
-from hocket import api
-from hocket.api import make_problem
+from hocket.api.collectives import plan_collective
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.demand import BESIDE, FILL, NUM_SHARES, ON_DEVICE, TIMES_BESIDE
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Role
+from hocket.plan.make import find_cluster, make_problem
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
@@ -79,7 +79,7 @@ def data_parallel(on: str) -> tuple[float, float, float]:
     budget_bytes = round(1.3 * simulated(one, even_split(one, WAVES)).peak_bytes)
     fit = fit_waves(one, num_waves=WAVES, budget_bytes=budget_bytes)
     wave_s = (fit.chosen or fit.smallest).step_s / WAVES
-    cluster = api.find_cluster(on)
+    cluster = find_cluster(on)
     count = cluster.num_devices
     problem = _busy(make_problem(capture_sizes(*resnet56(count * SAMPLES)), cluster))
     replicas = tuple(
@@ -88,7 +88,7 @@ def data_parallel(on: str) -> tuple[float, float, float]:
     alone_s = simulate_parallel(problem, Parallel(replicas=replicas))[1].makespan_s
     graph = problem.graph
     gradient_bytes = int(graph.tensor_bytes[graph.tensor_role == Role.PARAMETER].sum())
-    plan = api.plan_collective(cluster, "allreduce", size_bytes=gradient_bytes)
+    plan = plan_collective(cluster, "allreduce", size_bytes=gradient_bytes)
     exchange_s = plan.chosen.times.time_s(gradient_bytes)
     return alone_s / max(wave_s, exchange_s), wave_s, exchange_s
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from runtime.small_zoo import SMALL_ZOO
 
-from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.optimizer import optimizer_of_meta
@@ -27,6 +26,7 @@ from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
+from hocket.plan.make import make_problem
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.runtime.offload.memory_tracker import MemoryTracker

@@ -22,14 +22,13 @@ import torch
 from torch import nn
 from workloads import TOYS, WORKLOADS, Workload, adamw
 
-from hocket.api import make_problem
-from hocket.api.planned import find_cluster
 from hocket.api.waves import waves_of
 from hocket.base.units import format_bytes
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.measure import profile_program
 from hocket.cost.profile import merge_profiles
 from hocket.plan.files import SavedPlan
+from hocket.plan.make import find_cluster, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_candidate import WaveCandidate

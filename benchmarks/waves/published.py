@@ -22,11 +22,11 @@ from dataclasses import replace
 import numpy as np
 from workloads import resnet56
 
-from hocket.api import make_problem
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.demand import BESIDE, FILL, NUM_SHARES, ON_DEVICE, TIMES_BESIDE
 from hocket.cost.roofline import costs_from_settings
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin

@@ -12,8 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hocket.api import Planned, auto, plan_graph, plan_parallel
     from hocket.api.memory import fit
+    from hocket.api.parallel_configs import plan_parallel
+    from hocket.api.planned import Planned, auto, plan_graph
     from hocket.api.waves import waves
     from hocket.base.checkpoint_folder import write_checkpoint
     from hocket.base.errors import HocketError

@@ -15,7 +15,7 @@ from hocket.base.extras import require
 
 require("torch", "collectives of torch.distributed")
 
-from hocket.api.planned import find_cluster
+from hocket.plan.make import find_cluster
 from hocket.runtime.collectives.process_group import register
 
 register(find_cluster)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.api import ON_THIS_MACHINE, Planned
+from hocket.api.planned import Planned
 from hocket.base.config import PLAN_VARIABLE, rank_profile, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
@@ -22,6 +22,7 @@ from hocket.base.progress import progress
 from hocket.base.units import format_seconds
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.make import ON_THIS_MACHINE
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel
 from hocket.transformer import ParallelConfig

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from planners.memory.steps import MIB, chain_step
 
 import hocket
-from hocket.api.memory import BudgetWarning
 from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes, format_percent, format_seconds, typed_bytes
 from hocket.cli.root import root
@@ -18,6 +17,7 @@ from hocket.graph.files import write_graph
 from hocket.graph.graph import DTYPES
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Memory
+from hocket.planners.memory.given_budget import BudgetWarning
 from hocket.view.fit import fit_table
 from hocket.view.table import plain
 

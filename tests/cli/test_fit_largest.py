@@ -16,18 +16,23 @@ from hocket.base.units import format_bytes, typed_bytes
 from hocket.cli import fit
 from hocket.cli.root import root
 from hocket.plan.files import read_plan
+from hocket.plan.make import make_problem
 
 
 def run(*arguments):
     return CliRunner().invoke(root, list(map(str, arguments)))
 
 
+def on_h200(step_of):
+    return lambda size: make_problem(step_of(size), "1xh200")
+
+
 def test_the_largest_size_fits_and_the_next_does_not():
     def wide(size):
         return chain_step(3, activation=size * MIB, weight=1 * MIB)
 
-    found, graph = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
-    assert graph.content_hash == wide(found).content_hash
+    found, problem = largest_that_fits(on_h200(wide), 200 * MIB, start=4, most=4096)
+    assert problem.graph.content_hash == wide(found).content_hash
     assert hocket.fit(wide(found), "1xh200", "200MiB").chosen is not None
     assert hocket.fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
 
@@ -40,9 +45,9 @@ def test_the_largest_size_keeps_to_what_may_wait_on_the_host():
 
     fit = partial(hocket.fit, on="1xh200", memory=200 * MIB, host_bytes=host_bytes)
     found, _ = largest_that_fits(
-        wide, "1xh200", 200 * MIB, start=4, most=4096, host_bytes=host_bytes
+        on_h200(wide), 200 * MIB, start=4, most=4096, host_bytes=host_bytes
     )
-    anywhere, _ = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
+    anywhere, _ = largest_that_fits(on_h200(wide), 200 * MIB, start=4, most=4096)
     assert found < anywhere
     assert fit(wide(found)).chosen is not None
     assert fit(wide(found + 1)).chosen is None
@@ -77,8 +82,8 @@ def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):
 
 
 def test_what_does_not_grow_is_told():
-    with pytest.raises(UsageError, match="stays as it is"):
-        largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)
+    with pytest.raises(UsageError, match="is the same for each size"):
+        largest_that_fits(on_h200(lambda _: chain_step(3)), 2**36, start=1, most=64)
 
 
 def test_the_largest_size_and_that_no_larger_one_is_tried_are_said_before_planning(

@@ -23,7 +23,6 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, err = hocket(
         "parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--top", 5, *MEGATRON,
-        "--report", "report.html",
     )  # fmt: skip
     assert out.count("✔") == 1
     assert "chosen because" in out
@@ -49,7 +48,7 @@ def test_a_plan_for_megatron_is_one_that_megatron_runs(hocket, tmp_path):
 
 def test_a_schedule_that_the_program_lacks_is_refused(hocket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--schedule", "zb-v")
+    asked = ("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--fix", "schedule=zb-v")
     _, err = hocket(*asked, *MEGATRON, expect=2)
     assert "megatron-core has no schedule zb-v" in err
     assert "it runs 1f1b, interleaved" in err
@@ -104,7 +103,7 @@ def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
         (["gpt-3.6b", "--on", "4xa100-80g"], 2, "--batch N is missing"),
         (["gpt-3.7b", "--on", "4xa100-80g", "--batch", "8"], 2, "did you mean"),
         (["gpt-3.6b", "--on", "4xa100", "--batch", "8"], 2, "a100-40g"),
-        ([*SMALL, *MEGATRON, "--schedule", "1f1"], 2, "'1f1b'"),
+        ([*SMALL, *MEGATRON, "--fix", "schedule=1f1"], 2, "'1f1b'"),
         ([*SMALL, *MEGATRON, "--fix", "tensr=2"], 2, "'tensor'"),
         ([*SMALL, "--software", "megatrn"], 2, "unknown"),
         ([*SMALL, *MEGATRON, "--fix", "tensor=7"], 4, "no config"),
@@ -263,7 +262,7 @@ def test_the_table_of_captured_ops_has_degrees_and_mfu(hocket, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4, "--seq", 64)
-    out, err = hocket(*asked, "--report", "report.html")
+    out, err = hocket(*asked)
     titles = out.splitlines()[0].split()
     columns = ["strategy", "tensor", "pipe", "data", "micro", "schedule", "ZeRO", "step", "MFU"]
     assert set(columns) <= set(titles)
@@ -284,5 +283,5 @@ def test_above_64_devices_the_closed_form_is_fitted_to_simulated_steps(hocket):
 
 def test_settings_of_programs_are_refused_for_captured_ops(hocket):
     asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4)
-    _, err = hocket(*asked, "--schedule", "zb-v", expect=2)
+    _, err = hocket(*asked, "--options", "graphs", expect=2)
     assert "the captured ops are simulated as they are" in err

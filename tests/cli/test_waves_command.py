@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from planners.plain_kernels import plain_kernels  # noqa: F401
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.base.units import format_seconds
 from hocket.capture.sizes import capture_sizes
 from hocket.cli.root import root
 from hocket.graph.files import read_graph, write_graph
 from hocket.plan.files import read_plan
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.view.waves import slower_note, verdict

@@ -6,13 +6,13 @@ import math
 import pytest
 from cli.terminal import hocket
 
-from hocket.api import make_problem
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration, calibration_from_dict, calibration_to_dict
 from hocket.cost.measured_steps import StepRun, fit_steps, read_runs, run_record
 from hocket.cost.ranges import DATASHEET, scale_of, source_of, step_range
 from hocket.cost.roofline import estimate_costs, work_on
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 
 
 def run_of(ratio, source="datasheet", scale=1.0):

@@ -10,13 +10,14 @@ from accelerate.utils import check_device_map
 from cli.terminal import hocket
 from torch import nn
 
-from hocket.api import make_problem, plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.capture.sizes import capture_sizes
 from hocket.export.accelerate import device_map
 from hocket.graph.generators.forward_graphs import chain
 from hocket.plan.files import write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan

@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api.fleet_throughputs import find_servers, plan_gangs, planned_throughputs
-from hocket.api.jobs import JobSpec, planned_job
+from hocket.api.jobs import planned_job
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
+from hocket.fleet.throughputs.servers import find_servers
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Parallel
 from hocket.planners.parallel import compare
+from hocket.service.spec import JobSpec
 from hocket.simulate import simulate
 
 

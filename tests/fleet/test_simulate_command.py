@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import hocket.api.fleet
+import hocket.fleet.simulator
 from hocket.base.errors import HocketError, UsageError
 from hocket.cli.fleet.given import parse_cluster
 from hocket.cli.fleet.simulate import command
@@ -45,13 +45,13 @@ def test_json_has_the_promised_keys(trace: Path) -> None:
 
 
 def test_a_first_simulation_says_that_it_compiles(trace: Path, monkeypatch) -> None:
-    simulate = hocket.api.fleet.simulate
+    simulate = hocket.fleet.simulator.simulate
 
     def compiling_first(*args, **kwargs):
         compiling("play")
         return simulate(*args, **kwargs)
 
-    monkeypatch.setattr("hocket.api.fleet.simulate", compiling_first)
+    monkeypatch.setattr("hocket.fleet.simulator.simulate", compiling_first)
     result = CliRunner().invoke(command, [str(trace), "--cluster", "a:1x2,b:2", "--json"])
     assert "kernels for this CPU, once" in result.stderr
     assert json.loads(result.stdout)["num_jobs"] == 2

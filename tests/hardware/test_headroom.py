@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from cli.terminal import hocket
 
-from hocket.api import make_problem, plan_graph
 from hocket.api.clusters import with_dispatch
+from hocket.api.planned import plan_graph
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.host import EAGER, REFERENCE_DISPATCH_S, HostOverhead, measured_host
 from hocket.graph.generators.forward_graphs import chain
@@ -15,6 +15,7 @@ from hocket.hardware.detect import unstated_headroom_bytes
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
 from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import cluster_from_text
+from hocket.plan.make import make_problem
 
 GIB = 2**30
 

@@ -1,8 +1,8 @@
 import pytest
 
-from hocket.api import find_cluster
 from hocket.hardware.cluster import Cluster, Device, Link
 from hocket.hardware.host_route import HostRoute, host_route, with_host_route
+from hocket.plan.make import find_cluster
 
 
 def test_a_card_reaches_its_host_at_the_rate_of_its_own_link():

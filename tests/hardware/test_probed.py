@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.api.clusters import cluster_from_text
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.probed import Rates, cluster_of
+from hocket.hardware.shorthand import cluster_from_text
 
 
 def rates(alone, together) -> Rates:

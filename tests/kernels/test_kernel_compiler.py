@@ -8,12 +8,12 @@ import numpy as np
 from numba.core import types
 from numba.core.datamodel import default_manager
 
-from hocket.api import make_problem
 from hocket.base.arrays import FloatArray
 from hocket.graph.generators import generate
 from hocket.kernels import compiler, kernel
 from hocket.kernels.containers import Heaps, new_heaps
 from hocket.kernels.heaps import pop, push
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import lower

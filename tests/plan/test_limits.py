@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hocket.api import make_problem, plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
 from hocket.simulate import simulate

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from jsonschema import validate
 
-from hocket.api import make_problem
 from hocket.base.errors import InputFileError
 from hocket.graph.generators import generate
 from hocket.plan.files import json_schema, read_plan, write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Memory, MemoryBlock
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.api import make_problem
 from hocket.graph.build import GraphBuilder
+from hocket.plan.make import make_problem
 from hocket.plan.modules import NEARLY_ALL, module_places
 
 PATHS = ("", "embed", "body", "body.h.0", "body.h.0.mlp", "body.h.1", "body.h.2.mlp", "head")

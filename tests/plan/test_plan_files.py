@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from simulate.problems import problems
 
-from hocket.api import make_problem, plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.host import HostOverhead
 from hocket.cost.profile import Profile, ProfileEntry
@@ -14,6 +14,7 @@ from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate
 from hocket.plan.files import PLAN_SCHEMA, json_schema, read_plan, write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES
 from hocket.plan.sections import SECTIONS

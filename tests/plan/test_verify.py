@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import placements, problems
 
-from hocket.api import make_problem, plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Order, Placement
 from hocket.plan.verify import contiguity_violations, raise_violations, structure_violations

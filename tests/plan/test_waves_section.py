@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.api import make_problem
 from hocket.graph import Phase
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica, Waves
 

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 from simulate.problems import tape
 
-from hocket.api import make_problem
 from hocket.graph.formats.dnn_partitioning import graph_from_dnn_partitioning
 from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 
 TIMES = (0.0, 0.0, 1.0, 2.0, 3.0, 5.0)

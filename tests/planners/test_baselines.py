@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hocket.api import make_problem
 from hocket.base.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
 from hocket.planners.placement.baselines import device_map_auto, expert

@@ -16,11 +16,11 @@ from planners.exhaustive import (
 from planners.golden import EXAMPLE_A, EXAMPLE_B
 from simulate.problems import joined, placements, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.bounds.step_bound import PATH, SERIAL, WORK, find_units, windows_s

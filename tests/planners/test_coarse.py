@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import DURATIONS, clusters, costs_of, joined, numbers, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.costs import TimeSource
 from hocket.graph import GraphBuilder, Phase, generate, read_graph
 from hocket.graph.coarsen import bound_ops, co_placed, forward_only, fuse
 from hocket.graph.verify import verify_graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.coarse import (

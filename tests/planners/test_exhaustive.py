@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from planners.exhaustive import constrained_problems, shortest_step_s
 from planners.tight_cases import tight_problem
 
-from hocket.api import make_problem
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
 from hocket.planners.bounds import lower_bound

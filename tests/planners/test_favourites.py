@@ -13,9 +13,9 @@ from planners.favourite_nets import (
 )
 from simulate.problems import joined, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.planners.placement import m_sct as children
 from hocket.planners.placement.m_sct import (
     favourite_children,

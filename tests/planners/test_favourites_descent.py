@@ -16,9 +16,9 @@ from planners.favourite_nets import (
     nets,
 )
 
-from hocket.api import make_problem
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.planners.placement.m_sct import (
     ReaderPairs,
     descended_favours,

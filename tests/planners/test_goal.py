@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hocket.api import make_problem, plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import UsageError
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import judge

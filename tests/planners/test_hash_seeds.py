@@ -8,7 +8,7 @@ from pathlib import Path
 _SCRIPT = """
 from planners.memory.steps import MIB, chain_step, placed
 
-from hocket.api import make_problem
+from hocket.plan.make import make_problem
 from hocket.base.jsonfile import dump_json
 from hocket.graph.batches import with_other_batch
 from hocket.graph.generators import generate

@@ -10,9 +10,9 @@ from planners.list_schedule_oracle import assert_as_oracle
 from planners.list_schedule_problems import PUBLISHED, hard_problems, random_problem
 from simulate.problems import device_kind, joined, problem_of
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role, generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
 from hocket.planners.placement.list_schedule.schedule_tables import breadth_first

@@ -14,8 +14,8 @@ from planners.list_schedule_problems import (
 )
 from simulate.problems import joined, problem_of
 
-from hocket.api import make_problem
 from hocket.graph import GraphBuilder, generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.m_etf import list_schedule

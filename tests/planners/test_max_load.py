@@ -19,10 +19,10 @@ from planners.max_load_cases import (
 )
 from simulate.problems import joined, placements, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, max_load_planner, pipedream, throughput

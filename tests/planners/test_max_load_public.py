@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from planners.max_load_cases import contiguously, freely
 
-from hocket.api import make_problem
 from hocket.graph.files import read_graph
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.max_load import dpl, pipedream, throughput

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from planners.exhaustive import constrained_problems, shortest_parallel_step_s, shortest_step_s
 from planners.golden import EXAMPLE_A, EXAMPLE_B
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from planners.pardnn_problems import tied_problems, with_memory
 from simulate.problems import joined, placements, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.kernels.containers import table
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.m_topo import m_topo

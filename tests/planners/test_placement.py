@@ -11,11 +11,11 @@ from planners.memory_cases import with_memory
 from planners.tight_cases import tight_problem
 from simulate.problems import joined, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.graph import GraphBuilder, Phase, Role, Stream
 from hocket.graph.coarsen import tied_ops
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners import PLANNERS, chain, find_planner
 from hocket.planners.auto import portfolio

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.api import best_of, make_problem
+from hocket.api.planned import best_of
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.files import read_graph
+from hocket.plan.make import make_problem
 from hocket.planners.compare import compare
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import verify

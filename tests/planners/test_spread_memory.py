@@ -17,12 +17,12 @@ from planners.memory_cases import (
 )
 from simulate.problems import joined, plans, problem_of, problems
 
-from hocket.api import make_problem
 from hocket.base.units import parse_bytes
 from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.planners.placement.memory_fit import (
     attempt,

@@ -9,7 +9,6 @@ import torch
 from planners.plain_kernels import plain_kernels  # noqa: F401
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost import demand
@@ -17,6 +16,7 @@ from hocket.cost.host import HostOverhead
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Phase
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Waves
 from hocket.planners.parallel.simulated import simulated as judged
 from hocket.planners.waves.wave_candidate import two_stream_candidate

@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hocket
-from hocket.api import make_problem
 from hocket.capture import CaptureWarning
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan, write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Parallel, Priority, Replica, Waves
 from hocket.planners.parallel.closed_form import block_edges

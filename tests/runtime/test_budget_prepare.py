@@ -15,13 +15,13 @@ from runtime.train_loops import adamw, assert_same_state, plain_steps
 from torch import nn
 
 import hocket
-from hocket.api import run_plan
-from hocket.api.memory import BudgetWarning, budget_of
+from hocket.api.planned import run_plan
 from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import capture
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.memory.given_budget import BudgetWarning, budget_of
 from hocket.runtime.batches import settled
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform

@@ -15,9 +15,9 @@ from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, plain_steps
 
 import hocket
-from hocket.api import find_cluster
-from hocket.api.memory import BudgetWarning
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.plan.make import find_cluster
+from hocket.planners.memory.given_budget import BudgetWarning
 from hocket.runtime.offload.dry_run import _overhead_bytes, _small_bytes
 from hocket.runtime.offload.model_blocks import uniform
 

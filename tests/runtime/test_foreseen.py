@@ -11,8 +11,8 @@ from runtime.budget_loops import CPU, task_of
 from runtime.foreseen_models import FORESEEN
 from torch import nn
 
-from hocket.api.planned import make_problem
 from hocket.graph.graph import Graph, Role
+from hocket.plan.make import make_problem
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import (
     FULL_RECOMPUTE,

@@ -10,14 +10,14 @@ from runtime.budget_models import MODELS
 from torch import nn
 
 import hocket
-from hocket.api import run_plan
-from hocket.api.memory import budget_of
+from hocket.api.planned import run_plan
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import parse_bytes
 from hocket.capture import capture
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan, write_plan
 from hocket.plan.sections import Memory
+from hocket.planners.memory.given_budget import budget_of
 from hocket.runtime.batches import settled
 from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.run_options import RunOptions

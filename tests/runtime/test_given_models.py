@@ -9,7 +9,7 @@ from runtime.plain_reference import reference_steps
 from torch import nn
 
 import hocket as package
-from hocket.api import Planned
+from hocket.api.planned import Planned
 from hocket.base.errors import UsageError
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.hardware.shorthand import cluster_from_text

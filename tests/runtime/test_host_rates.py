@@ -4,9 +4,9 @@ import pytest
 import torch
 from runtime.budget_loops import CPU
 
-from hocket.api import find_cluster
 from hocket.base.errors import RunError
 from hocket.hardware.host_route import host_route
+from hocket.plan.make import find_cluster
 from hocket.runtime.offload import host_bandwidth as host_rates
 from hocket.runtime.offload.host_bandwidth import (
     HostBandwidth,

@@ -18,10 +18,11 @@ from cli.terminal import hocket
 from forked_command import ForkedCommand
 from ports import reserved_port
 
-from hocket.api.parallel_configs import limited, make_training, plan_of
+from hocket.api.parallel_configs import limited, make_training
 from hocket.api.planners import compare_candidates
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan, read_plan, write_plan
+from hocket.planners.parallel.transformer_search import plan_of
 from hocket.runtime.checkpoint import read_state
 from hocket.runtime.launch import launch
 from hocket.transformer import Transformer

@@ -16,9 +16,9 @@ import torch
 from forked_worker_group import forked_worker_groups
 from runtime.placements import random_placement
 
-from hocket.api import make_problem
 from hocket.base.errors import RunError
 from hocket.capture import capture, load_model
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.processes.worker import Worker
 from hocket.runtime.ranked_step import Outbox

@@ -7,9 +7,9 @@ from runtime.budget_models import MODELS
 from runtime.executed_program import execute, named_tensors
 from runtime.rewritten_steps import RewrittenSteps
 
-from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture.model import capture_program
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.baselines import on_one_device

@@ -13,11 +13,11 @@ from forked_command import ForkedCommand
 from forked_worker_group import forked_worker_groups
 from runtime.placements import random_placement
 
-from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture import capture, load_model
 from hocket.cli import main
 from hocket.plan.files import read_plan, write_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.runtime.planned_model import build
 from hocket.runtime.run import choose_backend, run_plan

@@ -7,7 +7,7 @@ import torch
 from cli.terminal import hocket
 from torch import nn
 
-from hocket.api import plan_graph
+from hocket.api.planned import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.runtime import run_limits

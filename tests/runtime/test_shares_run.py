@@ -11,7 +11,7 @@ from forked_command import ForkedCommand
 from forked_worker_group import forked_worker_groups
 from torch import nn
 
-from hocket.api import make_problem, run_plan
+from hocket.api.planned import run_plan
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.profile import read_profile
@@ -19,6 +19,7 @@ from hocket.graph.generators import generate
 from hocket.graph.graph import Phase
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import run_limits

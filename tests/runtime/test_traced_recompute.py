@@ -9,10 +9,10 @@ import torch
 from runtime.executed_program import execute, named_tensors
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.planners.parallel.closed_form import block_edges

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.cost.profile import read_profile
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.runtime.training_loop import NUM_DRIFTING, DriftWarning, Watch, likely_cause
 from hocket.simulate import simulate

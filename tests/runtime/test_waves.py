@@ -10,14 +10,14 @@ from runtime.waved_models import Attends, Net, accumulated, fitted
 from torch import nn
 
 import hocket
-from hocket.api import make_problem, run_plan
+from hocket.api.planned import run_plan
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
-from hocket.plan.make import launched
+from hocket.plan.make import launched, make_problem
 from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.waves.wave_search import even_split, fit_waves, reasons
 from hocket.runtime.placed_step import DeviceStream

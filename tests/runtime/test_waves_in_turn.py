@@ -6,8 +6,8 @@ import pytest
 import torch
 from runtime.waved_models import fitted
 
-from hocket.api import make_problem
 from hocket.base.errors import CheckError, UsageError
+from hocket.plan.make import make_problem
 from hocket.planners.waves.round_robin import fit_partitions
 from hocket.runtime.offload.copy_streams import CopyStreams
 from hocket.runtime.strategies.round_robin import PartitionPrefetch, round_robin_slots

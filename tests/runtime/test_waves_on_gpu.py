@@ -6,10 +6,9 @@ import pytest
 import torch
 from runtime.waved_models import Attends, Net
 
-from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
-from hocket.plan.make import launched
+from hocket.plan.make import launched, make_problem
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_search import fit_waves
 from hocket.runtime.synthetic_training import SyntheticTraining

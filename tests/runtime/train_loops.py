@@ -7,11 +7,11 @@ import torch
 from runtime.placements import random_placement
 from torch.optim import lr_scheduler
 
-from hocket.api import make_problem
 from hocket.capture import CaptureWarning, capture
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.runtime.batches import settled
 from hocket.runtime.planned_optimizer import planned_update

@@ -5,10 +5,10 @@ import copy
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.make import make_problem
 from hocket.planners.waves.wave_search import fit_waves
 
 

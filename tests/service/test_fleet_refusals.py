@@ -50,7 +50,7 @@ def test_serve_refuses_what_it_cannot_do(fleet, arguments, message):
 def test_serve_says_that_it_compiles(fleet, monkeypatch):
     fleet.type("serve", "--on", "slurm", "--devices", "v100:1", code=2)
     assert "compiling" not in fleet.said
-    monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, on_ready: compiling("play"))
+    monkeypatch.setattr("hocket.service.serve.serve", lambda settings, on_ready: compiling("play"))
     fleet.type("serve", "--devices", "v100:1")
     assert "kernels for this CPU, once" in fleet.said
 

@@ -90,7 +90,9 @@ def test_serve_takes_the_gpus_of_the_machine_unless_told_otherwise(
 ):
     machine(*models)
     served = []
-    monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, tell: served.append(settings))
+    monkeypatch.setattr(
+        "hocket.service.serve.serve", lambda settings, tell: served.append(settings)
+    )
     command = ["fleet", "serve", "--state", str(tmp_path / "state"), *arguments]
     answer = CliRunner().invoke(root, command)
     assert said in f"{answer.output} {answer.exception}"

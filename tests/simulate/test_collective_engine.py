@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import costs_of
 
-from hocket.api import plan_collective
-from hocket.api.clusters import cluster_from_text
+from hocket.api.collectives import plan_collective
 from hocket.cost.collectives import ring_all_reduce_s, ring_path
 from hocket.graph.build import GraphBuilder
 from hocket.hardware.cluster import Cluster
+from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication

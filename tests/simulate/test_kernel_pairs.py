@@ -11,12 +11,12 @@ import torch
 from simulate.test_wave_streams import two_rows
 from torch.nn import functional
 
-from hocket.api import make_problem
 from hocket.capture.model import capture_program
 from hocket.cost.demand import FILL, demand_of
 from hocket.cost.efficiency import work_of
 from hocket.cost.host import REPLAYED
 from hocket.cost.roofline import estimate_costs
+from hocket.plan.make import make_problem
 from hocket.simulate.engine import simulate_placement
 
 ROW_S, MOST = 4e-3, 2000

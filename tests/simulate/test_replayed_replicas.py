@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.simulate import simulate

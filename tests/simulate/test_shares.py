@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.base.errors import CheckError, InputFileError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.calibrate import Calibration
@@ -17,6 +16,7 @@ from hocket.cost.efficiency import Efficiency, KindFit
 from hocket.graph.graph import Phase, Role, Stream
 from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.plan.verify import structure_violations
 from hocket.planners.candidates import empty_plan

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from simulate.problems import device, device_kind
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.base.errors import CheckError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.costs import Costs, device_rows
@@ -20,6 +19,7 @@ from hocket.graph import GraphBuilder, Stream
 from hocket.graph.verify import verify_graph
 from hocket.hardware import Cluster
 from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.candidates import empty_plan

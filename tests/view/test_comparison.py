@@ -2,8 +2,9 @@
 
 import pytest
 
-from hocket.api import make_problem, make_training
+from hocket.api.parallel_configs import make_training
 from hocket.graph.generators import generate
+from hocket.plan.make import make_problem
 from hocket.planners.candidates import Candidate, Comparison
 from hocket.transformer import captured
 from hocket.view import comparison as view

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.graph import Role
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import bottleneck, simulate

@@ -1,4 +1,4 @@
-"""Clusters: presets, files, shorthand, this machine."""
+"""The cluster of this machine, with measured host times."""
 
 from __future__ import annotations
 
@@ -6,27 +6,13 @@ from dataclasses import replace
 
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
-from hocket.hardware.files import cluster_to_toml, read_machine
-from hocket.hardware.kinds import PRESETS, preset_kinds
-from hocket.hardware.shorthand import cluster_from_text, joining_note, machine_names
-
-__all__ = [
-    "PRESETS",
-    "cluster_from_text",
-    "cluster_to_toml",
-    "detect",
-    "joining_note",
-    "machine_names",
-    "preset_kinds",
-    "probe_links",
-    "read_machine",
-]
 
 
 def detect(processes: int = 1) -> Cluster:
-    """The cluster of this machine; host times are measured if PyTorch can use its GPUs.
+    """Return the cluster of this machine; measure host times if PyTorch can use its GPUs.
 
-    Measured are the dispatch of ops, copies between host and device, and updates on the host.
+    The measurements are the dispatch of ops, copies between host and device, and updates on the
+    host. ``processes`` is the number of devices as which the CPU is described.
     """
     from hocket.hardware.detect import detect as detect_hardware
 
@@ -47,17 +33,18 @@ def detect(processes: int = 1) -> Cluster:
 
 
 def with_dispatch(cluster: Cluster, dispatch_s: float) -> Cluster:
-    """The cluster with a measured dispatch time on every accelerator."""
-    kinds = {
-        kind.name: kind if kind.is_cpu else replace(kind, dispatch_s=dispatch_s)
-        for kind in cluster.kinds
-    }
-    devices = (replace(device, kind=kinds[device.kind.name]) for device in cluster.devices)
+    """Return the cluster with a measured dispatch time on every accelerator."""
+    devices = (
+        device
+        if device.kind.is_cpu
+        else replace(device, kind=replace(device.kind, dispatch_s=dispatch_s))
+        for device in cluster.devices
+    )
     return replace(cluster, devices=tuple(devices))
 
 
 def probe_links() -> tuple[int, Cluster]:
-    """This rank, and a cluster with measured links between all ranks; every rank must call this."""
+    """Return this rank and a cluster with measured links; every rank must call this function."""
     require("torch", "probing links")
     from hocket.runtime.collectives.link_probe import probe_launched
 

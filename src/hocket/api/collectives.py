@@ -1,111 +1,125 @@
-"""Schedules of collectives on given links, their bounds and certificates."""
+"""Plan collectives over the links of a cluster, with their bounds and certificates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hocket.api.planned import find_cluster
+import numpy as np
+
 from hocket.base.errors import unknown_name
+from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.make import find_cluster, make_problem
 from hocket.plan.sections.communication import COLLECTIVES, Collective
-
-if TYPE_CHECKING:
-    from hocket.graph.graph import Graph
-    from hocket.planners.communication.collective import CollectivePlan, Offer
-    from hocket.planners.communication.fabric import LinkChoice
-    from hocket.planners.communication.priority import PropagationChoice
-
-__all__ = [
-    "COLLECTIVES",
-    "collective_bound",
-    "collective_classes",
-    "plan_collective",
-    "predict_propagation",
-]
-
-
-def plan_collective(
-    on: str | Path | Cluster,
-    collective: str,
-    *,
-    gpus: str | None = None,
-    root: str | None = None,
-    size_bytes: int | None = None,
-    relay: bool = False,
-    links: str = "auto",
-    max_trees: int | None = None,
-    with_blink: bool = False,
-) -> CollectivePlan:
-    """The best schedule of a collective on these links, its bound and the common schedules.
-
-    The chosen schedule is verified before it is returned.
-    """
-    from hocket.planners.communication.collective import plan_collective as planned
-    from hocket.planners.communication.fabric import chosen_ranks
-
-    kind, choice = _known(collective, links)
-    cluster = find_cluster(on)
-    ranks = chosen_ranks(cluster, gpus)
-    found = planned(
-        cluster, kind, ranks, root=_root(cluster, ranks, root), size_bytes=size_bytes,
-        relay=relay, links=choice, max_trees=max_trees, with_blink=with_blink,
-    )  # fmt: skip
-    found.chosen.section.require_legal(cluster)
-    return found
+from hocket.planners.communication.classes import connected_classes
+from hocket.planners.communication.collective import CollectivePlan, Offer
+from hocket.planners.communication.collective import plan_collective as plan_on_ranks
+from hocket.planners.communication.fabric import (
+    LINK_CHOICES,
+    LinkChoice,
+    chosen_device,
+    chosen_ranks,
+    fabric_of,
+)
+from hocket.planners.communication.priority import (
+    PropagationChoice,
+    choose_propagation,
+    layers_of,
+)
+from hocket.planners.communication.schedule import bound_of
+from hocket.simulate.gradients import GradientChannel
 
 
-def _known(collective: str, links: str) -> tuple[Collective, LinkChoice]:
-    from hocket.planners.communication.fabric import LINK_CHOICES
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRequest:
+    """A collective on devices of a cluster."""
 
-    kind = next((name for name in COLLECTIVES if name == collective), None)
-    if kind is None:
-        raise unknown_name("collective", collective, COLLECTIVES)
-    choice = next((name for name in LINK_CHOICES if name == links), None)
-    if choice is None:
-        raise unknown_name("choice of links", links, LINK_CHOICES)
-    return kind, choice
+    on: str | Path | Cluster
+    collective: str
+    gpus: str | None = None
+    """Devices in the order of the ranks, such as ``0-3`` or names; None for all."""
+    root: str | None = None
+    """Root of a broadcast or reduce; None for the best."""
+    relay: bool = False
+    """True if devices outside of the job may forward."""
+    links: str = "auto"
+    """``peer`` links between devices alone, ``all`` links, or ``auto``."""
+    size_bytes: int | None = None
+
+    def plan(self, *, max_trees: int | None = None, with_blink: bool = False) -> CollectivePlan:
+        """Return the best schedule, its bound and the common schedules; the best is verified."""
+        kind, choice, cluster, ranks, root = self._resolved()
+        found = plan_on_ranks(
+            cluster, kind, ranks, root=root, size_bytes=self.size_bytes, relay=self.relay,
+            links=choice, max_trees=max_trees, with_blink=with_blink,
+        )  # fmt: skip
+        found.chosen.section.require_legal(cluster)
+        return found
+
+    def bound(self) -> dict[str, Any]:
+        """Return an upper bound of the collective's rate, with its certificate."""
+        kind, choice, cluster, ranks, root = self._resolved()
+        start_s = time.process_time()
+        fabric = fabric_of(cluster, ranks, relay=self.relay, links=choice)
+        certificate = bound_of(fabric, kind, ranks.index(root or ranks[0]))
+        plan_s = time.process_time() - start_s
+        return {
+            "collective": kind,
+            "ranks": list(ranks),
+            "bound_bps": float(certificate.bound * fabric.unit_bps),
+            "bound": str(certificate.bound * fabric.unit_bps),
+            "certificate": {"unit_bps": fabric.unit_bps, **certificate.to_data()},
+            "plan_seconds": plan_s,
+        }
+
+    def _resolved(self) -> tuple[Collective, LinkChoice, Cluster, tuple[str, ...], str | None]:
+        """Return checked values in place of the names of the request."""
+        if self.collective not in COLLECTIVES:
+            raise unknown_name("collective", self.collective, COLLECTIVES)
+        if self.links not in LINK_CHOICES:
+            raise unknown_name("choice of links", self.links, LINK_CHOICES)
+        cluster = find_cluster(self.on)
+        ranks = chosen_ranks(cluster, self.gpus)
+        root = None if self.root is None else chosen_device(cluster, self.root)
+        if root is not None and root not in ranks:
+            raise unknown_name("root", root, ranks)
+        return self.collective, self.links, cluster, ranks, root
 
 
-def _root(cluster: Cluster, ranks: Sequence[str], root: str | None) -> str | None:
-    from hocket.planners.communication.fabric import chosen_device
-
-    if root is None:
-        return None
-    name = chosen_device(cluster, root)
-    if name not in ranks:
-        raise unknown_name("root", name, ranks)
-    return name
+def plan_collective(on: str | Path | Cluster, collective: str, **request: Any) -> CollectivePlan:
+    """Plan a collective; the options are the fields of `CollectiveRequest`."""
+    return CollectiveRequest(on=on, collective=collective, **request).plan()
 
 
 def collective_classes(
     on: str | Path | Cluster, collective: str, *, size_bytes: int | None = None
 ) -> list[dict[str, Any]]:
-    """One entry per class of connected sets of three devices or more of a machine.
+    """Return one entry per class of connected sets of three devices or more of a machine.
 
     Each entry compares the chosen schedule with the rings of NCCL (rings over PCIe where the peer
     links of the set close no ring, as in Blink's evaluation) and with the better of rings and
-    chains, which is what newer versions of NCCL choose from.
+    chains, from which newer versions of NCCL choose.
     """
-    from hocket.planners.communication.classes import connected_classes
     from hocket.view.collective import as_dict
 
     cluster = find_cluster(on)
-    found = connected_classes(cluster, range(3, cluster.num_devices + 1))
+    request = CollectiveRequest(
+        on=cluster, collective=collective, links="peer", size_bytes=size_bytes
+    )
     entries = []
-    for fabric, count in found:
-        ranks = ",".join(fabric.places[: fabric.num_ranks])
-        plan = plan_collective(cluster, collective, gpus=ranks, size_bytes=size_bytes, links="peer")
+    for fabric, count in connected_classes(cluster, range(3, cluster.num_devices + 1)):
+        plan = replace(request, gpus=",".join(fabric.places[: fabric.num_ranks])).plan()
         shown = as_dict(plan)
         kept = ("ranks", "algorithm", "rate_bps", "bound_bps", "gap", "num_trees", "offers")
-        entry = {**{key: shown[key] for key in kept}, "num_sets": count}
-        entries.append({**entry, **_speedups(plan)})
+        entries.append({key: shown[key] for key in kept} | {"num_sets": count} | _speedups(plan))
     return entries
 
 
 def _speedups(plan: CollectivePlan) -> dict[str, float | None]:
-    """Speed-up of the chosen schedule over rings, and over the better of rings and chains."""
+    """Return the speed-up over rings, and over the better of rings and chains."""
     offers = {offer.name: offer for offer in plan.offers}
 
     def seconds(offer: Offer) -> float:
@@ -123,52 +137,12 @@ def _speedups(plan: CollectivePlan) -> dict[str, float | None]:
     }
 
 
-def collective_bound(
-    on: str | Path | Cluster,
-    collective: str,
-    *,
-    gpus: str | None = None,
-    root: str | None = None,
-    relay: bool = False,
-    links: str = "auto",
-) -> dict[str, Any]:
-    """Upper bound of the rate of a collective, with its certificate."""
-    import time
-
-    from hocket.planners.communication.fabric import chosen_ranks, fabric_of
-    from hocket.planners.communication.schedule import bound_of
-
-    kind, choice = _known(collective, links)
-    cluster = find_cluster(on)
-    ranks = chosen_ranks(cluster, gpus)
-    at = ranks.index(_root(cluster, ranks, root) or ranks[0])
-    start_s = time.process_time()
-    fabric = fabric_of(cluster, ranks, relay=relay, links=choice)
-    certificate = bound_of(fabric, kind, at)
-    plan_s = time.process_time() - start_s
-    return {
-        "collective": kind,
-        "ranks": list(ranks),
-        "bound_bps": float(certificate.bound * fabric.unit_bps),
-        "bound": str(certificate.bound * fabric.unit_bps),
-        "certificate": {"unit_bps": fabric.unit_bps, **certificate.to_data()},
-        "plan_seconds": plan_s,
-    }
-
-
 def predict_propagation(graph: Graph, plan: CollectivePlan) -> PropagationChoice:
-    """A data-parallel step of a model whose gradients travel by a planned all-reduce."""
-    import numpy as np
-
-    from hocket.api.planned import make_problem
-    from hocket.planners.communication.priority import choose_propagation, layers_of
-    from hocket.simulate.gradients import GradientChannel
-
-    cluster = plan.cluster
+    """Predict a data-parallel step of a model whose gradients use a planned all-reduce."""
+    cluster, chosen = plan.cluster, plan.chosen
     costs = make_problem(graph, cluster).costs
-    # All ranks wait for the slowest.
-    numbers = [cluster.device_names.index(rank) for rank in plan.chosen.section.ranks]
-    op_s = np.max([costs.op_s[costs.device_row[number]] for number in numbers], axis=0)
-    chosen = plan.chosen
+    # All ranks wait for the slowest device.
+    devices = [cluster.device_names.index(rank) for rank in chosen.section.ranks]
+    op_s = np.max([costs.op_s[costs.device_row[device]] for device in devices], axis=0)
     channel = GradientChannel(float(chosen.rate_bps), latency_s=chosen.latency_s)
     return choose_propagation(layers_of(graph, op_s), channel)

@@ -1,74 +1,29 @@
-"""Parallel configs of a transformer: programs, limits, the search, single configs."""
+"""Parallel configs of a transformer's shape: make the problem, limit the search, write files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hocket.api.planned import best_of, find_cluster
+from hocket.api.planned import best_of
 from hocket.api.planners import compare_candidates
-from hocket.base.errors import unknown_name
-from hocket.cost.parallel.coefficients import (
-    NAMES,
-    Coefficients,
-    read_coefficients,
-    write_coefficients,
-)
-from hocket.cost.parallel.options import with_options
-from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, SOFTWARES, find_software, usual_dtype
+from hocket.base.atomic import write_together
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
 from hocket.hardware.cluster import Cluster
+from hocket.plan.files import plan_bytes
+from hocket.plan.make import find_cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallel.config_file import read_configuration
-from hocket.planners.parallel.forecast import SPARE, forecast_of
-from hocket.planners.parallel.pools import accelerators
-from hocket.planners.parallel.search_limits import PROGRAMS, fixed_limits, requested_limits
-from hocket.planners.parallel.simulated_calibration import (
-    MOST_LAYERS,
-    MOST_SIMULATED,
-    calibrated,
-    part_batch,
-    part_of,
-)
-from hocket.planners.parallel.transformer_search import default_limits, plan_of, single
-from hocket.transformer import SCHEDULES, Transformer
-from hocket.transformer.files import find_model, is_shape
-
-if TYPE_CHECKING:
-    from hocket.planners.candidates import Comparison
-
-__all__ = [
-    "DEFAULT_SOFTWARE",
-    "MOST_LAYERS",
-    "MOST_SIMULATED",
-    "NAMES",
-    "PROGRAMS",
-    "SOFTWARES",
-    "Coefficients",
-    "accelerators",
-    "calibrated",
-    "find_cluster",
-    "find_software",
-    "forecast_of",
-    "is_shape",
-    "limited",
-    "make_training",
-    "part_batch",
-    "part_of",
-    "plan_of",
-    "plan_parallel",
-    "read_coefficients",
-    "read_configuration",
-    "single",
-    "usual_dtype",
-    "with_options",
-    "write_coefficients",
-    "written_files",
-]
+from hocket.planners.candidates import Comparison
+from hocket.planners.parallel.forecast import SPARE
+from hocket.planners.parallel.search_limits import fixed_limits, requested_limits
+from hocket.planners.parallel.transformer_search import default_limits, plan_of
+from hocket.transformer import Transformer
+from hocket.transformer.files import find_model
 
 
 def plan_parallel(
@@ -76,15 +31,16 @@ def plan_parallel(
     on: str | Path | Cluster,
     batch: int,
     *,
-    software: str | None = None,
+    software: str = DEFAULT_SOFTWARE,
     coefficients: Coefficients | None = None,
 ) -> TransformerPlan:
-    """Divide the training of a transformer over a cluster: data x tensor x pipeline.
+    """Choose data x tensor x pipeline degrees for the training of a transformer on a cluster.
 
     ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
-    problem = make_training(model, on, batch, software=software, coefficients=coefficients)
+    program = find_software(software)
+    problem = make_training(model, on, batch, program=program, coefficients=coefficients)
     return TransformerPlan(problem, plan_of(compare_candidates(problem)))
 
 
@@ -93,19 +49,18 @@ def make_training(
     on: str | Path | Cluster,
     batch: int,
     *,
-    software: str | None = None,
-    options: Sequence[str] = (),
+    program: Software | None = None,
     dtype: str | None = None,
     coefficients: Coefficients | None = None,
-    spare: float | None = None,
+    spare: float = SPARE,
 ) -> Problem:
-    """The training of a model on a cluster, by default in the first type that all devices have.
+    """Return the problem of training a model on a cluster.
 
-    ``options`` set the program (``async-tp``, ``hsdp=8``); ``spare`` is the share of memory that
-    stays free, a few percent unless it is given.
+    ``dtype`` is by default the first one of the program that all devices have; ``spare`` is the
+    fraction of memory that stays free.
     """
     cluster = find_cluster(on)
-    program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
+    program = program or find_software(DEFAULT_SOFTWARE)
     return Problem(
         work=TransformerTraining(
             model=model if isinstance(model, Transformer) else find_model(str(model)),
@@ -114,51 +69,23 @@ def make_training(
             coefficients=coefficients or Coefficients(),
         ),
         cluster=cluster,
-        spare=SPARE if spare is None else spare,
+        spare=spare,
     )
 
 
-def limited(
-    problem: Problem,
-    *,
-    fixed: str = "",
-    schedules: Sequence[str] = (),
-    max_tensor: int | None = None,
-) -> Problem:
-    """The problem with limits on what is tried, within what its program can run.
-
-    ``fixed`` is text such as ``tensor=8,recompute=full``.
-    """
-    limits = default_limits(problem)
-    if max_tensor is not None:
-        limits = replace(limits, max_tensor=max_tensor)
-    for name in schedules:
-        if name not in SCHEDULES:
-            raise unknown_name("schedule", name, SCHEDULES)
-    if schedules:
-        limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
-    limits = requested_limits(fixed_limits(limits, fixed), problem.training.software.name)
-    return replace(problem, limits=limits)
+def limited(problem: Problem, fixed: str) -> Problem:
+    """Return the problem restricted to configs with values such as ``tensor=8,recompute=full``."""
+    limits = fixed_limits(default_limits(problem), fixed)
+    return replace(problem, limits=requested_limits(limits, problem.training.software.name))
 
 
-def written_files(
-    comparison: Comparison, plan: Plan, output: Path | None, report: Path | None
-) -> list[Path]:
-    """Write the plan and the HTML report of a comparison's winner, where they are wanted."""
-    from hocket.base.atomic import write_together
-    from hocket.plan.files import plan_bytes
-    from hocket.view.parallel_report import parallel_report_html
-    from hocket.view.report import report_html
+def save_winner(comparison: Comparison, plan: Plan, output: Path, report: Path) -> None:
+    """Write the plan of a comparison's winner and its HTML report, both or none of them."""
+    if isinstance(comparison.problem.work, TransformerTraining):
+        from hocket.view.parallel_report import parallel_report_html
 
-    contents: dict[str | Path, bytes] = {}
-    if output is not None:
-        contents[output] = plan_bytes(output, comparison.problem, plan)
-    if report is not None and isinstance(comparison.problem.work, TransformerTraining):
         page = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
-        contents[report] = page.encode()
-    elif report is not None:
-        planned = best_of(comparison)
-        page = report_html(*planned.pictured(), planned.timeline, comparison)
-        contents[report] = page.encode()
-    write_together(contents)
-    return [Path(path) for path in contents]
+    else:
+        page = best_of(comparison).report_html()
+    content = plan_bytes(output, comparison.problem, plan)
+    write_together({output: content, report: page.encode()})

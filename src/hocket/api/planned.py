@@ -1,9 +1,9 @@
-"""The public face in Python: from a model or a graph to a plan that can be looked at and run.
+"""``hocket.auto`` and ``hocket.plan_graph``: the best plan for a model or a captured graph.
 
 planned = hocket.auto(model, batch, on="4xv100-16g")
 planned.explain()
-planned.save("plan.json")
-planned.run(RunOptions(steps=20, model="package.module:function"))
+planned.save("plan.json", report="report.html")
+planned.run(steps=20, model="package.module:function")
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from hocket.base.errors import unknown_name
 from hocket.base.units import format_seconds
@@ -19,25 +19,47 @@ from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
-from hocket.plan.make import ON_FILE, ON_THIS_MACHINE, find_cluster, make_problem
+from hocket.plan.make import ON_THIS_MACHINE, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Objective, Problem, TransferMode
-
-__all__ = [
-    "ON_FILE", "ON_THIS_MACHINE", "Planned", "auto", "best_of", "find_cluster", "make_problem",
-    "plan_graph", "run_plan",
-]  # fmt: skip
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.runtime.planned_model import ModelSource
-    from hocket.runtime.run_options import OnProgress, OnStart, OnStep, RunOptions, RunResult
+    from hocket.runtime.run_options import RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
+
+
+class ProblemOptions(TypedDict, total=False):
+    """Options of a problem that most users leave at their defaults."""
+
+    transfers: TransferMode
+    """Contention: simultaneous transfers are ``"shared"``, ``"queued"`` or ``"parallel"``."""
+    contiguous: bool
+    """True if no path of forward ops may leave a device and return to it."""
+    headroom_bytes: int | None
+    """Memory that every device keeps free; None for the headroom of its type."""
+    profile: Profile | None
+    """Measured op times."""
+    calibration: Calibration | None
+    """Fitted efficiencies."""
+
+
+class PlanOptions(ProblemOptions, total=False):
+    """Options of `plan_graph`, which `auto` takes, too."""
+
+    planners: str | Sequence[str]
+    """Place ops of the full batch by these planners only; by default all strategies are compared.
+    ``"auto"`` tries a portfolio of placements, which one process can run."""
+    objective: str
+    """``"step"``, ``"cost"``, ``"memory"`` or ``"throughput"``, as ``hocket plan --objective``."""
+    must: str | Sequence[str]
+    """Constraints, such as ``("fit 8GiB", "devices 2")``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The best plan that was found, with all that it was compared with."""
+    """The best plan that was found, with all candidates that it was compared with."""
 
     comparison: Comparison
     plan: Plan
@@ -52,7 +74,7 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Predicted time of one step; of one among many where gradients travel by priority."""
+        """Predicted time of one step; of one among many where gradients are sent by priority."""
         winner = self.comparison.winner
         known_s = None if winner is None else winner.step_s
         return self.timeline.makespan_s if known_s is None else known_s
@@ -63,25 +85,32 @@ class Planned:
         names = self.problem.cluster.device_names
         return dict(zip(names, self.timeline.peak_bytes.tolist(), strict=True))
 
+    @property
+    def _used(self) -> int:
+        return sum(peak > 0 for peak in self.peak_bytes.values())
+
     def explain(self) -> str:
-        """The chosen plan, the reason and the limit of its step."""
+        """Describe the chosen plan, the reason for it and the bottleneck of its step."""
         from hocket.view.comparison import how_of
         from hocket.view.wording import count_of
 
         winner = self.comparison.winner
         assert winner is not None, "what was planned has a winner"
-        used = len([name for name, peak in self.peak_bytes.items() if peak])
-        on = f"{count_of(used, 'device')} of {self.problem.cluster.name}"
+        on = f"{count_of(self._used, 'device')} of {self.problem.cluster.name}"
         chosen = f"{how_of(winner)}: {format_seconds(self.step_s)} per step on {on}"
         return "; ".join(part for part in (chosen, self.comparison.why) if part)
 
     def run(self, options: RunOptions | None = None, **changes: Any) -> RunResult:
-        """Run the plan for some steps, one by default: ``run(steps=3, backend="single")``.
+        """Run the plan for some steps, by default one: ``run(steps=3, backend="single")``.
 
         A model that was given to `hocket.auto` starts from its own weights and is not changed.
-        Else the model is built anew: ``model`` must name it (a model of the zoo or
-        ``package.module:function``) unless the name given to `hocket.capture` does.
+        Otherwise the model is built from its name: ``model`` (a model of the zoo or
+        ``package.module:function``), or the name given to `hocket.capture`.
         """
+        from hocket.base.extras import require
+
+        require("torch", "running a plan")
+        from hocket.runtime.run import run_plan
         from hocket.runtime.run_options import RunOptions
 
         known = [field.name for field in fields(RunOptions)]
@@ -92,82 +121,59 @@ class Planned:
         return run_plan(self.problem, self.plan, options, source=self.source)
 
     def __repr__(self) -> str:
-        names = [name for name, peak in self.peak_bytes.items() if peak]
         return (
             f"Planned({self.problem.graph.name!r} on {self.problem.cluster.name!r} by "
-            f"{self.plan.planner!r}: step {format_seconds(self.step_s)} on {len(names)} devices)"
+            f"{self.plan.planner!r}: step {format_seconds(self.step_s)} on {self._used} devices)"
         )
 
-    def save(self, path: str | Path, *, graph_file: str | Path | None = None) -> None:
-        """Write the plan; the graph is put inside unless its file is named."""
-        from hocket.plan.files import write_plan
-
-        write_plan(path, self.problem, self.plan, graph_file=graph_file)
-
-    def save_all(
+    def save(
         self,
         path: str | Path,
         *,
-        report: str | Path,
-        trace: str | Path,
+        report: str | Path | None = None,
+        trace: str | Path | None = None,
         graph_file: str | Path | None = None,
     ) -> None:
-        """Write plan, report and trace, all or none of them."""
+        """Write the plan and, where named, the HTML report and the Perfetto trace: all or none.
+
+        The plan contains the graph unless ``graph_file`` names the graph's own file.
+        """
         from hocket.base.atomic import write_together
         from hocket.plan.files import plan_bytes
+
+        files = {path: plan_bytes(path, self.problem, self.plan, graph_file=graph_file)}
+        if report is not None:
+            files[report] = self.report_html().encode()
+        if trace is not None:
+            from hocket.view.trace import trace_bytes, trace_events
+
+            events = trace_events(*self._expanded(), self.timeline, label="predicted")
+            files[trace] = trace_bytes(trace, events)
+        write_together(files)
+
+    def report_html(self) -> str:
+        """Return the report, one HTML file."""
         from hocket.view.report import report_html
-        from hocket.view.trace import trace_bytes, trace_events
 
-        plan = plan_bytes(path, self.problem, self.plan, graph_file=graph_file)
-        problem, placed = self.pictured()
-        page = report_html(problem, placed, self.timeline, self.comparison).encode()
-        events = trace_events(problem, placed, self.timeline, label="predicted")
-        write_together({path: plan, report: page, trace: trace_bytes(trace, events)})
+        return report_html(*self._expanded(), self.timeline, self.comparison)
 
-    def save_report(self, path: str | Path) -> None:
-        """Write the one-file HTML report."""
-        from hocket.view.report import write_report
+    def summary_html(self) -> str:
+        """Return the sections of the report that ``hocket ui`` shows."""
+        from hocket.view.report import summary_html
 
-        write_report(path, *self.pictured(), self.timeline, self.comparison)
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write the trace for Perfetto."""
-        from hocket.view.trace import write_trace
-
-        write_trace(path, *self.pictured(), self.timeline)
-
-    def pictured(self) -> tuple[Problem, Plan]:
-        """The ops that the timeline is about, and where they run."""
-        from hocket.simulate.rewriting.step import rewritten_step
-        from hocket.view.plan_view import pictured
-
-        return pictured(*rewritten_step(self.problem, self.plan))
+        return summary_html(*self._expanded(), self.timeline, self.comparison)
 
     def _repr_html_(self) -> str:
         from hocket.view.report import plan_html
 
-        return plan_html(*self.pictured(), self.timeline)
+        return plan_html(*self._expanded(), self.timeline)
 
+    def _expanded(self) -> tuple[Problem, Plan]:
+        """Return the ops that the timeline is about, and where they run."""
+        from hocket.simulate.rewriting.step import rewritten_step
+        from hocket.view.plan_view import pictured
 
-def run_plan(
-    problem: Problem,
-    plan: Plan,
-    options: RunOptions,
-    *,
-    source: ModelSource | None = None,
-    on_start: OnStart = lambda process_ids: None,
-    on_step: OnStep = lambda number, record: None,
-    on_progress: OnProgress = lambda what: None,
-) -> RunResult:
-    """Run a plan on this machine; see `hocket.runtime.run`."""
-    from hocket.base.extras import require
-
-    require("torch", "running a plan")
-    from hocket.runtime.run import run_plan
-    from hocket.runtime.run_options import RunCallbacks
-
-    watch = RunCallbacks(on_start=on_start, on_step=on_step, on_progress=on_progress)
-    return run_plan(problem, plan, options, source=source, watch=watch)
+        return pictured(*rewritten_step(self.problem, self.plan))
 
 
 def auto(
@@ -178,21 +184,15 @@ def auto(
     loss: Callable[[Any], Any] | str | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = "adamw",
-    planners: str | Sequence[str] = (),
-    headroom_bytes: int | None = None,
-    profile: Profile | None = None,
-    calibration: Calibration | None = None,
-    goal: str = "step",
-    must: str | Sequence[str] = (),
     check: bool = True,
+    **options: Unpack[PlanOptions],
 ) -> Planned:
-    """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
+    """Capture a model's training step and find the best plan for it on a cluster.
 
     ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
-    whole batch of a step. The best plan may need a process per device (`hocket launch`);
-    ``planners="auto"`` places single ops instead, which one process runs. ``goal`` and
-    ``must`` are as `plan_graph` takes them. With ``check`` it is tried at toy size whether parts of
-    a batch train as the whole does; where they do not, the batch is not split.
+    global batch of a step. The best plan may need a process per device (`hocket launch`); see
+    `PlanOptions` for the other options. With ``check``, a small copy of the model is trained to
+    check that a split batch gives the gradients of the full batch; otherwise it is not split.
     """
     from hocket.capture.given import first_batch, supervised, unwrapped
     from hocket.capture.sizes import capture_sizes, trying_samples
@@ -201,13 +201,10 @@ def auto(
     model, batch = unwrapped(model), first_batch(batch)
     loss, forward = supervised(model, batch, loss, forward)
     graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
-    if check and not planners:
+    if check and not options.get("planners"):
         graph = trying_samples(graph, model, batch, loss=loss, forward=forward)
-    planned = plan_graph(
-        graph, on, planners=planners, headroom_bytes=headroom_bytes, profile=profile,
-        calibration=calibration, goal=goal, must=must,
-    )  # fmt: skip
-    # Only `hocket.prepare` knows how a model is applied by a function.
+    planned = plan_graph(graph, on, **options)
+    # `Planned.run` cannot apply a model by a function; only `hocket.prepare` can.
     return planned if forward else replace(planned, source=ModelSource(model, batch, loss))
 
 
@@ -216,47 +213,42 @@ def plan_graph(
     on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
     planners: str | Sequence[str] = (),
-    transfers: TransferMode = "shared",
-    objective: Objective = "latency",
-    contiguous: bool = False,
-    goal: str = "step",
+    objective: str = "step",
     must: str | Sequence[str] = (),
-    headroom_bytes: int | None = None,
-    profile: Profile | None = None,
-    calibration: Calibration | None = None,
+    **options: Unpack[ProblemOptions],
 ) -> Planned:
     """Compare planners, or by default all strategies for the batch, and return the best plan.
 
-    Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
-    with ``planners="auto"``. ``goal`` says what is best, as with ``hocket plan --objective``:
-    step (or throughput), cost, or memory. ``must`` are limits that it keeps, such as
-    ``("fit 8GiB", "devices 2")``.
+    A graph without the sizes that grow with its batch is placed op by op. See `PlanOptions`.
     """
-    from hocket.api.planners import compare_candidates, parse_constraints
+    from hocket.api.planners import compare_candidates
     from hocket.planners.goal import GOALS
+    from hocket.planners.parallel.constraints import parse_constraints
 
+    if objective not in GOALS:
+        raise unknown_name("objective", str(objective), GOALS)
     names = (planners,) if isinstance(planners, str) else planners
-    problem = make_problem(
-        graph, on, transfers=transfers, objective=objective, contiguous=contiguous,
-        headroom_bytes=headroom_bytes, profile=profile, calibration=calibration,
-    )  # fmt: skip
-    if goal not in GOALS:
-        raise unknown_name("goal", str(goal), GOALS)
-    limits = parse_constraints(must)
-    return best_of(compare_candidates(problem, names, GOALS[goal], limits), is_limited=bool(must))
+    problem = make_problem(graph, on, objective=problem_objective(objective), **options)
+    found = compare_candidates(problem, names, GOALS[objective], parse_constraints(must))
+    return best_of(found, is_limited=bool(must))
+
+
+def problem_objective(objective: str) -> Objective:
+    """Return what the planners minimise: the load of the busiest device, or the step."""
+    return "throughput" if objective == "throughput" else "latency"
 
 
 def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
     """Return the winner of a comparison; raises `NoFeasiblePlanError` if nothing fits.
 
-    With ``is_limited`` the error suggests to relax the limits.
+    With ``is_limited`` the error suggests to relax the constraints.
     """
     from hocket.view.comparison import alternatives_text
 
     winner = comparison.required_winner(is_limited=is_limited)
     assert winner.plan is not None
     assert winner.timeline is not None
-    # `hocket explain` shows them; a plan file does not hold the other candidates.
-    told = {"why": comparison.why, "alternatives": alternatives_text(comparison)}
-    notes = {**winner.plan.notes, **{key: text for key, text in told.items() if text}}
-    return Planned(comparison, replace(winner.plan, notes=notes), winner.timeline)
+    # A plan file does not hold the other candidates, and `hocket explain` shows their steps.
+    notes = {"why": comparison.why, "alternatives": alternatives_text(comparison)}
+    known = {**winner.plan.notes, **{key: text for key, text in notes.items() if text}}
+    return Planned(comparison, replace(winner.plan, notes=known), winner.timeline)

@@ -1,4 +1,4 @@
-"""Replans with op times that were measured while a plan ran."""
+"""Plan again with op times that were measured while a plan ran."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Parallel
 from hocket.plan.transformer_plan import is_transformer_plan
 
-__all__ = ["planned_again", "require_single_ops"]
-
 
 def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
-    """The best plan for a plan's problem where ops take what ``profile`` says.
+    """Return the best plan for a plan's problem with the op times of ``profile``.
 
-    Ops of shares were timed at the size of a microbatch; what was measured is fitted for all sizes.
-    Raises `UsageError` for a config, whose costs are those of a transformer's shape.
+    A plan that splits the batch was timed at the size of a microbatch, so its times are fitted for
+    all sizes. Raises `UsageError` for a plan of a transformer's shape.
     """
     require_single_ops(saved)
     problem = saved.problem
@@ -26,18 +24,19 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
         kind = next((k for k in problem.cluster.kinds if k.name == profile.device_kind), None)
         if kind is None:
             raise UsageError(
-                f"the times are of {profile.device_kind!r}, and {problem.cluster.name} has none",
+                f"the profile is for {profile.device_kind!r}, and {problem.cluster.name} has none",
                 hint="measure on the devices of the plan",
             )
         fitted = calibrate(profile, kind)
     return plan_graph(
-        problem.graph, problem.cluster, transfers=problem.transfers, objective=problem.objective,
+        problem.graph, problem.cluster, transfers=problem.transfers,
+        objective="throughput" if problem.objective == "throughput" else "step",
         profile=profile if fitted is None else None, calibration=fitted,
     )  # fmt: skip
 
 
 def require_single_ops(saved: Planned | SavedPlan) -> None:
-    """Refuse a plan that is not made from the times of single ops."""
+    """Refuse a plan that was not made from the times of single ops."""
     if is_transformer_plan(saved.plan):
         raise UsageError(
             "the plan is for a transformer's shape, which has no times of single ops",

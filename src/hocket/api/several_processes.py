@@ -1,7 +1,7 @@
-"""One line for `hocket.prepare(on=…)`: what several processes would gain over this one.
+"""Advice of `hocket.prepare(on=…)`: a faster plan that needs a process per device.
 
 One process can place ops on several devices; replicas, pipelines and shards need a process per
-device. Both are planned for the same graph and cluster, and the difference is reported.
+device. Both are planned for the same graph and cluster, and the advice names the difference.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel
 from hocket.planners.parallel.compare import can_split_batch, compare_parallel
 from hocket.runtime.strategy import claimed_step_s
-from hocket.view.comparison import how_of
 
 _WORTHWHILE = 1.02
-"""Shorter steps by less than this are within the error of any prediction."""
+"""Ratio of steps below which the difference is within the error of any prediction."""
 
 
 def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any], Graph]) -> str:
-    """Message that names a shorter plan of several processes; empty where there is none.
+    """Return a message that names a faster plan of several processes; empty if there is none.
 
-    ``traced`` returns the graph of a step on a batch of the same structure, of any size.
+    ``traced`` returns the graph of a step on a batch of the same structure and any size.
     """
     graph = knowing_sizes(placed.problem.graph, lambda size: traced(resized(batch, size)))
     problem = make_problem(graph, placed.problem.cluster)
@@ -39,14 +38,15 @@ def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any],
         return ""
     if winner is None or winner.plan is None or winner.step_s is None:
         return ""
-    shares = winner.plan.get(Parallel)
+    split = winner.plan.get(Parallel)
     placed_s = claimed_step_s(placed.problem, placed.plan)
-    if shares is None or len(shares.devices) < 2 or placed_s < _WORTHWHILE * winner.step_s:
+    if split is None or len(split.devices) < 2 or placed_s < _WORTHWHILE * winner.step_s:
         return ""
     num_used = len(set(placed.plan.device_of.tolist())) if placed.plan.device_of is not None else 1
     how = "by op placement" if num_used > 1 else "on one device"
+    strategy = winner.plan.notes.get("how", winner.planner)
     return (
-        f"{how_of(winner)} takes {format_seconds(winner.step_s)} per step with hocket launch; "
+        f"{strategy} takes {format_seconds(winner.step_s)} per step with hocket launch; "
         f"in this process {format_seconds(placed_s)} {how} "
         "(hint: hocket.auto(model, batch, on=…).save('plan.json'), then hocket launch plan.json)"
     )

@@ -1,29 +1,22 @@
-"""Waves: gain of two streams of one training on a device, before anything runs."""
+"""``hocket.waves``: predict the gain of two concurrent waves of a training step (Wavelet)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from hocket.api.memory import budget_of
 from hocket.base.errors import unknown_name
-from hocket.cost.calibrate import Calibration
-from hocket.cost.profile import Profile
 from hocket.cost.roofline import LAUNCHES, Launches
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.make import ON_THIS_MACHINE, launched, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections.waves import CHANGES, Changes
-from hocket.planners.waves.round_robin import PartitionFit, fit_partitions
+from hocket.plan.sections.waves import Changes
+from hocket.planners.memory.given_budget import budget_of
 from hocket.planners.waves.wave_search import WaveFit, fit_waves
-
-__all__ = [
-    "CHANGES", "LAUNCHES", "PartitionFit", "WaveForecast", "fit_partitions", "waves", "waves_of",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +39,16 @@ class WaveForecast:
 
     @property
     def pays(self) -> bool:
-        """True if two waves are faster than all without them, or all that fits."""
+        """True if two waves are faster than every candidate without waves that fits."""
         return self.fit.pays
 
     @property
     def gain(self) -> float | None:
-        """Samples per second over the best without waves; None where one of them does not fit."""
+        """Samples per second over the best candidate without waves; None if one does not fit."""
         return self.fit.gain
 
     def plan(self) -> Plan:
-        """The plan of the two waves; raises `NoFeasiblePlanError` where none fit."""
+        """Return the plan of the two waves; raises `NoFeasiblePlanError` where none fit."""
         return self.fit.plan()
 
     @property
@@ -68,40 +61,37 @@ class WaveForecast:
         write_plan(path, self.fit.problem, self.plan())
 
 
+class StepOptions(TypedDict, total=False):
+    """Options of a captured step, as `hocket.capture` takes them."""
+
+    loss: Callable[[Any], Any] | str | None
+    forward: Callable[[Any, Any], Any] | None
+    optimizer: Any
+
+
 def waves(
     model: Any,
     batch: Any,
     on: str | Path | Cluster = ON_THIS_MACHINE,
     memory: int | str | None = None,
     *,
-    loss: Callable[[Any], Any] | str | None = None,
-    forward: Callable[[Any, Any], Any] | None = None,
-    optimizer: Any = "adamw",
     num_waves: int = 2,
     launches: Launches = "replayed",
-    changes: Changes = "step",
-    profile: Profile | None = None,
-    calibration: Calibration | None = None,
+    **step: Unpack[StepOptions],
 ) -> WaveForecast:
-    """Gain of two waves of a model's training step on a cluster, and their plan.
+    """Predict the gain of two waves of a model's training step on a cluster, and plan them.
 
-    ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
-    whole batch of a step. ``memory``, such as ``"8GiB"``, is what each device may hold, by default
-    what it has. The other options are those of `waves_of`.
+    ``batch`` is the global batch of a step; ``memory``, such as ``"8GiB"``, is the budget of each
+    device, by default its usable memory. See `waves_of` for ``num_waves`` and ``launches``.
     """
     from hocket.capture.sizes import capture_sizes
 
-    for what, name, known in (("launches", launches, LAUNCHES), ("changes", changes, CHANGES)):
-        if name not in known:
-            raise unknown_name(what, str(name), known)
-    graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
-    return waves_of(
-        make_problem(graph, on, profile=profile, calibration=calibration),
-        memory_bytes=None if memory is None else budget_of(memory),
-        num_waves=num_waves,
-        launches=launches,
-        changes=changes,
-    )
+    if launches not in LAUNCHES:
+        raise unknown_name("launches", str(launches), LAUNCHES)
+    graph = capture_sizes(model, batch, **{"optimizer": "adamw", **step})
+    budget_bytes = None if memory is None else budget_of(memory)
+    problem = make_problem(graph, on)
+    return waves_of(problem, memory_bytes=budget_bytes, num_waves=num_waves, launches=launches)
 
 
 def waves_of(
@@ -112,23 +102,19 @@ def waves_of(
     launches: Launches = "replayed",
     changes: Changes = "step",
 ) -> WaveForecast:
-    """Gain of two waves of a training step on a cluster, and their plan.
+    """Predict the gain of ``num_waves`` microbatches that two streams run concurrently.
 
-    ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
-    a captured graph is replayed, as on GPUs by default, or the host issues op by op. Parameters
-    change after every step, or after every wave as published, which is no accumulation any more.
+    With ``launches="replayed"`` a captured graph is replayed, as on GPUs by default; with
+    ``"eager"`` the host issues op by op. Parameters change after every step, or, with
+    ``changes="wave"``, after every wave as published, which is not gradient accumulation.
     """
-    if all(kind.is_cpu for kind in problem.cluster.kinds):
-        launches, tried = LAUNCHES[0], LAUNCHES[:1]
-    else:
-        tried = LAUNCHES
+    is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
+    if is_cpu:
+        launches = LAUNCHES[0]
     found = {
         name: fit_waves(
-            launched(problem, name),
-            num_waves=num_waves,
-            budget_bytes=memory_bytes,
-            changes=changes,
+            launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes, changes=changes
         )
-        for name in tried
+        for name in (LAUNCHES[:1] if is_cpu else LAUNCHES)
     }
     return WaveForecast(found, launches)

@@ -149,15 +149,11 @@ def parallel_command(
     """Fit the step predictor from a table of measured runs on one cluster."""
     from dataclasses import replace
 
-    from hocket.api.clusters import cluster_from_text
-    from hocket.api.parallel_configs import (
-        Coefficients,
-        find_software,
-        usual_dtype,
-        write_coefficients,
-    )
     from hocket.cost.parallel.calibrate import calibrate, prediction_errors
+    from hocket.cost.parallel.coefficients import Coefficients, write_coefficients
     from hocket.cost.parallel.measured_runs import read_runs
+    from hocket.cost.parallel.softwares import find_software, usual_dtype
+    from hocket.hardware.shorthand import cluster_from_text
     from hocket.view.inputs import coefficients_data
 
     cluster = cluster_from_text(on)
@@ -181,7 +177,7 @@ def parallel_command(
 
 
 def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> None:
-    from hocket.api.parallel_configs import NAMES
+    from hocket.cost.parallel.coefficients import NAMES
 
     for name in NAMES:
         click.echo(f"{name:<12}{getattr(coefficients, name):>7.3f}")
@@ -191,8 +187,10 @@ def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> 
 
 
 def _find_kind(name: str, on: str) -> DeviceKind:
-    from hocket.api.clusters import cluster_from_text, detect, preset_kinds
+    from hocket.api.clusters import detect
     from hocket.base.errors import unknown_name
+    from hocket.hardware.kinds import preset_kinds
+    from hocket.hardware.shorthand import cluster_from_text
 
     cluster = detect() if on == "auto" else cluster_from_text(on)
     kinds = {kind.name: kind for kind in cluster.kinds}

@@ -13,6 +13,7 @@ from hocket.cli.sources import load_graph
 from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
+    from hocket.api.collectives import CollectiveRequest
     from hocket.hardware.cluster import Cluster
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.communication.priority import PropagationChoice
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
     """A name of a collective, also as ``all-reduce`` or ``all_reduce``."""
-    from hocket.api.collectives import COLLECTIVES
     from hocket.base.errors import unknown_name
+    from hocket.plan.sections.communication import COLLECTIVES
 
     name = text.lower().replace("-", "").replace("_", "")
     if name not in COLLECTIVES:
@@ -84,23 +85,25 @@ def command(
     Shows the bound of these links with its certificate, the best schedule, and those of other
     programs (ring, chain, trees, one hop).
     """
-    from hocket import api
+    from hocket.api.collectives import CollectiveRequest
+    from hocket.plan.make import find_cluster
 
     for path in (output, report, export):
         if path is not None:
             require_folder(path)
-    cluster = api.find_cluster(on)
+    cluster = find_cluster(on)
     if classes:
         _show_classes(cluster, collective, size_bytes, as_json)
         return
+    request = CollectiveRequest(
+        on=cluster, collective=collective, gpus=gpus, root=root, size_bytes=size_bytes,
+        relay=relay, links=links,
+    )  # fmt: skip
     if bound_only:
-        _show_bound(cluster, collective, gpus, root, relay, links, as_json)
+        _show_bound(request, as_json)
         return
     with working("planning"):
-        plan = api.plan_collective(
-            cluster, collective, gpus=gpus, root=root, size_bytes=size_bytes, relay=relay,
-            links=links, max_trees=max_trees, with_blink=with_blink,
-        )  # fmt: skip
+        plan = request.plan(max_trees=max_trees, with_blink=with_blink)
     travel = None if model is None else _gradients(plan, model)
     written = _write(plan, output, report)
     if export is not None:
@@ -116,7 +119,7 @@ def _gradients(plan: CollectivePlan, model: str) -> PropagationChoice:
         raise UsageError(
             "--gradients: gradients are summed by an allreduce", hint="plan that collective"
         )
-    graph, _ = load_graph(model, ModelOptions(None, None, None, None))
+    graph, _ = load_graph(model, ModelOptions())
     return predict_propagation(graph, plan)
 
 
@@ -186,12 +189,12 @@ def _show(
 
 
 def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
-    from hocket import api
+    from hocket.api.collectives import collective_classes
     from hocket.base.units import format_rate
     from hocket.view.table import FittedTable, name, number
 
     with working("planning all classes"):
-        found = api.collective_classes(cluster, collective, size_bytes=size_bytes)
+        found = collective_classes(cluster, collective, size_bytes=size_bytes)
     over_rings = _summary(found, "speedup_over_rings")
     over_chains = _summary(found, "speedup_over_rings_and_chains")
     if as_json:
@@ -227,18 +230,12 @@ def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:
     return {"geometric_mean": geometric_mean(gains), "maximum": max(gains)} if gains else None
 
 
-def _show_bound(
-    cluster: Cluster, collective: str, gpus: str | None, root: str | None, relay: bool, links: str,
-    as_json: bool,
-) -> None:  # fmt: skip
-    from hocket import api
+def _show_bound(request: CollectiveRequest, as_json: bool) -> None:
     from hocket.base.units import format_rate
 
-    found = api.collective_bound(
-        cluster, collective, gpus=gpus, root=root, relay=relay, links=links
-    )
+    found = request.bound()
     if as_json:
         emit(found)
         return
-    click.echo(f"no {collective} is faster than {format_rate(found['bound_bps'], 'B/s')}")
+    click.echo(f"no {request.collective} is faster than {format_rate(found['bound_bps'], 'B/s')}")
     click.echo(f"proven by {found['certificate']['kind']}, which --json shows")

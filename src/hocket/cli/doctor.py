@@ -93,9 +93,9 @@ def _version(package: str) -> str | None:
 
 
 def _simulator() -> str:
-    from hocket.api import make_problem
-    from hocket.api.planners import compare
     from hocket.graph.generators import generate
+    from hocket.plan.make import make_problem
+    from hocket.planners.compare import compare
 
     comparison = compare(make_problem(generate("transformer", 200, 0), "2xv100-16g"))
     return "ok" if comparison.winner is not None else "no plan for the test problem"
@@ -108,7 +108,7 @@ def _devices() -> str:
 
 
 def _job_limits() -> str:
-    from hocket.api.service import describe_limits, find_cgroups
+    from hocket.service.executors.cgroups import describe_limits, find_cgroups
 
     return describe_limits(find_cgroups()) if sys.platform == "linux" else "jobs need Linux"
 

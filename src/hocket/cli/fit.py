@@ -27,8 +27,9 @@ from hocket.cli.sources import (
 from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
-    from hocket.api.memory import BudgetFit
     from hocket.graph.graph import Graph
+    from hocket.plan.problem import Problem
+    from hocket.planners.memory.budget import BudgetFit
 
 MOST = {"batch": 2**20, "seq": 2**20, "layers": 1024}
 START = {"batch": 8, "seq": 512, "layers": 4}
@@ -125,13 +126,13 @@ def answer_budget(
 
     ``grows`` finds the largest batch, sequence or number of layers first.
     """
-    from hocket.api.memory import (
-        fit_problem,
+    from hocket.api.memory import fit_problem
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.planners.memory.given_budget import (
         require_memory,
         require_one_device,
         unusable_note,
     )
-    from hocket.base.errors import NoFeasiblePlanError
     from hocket.view import fit as view
     from hocket.view.step_inputs import step_data, step_text
 
@@ -193,7 +194,7 @@ def _typed(memory_bytes: int) -> str:
 
 def _recorded_for(on: str) -> str:
     """The device whose kernels are captured: a CPU computes some attention op by op."""
-    from hocket.api import ON_FILE, find_cluster
+    from hocket.plan.make import ON_FILE, find_cluster
 
     if on == ON_FILE:
         return "accelerator"
@@ -208,6 +209,7 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
     from hocket.base.units import format_bytes
     from hocket.cost.calibrate import read_calibration
     from hocket.cost.profile import read_profile
+    from hocket.plan.make import find_cluster, make_problem
     from hocket.transformer.files import require_depth
 
     source, options = request.source, request.options
@@ -220,10 +222,15 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
         require_depth(source)
 
     device = _recorded_for(request.on)
+    # Detecting this machine takes seconds, so the cluster is found once.
+    cluster = find_cluster(request.on)
+    profile = read_profile(request.profile) if request.profile else None
+    calibration = read_calibration(request.calibration) if request.calibration else None
 
-    def capture(size: int) -> Graph:
+    def make(size: int) -> Problem:
         sized = options.having(grows, size)
-        return load_graph(source, sized, device=device, at_sizes=False)[0]
+        graph, _ = load_graph(source, sized, device=device, at_sizes=False)
+        return make_problem(graph, cluster, profile=profile, calibration=calibration)
 
     needs: dict[int, int] = {}
 
@@ -231,14 +238,11 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
         needs[size] = num_bytes
         say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")
 
-    size, graph = largest_that_fits(
-        capture, request.on, request.memory_bytes, start=START[grows], most=MOST[grows],
-        host_bytes=request.host_bytes,
-        profile=read_profile(request.profile) if request.profile else None,
-        calibration=read_calibration(request.calibration) if request.calibration else None,
-        tell=tell,
+    size, problem = largest_that_fits(
+        make, request.memory_bytes, start=START[grows], most=MOST[grows],
+        host_bytes=request.host_bytes, on_try=tell,
     )  # fmt: skip
-    return size, graph, needs[min(needs)]
+    return size, None if problem is None else problem.graph, needs[min(needs)]
 
 
 def _none_fits(grows: str, memory_bytes: int | None, least_bytes: int, *, as_json: bool) -> int:

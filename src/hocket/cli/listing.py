@@ -14,8 +14,10 @@ Names = list[tuple[str, str]]
 
 
 def _presets() -> Names:
-    from hocket.api.clusters import PRESETS, machine_names, preset_kinds, read_machine
     from hocket.base.units import format_bytes
+    from hocket.hardware.files import read_machine
+    from hocket.hardware.kinds import PRESETS, preset_kinds
+    from hocket.hardware.shorthand import machine_names
 
     kinds = [
         (name, f"one device, {format_bytes(entry.kind.memory_bytes)}: {entry.kind.source}")
@@ -56,19 +58,19 @@ def _billions(count: int) -> str:
 
 
 def _planners() -> Names:
-    from hocket.api.planners import PLANNERS
+    from hocket.planners import PLANNERS
 
     return [(name, _summary(planner)) for name, planner in PLANNERS.items()]
 
 
 def _policies() -> Names:
-    from hocket.api.fleet import POLICIES
+    from hocket.fleet.policies import POLICIES
 
     return [(name, _summary(policy)) for name, policy in POLICIES.items()]
 
 
 def _programs() -> Names:
-    from hocket.api.parallel_configs import PROGRAMS
+    from hocket.planners.parallel.search_limits import PROGRAMS
 
     return [(name, f"schedules: {', '.join(can.schedules)}") for name, can in PROGRAMS.items()]
 

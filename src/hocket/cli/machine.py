@@ -63,8 +63,8 @@ def probe(output: Path | None, as_json: bool) -> None:
 
 def _give(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
     """Write or print a detected cluster, and name a command that takes it."""
-    from hocket.api.clusters import cluster_to_toml
     from hocket.base.atomic import write_atomically
+    from hocket.hardware.files import cluster_to_toml
     from hocket.view.inputs import cluster_data
 
     text = cluster_to_toml(cluster)

@@ -19,10 +19,10 @@ FILE = click.Path(path_type=Path)
 class ModelOptions:
     """Options of a model that is captured; None leaves them to the model."""
 
-    batch: int | None
-    seq: int | None
-    dtype: str | None
-    optimizer: str | None
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
     loss: str | None = None
     layers: int | None = None
     amp: str | None = None

@@ -12,9 +12,10 @@ from click.core import ParameterSource
 from hocket.cli.options import ModelOptions
 from hocket.cli.output import console, emit, fail, json_option, say, working
 from hocket.cli.sources import is_graph_file, load_graph, recorded_step, say_joining
-from hocket.cli.written import require_folder
+from hocket.cli.written import beside, require_folder
 
 if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
     from hocket.transformer import Transformer
@@ -40,15 +41,12 @@ class Request:
     options: tuple[str, ...]
     coefficients: Path | None
     fixed: tuple[str, ...]
-    schedules: tuple[str, ...]
-    max_tensor: int | None
 
     @property
     def has_settings(self) -> bool:
         """True if options are given that only the closed form of a program has."""
         given = (
-            self.options, self.coefficients, self.schedules, self.max_tensor,
-            self.dtype == "float8",
+            self.options, self.coefficients, self.dtype == "float8",
         )  # fmt: skip
         return any(bool(each) for each in given)
 
@@ -72,16 +70,11 @@ class Request:
               help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
 @click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
               help="Try only this value of a degree or mode: tensor=8,recompute=full.")  # fmt: skip
-@click.option("--schedule", "schedules", multiple=True, metavar="NAME",
-              help="Try only this pipeline schedule; may be given several times.")  # fmt: skip
-@click.option("--max-tensor", type=click.IntRange(1, 4096), default=None,
-              help="Largest tensor degree. [default: the devices of a host]")  # fmt: skip
 @click.option("--top", type=click.IntRange(1, 200), default=10, show_default=True,
               help="Candidates to show.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None,
-              help="Plan file to write. [default: plan.json, nothing with --json]")  # fmt: skip
-@click.option("--report", type=click.Path(path_type=Path), default=None,
-              help="Also write the HTML report here.")  # fmt: skip
+              help="Plan file to write; the report goes beside it. "
+              "[default: plan.json, nothing with --json]")  # fmt: skip
 @click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
               metavar="CONFIG", help="Predict the one config of a TOML file.")  # fmt: skip
 @json_option
@@ -95,11 +88,8 @@ def command(
     options: tuple[str, ...],
     coefficients: Path | None,
     fixed: tuple[str, ...],
-    schedules: tuple[str, ...],
-    max_tensor: int | None,
     top: int,
     output: Path | None,
-    report: Path | None,
     config: Path | None,
     as_json: bool,
 ) -> None:
@@ -112,23 +102,23 @@ def command(
     """
     if config is not None:
         _refuse_besides_predict()
-        _predict(config, output, report, as_json)
+        _predict(config, output, as_json)
         return
     request = Request(
         model=_given(model, "MODEL"), on=_given(on, "--on CLUSTER"), batch=batch, seq=seq,
         dtype=dtype, software=software, options=options, coefficients=coefficients, fixed=fixed,
-        schedules=schedules, max_tensor=max_tensor,
     )  # fmt: skip
     is_simulated = _is_simulated(request)
     if output is None and not as_json:
         output = Path("plan.json")
-    _require_folders(output, report)
+    if output is not None:
+        require_folder(output)
     if is_simulated:
         _refuse_too_large(request)
         comparison = _simulated(request, request.on, request.batch, top)
     else:
         comparison = _by_closed_form(request)
-    _answer(comparison, top, output, report, as_json)
+    _answer(comparison, top, output, as_json)
 
 
 def _given(value: str | None, what: str) -> str:
@@ -144,8 +134,11 @@ def _given(value: str | None, what: str) -> str:
 
 def _is_simulated(request: Request) -> bool:
     """True if captured ops are simulated: the program is hocket, and the cluster small enough."""
-    from hocket.api.parallel_configs import MOST_SIMULATED, accelerators, find_cluster, is_shape
     from hocket.base.errors import UsageError
+    from hocket.plan.make import find_cluster
+    from hocket.planners.parallel.pools import accelerators
+    from hocket.planners.parallel.simulated_calibration import MOST_SIMULATED
+    from hocket.transformer.files import is_shape
 
     is_own = request.software == OWN_SOFTWARE
     if request.batch is None and not (is_own and recorded_step(request.model)):
@@ -156,8 +149,8 @@ def _is_simulated(request: Request) -> bool:
         return False
     if request.has_settings:
         raise UsageError(
-            "--options, --coefficients, --schedule, --max-tensor and float8 are settings of a "
-            "program's closed form; the captured ops are simulated as they are",
+            "--options, --coefficients and float8 are settings of a program's closed form; the "
+            "captured ops are simulated as they are",
             hint="leave these out, or name another program: --software megatron-core",
         )
     return True
@@ -165,11 +158,11 @@ def _is_simulated(request: Request) -> bool:
 
 def _refuse_too_large(request: Request) -> None:
     """Refuse a known shape whose parameters fill the cluster, before it is captured."""
-    from hocket.api.parallel_configs import find_cluster, is_shape
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.base.units import format_bytes
+    from hocket.plan.make import find_cluster
     from hocket.transformer.counts import parameter_counts
-    from hocket.transformer.files import find_model
+    from hocket.transformer.files import find_model, is_shape
 
     if not is_shape(request.model):
         return
@@ -188,18 +181,35 @@ def _simulated(
     request: Request, on: Any, batch: int | None, top: int = 20, layers: int | None = None
 ) -> Comparison:
     """Comparison of simulated candidates, as ``hocket plan`` makes it."""
-    from hocket.api import make_problem
-    from hocket.api.planners import compare_divided, fixed_degrees
+    from hocket.api.planners import compare_candidates
+    from hocket.base.errors import UsageError
+    from hocket.plan.make import make_problem
+    from hocket.planners.parallel.compare import can_split_batch
+    from hocket.planners.parallel.constraints import parse_constraints
 
-    must = fixed_degrees(request.fixed)
+    # A constraint is written with a blank: --fix data=2 is "data 2".
+    fixed = ",".join(request.fixed).replace("=", " ").split(",")
+    must = parse_constraints([part for part in fixed if part.strip()])
     options = ModelOptions(
         batch=None if is_graph_file(request.model) else batch,
         seq=request.seq, dtype=None, optimizer=None, layers=layers,
         amp=None if request.dtype is None else _AMP[request.dtype],
     )  # fmt: skip
     graph, _ = load_graph(request.model, options, check=True)
+    problem = make_problem(graph, on)
+    recorded = graph.other_batch
+    if recorded is None or not can_split_batch(problem):
+        raise UsageError(
+            f"the batch of {graph.name} cannot be split",
+            hint="capture a training step with hocket capture MODEL --batch N",
+        )
+    if batch not in (None, recorded.num_samples):
+        raise UsageError(
+            f"{graph.name} was captured with {recorded.num_samples} samples, not {batch}",
+            hint=f"capture it with --batch {batch}, or name a program with --software",
+        )
     with working("searching"):
-        return compare_divided(make_problem(graph, on), batch, must, top)
+        return compare_candidates(problem, must=must, num_degrees=top)
 
 
 def _by_closed_form(request: Request) -> Comparison:
@@ -215,7 +225,13 @@ def _shape_problem(request: Request) -> Problem:
     """The training of a transformer's shape; hocket's own is fitted to simulated steps."""
     from dataclasses import replace
 
-    from hocket.api.parallel_configs import MOST_LAYERS, calibrated, limited, part_batch, part_of
+    from hocket.api.parallel_configs import limited
+    from hocket.planners.parallel.simulated_calibration import (
+        MOST_LAYERS,
+        calibrated,
+        part_batch,
+        part_of,
+    )
     from hocket.transformer.files import check_model, find_model, preset_names
 
     assert request.batch is not None
@@ -225,12 +241,15 @@ def _shape_problem(request: Request) -> Problem:
         check_model(shape)
     problem = limited(
         _make_training(
-            shape, request.on, request.batch, request.dtype, request.software, request.options,
+            shape,
+            request.on,
+            request.batch,
+            request.dtype,
+            (request.software, *request.options),
             request.coefficients,
         ),
-        fixed=",".join(request.fixed), schedules=request.schedules,
-        max_tensor=request.max_tensor,
-    )  # fmt: skip
+        ",".join(request.fixed),
+    )
     if request.software != OWN_SOFTWARE or request.model.endswith(".toml") or request.coefficients:
         return problem
     part = part_of(problem.cluster)
@@ -240,12 +259,10 @@ def _shape_problem(request: Request) -> Problem:
     return calibrated(problem, _simulated(sized, part, batch, layers=layers), layers)
 
 
-def _answer(
-    comparison: Comparison, top: int, output: Path | None, report: Path | None, as_json: bool
-) -> None:
+def _answer(comparison: Comparison, top: int, output: Path | None, as_json: bool) -> None:
     """Print the candidates, write the winner's files; exit 4 where there is no winner."""
-    from hocket.api.parallel_configs import plan_of, written_files
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.planners.parallel.transformer_search import plan_of
     from hocket.view.comparison import answered_by, elsewhere
     from hocket.view.parallel import forecasts_data
     from hocket.view.parallel_text import comparison_table
@@ -262,18 +279,20 @@ def _answer(
         plan = plan_of(comparison)
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
-    written = written_files(comparison, plan, output, report)
+    written = [] if output is None else _save(comparison, plan, output)
     if as_json:
         emit({**result, "written": [str(path) for path in written]})
     elif written:
-        following = f" — next: hocket show {output}, hocket run {output}" if output else ""
+        following = f" — next: hocket show {output}, hocket run {output}"
         say(f"wrote {', '.join(path.name for path in written)}{following}")
 
 
-def _require_folders(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None:
-            require_folder(path)
+def _save(comparison: Comparison, plan: Plan, output: Path) -> list[Path]:
+    from hocket.api.parallel_configs import save_winner
+
+    report = beside(output, "report.html")
+    save_winner(comparison, plan, output, report)
+    return [output, report]
 
 
 def _make_training(
@@ -281,33 +300,29 @@ def _make_training(
     on: str,
     batch: int,
     dtype: str | None,
-    software: str | None,
-    options: tuple[str, ...],
+    software: tuple[str, ...],
     coefficients: Path | None,
-    spare: float | None = None,
+    **spare: float,
 ) -> Problem:
     """The training, with a message where the cluster lacks the program's usual arithmetic."""
-    from hocket.api import make_training
-    from hocket.api.parallel_configs import (
-        DEFAULT_SOFTWARE,
-        find_software,
-        read_coefficients,
-        with_options,
-    )
+    from hocket.api.parallel_configs import make_training
+    from hocket.cost.parallel.coefficients import read_coefficients
+    from hocket.cost.parallel.options import with_options
+    from hocket.cost.parallel.softwares import find_software
 
+    name, *options = software
+    program = with_options(find_software(name), options)
     say_joining(on)
     with working(f"reading {on}"):
         problem = make_training(
             model,
             on,
             batch,
-            software=software,
-            options=options,
+            program=program,
             dtype=dtype,
             coefficients=read_coefficients(coefficients) if coefficients else None,
-            spare=spare,
+            **spare,
         )
-    program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
     usual, taken = program.dtype, problem.training.software.dtype
     if dtype is None and taken != usual:
         say(f"{problem.cluster.name} has no {usual} everywhere: {taken} is taken")
@@ -317,7 +332,7 @@ def _make_training(
 # ── one config ─────────────────────────────────────────────────────────────────────────────────
 
 
-_BESIDES_PREDICT = frozenset({"config", "output", "report", "as_json"})
+_BESIDES_PREDICT = frozenset({"config", "output", "as_json"})
 
 
 def _refuse_besides_predict() -> None:
@@ -337,24 +352,21 @@ def _refuse_besides_predict() -> None:
         )
 
 
-def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
-    from hocket.api.parallel_configs import (
-        forecast_of,
-        plan_of,
-        read_configuration,
-        single,
-        written_files,
-    )
+def _predict(config: Path, output: Path | None, as_json: bool) -> None:
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
+    from hocket.planners.parallel.config_file import read_configuration
+    from hocket.planners.parallel.forecast import forecast_of
+    from hocket.planners.parallel.transformer_search import plan_of, single
     from hocket.view.parallel import forecast_data, parts_data
     from hocket.view.parallel_text import comparison_table
 
-    _require_folders(output, report)
+    if output is not None:
+        require_folder(output)
     asked = read_configuration(config)
     problem = _make_training(
-        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.options,
-        asked.coefficients,
-        spare=0.0,
+        asked.model, asked.on, asked.batch, asked.dtype,
+        (asked.software or DEFAULT_SOFTWARE, *asked.options), asked.coefficients, spare=0.0,
     )  # fmt: skip
     with working("predicting"):
         comparison = single(problem, asked, str(config))
@@ -363,12 +375,12 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
         console().print(comparison_table(comparison, 1))
     result = forecast_data(forecast) | parts_data(forecast)
     written: list[Path] = []
-    if output is not None or report is not None:
+    if output is not None:
         try:
             plan = plan_of(comparison)
         except NoFeasiblePlanError as error:
             raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
-        written = written_files(comparison, plan, output, report)
+        written = _save(comparison, plan, output)
     if as_json:
         emit({**result, "written": [str(path) for path in written]})
     elif written:

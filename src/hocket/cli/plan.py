@@ -15,7 +15,7 @@ from hocket.cli.sources import announce_compilation, load_graph, make_problem, n
 from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
-    from hocket.api import Planned
+    from hocket.api.planned import Planned
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
     from hocket.planners.communication.priority import PropagationChoice
@@ -149,17 +149,14 @@ def command(
     MODEL_OR_GRAPH is a graph file, a model of hocket list models, or package.module:function. For
     transformers on thousands of devices hocket parallel answers from their shape alone.
     """
-    from hocket.api import best_of
-    from hocket.api.planners import (
-        GOALS,
-        changed_cluster,
-        compare_candidates,
-        compare_changes,
-        find_planner,
-        parse_constraints,
-    )
+    from hocket.api.planned import best_of
+    from hocket.api.planners import compare_candidates, compare_changes
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.hardware.changed import changed_cluster
+    from hocket.planners import find_planner
     from hocket.planners.communication.priority import choose_for_replicas
+    from hocket.planners.goal import GOALS
+    from hocket.planners.parallel.constraints import parse_constraints
     from hocket.view.comparison import answered_by, comparison_data
     from hocket.view.step_inputs import step_data, step_text
 
@@ -255,7 +252,7 @@ def _range_text(expected: dict[str, Any]) -> str:
 
 
 def _money(text: str | None) -> float | None:
-    from hocket.api.planners import parse_dollars
+    from hocket.planners.parallel.constraints import parse_dollars
 
     if text is None:
         return None
@@ -320,5 +317,5 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
     # A trace takes some 500 bytes per op; Perfetto opens it packed as well.
     packed = ".gz" if graph.num_ops > LARGE_TRACE_OPS else ""
     trace = beside(output, f"trace.json{packed}")
-    planned.save_all(output, report=report, trace=trace, graph_file=named_graph(graph, graph_file))
+    planned.save(output, report=report, trace=trace, graph_file=named_graph(graph, graph_file))
     return [output, report, trace]

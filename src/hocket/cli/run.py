@@ -104,8 +104,8 @@ def command(
     if check_only:
         _check(saved, as_json)
         return
-    from hocket.api import run_plan
-    from hocket.runtime.run_options import RunOptions
+    from hocket.runtime.run import run_plan
+    from hocket.runtime.run_options import RunCallbacks, RunOptions
     from hocket.simulate.rewriting.step import rewritten_step
     from hocket.view.measured import run_data, run_table
     from hocket.view.plan_view import pictured
@@ -130,7 +130,8 @@ def command(
         def show(number: int, record: StepRecord) -> None:
             _show(number, record, as_json)
 
-        result = run_plan(saved.problem, saved.plan, options, on_step=show, on_progress=progress)
+        watch = RunCallbacks(on_step=show, on_progress=progress)
+        result = run_plan(saved.problem, saved.plan, options, watch=watch)
     if not is_divided:
         _say_what_is_minimised(saved.problem)
     _say_what_stood_in(saved.problem, result)

@@ -168,8 +168,8 @@ def say_loss(graph: Graph) -> None:
 def named_cluster(on: str) -> Cluster | None:
     """The cluster of a name or file, read before the model is captured so that errors come at once;
     None where it is found later (a graph's own, this machine)."""
-    from hocket.api import ON_FILE, ON_THIS_MACHINE
     from hocket.hardware.shorthand import cluster_from_text
+    from hocket.plan.make import ON_FILE, ON_THIS_MACHINE
 
     return None if on in (ON_FILE, ON_THIS_MACHINE) else cluster_from_text(on)
 
@@ -185,12 +185,12 @@ def make_problem(
     headroom_bytes: int | None = None,
 ) -> Problem:
     """A problem from a graph and the texts of the options."""
-    from hocket import api
     from hocket.cost.calibrate import read_calibration
     from hocket.cost.profile import read_profile
+    from hocket.plan import make
 
     say_joining(on)
-    return api.make_problem(
+    return make.make_problem(
         graph,
         on,
         transfers=transfers,

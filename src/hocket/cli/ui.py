@@ -28,8 +28,8 @@ from hocket.cli.output import emit, json_option, say
 from hocket.cli.sources import load_graph, make_problem
 
 if TYPE_CHECKING:
-    from hocket.api.memory import BudgetFit
     from hocket.api.planned import Planned
+    from hocket.planners.memory.budget import BudgetFit
 
 LOOPBACK = "127.0.0.1"
 _NUM_KEPT = 32
@@ -133,10 +133,12 @@ _PLANNING = threading.Lock()
 @lru_cache(maxsize=_NUM_KEPT)
 def _solved(query: Query) -> BudgetFit | Planned:
     """A budget on one GPU, or the best strategy on several."""
-    from hocket.api import best_of, find_cluster
-    from hocket.api.memory import budget_of, fit_problem
+    from hocket.api.memory import fit_problem
+    from hocket.api.planned import best_of
     from hocket.api.planners import compare_candidates
     from hocket.capture import ZOO
+    from hocket.plan.make import find_cluster
+    from hocket.planners.memory.given_budget import budget_of
     from hocket.transformer.hf_cache import PREFIX
 
     given = dict(query)
@@ -183,7 +185,7 @@ def _locked(query: Query) -> BudgetFit | Planned:
 def _answer(query: Query) -> tuple[str, bytes]:
     """Sections of the report as HTML, and the frontier of budgets as numbers."""
     from hocket.api.planned import Planned
-    from hocket.view import fit_report, report
+    from hocket.view import fit_report
 
     found = _locked(query)
     given = dict(query)
@@ -191,7 +193,7 @@ def _answer(query: Query) -> tuple[str, bytes]:
         f"--{key} {given[key]}" for key in ("batch", "seq", "amp", "on", "memory") if key in given
     )
     if isinstance(found, Planned):
-        html = report.summary_html(*found.pictured(), found.timeline, found.comparison)
+        html = found.summary_html()
         name, budgets, then = "plan", [], "hocket launch plan.json train.py"
     else:
         html = fit_report.summary_html(found)
@@ -218,19 +220,16 @@ def _plan_file(query: Query) -> tuple[str, bytes]:
 def _report_file(query: Query) -> tuple[str, bytes]:
     from hocket.api.planned import Planned
     from hocket.view.fit_report import fit_report_html
-    from hocket.view.report import report_html
 
     found = _locked(query)
-    if isinstance(found, Planned):
-        page = report_html(*found.pictured(), found.timeline, found.comparison)
-    else:
-        page = fit_report_html(found)
+    page = found.report_html() if isinstance(found, Planned) else fit_report_html(found)
     return "text/html", page.encode()
 
 
 def _page(_: Query) -> tuple[str, bytes]:
-    from hocket.api.clusters import machine_names, preset_kinds
     from hocket.capture import ZOO
+    from hocket.hardware.kinds import preset_kinds
+    from hocket.hardware.shorthand import machine_names
     from hocket.view.page import fill, options_html, page_html, template
 
     form = fill(

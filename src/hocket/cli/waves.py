@@ -68,8 +68,10 @@ def command(
     start is searched. Compares all samples at once, microbatches one after the other, and both
     streams. Exit code 4 where no two waves fit.
     """
-    from hocket.api.waves import CHANGES, LAUNCHES, waves_of
+    from hocket.api.waves import waves_of
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.cost.roofline import LAUNCHES
+    from hocket.plan.sections.waves import CHANGES
     from hocket.view import waves as view
 
     if output is not None:
@@ -109,7 +111,7 @@ def _in_partitions(
     problem: Problem, output: Path | None, graph_file: Path | None, *, as_json: bool
 ) -> None:
     """Compare round-robin waves over partitions of a model with the usual configurations."""
-    from hocket.api.waves import fit_partitions
+    from hocket.planners.waves.round_robin import fit_partitions
     from hocket.view import waves as view
 
     with working("simulating waves in turn"):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.api import make_problem
 from hocket.graph import GraphBuilder, Phase, Role
+from hocket.plan.make import make_problem
 from hocket.planners.candidates import empty_plan
 
 MIB = 2**20

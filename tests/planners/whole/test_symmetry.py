@@ -8,8 +8,8 @@ import pytest
 import torch
 from planners.whole.whole_nets import Text, problem_on
 
-from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.planners.parallel.sharded import equal_shards

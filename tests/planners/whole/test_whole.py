@@ -8,12 +8,13 @@ import pytest
 import torch
 from planners.whole.whole_nets import Stack, problem_on
 
-from hocket.api import best_of, make_problem, plan_graph
+from hocket.api.planned import best_of, plan_graph
 from hocket.api.planners import compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.ranges import ratio_range
 from hocket.graph.graph import Role
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Memory, Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
@@ -169,7 +170,7 @@ def test_where_no_sharing_fits_parameters_are_streamed(tmp_path):
     planned = best_of(compare_parallel(problem))
     assert planned.plan.get(Memory) is not None
     assert planned.timeline.peak_bytes[0] <= problem.memory_bytes[0]
-    planned.save_all(tmp_path / "plan.json", report=tmp_path / "r.html", trace=tmp_path / "t.json")
+    planned.save(tmp_path / "plan.json", report=tmp_path / "r.html", trace=tmp_path / "t.json")
 
 
 def test_nothing_that_fits_is_told_and_nothing_is_chosen(graph):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.api import make_problem
+from hocket.plan.make import make_problem
 
 problem_on = partial(make_problem, headroom_bytes=0)
 

@@ -9,9 +9,9 @@ import forked
 import pytest
 from runtime.collectives.ranks import collectives, endless, probed
 
-from hocket.api.planned import find_cluster
 from hocket.base.errors import RunError, UsageError
 from hocket.hardware.files import read_cluster
+from hocket.plan.make import find_cluster
 from hocket.runtime.collectives.link_probe import probe_launched
 from hocket.runtime.collectives.process_group import given_cluster
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.api import plan_collective
+from hocket.api.collectives import plan_collective
 from hocket.runtime.collectives.rank_tables import tables_of
 from hocket.runtime.collectives.tree_executor import Connections, RunState, TreeRun
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from hocket.api.clusters import cluster_from_text
 from hocket.base.errors import RunError
+from hocket.hardware.shorthand import cluster_from_text
 from hocket.runtime.collectives import rank_events
 from hocket.runtime.collectives.rank_tables import tables_of_chunks
 from hocket.runtime.collectives.tree_thread import CollectiveJob, TreeThread

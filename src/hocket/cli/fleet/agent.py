@@ -48,8 +48,10 @@ def command(
     Jobs go on while the agent or the service is restarted. Without news of the service for half of
     its lease (serve --agent-lease) they are ended, because it may start them elsewhere.
     """
-    from hocket.api.daemon import Agent, AgentClient, checked_fingerprint, found_devices
     from hocket.base.config import fleet_folder, fleet_token
+    from hocket.service.agent import Agent, AgentClient
+    from hocket.service.executors.local_devices import found_devices
+    from hocket.service.pinned_tls import checked_fingerprint
 
     secret = token or fleet_token()
     if secret is None:

@@ -41,13 +41,10 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     min-cost-slo                 the same with deadlines
     fifo[-strict], shortest-job-first, *-agnostic
     """
-    from hocket.api.fleet import (
-        find_policy,
-        parse_problem,
-        prices_are_compiled,
-        read_problem,
-        verify_allocation,
-    )
+    from hocket.fleet.policies import find_policy
+    from hocket.fleet.problem_file import parse_problem, read_problem
+    from hocket.fleet.solve.check import verify_allocation
+    from hocket.fleet.solve.prices import kernels_are_compiled as prices_are_compiled
     from hocket.view.fleet_data import allocation_data
 
     solve = find_policy(policy)
@@ -69,8 +66,8 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
 def _print(snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float) -> None:
     from rich.text import Text
 
-    from hocket.api.fleet import throughputs
     from hocket.base.units import format_seconds
+    from hocket.fleet.solve.check import throughputs
     from hocket.view.fleet_data import allocation_notes
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable

@@ -22,7 +22,7 @@ def _change_command(name: str, summary: str) -> click.Command:
                   help="Also all other jobs of the arrays that they belong to.")  # fmt: skip
     @with_service
     def command(client: FleetClient, jobs: list[int], whole_arrays: bool, as_json: bool) -> None:
-        from hocket.api.service import RefusedByServiceError, job_path
+        from hocket.service.client import RefusedByServiceError, job_path
 
         if whole_arrays:
             jobs = _with_arrays(client, jobs)
@@ -51,7 +51,7 @@ def _change_command(name: str, summary: str) -> click.Command:
 
 def _with_arrays(client: FleetClient, numbers: list[int]) -> list[int]:
     """The jobs, and those of their arrays that have not ended."""
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     named = [client.get(job_path(number)) for number in numbers]
     arrays = {job["array_first"] for job in named} - {None}

@@ -79,7 +79,7 @@ def state_folder(state: Path | None) -> Path:
 
 def connect(state: Path | None, url: str | None) -> FleetClient:
     """The service that is meant."""
-    from hocket.api.service import find_service
+    from hocket.service.client import find_service
 
     return find_service(state_folder(state), url)
 
@@ -103,7 +103,7 @@ def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
 
     A service that is restarted meanwhile is waited for.
     """
-    from hocket.api.service import patiently
+    from hocket.service.client import patiently
 
     def look_patiently() -> dict[str, Any]:
         found: dict[str, Any] = patiently(look, _PATIENCE_S)
@@ -152,7 +152,8 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
     A service that is restarted meanwhile is waited for; nothing is written twice.
     """
-    from hocket.api.service import ENDED, UnreachableError, job_path
+    from hocket.service.client import UnreachableError, job_path
+    from hocket.service.records import ENDED
 
     attempt, start, is_whole = 0, 0, True
     while True:
@@ -177,13 +178,13 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
 
 def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     found = client.get_patiently(job_path(number, "/attempts"), _PATIENCE_S)
     return all(one["ended_s"] is not None for one in found["attempts"] if one["attempt"] == attempt)
 
 
 def _output(client: FleetClient, number: int, attempt: int, start: int) -> Iterator[bytes]:
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     return client.blocks(job_path(number, "/log"), attempt=attempt, start=start, follow=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @with_service
 def command(client: FleetClient, job: int, as_json: bool) -> None:
     """Explain in one sentence what a job waits for, with the numbers behind it."""
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     found = client.get_when_free(job_path(job, "/explain"))
     if as_json:

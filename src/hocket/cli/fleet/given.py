@@ -37,7 +37,7 @@ def parse_cluster(
     text: str, option: str = "--cluster"
 ) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Device types in order and devices of ``v100:36,p100:8x4``."""
-    from hocket.api.fleet import FleetDevice
+    from hocket.fleet.rounds.state import FleetDevice
 
     kinds: list[str] = []
     devices: list[FleetDevice] = []
@@ -110,7 +110,7 @@ def prices_of(text: str | None, kinds: tuple[str, ...]) -> FloatArray:
 
 def find_throughputs(path: Path | None, trace: Path) -> Throughputs | None:
     """The table of a file, or one that lies beside the trace."""
-    from hocket.api.fleet import read_throughputs
+    from hocket.fleet.throughputs import read_throughputs
 
     if path is not None:
         return read_throughputs(path)

@@ -30,7 +30,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Print what a job wrote to standard output and error; -f begins with its first attempt."""
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     if follows and (attempt is not None or tail is not None):
         raise UsageError("--follow shows all attempts", hint="leave out --attempt and --tail")

@@ -20,8 +20,8 @@ from hocket.cli.output import emit, json_option, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
-    from hocket.api.daemon import Serving
     from hocket.fleet.rounds.state import FleetDevice
+    from hocket.service.serve import Serving
 
 
 @click.command("serve")
@@ -142,7 +142,7 @@ def command(
     Commands of the same user find it by the state folder; others need a token (hocket fleet token
     add). The link that is printed opens the page once; hocket fleet login prints another.
     """
-    from hocket.api.fleet import find_policy
+    from hocket.fleet.policies import find_policy
 
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
@@ -155,14 +155,11 @@ def command(
         named, found = _found_here(named)
 
     with _no_garbage_collection():
-        from hocket.api.daemon import (
-            ServeSettings,
-            check_engine,
-            limit_warnings,
-            read_server_config,
-            serve,
-        )
-    from hocket.api.fleet import Rules, read_throughputs
+        from hocket.service.executors.local_devices import limit_warnings
+        from hocket.service.serve import ServeSettings, check_engine, serve
+        from hocket.service.server_config import read_server_config
+    from hocket.fleet.rounds.state import Rules
+    from hocket.fleet.throughputs import read_throughputs
 
     folder = state_folder(state).absolute()
 
@@ -222,7 +219,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Find device types and devices of this machine, and print them: jobs name the types."""
-    from hocket.api.daemon import found_devices
+    from hocket.service.executors.local_devices import found_devices
 
     if kinds:
         hint = "leave it out: the GPUs of this machine tell their types"

@@ -54,7 +54,7 @@ def command(
     It sees the devices that it got, runs in this folder, and ends with the shell or after --time.
     The service must run its jobs on this machine.
     """
-    from hocket.api.service import job_path
+    from hocket.service.client import job_path
 
     with tempfile.TemporaryDirectory(prefix="hocket-shell-") as folder:
         path = os.path.join(folder, "socket")
@@ -80,7 +80,7 @@ def _submit(
     time_limit_s: float,
     command: tuple[str, ...],
 ) -> int:
-    from hocket.api.service import SHELL_JOB
+    from hocket.service.shell_job import SCRIPT as SHELL_JOB
 
     columns, rows = shutil.get_terminal_size()
     shell = command or (os.environ.get("SHELL") or "/bin/sh",)
@@ -103,7 +103,8 @@ def _submit(
 
 @contextlib.contextmanager
 def _accepted(client: FleetClient, listener: socket.socket, job: int) -> Iterator[socket.socket]:
-    from hocket.api.service import ENDED, job_path
+    from hocket.service.client import job_path
+    from hocket.service.records import ENDED
 
     while not select.select([listener], [], [], _LOOK_S)[0]:
         found = client.get_patiently(job_path(job))
@@ -160,7 +161,7 @@ def _raw(descriptor: int) -> Iterator[None]:
 
 
 def _cancel(client: FleetClient, job: int) -> None:
-    from hocket.api.service import RefusedByServiceError, job_path
+    from hocket.service.client import RefusedByServiceError, job_path
 
     # One that has ended by itself needs no end.
     with contextlib.suppress(RefusedByServiceError):

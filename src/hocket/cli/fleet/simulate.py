@@ -27,9 +27,8 @@ from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
-    from hocket.api.fleet import Rules
     from hocket.fleet.gangs import GangSpeeds
-    from hocket.fleet.rounds.state import FleetDevice
+    from hocket.fleet.rounds.state import FleetDevice, Rules
     from hocket.fleet.simulator import FleetRun, TraceWork
     from hocket.fleet.simulator.simulate import OnProgress
 
@@ -126,15 +125,11 @@ def command(
     TRACE is of Gavel, Shockwave, Tiresias, Philly or Pollux, or a CSV with the columns
     name, job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
     """
-    from hocket.api.fleet import (
-        Rules,
-        bind,
-        elastic_speeds,
-        find_policy,
-        read_trace,
-        refuse_non_gavel,
-        simulate,
-    )
+    from hocket.fleet.policies import find_policy
+    from hocket.fleet.rounds.gavel import refuse_non_gavel
+    from hocket.fleet.rounds.state import Rules
+    from hocket.fleet.simulator import bind, elastic_speeds, simulate
+    from hocket.fleet.traces import read_trace
 
     for name in policies:
         find_policy(name)

@@ -12,8 +12,8 @@ from hocket.cli.fleet.connection import connect, follow, service_options
 from hocket.cli.output import emit, json_option, say, working
 
 if TYPE_CHECKING:
-    from hocket.api.jobs import JobSpec
     from hocket.service.client import FleetClient
+    from hocket.service.spec import JobSpec
 
 
 @click.command("submit")
@@ -89,7 +89,7 @@ def _discard(block: bytes) -> None:
 
 
 def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
-    from hocket.api.jobs import read_spec
+    from hocket.service.spec import read_spec
 
     spec = read_spec(job_file)
     if spec.model is not None and spec.plans is None:
@@ -122,7 +122,7 @@ def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
 
     assert spec.model is not None
     kinds = sorted({device["kind"] for device in client.get("/v1/devices")["devices"]})
-    graph, _ = load_graph(spec.model, ModelOptions(spec.batch, None, None, None, None), check=True)
+    graph, _ = load_graph(spec.model, ModelOptions(batch=spec.batch), check=True)
     announce_compilation()
     folder = job_file.absolute().parent / f"{job_file.stem}.plans"
     with working(f"planning {spec.model} for {', '.join(kinds)}"):

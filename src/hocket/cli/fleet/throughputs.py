@@ -89,8 +89,8 @@ def command(
     data parallel on a batch each, and the steps of all of them count. Columns that end in
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
-    from hocket.api.fleet_throughputs import stacked, throughputs_to_dict, write_throughputs
     from hocket.cost.calibrate import read_calibration
+    from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
 
     for option, is_given in (("--name", job_type), ("--measured", measured)):
         if is_given is not None and len(models) > 1:
@@ -135,7 +135,7 @@ def _predict(
     measured: dict[str, float],
 ) -> _Found:
     """Data parallel gangs."""
-    from hocket.api.fleet_throughputs import predict
+    from hocket.fleet.throughputs.predict import predict
     from hocket.view.fleet_data import prediction_data
 
     predictions = [
@@ -159,7 +159,7 @@ def _plan(
     job_type: str | None,
 ) -> _Found:
     """Gangs with the best plan of their own."""
-    from hocket.api.fleet_throughputs import plan_gangs, planned_throughputs
+    from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
     from hocket.view.fleet_data import gang_plans_data
 
     with working("planning every gang"):
@@ -217,7 +217,7 @@ def _measured(text: str | None) -> dict[str, float]:
 
 
 def _servers(text: str, network_bps: float | None) -> list[Servers]:
-    from hocket.api.fleet_throughputs import find_servers
+    from hocket.fleet.throughputs.servers import find_servers
 
     found = [find_servers(part, network_bps) for part in text.split(",")]
     names = [servers.name for servers in found]
