@@ -63,6 +63,8 @@ WHOLE_PROGRAMS = (
     "capture/test_capture_zoo.py",
     "classes/test_digits.py",
     "cost/test_predict_script.py",
+    "distribution/test_notebook.py",
+    "distribution/test_wheel.py",
     "export/test_torch_script.py",
     "integrations/test_torchrun.py",
     "pages/test_fleet_commands.py",
@@ -84,8 +86,6 @@ WHOLE_PROGRAMS = (
     "service/test_slurm.py",
     "service/test_slurm_nodes.py",
     "tables/test_ray.py",
-    "test_notebook.py",
-    "test_wheel.py",
     "view/test_report_in_browser.py",
 )
 """Third-party engines, namespaces, browsers, fuzzing, examples and pages as they are typed: run by
