@@ -82,7 +82,7 @@ def test_zero_bubble_devices_do_not_wait_between_first_and_last_action(num_devic
         schedule = make_schedule(name, num_devices, num_microbatches, chunks)
         timeline = simulate_pipeline(schedule, even_costs(num_devices, chunks))
         first, last = schedule.start[:-1], schedule.start[1:] - 1
-        spans_s = timeline.end_s[last] - timeline.start_s[first]
+        spans_s = timeline.op_end_s[last] - timeline.op_start_s[first]
         np.testing.assert_allclose(spans_s, 3 * num_microbatches)
 
 

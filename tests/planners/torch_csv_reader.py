@@ -7,9 +7,8 @@ import re
 import numpy as np
 
 from hocket.base.arrays import pointers
-from hocket.plan.sections.schedule import Schedule
+from hocket.plan.sections.schedule import LETTERS, Schedule
 from hocket.planners.parallel.schedules import verify_schedule
-from hocket.simulate.pipeline import WORK_LETTERS
 
 _CELL = re.compile(r"([0-9]+)([FBIW])([0-9]+)")
 
@@ -18,7 +17,7 @@ def from_torch_csv(text, name="torch"):
     """The verified schedule; pairs that torch overlaps become their parts in order."""
     rows = [_CELL.findall(",".join(row)) for row in csv.reader(io.StringIO(text))]
     flat = np.array(
-        [(WORK_LETTERS.index(work), stage, number) for row in rows for stage, work, number in row],
+        [(LETTERS.index(work), stage, number) for row in rows for stage, work, number in row],
         dtype=np.int32,
     )
     device_of = {int(stage): rank for rank, row in enumerate(rows) for stage, _, _ in row}

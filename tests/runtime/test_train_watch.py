@@ -43,14 +43,16 @@ def predicted():
 
 def stretched(timeline, *, device=None, transfers=1.0, wait=1.0):
     """The same step with longer ops of a device, longer transfers, or longer waits."""
-    num_ops = len(timeline.op_device)
-    takes = timeline.end_s - timeline.start_s
-    factor = np.ones(len(takes))
-    factor[num_ops:] = transfers
-    if device is not None:
-        factor[:num_ops][timeline.op_device == device] = 3.0
-    start = timeline.start_s * wait
-    return replace(timeline, start_s=start, end_s=start + takes * factor)
+    factor = np.where(timeline.op_device == device, 3.0, 1.0)
+    op_s = (timeline.op_end_s - timeline.op_start_s) * factor
+    sent_s = (timeline.transfer_end_s - timeline.transfer_start_s) * transfers
+    return replace(
+        timeline,
+        op_start_s=timeline.op_start_s * wait,
+        op_end_s=timeline.op_start_s * wait + op_s,
+        transfer_start_s=timeline.transfer_start_s * wait,
+        transfer_end_s=timeline.transfer_start_s * wait + sent_s,
+    )
 
 
 def test_the_cause_of_a_drift_is_the_device_the_links_or_the_host(predicted):

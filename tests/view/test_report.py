@@ -27,7 +27,7 @@ from hocket.base.units import format_percent, format_seconds
 from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Placement
-from hocket.simulate.timeline import step_timeline
+from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
 from hocket.view.picture import timeline_svg
@@ -156,8 +156,8 @@ def test_report_of_a_step_without_ops_or_time_is_still_a_page():
     made = random_sample(3, 2, seed=0)
     graph = made.problem.graph
     zero = np.zeros(graph.num_ops)
-    nothing = step_timeline(
-        op_device=made.timeline.op_device, op_stream=graph.op_stream, op_ready_s=zero,
+    nothing = Timeline(
+        makespan_s=0.0, op_device=made.timeline.op_device, op_stream=graph.op_stream,
         op_start_s=zero, op_end_s=zero,
         transfer_tensor=np.empty(0, np.int32), transfer_src=np.empty(0, np.int32),
         transfer_dst=np.empty(0, np.int32), transfer_ready_s=np.empty(0),
@@ -193,8 +193,8 @@ def huge(num_ops: int, num_devices: int) -> Sample:
     reader = np.arange(num_devices, num_ops)
     moved = reader[device_of[reader - num_devices] != device_of[reader]] - num_devices
     curve = np.arange(num_ops // num_devices)
-    timeline = step_timeline(
-        op_device=device_of, op_stream=graph.op_stream, op_ready_s=start, op_start_s=start,
+    timeline = Timeline(
+        makespan_s=end.max(), op_device=device_of, op_stream=graph.op_stream, op_start_s=start,
         op_end_s=end,
         transfer_tensor=moved.astype(np.int32), transfer_src=device_of[moved],
         transfer_dst=device_of[moved + num_devices], transfer_ready_s=end[moved],

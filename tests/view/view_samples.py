@@ -18,7 +18,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners.bounds import LowerBound
 from hocket.planners.candidates import Candidate, Comparison
-from hocket.simulate.timeline import Timeline, step_timeline
+from hocket.simulate.timeline import Timeline
 
 HOSTILE = (
     "<img src=x onerror=document.title='owned'>",
@@ -143,10 +143,10 @@ def listed_timeline(problem: Problem, plan: Plan) -> Timeline:
     columns = list(zip(*transfers, strict=True)) if transfers else [()] * 6
     curves = [_curve(problem, device_of, start, end, sent, d)
               for d in range(problem.cluster.num_devices)]  # fmt: skip
-    return step_timeline(
+    return Timeline(
+        makespan_s=max([0.0, *end, *columns[4]]),
         op_device=device_of,
         op_stream=graph.op_stream,
-        op_ready_s=start,
         op_start_s=start,
         op_end_s=end,
         transfer_tensor=np.array(columns[1], dtype=np.int32),

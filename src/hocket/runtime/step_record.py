@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.runtime.device_instructions import Transfer
-from hocket.simulate.timeline import Timeline, step_timeline
+from hocket.simulate.timeline import Timeline
 
 _TABLES = ("op_start_s", "op_end_s", "sent_s", "posted_s", "arrived_s", "peak_bytes")
 """Fields of a record that are numbers by number."""
@@ -108,10 +108,10 @@ def measured_timeline(
     columns = np.array(transfers, dtype=np.int32).reshape(-1, 3)
     order = np.lexsort((columns[:, 2], columns[:, 0], begun_s))
     memory_ptr, memory_time_s, memory_bytes = _curves(record, num_devices)
-    return step_timeline(
+    return Timeline(
+        makespan_s=max(record.step_s, end_s.max(initial=0.0), done_s.max(initial=0.0)),
         op_device=device_of,
         op_stream=np.zeros(len(device_of), dtype=np.int8),
-        op_ready_s=start_s,
         op_start_s=start_s,
         op_end_s=end_s,
         transfer_tensor=columns[order, 0],
@@ -126,7 +126,6 @@ def measured_timeline(
         peak_bytes=np.array(
             [record.peak_bytes.get(device, 0) for device in range(num_devices)], dtype=np.int64
         ),
-        least_s=record.step_s,
     )
 
 

@@ -17,7 +17,7 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.units import format_percent
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.timeline import Timeline, covered_s
 
 __all__ = [
     "PathStep",
@@ -267,19 +267,8 @@ def summarize(path: Sequence[PathStep]) -> PathSummary:
 def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
     """Return the seconds during which each channel carries at least one transfer."""
     transfer, channel = crossings(timeline, problem)
-    start_s, end_s = timeline.transfer_start_s[transfer], timeline.transfer_end_s[transfer]
-    order = np.lexsort((start_s, channel))
-    start_s, end_s, channel = start_s[order], end_s[order], channel[order]
-    num_channels = len(problem.costs.routes.channel_names)
-    begin = np.searchsorted(channel, np.arange(num_channels + 1))
-    busy_s = np.zeros(num_channels)
-    for index in range(num_channels):
-        part = slice(begin[index], begin[index + 1])
-        covered_s = np.maximum.accumulate(np.concatenate(([0.0], end_s[part])))
-        busy_s[index] = np.maximum(
-            covered_s[1:] - np.maximum(start_s[part], covered_s[:-1]), 0
-        ).sum()
-    return busy_s
+    spans = timeline.transfer_start_s[transfer], timeline.transfer_end_s[transfer]
+    return covered_s(channel, *spans, len(problem.costs.routes.channel_names))
 
 
 def crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray]:
@@ -329,7 +318,7 @@ def streams_s(timeline: Timeline, path: Sequence[PathStep], streams: Collection[
     return sum(
         step.end_s - step.start_s
         for step in path
-        if step.kind == "op" and timeline.stream[step.index] in streams
+        if step.kind == "op" and timeline.op_stream[step.index] in streams
     )
 
 

@@ -23,7 +23,7 @@ from hocket.simulate.parallel import ExpandedStep, expand
 from hocket.simulate.rewriting.step import rewritten_step
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.symmetry import for_all
-from hocket.simulate.timeline import Timeline, step_timeline
+from hocket.simulate.timeline import Timeline
 
 
 def simulate(problem: Problem, plan: Plan) -> Timeline:
@@ -117,15 +117,17 @@ def _timeline(problem: Problem, tables: Instructions, state: EngineState) -> Tim
     order = np.argsort(spans.transfer_start_s[:num], kind="stable")
     memory_ptr, memory_time_s, memory_bytes = _curves(state.memory)
     tensor = transfers.tensor[order]
-    return step_timeline(
-        op_device=tables.runs.device,
+    ends_s = np.append(spans.op_end_s, spans.transfer_end_s[:num])
+    return Timeline(
+        # The ends of ops that can never start are NaN.
+        makespan_s=float(np.nanmax(ends_s, initial=0.0)),
+        op_device=tables.runs.device.astype(np.int32),
         op_stream=problem.graph.op_stream,
-        op_ready_s=spans.op_ready_s,
         op_start_s=spans.op_start_s,
         op_end_s=spans.op_end_s,
-        transfer_tensor=tensor,
-        transfer_src=places.device[tensor],
-        transfer_dst=places.device[transfers.place][order],
+        transfer_tensor=tensor.astype(np.int32),
+        transfer_src=places.device[tensor].astype(np.int32),
+        transfer_dst=places.device[transfers.place][order].astype(np.int32),
         transfer_ready_s=spans.transfer_ready_s[order],
         transfer_start_s=spans.transfer_start_s[order],
         transfer_end_s=spans.transfer_end_s[order],

@@ -20,9 +20,9 @@ from hocket.kernels.containers import zeros
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.events import run
-from hocket.simulate.instructions import Given, Instructions, RunTable
+from hocket.simulate.instructions import Given, PlaceTable, RunTable
 from hocket.simulate.lowering import LoweringBuffers, lower_into, new_buffers, order_priority
-from hocket.simulate.state import Agenda, EngineState, Flow, MemoryState, Spans, new_state
+from hocket.simulate.state import EngineState, Spans, new_state
 
 _NOISE = 1e-9
 
@@ -163,64 +163,36 @@ def changes_of(ptr: LongArray, op: LongArray, device: LongArray, priority: Float
 
 
 @kernel
-def _reset_memory(
-    memory: MemoryState, start_bytes: LongArray, num_uses: LongArray, count: int
-) -> None:
-    for device in range(len(start_bytes)):
-        memory.now[device] = start_bytes[device]
-        memory.peak[device] = start_bytes[device]
-        memory.last[device] = device
-        memory.log_bytes[device] = start_bytes[device]
-        memory.log_device[device] = device
+def _reset(state: EngineState, places: PlaceTable, runs: RunTable, size_ptr: LongArray) -> None:
+    """Set the state to the start of a step."""
+    spans, memory, flow, schedule = state
+    spans.op_end_s[:] = np.nan
+    for device in range(len(places.start_bytes)):
+        memory.now[device] = memory.peak[device] = places.start_bytes[device]
+        memory.log_bytes[device] = places.start_bytes[device]
+        memory.last[device] = memory.log_device[device] = device
         memory.log_time_s[device] = 0.0
-    memory.size[0] = len(start_bytes)
-    for place in range(count):
-        memory.num_left[place] = num_uses[place]
-
-
-@kernel
-def _reset_flow(flow: Flow, size_ptr: LongArray) -> None:
+    memory.size[0] = len(places.start_bytes)
     for route in range(len(flow.rate)):
         flow.heaps.ptr[route] = size_ptr[route]
-        flow.heaps.size[route] = 0
-        flow.is_stale[route] = False
-    for node in range(len(flow.next_s)):
-        flow.next_s[node] = np.inf
-    for channel in range(len(flow.num_on)):
-        flow.num_on[channel] = 0
-        flow.num_active[channel] = 0
-        flow.changed.has[channel] = False
+    flow.heaps.size[:] = 0
+    flow.is_stale[:] = False
+    flow.next_s[:] = np.inf
+    flow.num_on[:] = 0
+    flow.num_active[:] = 0
+    flow.changed.has[:] = False
     flow.changed.size[0] = 0
-
-
-@kernel
-def _reset_schedule(schedule: Agenda, waits: LongArray, lineup_ptr: LongArray) -> None:
-    for op in range(len(waits)):
-        schedule.waits[op] = waits[op]
-    for place in range(len(schedule.user_ptr)):
-        schedule.user_ptr[place] = 0
+    for queue in range(len(schedule.cursor)):
+        schedule.ready.ptr[queue] = schedule.cursor[queue] = runs.lineup_ptr[queue]
+    schedule.ready.size[:] = 0
+    schedule.user_ptr[:] = 0
     schedule.events.size[0] = 0
-    for queue in range(len(lineup_ptr) - 1):
-        schedule.ready.ptr[queue] = lineup_ptr[queue]
-        schedule.ready.size[queue] = 0
-        schedule.cursor[queue] = lineup_ptr[queue]
-        schedule.touched.has[queue] = False
-        schedule.is_free[queue] = True
+    schedule.touched.has[:] = False
     schedule.touched.size[0] = 0
-    for queue in range(len(schedule.queue_free_s)):
-        schedule.queue_free_s[queue] = 0.0
+    schedule.is_free[:] = True
+    schedule.queue_free_s[:] = 0.0
+    schedule.host_free_s[:] = 0.0
     schedule.num_starting[0] = 0
-
-
-@kernel
-def _reset(state: EngineState, tables: Instructions, num_places: int) -> None:
-    """Set the state to the start of a step."""
-    for op in range(len(tables.runs.device)):
-        state.spans.op_end_s[op] = np.nan
-    places, runs = tables.places, tables.runs
-    _reset_memory(state.memory, places.start_bytes, places.num_uses, num_places)
-    _reset_flow(state.flow, tables.routes.size_ptr)
-    _reset_schedule(state.schedule, runs.num_waits, runs.lineup_ptr)
 
 
 @kernel
@@ -250,7 +222,7 @@ def evaluate(
     """Simulate the placement in the buffers and write its score, spans and peaks."""
     given, tables, scratch = buffers
     lower_into(given, tables, scratch)
-    _reset(state, tables, scratch.num_found[0])
+    _reset(state, tables.places, tables.runs, tables.routes.size_ptr)
     run(state, tables, given.mode[0], is_strict)
     tensors = tables.transfers.tensor
     _take_score(given, state.spans, state.memory.peak, tensors, scratch.num_found[1], score)

@@ -1,9 +1,9 @@
 """The event engine, compiled: advances a step from event time to event time and records spans.
 
-At each time, all ends are processed first (bytes are released, tensors arrive), then everything
-that can start is started. Whatever starts and ends at the same time causes another round. O((ops +
-reads + transfers) log), plus the cost of shared channels, which the comment above `_count`
-states.
+At each time, the engine first processes all ends (it releases bytes and marks tensors as arrived),
+then starts every op and transfer that can start. Spans of no length cause another round at the same
+time. O((ops + reads + transfers) log), plus the cost of shared channels, which the comment above
+`_count` states.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hocket.simulate.instructions import (
 )
 from hocket.simulate.state import Agenda, EngineState, Flow, MemoryState, Spans
 
-# Transfers that share channels, each channel divided equally among those that flow on it.
+# Shared channels: each channel is divided equally among the transfers that use it.
 #
-# Transfers over the same channels always flow at the same rate, so each such route keeps one clock
-# of work done per transfer: a transfer ends when the clock shows what it showed at its start plus
-# the work. A change of rates then touches routes, not transfers. O(log transfers + routes that
+# Transfers over the same route always have the same rate, so each route keeps one clock of the work
+# done per transfer. A transfer ends when the clock has advanced by the transfer's work since its
+# start. A change of rates therefore updates routes, not transfers. O(log transfers + routes that
 # share a channel · (path + log routes)) per start or end.
 
 
@@ -147,7 +147,7 @@ def share_channels(flow: Flow, routes: RouteTable, now: float) -> None:
     flow.changed.size[0] = 0
 
 
-# Bytes held on each device: taken, released after the last use, and logged. O(1) per change.
+# Bytes held on each device: allocated, released after the last use, and logged. O(1) per change.
 
 
 @kernel
@@ -171,8 +171,8 @@ def hold(memory: MemoryState, device: int, num_bytes: int, now: float) -> None:
 def use_up(memory: MemoryState, places: PlaceTable, place: int, now: float) -> None:
     """Record that one use of the storage of ``place`` has ended; release it after its last use."""
     storage = places.storage[place]
-    memory.num_left[storage] -= 1
-    if memory.num_left[storage] == 0 and not places.is_kept[storage]:
+    places.num_uses[storage] -= 1
+    if places.num_uses[storage] == 0 and not places.is_kept[storage]:
         hold(memory, places.device[storage], -places.num_bytes[storage], now)
 
 
@@ -184,15 +184,12 @@ UNDECIDED = np.inf
 
 
 @kernel
-def _arrive(
-    schedule: Agenda, spans: Spans, runs: RunTable, place: int, strict: bool, now: float
-) -> None:
-    """Record that a tensor is available at a place; ops that waited for it only become ready."""
+def _arrive(schedule: Agenda, runs: RunTable, place: int, strict: bool) -> None:
+    """Record that a tensor is available at a place; ops that lacked only this tensor get ready."""
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
         op = schedule.users[index]
-        schedule.waits[op] -= 1
-        if schedule.waits[op] == 0:
-            spans.op_ready_s[op] = now
+        runs.num_waits[op] -= 1
+        if runs.num_waits[op] == 0:
             mark(schedule.touched, runs.queue[op])
             if not strict:
                 push(schedule.ready, runs.queue[op], runs.priority[op], op)
@@ -275,7 +272,7 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
     if at == runs.lineup_ptr[queue + 1]:
         return -1
     op: int = runs.lineup[at]
-    if schedule.waits[op] > 0:
+    if runs.num_waits[op] > 0:
         return -1
     schedule.cursor[queue] += 1
     return op
@@ -373,7 +370,7 @@ def _end_op(
     for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
         if places.storage[tensor] == tensor:
             use_up(memory, places, tensor, now)
-        _arrive(schedule, state.spans, runs, tensor, strict, now)
+        _arrive(schedule, runs, tensor, strict)
 
 
 @kernel
@@ -410,7 +407,7 @@ def _end_events(
             break
         state.spans.transfer_end_s[transfer] = now
         use_up(state.memory, places, transfers.tensor[transfer], now)
-        _arrive(schedule, state.spans, runs, transfers.place[transfer], strict, now)
+        _arrive(schedule, runs, transfers.place[transfer], strict)
 
 
 @kernel
@@ -421,7 +418,8 @@ def _group_users(schedule: Agenda, places: PlaceTable) -> None:
         ptr[places.read_place[index] + 2] += 1
     for place in range(2, len(ptr)):
         ptr[place] += ptr[place - 1]
-    # Filling moves each entry up to where the next one begins: afterwards they stand one lower.
+    # The loop below advances each pointer to the start of the next place, so pointers begin one
+    # position too low and are correct afterwards.
     for index in range(len(places.read_place)):
         place = places.read_place[index] + 1
         schedule.users[ptr[place]] = places.reader[index]
@@ -444,8 +442,7 @@ def _is_hopeless(schedule: Agenda, runs: RunTable, transfers: TransferTable) -> 
     Returns True if any of them exceeds the limit, so that the step need not be simulated.
     """
     limit_s, most_s = schedule.limit_s[0], 0.0
-    for queue in range(len(schedule.left_s)):
-        schedule.left_s[queue] = 0.0
+    schedule.left_s[:] = 0.0
     for op in range(len(runs.device) - 1, -1, -1):
         longest_s = 0.0
         for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
@@ -484,13 +481,11 @@ def run(state: EngineState, tables: Instructions, mode: int, strict: bool) -> No
         return
     if strict:
         _line_up(runs, schedule.ready)
-    for queue in range(len(runs.lineup_ptr) - 1):
+    for queue in range(len(schedule.is_free)):
         mark(schedule.touched, queue)
     for op in range(len(runs.device)):
-        if schedule.waits[op] == 0:
-            state.spans.op_ready_s[op] = 0.0
-            if not strict:
-                push(schedule.ready, runs.queue[op], runs.priority[op], op)
+        if runs.num_waits[op] == 0 and not strict:
+            push(schedule.ready, runs.queue[op], runs.priority[op], op)
     for transfer in range(runs.send_ptr[0]):
         _offer(schedule, state.spans, transfers, transfer, mode, 0.0)
     now = 0.0

@@ -2,11 +2,12 @@
 
 Devices run their actions in order, each as soon as its inputs have arrived. Transfers between two
 devices take a fixed time and do not contend. So times are longest paths, peaks of memory follow
-from the order alone, and one pass over the actions is enough. O(actions).
+from the order alone, and one pass over the actions is enough. O(actions), compiled.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +15,12 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import CheckError, UsageError
 from hocket.cost.parallel.costs import StageCosts
+from hocket.kernels import kernel
 from hocket.kernels.containers import table
-from hocket.plan.sections.schedule import Schedule, StageWork
+from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.simulate.timeline import Timeline
 
-WORK_LETTERS = "FBIW"
-"""Letter of each `StageWork` in names of actions: ``2F0`` is stage 2 forward with microbatch 0."""
+_FORWARD, _WEIGHT_GRADIENT = int(StageWork.FORWARD), int(StageWork.WEIGHT_GRADIENT)
 
 
 class ActionTable(NamedTuple):
@@ -35,87 +36,34 @@ class ActionTable(NamedTuple):
 def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
     """Return the timeline of ``schedule``: its actions, then the work after them on each device.
 
-    ``instance`` of an action is its microbatch, and ``what`` is ``work * stages + stage``. The
-    timeline has memory peaks but no memory curves.
-
-    Raises `UsageError` if the costs are for other stages, `CheckError` if actions wait for each
-    other in a cycle.
+    The timeline has memory peaks but no memory curves. Raises `UsageError` if the costs are for
+    other stages, `CheckError` if actions wait for each other in a cycle.
     """
-    from hocket.simulate.pipeline_kernel import run_actions
-
-    check_costs(costs, schedule.num_stages, schedule.num_devices)
-    num_actions = len(schedule.work)
-    start_s, end_s = np.zeros((2, num_actions))
+    if len(costs.forward_s) != schedule.num_stages or len(costs.after_s) != schedule.num_devices:
+        raise UsageError(
+            f"the costs are not those of the schedule's {schedule.num_stages} stages on "
+            f"{schedule.num_devices} devices"
+        )
+    start_s, end_s = np.zeros((2, len(schedule.work)))
     cursor = schedule.start[:-1].astype(np.int64)
-    columns = (
-        schedule.start, schedule.work, schedule.stage, schedule.microbatch, schedule.device_of_stage
-    )  # fmt: skip
-    actions = ActionTable(*(table(column, np.int32) for column in columns))
-    # Ends of the forward and the backward of each stage and microbatch; not a number until known.
+    actions = ActionTable(*(table(getattr(schedule, name), np.int32)
+                            for name in ActionTable._fields))  # fmt: skip
+    # Ends of the forward and the backward of each stage and microbatch; NaN until they are known.
     cell_end_s = np.full((2, schedule.num_stages, schedule.num_microbatches), np.nan)
-    run_actions(
-        actions,
-        durations_s(costs),
-        table((*costs.send_s, 0.0), np.float64),
-        cell_end_s,
-        cursor,
-        start_s,
-        end_s,
+    input_s, weight_s = np.array(costs.input_gradient_s), np.array(costs.weight_gradient_s)
+    duration_s = table(
+        np.stack([costs.forward_s, input_s + weight_s, input_s, weight_s]), np.float64
     )
+    send_s = table((*costs.send_s, 0.0), np.float64)
+    _run_actions(actions, duration_s, send_s, cell_end_s, cursor, start_s, end_s)
     if np.any(cursor < schedule.start[1:]):
         raise _deadlock(schedule, cursor)
     return _timeline(schedule, start_s, end_s, costs)
 
 
-def durations_s(costs: StageCosts) -> FloatArray:
-    """[work, stage]: seconds of one action."""
-    input_s, weight_s = np.array(costs.input_gradient_s), np.array(costs.weight_gradient_s)
-    return table(np.stack([costs.forward_s, input_s + weight_s, input_s, weight_s]), np.float64)
-
-
-def _peak_bytes(schedule: Schedule, costs: StageCosts) -> LongArray:
-    """Return the peak bytes of each device: its state plus the most activations in flight."""
-    held = np.array(costs.activation_bytes, dtype=np.int64)
-    late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
-    change = np.stack([held, -held, late - held, -late])[schedule.work, schedule.stage]
-    rows = zip(schedule.start[:-1].tolist(), schedule.start[1:].tolist(), strict=True)
-    most = [int(np.cumsum(change[first:stop]).max(initial=0)) for first, stop in rows]
-    return np.array(most, dtype=np.int64) + np.array(costs.state_bytes, dtype=np.int64)
-
-
-def _timeline(
-    schedule: Schedule, start_s: FloatArray, end_s: FloatArray, costs: StageCosts
-) -> Timeline:
-    num_devices, every = schedule.num_devices, np.arange(schedule.num_devices)
-    num_works = len(schedule.work) + num_devices
-    # The work that follows begins with the end of a device's last action.
-    after_start_s = np.append(end_s, 0.0)[schedule.start[1:] - 1]
-    after_start_s[np.diff(schedule.start) == 0] = 0.0
-    starts_s = np.concatenate((start_s, after_start_s))
-    ends_s = np.concatenate((end_s, after_start_s + np.array(costs.after_s)))
-    work = schedule.work.astype(np.int64) * schedule.num_stages + schedule.stage
-    return Timeline(
-        makespan_s=float(ends_s.max(initial=0.0)),
-        num_works=num_works,
-        device=np.append(np.repeat(every, np.diff(schedule.start)), every).astype(np.int32),
-        stream=np.zeros(num_works, dtype=np.int8),
-        what=np.append(work, len(StageWork) * schedule.num_stages + every).astype(np.int32),
-        instance=np.append(schedule.microbatch, np.zeros(num_devices)).astype(np.int32),
-        src=np.full(num_works, -1, dtype=np.int32),
-        ready_s=starts_s,
-        start_s=starts_s,
-        end_s=ends_s,
-        memory_ptr=np.zeros(num_devices + 1, dtype=np.int64),
-        memory_time_s=np.zeros(0),
-        memory_bytes=np.zeros(0, dtype=np.int64),
-        peak_bytes=_peak_bytes(schedule, costs),
-    )
-
-
 def after_s(timeline: Timeline) -> FloatArray:
     """Return, per device of a simulated pipeline, the seconds of the work after its last action."""
-    last = slice(timeline.num_works - timeline.num_devices, timeline.num_works)
-    return timeline.end_s[last] - timeline.start_s[last]
+    return (timeline.op_end_s - timeline.op_start_s)[-timeline.num_devices :]
 
 
 def action_busy_s(timeline: Timeline) -> FloatArray:
@@ -123,46 +71,114 @@ def action_busy_s(timeline: Timeline) -> FloatArray:
     return timeline.busy_s - after_s(timeline)
 
 
-def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:
-    """Raise `UsageError` unless the costs match the numbers of stages and devices and are valid."""
-    stages = (
-        costs.forward_s, costs.input_gradient_s, costs.weight_gradient_s, costs.activation_bytes,
-        costs.weight_gradient_bytes, (*costs.send_s, 0.0),
-    )  # fmt: skip
-    devices = (costs.state_bytes, costs.after_s)
-    if any(len(row) != num_stages for row in stages):
-        raise UsageError(f"the costs are not those of the schedule's {num_stages} stages")
-    if any(len(row) != num_devices for row in devices):
-        raise UsageError(f"the costs are not those of the schedule's {num_devices} devices")
-    values = np.concatenate([np.asarray(row, dtype=np.float64) for row in (*stages, *devices)])
-    if not np.all(np.isfinite(values) & (values >= 0)):
-        raise UsageError("the costs of a stage or a device are negative or not finite")
-    if np.any(np.subtract(costs.weight_gradient_bytes, costs.activation_bytes) > 0):
-        raise UsageError("a stage keeps more for the gradient of its weights than it holds at all")
-
-
 def action_name(schedule: Schedule, action: int) -> str:
     """Return an action's short name: ``2F0`` is the forward pass of stage 2 for microbatch 0."""
-    letter = WORK_LETTERS[schedule.work[action]]
+    letter = LETTERS[schedule.work[action]]
     return f"{schedule.stage[action]}{letter}{schedule.microbatch[action]}"
+
+
+def _peak_bytes(schedule: Schedule, costs: StageCosts) -> LongArray:
+    """Return the peak bytes of each device: its state plus the most activations in flight."""
+    held = np.array(costs.activation_bytes, dtype=np.int64)
+    late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
+    change = np.stack([held, -held, late - held, -late])[schedule.work, schedule.stage]
+    most = [int(np.cumsum(own).max(initial=0)) for own in np.split(change, schedule.start[1:-1])]
+    return np.array(most, dtype=np.int64) + np.array(costs.state_bytes, dtype=np.int64)
+
+
+def _timeline(
+    schedule: Schedule, start_s: FloatArray, end_s: FloatArray, costs: StageCosts
+) -> Timeline:
+    every, num_actions = np.arange(schedule.num_devices), np.diff(schedule.start)
+    # The work after the pipeline begins when the device's last action ends.
+    last_s = np.where(num_actions > 0, np.append(end_s, 0.0)[schedule.start[1:] - 1], 0.0)
+    ends_s = np.concatenate((end_s, last_s + np.array(costs.after_s)))
+    none, no_time = np.zeros(0, dtype=np.int32), np.zeros(0)
+    return Timeline(
+        makespan_s=float(ends_s.max(initial=0.0)),
+        op_device=np.append(np.repeat(every, num_actions), every).astype(np.int32),
+        op_stream=np.zeros(len(ends_s), dtype=np.int8),
+        op_start_s=np.concatenate((start_s, last_s)),
+        op_end_s=ends_s,
+        transfer_tensor=none,
+        transfer_src=none,
+        transfer_dst=none,
+        transfer_ready_s=no_time,
+        transfer_start_s=no_time,
+        transfer_end_s=no_time,
+        memory_ptr=np.zeros(schedule.num_devices + 1, dtype=np.int64),
+        memory_time_s=no_time,
+        memory_bytes=np.zeros(0, dtype=np.int64),
+        peak_bytes=_peak_bytes(schedule, costs),
+    )
 
 
 def _deadlock(schedule: Schedule, cursor: LongArray) -> CheckError:
     """Return the error for a schedule in which each device is stuck at its action ``cursor``."""
-    stuck = np.flatnonzero(cursor < schedule.start[1:])
-    device = int(stuck[0])
+    device = int(np.flatnonzero(cursor < schedule.start[1:])[0])
     action = int(cursor[device])
     stage, microbatch = int(schedule.stage[action]), int(schedule.microbatch[action])
-    work = StageWork(int(schedule.work[action]))
-    if work == StageWork.FORWARD:
+    needed = f"the forward of stage {stage} and the backward of stage {stage + 1}"
+    if schedule.work[action] == _FORWARD:
         needed = f"the forward of stage {stage - 1}"
-    elif work == StageWork.WEIGHT_GRADIENT:
+    elif schedule.work[action] == _WEIGHT_GRADIENT:
         needed = f"the gradient of the inputs of stage {stage}"
-    else:
-        needed = f"the forward of stage {stage} and the backward of stage {stage + 1}"
     return CheckError(
-        f"action {action_name(schedule, action)} can never start on device {device}: {needed} "
-        f"for microbatch {microbatch} in turn waits for it, or is missing",
+        f"action {action_name(schedule, action)} can never start on device {device}: it waits for "
+        f"{needed} for microbatch {microbatch}, which is missing or waits for this action",
         hint="order the actions of each device so that none waits for a later one",
         where=f"schedule {schedule.name!r}",
     )
+
+
+# ── compiled ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def _ready_s(actions: ActionTable, at: int, send_s: FloatArray, end_s: FloatArray) -> float:
+    """Return the time at which the inputs of an action have arrived; NaN if it is not known yet."""
+    stage, microbatch = actions.stage[at], actions.microbatch[at]
+    if actions.work[at] == _WEIGHT_GRADIENT:
+        split_s: float = end_s[1, stage, microbatch]
+        return split_s
+    is_forward = actions.work[at] == _FORWARD
+    ready_s: float = 0.0 if is_forward else end_s[0, stage, microbatch]
+    other = stage - 1 if is_forward else stage + 1
+    if 0 <= other < len(actions.device_of_stage):
+        arrival_s = end_s[0 if is_forward else 1, other, microbatch]
+        if actions.device_of_stage[other] != actions.device_of_stage[stage]:
+            arrival_s += send_s[min(other, stage)]
+        # Both times must be known; a comparison with NaN is false.
+        ready_s = max(ready_s, arrival_s) if ready_s + arrival_s >= 0.0 else math.nan
+    return ready_s
+
+
+@kernel
+def _run_actions(
+    actions: ActionTable, duration_s: FloatArray, send_s: FloatArray, cell_end_s: FloatArray,
+    cursor: LongArray, start_s: FloatArray, end_s: FloatArray,
+) -> None:  # fmt: skip
+    """Run all actions that can run, and set ``cursor`` to the first that cannot on each device.
+
+    ``duration_s`` is [work, stage], ``cell_end_s`` [forward or backward, stage, microbatch].
+    """
+    num_devices, progresses, is_turned = len(cursor), True, False
+    while progresses:
+        progresses = False
+        for index in range(num_devices):
+            # Forward passes go up the ranks and backward passes down, so sweeps alternate.
+            device = num_devices - 1 - index if is_turned else index
+            free_s = end_s[cursor[device] - 1] if cursor[device] > actions.start[device] else 0.0
+            while cursor[device] < actions.start[device + 1]:
+                at = cursor[device]
+                ready_s = _ready_s(actions, at, send_s, cell_end_s)
+                if math.isnan(ready_s):
+                    break
+                work, stage = actions.work[at], actions.stage[at]
+                start_s[at] = max(free_s, ready_s)
+                free_s = end_s[at] = start_s[at] + duration_s[work, stage]
+                if work != _WEIGHT_GRADIENT:
+                    cell_end_s[min(work, 1), stage, actions.microbatch[at]] = free_s
+                cursor[device] += 1
+                progresses = True
+        is_turned = not is_turned

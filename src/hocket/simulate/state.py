@@ -11,14 +11,12 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
-from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
+from hocket.simulate.instructions import Instructions, RouteTable
 
 
 class Spans(NamedTuple):
     """Start and end of ops and transfers; NaN if they could not run."""
 
-    op_ready_s: FloatArray
-    """Time at which all inputs of the op were available."""
     op_start_s: FloatArray
     op_end_s: FloatArray
     transfer_ready_s: FloatArray
@@ -38,8 +36,6 @@ class MemoryState(NamedTuple):
     log_bytes: LongArray
     size: LongArray
     """Number of log entries."""
-    num_left: LongArray
-    """Number of uses of each place's storage that have not ended."""
 
 
 class Flow(NamedTuple):
@@ -73,8 +69,6 @@ class Flow(NamedTuple):
 class Agenda(NamedTuple):
     """Pending ops and transfers, their waits, and the next events."""
 
-    waits: LongArray
-    """Number of tensors that each op still waits for."""
     user_ptr: LongArray
     users: LongArray
     """Ops that read at place p: ``users[user_ptr[p]:user_ptr[p + 1]]``."""
@@ -115,28 +109,24 @@ class EngineState(NamedTuple):
 
 
 def new_state(tables: Instructions) -> EngineState:
-    """Return the state at the start of a step."""
+    """Return arrays for the state; `hocket.simulate.evaluate` sets them to the start of a step."""
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
-    # A kernel of the other stream may come first, once: then an op has a second end.
+    # A concurrent kernel of the other stream can delay an op once; the op then has a second end.
     num_delayed = num_ops if runs.other_stream.max(initial=-1) >= 0 else 0
     return EngineState(
-        spans=Spans(
-            *(np.full(num_ops, np.nan) for _ in range(3)),
-            *(np.full(num_transfers, np.nan) for _ in range(3)),
-        ),
-        memory=_new_memory(places, num_devices + 2 * (num_ops + num_transfers)),
+        spans=Spans(*np.full((2, num_ops), np.nan), *np.full((3, num_transfers), np.nan)),
+        memory=_new_memory(num_devices, num_devices + 2 * (num_ops + num_transfers)),
         flow=_new_flow(routes, num_transfers),
         schedule=Agenda(
-            waits=runs.num_waits.copy(),
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
             events=new_heaps(np.array([0, num_queues + num_transfers + num_delayed])),
             ready=_heaps(runs.lineup_ptr, num_ops),
             touched=new_marks(num_queues),
             is_free=np.ones(num_queues, dtype=np.bool_),
-            cursor=runs.lineup_ptr.copy(),
+            cursor=zeros(num_queues),
             running=zeros(num_queues),
             due_s=np.zeros(num_queues),
             host_free_s=np.zeros(num_queues),
@@ -155,20 +145,15 @@ def _heaps(ptr: LongArray, num_items: int) -> Heaps:
     return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 
 
-def _new_memory(places: PlaceTable, log_size: int) -> MemoryState:
-    num_devices = len(places.start_bytes)
-    log_device, log_bytes = zeros(log_size), zeros(log_size)
-    log_device[:num_devices] = np.arange(num_devices)
-    log_bytes[:num_devices] = places.start_bytes
+def _new_memory(num_devices: int, log_size: int) -> MemoryState:
     return MemoryState(
-        now=places.start_bytes.copy(),
-        peak=places.start_bytes.copy(),
-        last=np.arange(num_devices),
-        log_device=log_device,
+        now=zeros(num_devices),
+        peak=zeros(num_devices),
+        last=zeros(num_devices),
+        log_device=zeros(log_size),
         log_time_s=np.zeros(log_size),
-        log_bytes=log_bytes,
-        size=np.array([num_devices]),
-        num_left=places.num_uses.copy(),
+        log_bytes=zeros(log_size),
+        size=zeros(1),
     )
 
 

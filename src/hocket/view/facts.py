@@ -387,7 +387,7 @@ def passes_of(problem: Problem, timeline: Timeline) -> tuple[tuple[Pass, ...], .
     graph = problem.graph
     if not graph.meta.get("unfolded"):
         return tuple(tuple(each) for each in found)
-    computes = np.flatnonzero(graph.op_stream[: timeline.num_works] == Stream.COMPUTE)
+    computes = np.flatnonzero(graph.op_stream == Stream.COMPUTE)
     order = computes[np.argsort(timeline.op_start_s[computes], kind="stable")]
     for op in order.tolist():
         match = _MICROBATCH.search(graph.op_names[op])

@@ -307,7 +307,7 @@ def plan_trace(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
         name = f"rank {rank} ({inert(names[0])})"
         events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}})
         for action in range(*schedule.start[rank : rank + 2].tolist()):
-            start_s, end_s = float(timeline.start_s[action]), float(timeline.end_s[action])
+            start_s, end_s = float(timeline.op_start_s[action]), float(timeline.op_end_s[action])
             events.append({
                 "name": action_name(schedule, action), "ph": "X", "pid": rank, "tid": 0,
                 "ts": round(start_s * 1e6, 3), "dur": round((end_s - start_s) * 1e6, 3),

@@ -120,17 +120,17 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
     """A device's actions that take time."""
     start, stop = schedule.start[device : device + 2].tolist()
     own = np.arange(start, stop)
-    own = own[timeline.end_s[own] > timeline.start_s[own]]
+    own = own[timeline.op_end_s[own] > timeline.op_start_s[own]]
     return SpanRow(
         is_link=False,
         index=device,
         num_tracks=1,
-        start_s=timeline.start_s[own],
-        end_s=timeline.end_s[own],
+        start_s=timeline.op_start_s[own],
+        end_s=timeline.op_end_s[own],
         track=np.zeros(len(own), dtype=np.int32),
         span=own.astype(np.int32),
         count=np.ones(len(own), dtype=np.int32),
-        busy_s=timeline.end_s[own] - timeline.start_s[own],
+        busy_s=timeline.op_end_s[own] - timeline.op_start_s[own],
     )
 
 
@@ -192,7 +192,7 @@ def _after(
     length_s = float(after_s(timeline)[device])
     stop = int(schedule.start[device + 1])
     if length_s > 0:
-        end_s = float(timeline.end_s[stop - 1])
+        end_s = float(timeline.op_end_s[stop - 1])
         yield svg_rect("memory", scale.x(end_s), top, length_s * scale.px_per_s, BAR_PX)
 
 

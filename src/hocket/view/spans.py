@@ -70,7 +70,7 @@ def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
         lasting = timeline.op_end_s > timeline.op_start_s
         ops = np.flatnonzero((timeline.op_device == device) & lasting)
         ops = ops[np.argsort(timeline.op_start_s[ops], kind="stable")]
-        track = np.unique(timeline.stream[ops], return_inverse=True)[1].astype(np.int32)
+        track = np.unique(timeline.op_stream[ops], return_inverse=True)[1].astype(np.int32)
         rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, track, is_link=False))
     return tuple(rows)
 

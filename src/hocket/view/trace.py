@@ -134,7 +134,7 @@ def _links_pid(problem: Problem) -> int:
 def _names(
     problem: Problem, timeline: Timeline, label: str, link_rows: list[str]
 ) -> Iterator[Event]:
-    streams = [Stream(stream) for stream in np.unique(timeline.stream).tolist()]
+    streams = [Stream(stream) for stream in np.unique(timeline.op_stream).tolist()]
     processes = [f"{inert(d.name)} ({inert(d.kind.name)})" for d in problem.cluster.devices]
     if link_rows:
         processes.append("links")
@@ -165,7 +165,7 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
     # Of ops that start together the one without duration comes first, as it ended first.
     order = np.lexsort((end, start, timeline.op_device))
     columns = (graph.op_kind, graph.op_module, graph.op_phase, timeline.op_device,
-               timeline.stream[: graph.num_ops], start, end)  # fmt: skip
+               timeline.op_stream, start, end)  # fmt: skip
     listed = (column[order].tolist() for column in columns)
     for op, kind, module, phase, device, stream, begin, finish in zip(
         order.tolist(), *listed, strict=True

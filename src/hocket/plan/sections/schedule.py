@@ -40,13 +40,8 @@ class StageWork(IntEnum):
     WEIGHT_GRADIENT = 3
 
 
-LETTERS = {
-    StageWork.FORWARD: "F",
-    StageWork.BACKWARD: "B",
-    StageWork.INPUT_GRADIENT: "I",
-    StageWork.WEIGHT_GRADIENT: "W",
-}
-_WORKS = {letter: int(work) for work, letter in LETTERS.items()}
+LETTERS = "FBIW"
+"""Letter of each `StageWork`."""
 _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
 
 
@@ -152,7 +147,7 @@ def schedule_words(schedule: Schedule) -> Iterator[list[str]]:
     for device in range(schedule.num_devices):
         own = slice(schedule.start[device], schedule.start[device + 1])
         yield [
-            f"{LETTERS[StageWork(work)]}{stage}.{microbatch}"
+            f"{LETTERS[work]}{stage}.{microbatch}"
             for work, stage, microbatch in zip(
                 schedule.work[own].tolist(),
                 schedule.stage[own].tolist(),
@@ -171,7 +166,7 @@ def _actions(line: str, path: str) -> IntArray:
                 f"{path} has {fields.shown(word)}",
                 hint="expected words such as F0.3: a letter of F, B, I, W, stage, microbatch",
             )
-        rows.append((_WORKS[match[1]], int(match[2]), int(match[3])))
+        rows.append((LETTERS.index(match[1]), int(match[2]), int(match[3])))
     return np.array(rows, dtype=np.int32).reshape(-1, 3)
 
 

@@ -419,7 +419,7 @@ def _placed_limit(problem: Problem, timeline: Timeline) -> str:
 
 def _limit(problem: Problem, timeline: Timeline) -> str:
     """Text on the device with the most compute, and its utilization."""
-    works = timeline.stream[: timeline.num_works] == Stream.COMPUTE
+    works = timeline.op_stream == Stream.COMPUTE
     seconds = (timeline.op_end_s - timeline.op_start_s)[works]
     busy_s = np.bincount(timeline.op_device[works], seconds, timeline.num_devices)
     device = int(busy_s.argmax())

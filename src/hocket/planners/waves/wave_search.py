@@ -248,7 +248,7 @@ def _search(
 def exchange_share(candidate: WaveCandidate) -> float:
     """Fraction of the step in which the busiest device exchanges gradients and computes nothing."""
     timeline = candidate.timeline
-    sends = timeline.stream[: timeline.num_works] == Stream.COMMUNICATION
+    sends = timeline.op_stream == Stream.COMMUNICATION
     if not sends.any():
         return 0.0
     alone_s = timeline.makespan_s - timeline.busy_s.max()

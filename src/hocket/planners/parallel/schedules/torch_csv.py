@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hocket.plan.sections.schedule import Schedule
-from hocket.simulate.pipeline import WORK_LETTERS
+from hocket.plan.sections.schedule import LETTERS, Schedule
 
 
 def to_torch_csv(schedule: Schedule) -> str:
     """Text of the CSV file, one line per device."""
     columns = (schedule.stage.tolist(), schedule.work.tolist(), schedule.microbatch.tolist())
     cells = [
-        f"{stage}{WORK_LETTERS[work]}{microbatch}"
+        f"{stage}{LETTERS[work]}{microbatch}"
         for stage, work, microbatch in zip(*columns, strict=True)
     ]
     start = schedule.start.tolist()
