@@ -21,7 +21,7 @@ from hocket.simulate import (
     channel_busy_s,
     critical_path,
     simulate,
-    summarize,
+    path_seconds,
 )
 from hocket.simulate.analysis import price_per_hour
 
@@ -76,14 +76,16 @@ def test_critical_path_reasons_are_true(data):
 
 
 @pytest.mark.parametrize("mode", TRANSFER_MODES)
-def test_path_summary_adds_up_to_the_step(mode):
+def test_kinds_of_spans_on_the_path_add_up_to_the_step(mode):
     problem = problem_of(chain(4), joined(2, 4.0, 0.5), [1.0] * 4, mode)
     timeline = simulate(problem, Plan().placing(np.array([0, 1, 0, 1])))
-    summary = summarize(critical_path(timeline, problem))
-    assert summary.compute_s == 4
-    assert summary.transfer_s == 3 * 2.5
+    path = critical_path(timeline, problem)
+    seconds = path_seconds(timeline, path)
+    assert seconds["compute"] == 4
+    assert seconds["transfers"] == 3 * 2.5
+    assert sum(seconds.values()) == timeline.makespan_s
     # gpu1 idles 3.5 s before its first op, then each device for two transfers and an op.
-    assert summary.wait_s == {"data": 3.5 + 6.0 + 6.0, "device": 0.0, "link": 0.0}
+    assert sum(step.wait_s for step in path if step.reason == "data") == 3.5 + 6.0 + 6.0
 
 
 def test_queued_transfer_waits_for_the_link():

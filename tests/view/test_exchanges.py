@@ -12,7 +12,8 @@ from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import bottleneck, simulate
-from hocket.view.facts import EXCHANGES, facts_of
+from hocket.simulate.analysis import EXCHANGES
+from hocket.view.facts import facts_of
 from hocket.view.plan_view import PlanView, unfolded
 from hocket.view.table import plain
 
@@ -80,5 +81,5 @@ def test_a_sharded_plan_shows_what_it_exchanges_and_what_limits_it(problem):
     inner = unfolded(problem, plan)
     share = facts_of(*inner, timeline).path.shares[EXCHANGES]
     assert share > 0.5, "small layers: this step is collectives"
-    assert bottleneck(timeline, inner[0]).startswith("limited by exchanges between devices")
+    assert bottleneck(timeline, inner[0]).startswith("limited by collectives between devices")
     assert "a plan that communicates less" in plain(view.explanation())

@@ -11,8 +11,9 @@ from view.view_samples import comparison_of, hostile_sample, random_sample, samp
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.planners.candidates import Comparison
+from hocket.simulate.analysis import COMPUTE
 from hocket.view.comparison import comparison_table
-from hocket.view.facts import COMPUTE, facts_of, memory_by_role
+from hocket.view.facts import facts_of, memory_by_role
 from hocket.view.names import inert, shorten
 from hocket.view.story import advice
 from hocket.view.table import Column, FittedTable, plain

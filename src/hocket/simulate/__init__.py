@@ -2,11 +2,10 @@
 
 from hocket.simulate.analysis import (
     PathStep,
-    PathSummary,
     bottleneck,
     channel_busy_s,
     critical_path,
-    summarize,
+    path_seconds,
 )
 from hocket.simulate.engine import kernels_are_compiled, simulate
 from hocket.simulate.lowering import owner_devices
@@ -14,13 +13,12 @@ from hocket.simulate.timeline import Timeline
 
 __all__ = [
     "PathStep",
-    "PathSummary",
     "Timeline",
     "bottleneck",
     "channel_busy_s",
     "critical_path",
     "kernels_are_compiled",
     "owner_devices",
+    "path_seconds",
     "simulate",
-    "summarize",
 ]

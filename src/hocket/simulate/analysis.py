@@ -1,12 +1,15 @@
 """Analysis of a timeline: its critical path, its bottleneck and the use of devices and channels.
 
-O(n log n) in the number of spans.
+The critical path is the chain of ops and transfers that makes the step as long as it is. The search
+starts at the span that ends last and walks back to a span that ended when its successor started and
+that the successor had to wait for: the producer of a tensor, the op before it on the device, or a
+transfer ahead in the queue. Several spans of no length at one instant can lead to a dead end; the
+search then tries the next cause. O(n log n) in the number of spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,26 +21,6 @@ from hocket.base.units import format_percent
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline, covered_s
-
-__all__ = [
-    "PathStep",
-    "PathSummary",
-    "Reason",
-    "bottleneck",
-    "channel_busy_s",
-    "critical_path",
-    "crossings",
-    "price_per_hour",
-    "summarize",
-    "used_devices",
-]
-
-
-# The critical path: the chain of ops and transfers that makes the step as long as it is.
-#
-# Walk back from what ends last to something that ended when it started and that it had to wait for:
-# a tensor, the device, or a transfer ahead in the queue. At an instant where several things of no
-# length happen the walk may meet a dead end, and then tries the next cause. O(n log n).
 
 Reason = Literal["start", "data", "device", "link"]
 
@@ -114,7 +97,7 @@ def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
 
 
 class _Causes:
-    """Finds what ops and transfers waited for; transfers are numbered after the ops."""
+    """Finds the spans that ops and transfers waited for; transfers are numbered after the ops."""
 
     def __init__(self, timeline: Timeline, problem: Problem) -> None:
         graph = problem.graph
@@ -129,16 +112,18 @@ class _Causes:
         ops = np.arange(graph.num_ops)
         queue = timeline.op_device.astype(np.int64) * len(Stream) + graph.op_stream
         self.on_stream = _Ended(ops, queue, op_start_s, op_end_s)
-        self.queues: list[_Ended] = []
+        self.in_queues: _Ended | None = None
         if problem.transfers == "queued":
             routes = problem.costs.routes
             send = routes.send_queue[timeline.transfer_src]
             receive = routes.receive_queue[timeline.transfer_dst]
             transfers = graph.num_ops + np.arange(len(send))
-            items, queues = np.tile(transfers, 2), np.append(send, receive)
-            starts = np.tile(timeline.transfer_start_s, 2)
-            in_queues = _Ended(items, queues, starts, np.tile(timeline.transfer_end_s, 2))
-            self.queues = [in_queues.part(0, len(send)), in_queues.part(len(send), len(items))]
+            # Each transfer is in two queues: entry k in its source's, entry len(send) + k in its
+            # destination's.
+            self.in_queues = _Ended(
+                np.tile(transfers, 2), np.append(send, receive),
+                np.tile(timeline.transfer_start_s, 2), np.tile(timeline.transfer_end_s, 2),
+            )  # fmt: skip
 
     def of(self, item: int) -> list[_Cause]:
         """Return the items that ended last before an item could start; empty at step start."""
@@ -161,8 +146,9 @@ class _Causes:
     def _of_transfer(self, item: int) -> list[_Cause]:
         transfer = item - self.num_ops
         wait_s = self.start_s[item] - self.ready_s[transfer]
-        if wait_s > 0 and self.queues:
-            ahead = [o for queue in self.queues for o in queue.last_before(transfer, item)]
+        if wait_s > 0 and self.in_queues is not None:
+            entries = transfer, transfer + len(self.ready_s)
+            ahead = [o for at in entries for o in self.in_queues.last_before(at, item)]
             latest_s = max((self.end_s[other] for other in ahead), default=0.0)
             return [_Cause(o, "link", wait_s) for o in ahead if self.end_s[o] == latest_s]
         producer = self.producer[transfer]
@@ -186,12 +172,11 @@ def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
 
 
 class _Ended:
-    """Items sorted by group (a stream, a queue) and end, to find those that ended last before a
+    """Items sorted by group (a stream, a queue) and end, to find the items that ended last before a
     start.
 
-    An item of length 0 may end when another one starts and yet have run after it, so all items that
-    ended at that time are returned. An item with a length certainly ran before, and is returned
-    alone.
+    An item of length 0 can end at the start of an item that ran before it. So all items that ended
+    at that time are returned, up to the first one with a length, which certainly ran before.
     """
 
     def __init__(
@@ -213,12 +198,6 @@ class _Ended:
         self.ends: list[float] = end_s[order].tolist()
         self.has_length: list[bool] = has_length[order].tolist()
 
-    def part(self, start: int, stop: int) -> _Ended:
-        """Return the index restricted to entries ``start`` up to ``stop``."""
-        part = copy(self)
-        part.first, part.stop = self.first[start:stop], self.stop[start:stop]
-        return part
-
     def last_before(self, index: int, item: int) -> list[int]:
         """Return items other than ``item`` that ended last before entry ``index`` starts."""
         found: list[int] = []
@@ -235,33 +214,31 @@ class _Ended:
         return found
 
 
-TOGETHER = (Stream.COMMUNICATION,)
-"""Streams that run collectives."""
-COPYING = (Stream.COPY_IN, Stream.COPY_OUT)
-ON_HOST = (Stream.HOST,)
+COMPUTE, TRANSFERS, EXCHANGES, COPIES, HOST = (
+    "compute", "transfers", "collectives", "copies", "updates on the host",
+)  # fmt: skip
+"""Kinds of spans on the critical path."""
+_KIND_OF = {
+    Stream.COMMUNICATION: EXCHANGES, Stream.COPY_IN: COPIES, Stream.COPY_OUT: COPIES,
+    Stream.HOST: HOST,
+}  # fmt: skip
+_LIMITS = {
+    EXCHANGES: "collectives between devices",
+    COPIES: "copies to and from the host",
+    HOST: HOST,
+}
 _MOSTLY = 0.5
 """Fraction of the step from which on a device that computes is reported as the bottleneck."""
 
 
-@dataclass(frozen=True)
-class PathSummary:
-    """Breakdown of the time on a critical path, and of the waits for each reason."""
-
-    compute_s: float
-    transfer_s: float
-    wait_s: dict[Reason, float]
-    """Seconds waited per reason (see `PathStep.wait_s`); waits overlap other steps of the path."""
-
-
-def summarize(path: Sequence[PathStep]) -> PathSummary:
-    """Add up the steps of a critical path."""
-    length_s = {"op": 0.0, "transfer": 0.0}
-    wait_s: dict[Reason, float] = {"data": 0.0, "device": 0.0, "link": 0.0}
+def path_seconds(timeline: Timeline, path: Sequence[PathStep]) -> dict[str, float]:
+    """Return the seconds of a critical path by kind of span."""
+    seconds = dict.fromkeys((COMPUTE, TRANSFERS, EXCHANGES, COPIES, HOST), 0.0)
+    stream = timeline.op_stream.tolist()
     for step in path:
-        length_s[step.kind] += step.end_s - step.start_s
-        if step.reason != "start":
-            wait_s[step.reason] += step.wait_s
-    return PathSummary(compute_s=length_s["op"], transfer_s=length_s["transfer"], wait_s=wait_s)
+        kind = TRANSFERS if step.kind == "transfer" else _KIND_OF.get(stream[step.index], COMPUTE)
+        seconds[kind] += step.end_s - step.start_s
+    return seconds
 
 
 def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
@@ -290,16 +267,11 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     if whole_s <= 0:
         return "limited by nothing: the step takes no time"
     path = critical_path(timeline, problem) if path is None else path
-    summary = summarize(path)
-    beside = {
-        "exchanges between devices": streams_s(timeline, path, TOGETHER),
-        "copies to and from the host": streams_s(timeline, path, COPYING),
-        "updates on the host": streams_s(timeline, path, ON_HOST),
-    }
-    most_s, what = max((seconds, what) for what, seconds in beside.items())
-    if most_s > max(summary.transfer_s, summary.compute_s - sum(beside.values())):
-        return f"limited by {what} ({format_percent(most_s / whole_s)})"
-    if summary.transfer_s > summary.compute_s:
+    seconds = path_seconds(timeline, path)
+    most = max(_LIMITS, key=lambda kind: seconds[kind])
+    if seconds[most] > max(seconds[TRANSFERS], seconds[COMPUTE]):
+        return f"limited by {_LIMITS[most]} ({format_percent(seconds[most] / whole_s)})"
+    if seconds[TRANSFERS] > seconds[COMPUTE]:
         channel, busy_s = _path_channel(timeline, problem, path)
         return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
     compute_s = timeline.busy_s
@@ -313,20 +285,10 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     )
 
 
-def streams_s(timeline: Timeline, path: Sequence[PathStep], streams: Collection[Stream]) -> float:
-    """Return the seconds of the path that ops on some streams take."""
-    return sum(
-        step.end_s - step.start_s
-        for step in path
-        if step.kind == "op" and timeline.op_stream[step.index] in streams
-    )
-
-
 def _path_channel(
     timeline: Timeline, problem: Problem, path: Sequence[PathStep]
 ) -> tuple[str, float]:
-    """Return the channel that limits transfers of the path for the longest time, and its busy
-    seconds.
+    """Return the channel that limits the path's transfers longest, and the channel's busy seconds.
 
     A transfer is limited by the channel with the least bandwidth on its route, and among equal
     channels by the busiest.
@@ -346,7 +308,8 @@ def _path_channel(
 
 
 def used_devices(timeline: Timeline) -> list[int]:
-    """Return devices that run ops or hold bytes, also those that are not simulated themselves."""
+    """Return devices that run ops or hold bytes, including those for which another device was
+    simulated."""
     holds = np.flatnonzero(timeline.peak_bytes > 0)
     used: list[int] = np.union1d(timeline.op_device, holds).tolist()
     return used

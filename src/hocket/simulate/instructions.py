@@ -8,12 +8,37 @@ since every other width would compile the engine's kernels once more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+
+import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.kernels.containers import table
 
+_T = TypeVar("_T")
+_DTYPES: dict[Any, Any] = {LongArray: np.int64, FloatArray: np.float64, BoolArray: np.bool_}
 SHARED, QUEUED, PARALLEL = 0, 1, 2
 """Models of simultaneous transfers: positions in ``hocket.plan.problem.TRANSFER_MODES``."""
+
+
+@cache
+def _dtypes(kind: Any) -> dict[str, Any]:
+    """Return the dtype of each column that a named tuple declares as an array."""
+    return {name: _DTYPES.get(declared) for name, declared in get_type_hints(kind).items()}
+
+
+def constants(kind: type[_T], **columns: Any) -> _T:
+    """Return a named tuple of read-only arrays of the declared dtypes."""
+    dtypes = _dtypes(cast(Any, kind))
+    return kind(**{name: table(values, dtypes[name]) for name, values in columns.items()})
+
+
+def zeroed(kind: type[_T], count: int, **others: Any) -> _T:
+    """Return a named tuple of arrays of ``count`` zeros, except for the columns in ``others``."""
+    dtypes = _dtypes(cast(Any, kind)).items()
+    blank = {name: np.zeros(count, dtype) for name, dtype in dtypes if name not in others}
+    return kind(**blank, **others)
 
 
 class RunTable(NamedTuple):
@@ -27,7 +52,7 @@ class RunTable(NamedTuple):
     """Bytes allocated at the start of the op: the storages that it makes, and its workspace."""
     workspace_bytes: LongArray
     num_waits: LongArray
-    """Number of tensors that the op reads and that do not exist at the start of the step."""
+    """Number of tensors that the op reads and that do not exist yet. The engine counts it down."""
     made_ptr: LongArray
     read_ptr: LongArray
     send_ptr: LongArray
@@ -67,7 +92,7 @@ class PlaceTable(NamedTuple):
     """True if the bytes are held until the end of the step."""
     num_uses: LongArray
     """Number of uses that must end before the bytes are released: producer, reads and transfers
-    out."""
+    out. The engine counts it down."""
     reader: LongArray
     """The op of each entry of ``graph.reads``."""
     read_place: LongArray

@@ -18,7 +18,7 @@ from hocket.cost.costs import Costs
 from hocket.cost.demand import BESIDE, FILL, ON_DEVICE, ON_HOST
 from hocket.graph.graph import Graph, Role, Stream
 from hocket.kernels import kernel
-from hocket.kernels.containers import table, zeros
+from hocket.kernels.containers import zeros
 from hocket.plan.problem import TRANSFER_MODES, Problem
 from hocket.simulate.instructions import (
     Given,
@@ -28,6 +28,8 @@ from hocket.simulate.instructions import (
     RunTable,
     Scratch,
     TransferTable,
+    constants,
+    zeroed,
 )
 
 
@@ -50,15 +52,27 @@ def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBu
     routes, route_of_pair = _routes(problem.costs, used.tolist(), num_devices)
     num_away = int(np.minimum(np.diff(graph.user_ptr), max(len(used) - 1, 0)).sum())
     given = _given(problem, route_of_pair)
-    num_queues = num_devices * int(given.num_streams[0])
+    num_streams = int(given.num_streams[0])
+    num_queues = num_devices * num_streams
+    runs = zeroed(
+        RunTable, graph.num_ops,
+        workspace_bytes=graph.workspace_bytes.astype(np.int64),
+        made_ptr=graph.made_ptr.astype(np.int64),
+        read_ptr=graph.read_ptr.astype(np.int64),
+        send_ptr=zeros(graph.num_ops + 1),
+        lineup_ptr=zeros(num_queues + 1),
+        beside=np.ones(graph.num_ops),
+        other_stream=_other_streams(num_queues, num_streams),
+    )  # fmt: skip
+    places = zeroed(
+        PlaceTable, graph.num_tensors + num_away,
+        reader=graph.reader.astype(np.int64),
+        read_place=zeros(len(graph.reads)),
+        start_bytes=zeros(num_devices),
+    )  # fmt: skip
     return LoweringBuffers(
         given=given,
-        tables=Instructions(
-            runs=_run_capacity(graph, num_queues, int(given.num_streams[0])),
-            places=_place_capacity(graph, graph.num_tensors + num_away, num_devices),
-            transfers=_transfer_capacity(num_away),
-            routes=routes,
-        ),
+        tables=Instructions(runs, places, zeroed(TransferTable, num_away), routes),
         scratch=Scratch(
             away_ptr=zeros(graph.num_tensors + 1),
             transfer_ptr=zeros(graph.num_tensors + 1),
@@ -101,31 +115,31 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
     graph, costs = problem.graph, problem.costs
     routes = costs.routes
     is_stated = costs.tensor_s is not None
-    hops = routes.hops.ravel() if is_stated else np.ones(routes.hops.size)
-    return Given(
-        owner_op=table(graph.owner_op, np.int64),
-        is_made=table(graph.tensor_producer >= 0, np.bool_),
-        is_input=table(graph.tensor_role == Role.INPUT, np.bool_),
-        is_held=table(graph.is_held, np.bool_),
-        alias_of=table(graph.alias_of, np.int64),
-        tensor_bytes=table(graph.tensor_bytes, np.int64),
-        work=table(costs.tensor_bytes if costs.tensor_s is None else costs.tensor_s, np.float64),
-        reads=table(graph.reads, np.int64),
-        user_ptr=table(graph.user_ptr, np.int64),
-        user_read=table(np.argsort(graph.reads, kind="stable"), np.int64),
-        op_stream=table(graph.op_stream, np.int64),
-        op_s=table(costs.op_s, np.float64),
-        demand=table(np.zeros((0, 0, 0)) if costs.demand is None else costs.demand, np.float64),
-        row=table(costs.device_row, np.int64),
-        memory_bytes=table(problem.memory_bytes, np.int64),
-        latency_s=table(routes.latency_s.ravel(), np.float64),
-        hops=table(hops, np.int64),
-        slowest=table(_slowest(costs), np.float64),
-        route=table(route_of_pair, np.int64),
-        send_queue=table(routes.send_queue, np.int64),
-        receive_queue=table(routes.receive_queue, np.int64),
-        mode=table([TRANSFER_MODES.index(problem.transfers)], np.int64),
-        num_streams=table([int(graph.op_stream.max(initial=0)) + 1], np.int64),
+    return constants(
+        Given,
+        owner_op=graph.owner_op,
+        is_made=graph.tensor_producer >= 0,
+        is_input=graph.tensor_role == Role.INPUT,
+        is_held=graph.is_held,
+        alias_of=graph.alias_of,
+        tensor_bytes=graph.tensor_bytes,
+        work=costs.tensor_bytes if costs.tensor_s is None else costs.tensor_s,
+        reads=graph.reads,
+        user_ptr=graph.user_ptr,
+        user_read=np.argsort(graph.reads, kind="stable"),
+        op_stream=graph.op_stream,
+        op_s=costs.op_s,
+        demand=np.zeros((0, 0, 0)) if costs.demand is None else costs.demand,
+        row=costs.device_row,
+        memory_bytes=problem.memory_bytes,
+        latency_s=routes.latency_s.ravel(),
+        hops=routes.hops.ravel() if is_stated else np.ones(routes.hops.size),
+        slowest=_slowest(costs),
+        route=route_of_pair,
+        send_queue=routes.send_queue,
+        receive_queue=routes.receive_queue,
+        mode=[TRANSFER_MODES.index(problem.transfers)],
+        num_streams=[int(graph.op_stream.max(initial=0)) + 1],
     )
 
 
@@ -166,57 +180,6 @@ def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTa
         on_ptr=pointers(np.bincount(flat, minlength=len(capacity))),
         capacity=capacity,
     ), route_of_pair
-
-
-def _run_capacity(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
-    num_ops = graph.num_ops
-    return RunTable(
-        device=zeros(num_ops),
-        queue=zeros(num_ops),
-        duration_s=np.zeros(num_ops),
-        alloc_bytes=zeros(num_ops),
-        workspace_bytes=graph.workspace_bytes.astype(np.int64),
-        num_waits=zeros(num_ops),
-        made_ptr=graph.made_ptr.astype(np.int64),
-        read_ptr=graph.read_ptr.astype(np.int64),
-        send_ptr=zeros(num_ops + 1),
-        priority=np.zeros(num_ops),
-        lineup_ptr=zeros(num_queues + 1),
-        lineup=zeros(num_ops),
-        kernel_s=np.zeros(num_ops),
-        issue_s=np.zeros(num_ops),
-        fill=np.zeros(num_ops),
-        beside=np.ones(num_ops),
-        other_stream=_other_streams(num_queues, num_streams),
-    )
-
-
-def _place_capacity(graph: Graph, num_places: int, num_devices: int) -> PlaceTable:
-    return PlaceTable(
-        tensor=zeros(num_places),
-        device=zeros(num_places),
-        is_copy=np.zeros(num_places, dtype=np.bool_),
-        storage=zeros(num_places),
-        num_bytes=zeros(num_places),
-        is_kept=np.zeros(num_places, dtype=np.bool_),
-        num_uses=zeros(num_places),
-        reader=np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr)),
-        read_place=zeros(len(graph.reads)),
-        start_bytes=zeros(num_devices),
-    )
-
-
-def _transfer_capacity(count: int) -> TransferTable:
-    return TransferTable(
-        place=zeros(count),
-        tensor=zeros(count),
-        send_queue=zeros(count),
-        receive_queue=zeros(count),
-        latency_s=np.zeros(count),
-        work=np.zeros(count),
-        duration_s=np.zeros(count),
-        route=zeros(count),
-    )
 
 
 # ── lowering ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
 """State of the compiled engine: named tuples of arrays, allocated once before the engine runs.
 
-The arrays are made here in numpy because compiling allocations takes long.
+The arrays are allocated here in numpy because compiled allocations take long to compile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
-from hocket.simulate.instructions import Instructions, RouteTable
+from hocket.simulate.instructions import Instructions, zeroed
 
 
 class Spans(NamedTuple):
@@ -113,64 +113,42 @@ def new_state(tables: Instructions) -> EngineState:
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
+    num_routes, num_channels = len(routes.size_ptr) - 1, len(routes.capacity)
+    log_size = num_devices + 2 * (num_ops + num_transfers)
+    log = {"log_device": zeros(log_size), "log_time_s": np.zeros(log_size)}
     # A concurrent kernel of the other stream can delay an op once; the op then has a second end.
     num_delayed = num_ops if runs.other_stream.max(initial=-1) >= 0 else 0
+    num_leaves = 1 << max(num_routes - 1, 0).bit_length()
     return EngineState(
         spans=Spans(*np.full((2, num_ops), np.nan), *np.full((3, num_transfers), np.nan)),
-        memory=_new_memory(num_devices, num_devices + 2 * (num_ops + num_transfers)),
-        flow=_new_flow(routes, num_transfers),
-        schedule=Agenda(
+        memory=zeroed(MemoryState, num_devices, log_bytes=zeros(log_size), size=zeros(1), **log),
+        flow=zeroed(
+            Flow, num_routes,
+            heaps=_heaps(num_routes, num_transfers),
+            num_on=zeros(num_channels),
+            share=np.zeros(num_channels),
+            active=zeros(len(routes.path)),
+            num_active=zeros(num_channels),
+            position=zeros(len(routes.path)),
+            changed=new_marks(num_channels),
+            next_s=np.zeros(2 * num_leaves),
+        ),
+        schedule=zeroed(
+            Agenda, num_queues,
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
             events=new_heaps(np.array([0, num_queues + num_transfers + num_delayed])),
-            ready=_heaps(runs.lineup_ptr, num_ops),
+            ready=_heaps(num_queues, num_ops),
             touched=new_marks(num_queues),
-            is_free=np.ones(num_queues, dtype=np.bool_),
-            cursor=zeros(num_queues),
-            running=zeros(num_queues),
-            due_s=np.zeros(num_queues),
-            host_free_s=np.zeros(num_queues),
             queue_free_s=np.zeros(2 * num_devices),
             starting=zeros(num_transfers),
             num_starting=zeros(1),
             limit_s=np.full(1, np.inf),
-            left_s=np.zeros(num_queues),
             tail_s=np.zeros(num_ops),
         ),
-    )
+    )  # fmt: skip
 
 
-def _heaps(ptr: LongArray, num_items: int) -> Heaps:
+def _heaps(count: int, num_items: int) -> Heaps:
     """Return heaps for ``num_items`` entries in total; each lowering sets their borders."""
-    return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
-
-
-def _new_memory(num_devices: int, log_size: int) -> MemoryState:
-    return MemoryState(
-        now=zeros(num_devices),
-        peak=zeros(num_devices),
-        last=zeros(num_devices),
-        log_device=zeros(log_size),
-        log_time_s=np.zeros(log_size),
-        log_bytes=zeros(log_size),
-        size=zeros(1),
-    )
-
-
-def _new_flow(routes: RouteTable, num_transfers: int) -> Flow:
-    num_routes, num_channels = len(routes.size_ptr) - 1, len(routes.capacity)
-    num_leaves = 1 << max(num_routes - 1, 0).bit_length()
-    return Flow(
-        heaps=_heaps(routes.size_ptr, num_transfers),
-        clock=np.zeros(num_routes),
-        rate=np.zeros(num_routes),
-        since_s=np.zeros(num_routes),
-        num_on=zeros(num_channels),
-        share=np.zeros(num_channels),
-        active=zeros(len(routes.path)),
-        num_active=zeros(num_channels),
-        position=zeros(len(routes.path)),
-        changed=new_marks(num_channels),
-        next_s=np.full(2 * num_leaves, np.inf),
-        is_stale=np.zeros(num_routes, dtype=np.bool_),
-    )
+    return Heaps(np.zeros(num_items + 1), zeros(num_items + 1), zeros(count + 1), zeros(count))

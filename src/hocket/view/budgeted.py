@@ -14,7 +14,8 @@ from hocket.base.units import format_bytes, format_percent
 from hocket.graph.graph import Graph, Role
 from hocket.plan.sections import Memory
 from hocket.planners.memory.blocks import layer_label
-from hocket.view.facts import COMPUTE, COPIES, HOST, Facts, HostCopies, host_copies
+from hocket.simulate.analysis import COMPUTE, COPIES, HOST
+from hocket.view.facts import Facts, HostCopies, host_copies
 from hocket.view.story import HALF, NOTABLE
 from hocket.view.wording import count_of
 

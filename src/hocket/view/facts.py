@@ -16,16 +16,14 @@ from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import (
-    COPYING,
-    ON_HOST,
-    TOGETHER,
+    TRANSFERS,
     PathStep,
     bottleneck,
     channel_busy_s,
     critical_path,
     crossings,
+    path_seconds,
     price_per_hour,
-    streams_s,
 )
 from hocket.simulate.engine import lower
 from hocket.simulate.timeline import Timeline
@@ -37,11 +35,8 @@ _MICROBATCH = re.compile(r"#(\d+)$")
 _LETTERS = {int(Phase.FORWARD): "F", int(Phase.BACKWARD): "B"}
 MAX_MODULES = 24
 """Rows of the table of modules, unless there are more outermost modules."""
-COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
-    "compute", "transfers", "sharing links", "collectives", "copies", "updates on the host",
-    "between",
-)  # fmt: skip
-"""Causes of time on the critical path."""
+SHARING, OTHER = "sharing links", "between"
+"""Causes of time on the critical path, beside those of `path_seconds`."""
 
 
 _ROLE_NAMES = {
@@ -435,22 +430,12 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     steps = critical_path(timeline, problem)
     ops = np.array([step.index for step in steps if step.kind == "op"], dtype=np.int32)
     transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
-    length_s = timeline.op_end_s[ops] - timeline.op_start_s[ops]
-    together_s, copy_s, host_s = (
-        streams_s(timeline, steps, streams) for streams in (TOGETHER, COPYING, ON_HOST)
-    )
-    works_s = float(length_s.sum())
-    compute_s = works_s - together_s - copy_s - host_s
-    moving_s = float(
-        (timeline.transfer_end_s[transfers] - timeline.transfer_start_s[transfers]).sum()
-    )
-    alone_s = min(_alone_s(problem, timeline, transfers), moving_s)
+    spent_s = path_seconds(timeline, steps)
+    moving_s = spent_s[TRANSFERS]
+    spent_s[TRANSFERS] = min(_alone_s(problem, timeline, transfers), moving_s)
+    spent_s[SHARING] = moving_s - spent_s[TRANSFERS]
+    spent_s[OTHER] = timeline.makespan_s - sum(spent_s.values())
     queued_s = sum(step.end_s - step.start_s for step in steps if step.reason == "device")
-    rest_s = timeline.makespan_s - works_s - moving_s
-    spent_s = {
-        COMPUTE: compute_s, EXCHANGES: together_s, COPIES: copy_s, HOST: host_s,
-        TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s,
-    }  # fmt: skip
     shares = {cause: _share(time_s, timeline.makespan_s) for cause, time_s in spent_s.items()}
     return PathFacts(
         steps=steps,

@@ -17,18 +17,14 @@ from hocket.cost.ranges import step_range
 from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.simulate.analysis import COMPUTE, COPIES, EXCHANGES, HOST, TRANSFERS
 from hocket.simulate.timeline import Timeline
 from hocket.view.comparison import candidates_table
 from hocket.view.drawing import memory_card
 from hocket.view.facts import (
-    COMPUTE,
-    COPIES,
-    EXCHANGES,
-    HOST,
     KINDS,
     OTHER,
     SHARING,
-    TRANSFERS,
     DeviceFacts,
     Facts,
     memory_by_role,

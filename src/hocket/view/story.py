@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hocket.base.units import format_percent as percent
 from hocket.base.units import format_seconds
 from hocket.plan.problem import Problem
-from hocket.simulate.analysis import PathStep
+from hocket.simulate.analysis import COMPUTE, EXCHANGES, TRANSFERS, PathStep
 from hocket.simulate.timeline import Timeline
-from hocket.view.facts import COMPUTE, EXCHANGES, SHARING, TRANSFERS, Facts, step_name
+from hocket.view.facts import SHARING, Facts, step_name
 from hocket.view.names import inert
 from hocket.view.wording import count_of, held_of
 
