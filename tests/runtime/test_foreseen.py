@@ -159,7 +159,7 @@ def test_what_runs_again_does_not_read_what_was_sent_away():
     graph = done.graph
     sent = {name.removesuffix("@offload") for name in graph.op_names if "@offload" in name}
     assert sent
-    again = [op for op, name in enumerate(graph.op_names) if name.endswith("@again")]
+    again = [op for op, name in enumerate(graph.op_names) if name.endswith("@recompute")]
     assert again
     read = {graph.tensor_names[t] for op in again for t in graph.reads_of(op).tolist()}
     assert read.isdisjoint(sent)

@@ -43,7 +43,7 @@ def event_by_event_s(step):
     """The last of several steps: ops by their names, every stream with a queue of its own."""
     graph, seconds = step.rewritten.graph, step.problem.costs.op_s[0]
     names, count = graph.op_names, graph.num_ops
-    block_of = BLOCKS.block_of[step.rewritten.beside].tolist()
+    block_of = BLOCKS.block_of[step.rewritten.neighbor].tolist()
     waits = {}
     for step_number in range(NUM_STEPS):
         for op in range(count):

@@ -87,7 +87,7 @@ def test_every_plan_becomes_a_step_that_does_the_same_work_in_order(data):
     for op, origin in enumerate(done.origin.tolist()):
         if origin < 0:
             continue
-        if "@again" not in done.graph.op_names[op]:
+        if "@recompute" not in done.graph.op_names[op]:
             work[origin] += done.share[op]
         if done.graph.op_stream[op] == Stream.HOST:
             continue
@@ -120,11 +120,11 @@ def test_nothing_decided_is_the_step_with_updates_after_each_block():
 
 def test_recomputed_blocks_keep_their_input_and_run_again_just_before_their_gradients():
     done = rewrite(GRAPH, _all(GRAPH, activations="recomputed"))
-    again = [name for name in done.graph.op_names if name.endswith("@again") and name[0] == "f"]
+    again = [name for name in done.graph.op_names if name.endswith("@recompute") and name[0] == "f"]
     # The last op of a layer makes only the next layer's input, which nobody needs again.
-    assert again == [f"f{n}.{k}@again" for n in reversed(range(5)) for k in range(3)]
+    assert again == [f"f{n}.{k}@recompute" for n in reversed(range(5)) for k in range(3)]
     position = {name: at for at, name in enumerate(done.graph.op_names)}
-    assert position["b3.0"] < position["f2.0@again"] < position["b2.3"]
+    assert position["b3.0"] < position["f2.0@recompute"] < position["b2.3"]
     assert _peak(GRAPH, _all(GRAPH, activations="recomputed")) < _peak(GRAPH, _all(GRAPH))
 
 
@@ -291,7 +291,7 @@ def test_loss_in_chunks_holds_a_part_of_the_logits():
     done = rewrite(GRAPH, parts)
     parts = [name for name in done.graph.op_names if name.startswith("head@")]
     # Each part goes forward, and once more for its backward pass.
-    assert parts == [f"head@{n}" for n in range(8)] + [f"head@again{n}" for n in range(8)]
+    assert parts == [f"head@{n}" for n in range(8)] + [f"head@recompute{n}" for n in range(8)]
     last = int(cut_step(GRAPH).start[-2])
     twice = GRAPH.flops[last:][GRAPH.op_phase[last:] == Phase.FORWARD].sum()
     assert done.graph.flops.sum() == pytest.approx(GRAPH.flops.sum() + twice)

@@ -268,7 +268,7 @@ def test_recomputed_blocks_hold_less_and_take_their_forward_pass_again(problem, 
     assert (again.peak_bytes <= plain.peak_bytes).all()
     assert again.makespan_s > plain.makespan_s
     found = expand(problem, eased).problem
-    runs = [i for i, name in enumerate(found.graph.op_names) if "@again" in name]
+    runs = [i for i, name in enumerate(found.graph.op_names) if "@recompute" in name]
     once = [name.split("@")[0] for name in np.array(found.graph.op_names)[runs]]
     passes = sum(len(sizes) for _, sizes, _ in replicas)
     assert len(runs) == passes * len(set(once))

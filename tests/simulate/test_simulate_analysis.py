@@ -20,8 +20,8 @@ from hocket.simulate import (
     bottleneck,
     channel_busy_s,
     critical_path,
-    simulate,
     path_seconds,
+    simulate,
 )
 from hocket.simulate.analysis import price_per_hour
 

@@ -43,7 +43,7 @@ def test_parameters_are_fetched_when_the_pass_so_many_before_begins(prefetch, ch
     for op in range(new.num_ops):
         if origin[op] >= 0 and new.op_stream[op] == Stream.COMPUTE:
             # In chunks the last block goes forward once more for its backward pass.
-            is_forward = new.op_phase[op] == Phase.FORWARD and "@again" not in new.op_names[op]
+            is_forward = new.op_phase[op] == Phase.FORWARD and "@recompute" not in new.op_names[op]
             block = int(blocks.block_of[origin[op]])
             last["forward" if is_forward else "backward", block] = op
     fetches = [op for op in range(new.num_ops) if "@fetch-" in new.op_names[op]]

@@ -114,7 +114,7 @@ def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
     passes = [own.passes[number] for own in group]
     return _MicrobatchRuns(
         [p.recompute for p in passes], [p.recompute_priority for p in passes], None, _CLOSE,
-        f"#{number}@again",
+        f"#{number}@recompute",
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from hocket.simulate.parallel.graph_builder import CopiedNames, StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 from hocket.simulate.parallel.stage_order import places_of
 
-_RECOMPUTE = "@again"
+_RECOMPUTE = "@recompute"
 
 
 class SecondRun(NamedTuple):

@@ -13,7 +13,7 @@ the step time. O(ops + reads); Python for module calls and copies, numpy for ops
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,40 +36,39 @@ from hocket.simulate.rewriting.needs import NUM_LINGERING, find_needs, is_recomp
 from hocket.simulate.rewriting.nodes import Happening, PassTurn, find_turns
 from hocket.simulate.rewriting.uses import Uses, find_uses
 
-# The updates of a rewritten step: where the optimizer changes the parameters of each block.
-#
-# A block is updated when the backward pass has left its module calls, and its gradients are held
-# until then. On the device they are freed together. Gradients that are being copied to the host, or
-# that a concurrent update reads, are freed when the next block's are ready. Parameters that belong
-# to no single block are updated at the end of the step. O(ops + reads).
-
-_NONE: LongArray = np.zeros(0, dtype=np.int64)
+_HeldTensors = tuple[LongArray, list[int]]
+"""Tensors that concurrent ops read, and the control tensors that signal the ends of these ops."""
 
 
 class UpdateWriter:
-    """Writes the updates of blocks as soon as their gradients are complete."""
+    """Writes the updates of blocks as soon as their gradients are complete.
+
+    A block is updated when the backward pass has left its module calls; its gradients are held
+    until then. Updates on the device free them together. Gradients that are being copied to the
+    host, or that a concurrent update reads, are freed when the gradients of the next block are
+    ready. Parameters that belong to no single block are updated at the end of the step.
+    """
 
     def __init__(
-        self, uses: Uses, host: HostParameters, out: Emitter,
-        done: dict[tuple[str, int], int],
+        self, uses: Uses, host: HostParameters, out: Emitter, done: dict[tuple[str, int], int],
+        staging: list[int],
     ) -> None:  # fmt: skip
-        """``done`` maps (pass, block) to the control tensor of the last op."""
+        """``done`` maps (pass, block) to the control tensor of the last op; ``staging`` are the
+        staging buffers of swapped-in state, as tensors of the rewritten graph."""
         self._graph, self._names, self._updates = uses.graph, uses.blocks.names, uses.updates
-        self._host, self._out, self._done = host, out, done
+        self._host, self._out, self._done, self._staging = host, out, done, staging
         self._pending: list[list[int]] = [list(ops) for ops in host.updates]
         """Per block: updates that are not written yet."""
-        self.staging: list[int] = []
-        """Staging buffers of swapped-in state, as tensors of the rewritten graph."""
-        self._sent: tuple[LongArray, list[int]] = _NONE, []
-        """Gradients that are being copied to the host, and the control tensors of these copies."""
-        self._used: tuple[LongArray, list[int]] = _NONE, []
-        """Gradients that concurrent updates read, and the control tensors of these updates."""
+        self._sent: _HeldTensors = np.zeros(0, dtype=np.int64), []
+        """Gradients that are being copied to the host."""
+        self._used: _HeldTensors = self._sent
+        """Gradients that concurrent updates read."""
         self._state_swaps: list[tuple[list[int], int]] = []
         """Chunks of state that are not swapped in yet, with their blocks."""
-        self._left: list[int] = []
+        self._write_backs: list[int] = []
         """Control tensors of the last write-backs of state to the host."""
         self._changed: list[int] = []
-        """Control tensors that signal that the last chunk of a block is updated."""
+        """Control tensor that signals the end of the last chunk's update."""
 
     def finish(self, block: int) -> None:
         """Write the updates of a block that the backward pass has left."""
@@ -83,17 +82,21 @@ class UpdateWriter:
         """
         for block in reversed(range(len(self._pending))):
             self.finish(block)
-        self._update(self._host.last_updates, 0, "shared")
-        self.module_call()
+        self._update(self._host.last_updates, 0, ":shared")
+        self.swap_in()
         self._release(self._sent)
         self._release(self._used)
 
-    def _update(self, ops: list[int], block: int, how: str = "") -> list[int]:
-        """Write those updates whose gradients are complete; return the others."""
-        if not ops:
-            return []
-        has_all = self._have_gradients(np.array(ops))
-        ready = {op for op, is_ready in zip(ops, has_all, strict=True) if is_ready}
+    def swap_in(self, most: int | None = None) -> None:
+        """Swap in the next ``most`` chunks of optimizer state, by default all, and update them."""
+        most = len(self._state_swaps) if most is None else most
+        for piece, block in self._state_swaps[:most]:
+            self._update_swapped(piece, block)
+        del self._state_swaps[:most]
+
+    def _update(self, ops: list[int], block: int, suffix: str = "") -> list[int]:
+        """Write the updates whose gradients are complete; return the others."""
+        ready = self._ready(ops)
         pieces = [piece for piece in self._host.state_swaps.get(block, ()) if piece[0] in ready]
         swapped = {op for piece in pieces for op in piece}
         on_host = [op for op in ops if op in ready and op in self._host.host_updates]
@@ -105,40 +108,30 @@ class UpdateWriter:
             self._state_swaps += [(piece, block) for piece in pieces]
             gradients = self._gradients(swapped)
             self._release(self._used)
-            self.module_call(NUM_STAGING_BUFFERS)
+            self.swap_in(NUM_STAGING_BUFFERS)
             self._used = gradients, self._changed
         if on_host:
-            self._update_on_host(on_host, block, how)
+            self._update_on_host(on_host, f"{self._names[block]}@gradients{suffix}")
         return [op for op in ops if op not in ready]
 
-    def _release(self, held: tuple[LongArray, list[int]]) -> None:
+    def _release(self, held: _HeldTensors) -> None:
         """Hold tensors that concurrent ops read, and let the next compute op wait for these ops."""
         tensors, signal = held
         self._out.hold(tensors)
         self._out.wait(signal)
 
-    def _gradients(self, ops: Sequence[int] | set[int]) -> LongArray:
-        """The gradients that updates read, as tensors of the rewritten graph."""
+    def _gradients(self, ops: Collection[int]) -> LongArray:
+        """Return the gradients that updates read, as tensors of the rewritten graph."""
         found = [t for op in ops for t in self._updates[op].gradients]
         return self._out.now[np.array(found, dtype=np.int64)]
 
-    def _have_gradients(self, ops: LongArray) -> list[bool]:
-        """Per update: True if all of its inputs are written already or host-resident."""
-        graph = self._graph
-        at, reader = spans(graph.read_ptr, ops)
+    def _ready(self, ops: list[int]) -> set[int]:
+        """Return the updates whose inputs are all written already or host-resident."""
+        graph, given = self._graph, np.array(ops, dtype=np.int64)
+        at, reader = spans(graph.read_ptr, given)
         reads = graph.reads[at]
-        is_missing = ~(self._out.has(reads) | self._host.is_on_host[graph.root_of[reads]])
-        have: list[bool] = (np.bincount(reader[is_missing], minlength=len(ops)) == 0).tolist()
-        return have
-
-    # ── concurrent with compute ──────────────────────────────────────────────────────────────────
-
-    def module_call(self, most: int | None = None) -> None:
-        """Swap in the next ``most`` chunks of optimizer state, by default all, and update them."""
-        most = len(self._state_swaps) if most is None else most
-        for piece, block in self._state_swaps[:most]:
-            self._update_swapped(piece, block)
-        del self._state_swaps[:most]
+        is_here = (self._out.current(reads) >= 0) | self._host.is_on_host[graph.root_of[reads]]
+        return set(ops).difference(given[reader[~is_here]].tolist())
 
     def _update_swapped(self, ops: list[int], block: int) -> None:
         """Update parameters on the device with swapped-in state.
@@ -147,56 +140,44 @@ class UpdateWriter:
         updates them concurrently with compute, and writes them back with the low-precision copies
         of rounded parameters. A single large parameter is copied in parts.
         """
-        swapped = list(dict.fromkeys(t for op in ops for t in self._on_host(op)))
+        graph, name = self._graph, self._graph.op_names[ops[0]]
+        reads = np.concatenate([graph.reads_of(op) for op in ops])
+        on_host = reads[self._host.is_on_host[graph.root_of[reads]]].tolist()
+        swapped = list(dict.fromkeys(on_host))
+        full, copied = graph.tensor_bytes[swapped], self._host.copied[swapped]
+        size = int((full + np.where(copied < full, copied, 0)).sum())
+        signal = self._done.get(("backward", block + 1))
         count = num_parts([self._updates[op] for op in ops])
         for number in range(count):
-            self._update_part(ops, block, swapped, number, count)
+            part, suffix = (f":{number}", f"@{number}") if count > 1 else ("", "")
+            waits = self._staging + ([] if signal is None else [signal])
+            # A staging buffer is free when the write-back of an earlier chunk has finished.
+            if len(self._write_backs) == NUM_STAGING_BUFFERS:
+                waits = [*waits, self._write_backs.pop(0)]
+            here = self._out.fetch(
+                f"{name}@fetch{part}", swapped, -(-graph.tensor_bytes // count), reads=waits,
+                neighbor=ops[0], phase=Phase.OPTIMIZER,
+            )  # fmt: skip
+            updates = self._out.write(ops, suffix=suffix, parts=count, stream=Stream.COPY_OUT)
+            changed = self._out.signals(updates)
+            self._changed = changed[-1:]
+            self._write_backs.append(self._out.copy(
+                f"{name}@return{part}", Stream.COPY_OUT, -(-size // count),
+                reads=[*changed, *here], neighbor=ops[0],
+            ))  # fmt: skip
+            self._out.forget(swapped)
 
-    def _update_part(
-        self, ops: list[int], block: int, swapped: list[int], number: int, count: int
-    ) -> None:
-        graph, name = self._graph, self._graph.op_names[ops[0]]
-        part = f":{number}" if count > 1 else ""
-        signal = self._done.get(("backward", block + 1))
-        waits = self.staging + ([] if signal is None else [signal])
-        # A staging buffer is free when the write-back of an earlier piece has finished.
-        waits += self._left[:1] if len(self._left) == NUM_STAGING_BUFFERS else []
-        here = self._out.fetch(
-            f"{name}@fetch{part}", swapped, -(-graph.tensor_bytes // count), reads=waits,
-            beside=ops[0], phase=Phase.OPTIMIZER, is_held=False,
-        )  # fmt: skip
-        suffix = f"@{number}" if count > 1 else ""
-        updates = self._out.write(ops, suffix=suffix, parts=count, stream=Stream.COPY_OUT)
-        changed = self._out.signals(updates)
-        whole, copied = graph.tensor_bytes[swapped], self._host.copied[swapped]
-        size = int((whole + np.where(copied < whole, copied, 0)).sum())
-        self._changed = changed[-1:]
-        left = self._out.copy(
-            f"{name}@return{part}", Stream.COPY_OUT, -(-size // count), reads=[*changed, *here],
-            beside=ops[0],
-        )  # fmt: skip
-        self._left = [*self._left[1 - NUM_STAGING_BUFFERS :], left]
-        self._out.forget(swapped)
-
-    def _on_host(self, op: int) -> list[int]:
-        """Return the host-resident tensors that an update reads."""
-        reads = self._graph.reads_of(op)
-        found: list[int] = reads[self._host.is_on_host[self._graph.root_of[reads]]].tolist()
-        return found
-
-    # ── on the host ──────────────────────────────────────────────────────────────────────────────
-
-    def _update_on_host(self, ops: list[int], block: int, how: str) -> None:
+    def _update_on_host(self, ops: list[int], name: str) -> None:
         updates, sent = [self._updates[op] for op in ops], list[int]()
         leaving = self._gradients(ops)
         self._release(self._sent)
         if len(leaving):
+            size = sum(update.sent_bytes for update in updates)
             sent.append(self._out.copy(
-                f"{self._names[block]}@gradients" + (f":{how}" if how else ""), Stream.COPY_OUT,
-                sum(u.sent_bytes for u in updates), reads=leaving.tolist(), beside=ops[0],
+                name, Stream.COPY_OUT, size, reads=leaving.tolist(), neighbor=ops[0]
             ))  # fmt: skip
         self._sent = leaving, sent
-        self._out.update_on_host(ops, sent, np.array([u.host_bytes for u in updates]))
+        self._out.update_on_host(ops, sent, np.array([update.host_bytes for update in updates]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +191,7 @@ class Rewritten:
     """Per op: the fraction of its origin that it computes, less than 1 in chunks."""
     moved_bytes: LongArray
     """Per op: bytes that it copies, if it is a copy."""
-    beside: IntArray
+    neighbor: IntArray
     """Per op: an op of the given graph that runs on the same device."""
     reserved_bytes: int
     """Device memory reserved as buffers for streamed parameters and swapped-in state."""
@@ -234,14 +215,15 @@ class _Rewriter:
 
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
         self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
-        self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
+        self.calls = uses.module_calls.calls
+        self.last, self.ahead = uses.blocks.num_blocks - 1, memory.prefetch
         self.recompute = is_recomputed(uses, memory)
         """Per module call: forward ops that its backward pass recomputes."""
         self.host: HostParameters = find_host_parameters(graph, memory, uses, self.recompute)
         is_whole = memory.loss_chunks == 1
         self.region: Region | None = None if is_whole else find_region(graph, uses.blocks)
         casts = find_casts(graph, self.host.rounded, uses.parameter_reads)
-        # Gradients of chunks are added up as wide as their parameters are, and rounded then.
+        # Chunks add up their gradients in the parameter's precision, and round the sum afterwards.
         chunked = frozenset[int]() if self.region is None else self.region.ops
         self.widened = [each for each in casts.widening if each.op in chunked]
         narrow = tuple(each for each in casts.widening if each.op not in chunked)
@@ -261,21 +243,20 @@ class _Rewriter:
         self.sending, self.leaving, self.coming = self._trips()
         self.module_call = OUTSIDE
         """The module call that the pass is in, or was in most recently."""
-        self.unfetched = self.num_blocks - 1
+        self.unfetched = self.last
         """The last block whose parameters are not fetched for the backward pass yet."""
-        self.buffer: dict[str, list[int]] = {}
-        """Reserved buffers: ``staging`` for swapped-in state, ``slots`` for streamed parameters."""
-        self.updates = UpdateWriter(uses, self.host, self.out, self.done)
+        self._add_persistent()
+        staging = self._buffer("staging", self.host.staging_buffers_bytes)
+        self.slots = self._buffer("slots", self.host.slots_bytes)
+        """Reserved buffer for streamed parameters."""
+        self.updates = UpdateWriter(uses, self.host, self.out, self.done, staging)
         if self.region is not None:
             reads = self.host.streamed_reads
             reads["backward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
 
     def _trips(self) -> tuple[dict[int, list[int]], ...]:
-        """Group storages by module call: the call that offloads them, frees them or first needs
-        them back.
-
-        Storages that are needed back are in reverse order of their production.
-        """
+        """Group storages by the module call that offloads them, frees them or first needs them
+        back, in reverse order of their production."""
         sending, leaving, coming = (defaultdict[int, list[int]](list) for _ in range(3))
         for storage, trip in sorted(self.needs.offloaded.items(), reverse=True):
             sending[trip.sent_by].append(storage)
@@ -283,30 +264,28 @@ class _Rewriter:
             coming[trip.needed_by].append(storage)
         return sending, leaving, coming
 
+    def _add_persistent(self) -> None:
+        before = np.flatnonzero(self.graph.tensor_producer < 0)
+        # A view of a host-resident parameter is on the host, too.
+        is_on_host = self.host.is_on_host[self.graph.root_of[before]]
+        self.out.persistent(before[~is_on_host], self.host.sizes)
+
+    def _buffer(self, name: str, size: int) -> list[int]:
+        return [self.out.lasting(name, size)] if size else []
+
     def rewritten(self) -> Rewritten:
-        self._add_persistent()
-        last = self.num_blocks - 1
         for block in range(self.ahead):
             self._fetch_parameters("forward", block)
-        for block in range(last + 1):
+        for block in range(self.last + 1):
             self._forward(block)
-        self.module_call = len(self.uses.module_calls)
-        self._look_back(last + 1)
-        for block in range(last, -1, -1):
+        self.module_call = len(self.calls)
+        self._prefetch_parameters(self.last + 1)
+        for block in range(self.last, -1, -1):
             self._backward(block)
         self._leave()
         self.updates.finish_step()
         columns = self.out.finished(f"{self.graph.name} within its budget")
         return Rewritten(*columns, self.host.reserved_bytes)
-
-    def _add_persistent(self) -> None:
-        graph, host = self.graph, self.host
-        there = np.flatnonzero(graph.tensor_producer < 0)
-        # What lies in the memory of another tensor is where that one is.
-        self.out.persistent(there[~host.is_on_host[graph.root_of[there]]], host.sizes)
-        for name, size in (("staging", host.staging_buffers_bytes), ("slots", host.slots_bytes)):
-            self.buffer[name] = [self.out.lasting(name, size)] if size else []
-        self.updates.staging = self.buffer["staging"]
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
 
@@ -315,20 +294,20 @@ class _Rewriter:
         if block in self.renewals:
             self.out.wait([self.renewals[block]])
         at, stop = self.blocks.start[block : block + 2].tolist()
-        if block == self.num_blocks - 1 and self.region is not None:
-            stop = self.region.forward[0]
+        region = self.region if block == self.last else None
+        stop = stop if region is None else region.forward[0]
         for module_call in self.uses.block_calls[block]:
             if self.module_call in self.sending or module_call in self.leaving:
-                start = min(self.uses.module_calls.calls[module_call].start, stop)
+                start = min(self.calls[module_call].start, stop)
                 self.out.write(np.arange(at, start))
                 at = start
                 self._send(self.module_call)
                 self._free_offloaded(module_call)
             self.module_call = module_call
         self.out.write(np.arange(at, stop))
-        if block == self.num_blocks - 1 and self.region is not None:
+        if region is not None:
             for chunk in range(self.memory.loss_chunks):
-                self._chunk(self.region.forward, chunk, is_recompute=False)
+                self._chunk(region, region.forward, chunk, is_recompute=False)
         self._send(self.module_call)
         self._end("forward", block)
 
@@ -344,11 +323,10 @@ class _Rewriter:
     def _send(self, module_call: int) -> None:
         """Offload the storages of a finished module call, each as soon as it is complete."""
         for storage in sorted(self.sending.pop(module_call, ()), key=self.out.latest):
-            size = int(self.graph.tensor_bytes[storage])
             self.offloads[storage] = self.out.copy(
-                f"{self.graph.tensor_names[storage]}@offload", Stream.COPY_OUT, size,
-                reads=[self.out.latest(storage)], beside=int(self.graph.tensor_producer[storage]),
-                phase=Phase.FORWARD,
+                f"{self.graph.tensor_names[storage]}@offload", Stream.COPY_OUT,
+                int(self.graph.tensor_bytes[storage]), reads=[self.out.latest(storage)],
+                neighbor=int(self.graph.tensor_producer[storage]), phase=Phase.FORWARD,
             )  # fmt: skip
 
     def _free_offloaded(self, module_call: int) -> None:
@@ -360,13 +338,14 @@ class _Rewriter:
     # ── the backward pass ────────────────────────────────────────────────────────────────────────
 
     def _backward(self, block: int) -> None:
-        ops = self.uses.backward[block]
-        if block == self.num_blocks - 1 and self.region is not None:
+        ops, turns, at = self.uses.backward[block], self.uses.turns[block], 0
+        if block == self.last and self.region is not None:
             self._backward_chunks(self.region)
             ops = ops[~np.isin(ops, self.region.backward)]
-        at = 0
-        for turn in self._turns(block, ops):
-            if self._changes_something(turn):
+            call_of, nodes = self.uses.module_calls.call_of, self.uses.nodes
+            turns = find_turns(ops, call_of, nodes, self.uses.reads_saved, self.module_call)
+        for turn in turns:
+            if self._emits(turn):
                 self.out.write(ops[at : turn.at])
                 at = turn.at
                 self._take(turn)
@@ -375,94 +354,79 @@ class _Rewriter:
         self.out.write(ops[at:])
         self._end("backward", block)
 
-    def _turns(self, block: int, ops: LongArray) -> list[PassTurn]:
-        if len(ops) == len(self.uses.backward[block]):
-            return self.uses.turns[block]
-        return find_turns(
-            ops,
-            self.uses.module_calls.call_of,
-            self.uses.nodes,
-            self.uses.reads_saved,
-            self.module_call,
-        )
-
-    def _changes_something(self, turn: PassTurn) -> bool:
-        """True if ops must be written at an event of the backward pass."""
+    def _emits(self, turn: PassTurn) -> bool:
+        """Return True if an event of the backward pass emits ops or waits."""
         if turn.what != Happening.ENTERED:
             return bool(self.recompute[turn.module_call])
-        is_first = (
-            self.uses.module_calls.calls[turn.module_call].block - self.ahead <= self.unfetched
-        )
-        has_come = any(reader >= turn.module_call - self.ahead for reader in self.coming)
-        return is_first or has_come or self.module_call in self.uses.last_calls
+        is_first = self.calls[turn.module_call].block - self.ahead <= self.unfetched
+        is_needed = any(reader >= turn.module_call - self.ahead for reader in self.coming)
+        return is_first or is_needed or self.module_call in self.uses.last_calls
 
     def _take(self, turn: PassTurn) -> None:
         if turn.what == Happening.ENTERED:
             self._enter(turn.module_call)
         elif turn.what == Happening.ASKED:
-            # Without the wait, a call whose input never left could be recomputed much too early.
+            # Without this wait, a call whose input stays on the device would be recomputed far too
+            # early.
             self.out.wait(self.out.last_signals())
             recompute = np.array(self.recompute[turn.module_call], dtype=np.int64)
-            self.out.write(recompute, suffix="@again", is_recompute=True)
+            self.out.write(recompute, suffix="@recompute", is_recompute=True)
         else:
-            # Inputs of a module call's recomputation are held until all that it saved was read.
+            # The inputs of a recomputation are held until all tensors that it saved were read.
             taken = np.array(self.needs.taken[turn.module_call], dtype=np.int64)
-            self.out.hold(self.out.standing(taken))
+            self.out.hold(self.out.current(taken))
 
     def _enter(self, module_call: int) -> None:
         """Enter a module call of the backward pass, which has left all later calls."""
         self._leave()
         self.module_call = module_call
-        self._look_back(self.uses.module_calls.calls[module_call].block)
+        self._prefetch_parameters(self.calls[module_call].block)
         for reader in [each for each in self.coming if each >= module_call - self.ahead]:
             self._fetch(self.coming.pop(reader))
 
-    def _look_back(self, block: int) -> None:
-        """Prefetch the parameters of the blocks before one whose backward pass begins."""
+    def _prefetch_parameters(self, block: int) -> None:
+        """Fetch the parameters of the blocks before one whose backward pass begins."""
         while self.unfetched >= max(block - self.ahead, 0):
             self._fetch_parameters("backward", self.unfetched)
             self.unfetched -= 1
-            # After the fetches of the next pass, because these wait for write-backs.
-            self.updates.module_call()
+            # Swaps wait for write-backs, so they must not delay the fetches of the next pass.
+            self.updates.swap_in()
 
     def _leave(self) -> None:
         """End a module call; update its block if it was the last call of the block."""
         if self.module_call in self.uses.last_calls:
-            self.updates.finish(self.uses.module_calls.calls[self.module_call].block)
+            self.updates.finish(self.calls[self.module_call].block)
 
     def _fetch(self, storages: Sequence[int]) -> None:
         """Allocate memory for offloaded storages, and fetch them."""
-        began = self.out.last_signals()
-        buffers = self.out.reserve(storages, int(self.graph.tensor_producer[storages[0]]))
-        for storage, buffer in zip(storages, buffers, strict=True):
+        began, makers = self.out.last_signals(), self.graph.tensor_producer[storages].tolist()
+        buffers = self.out.reserve(storages, makers[0])
+        for storage, buffer, maker in zip(storages, buffers, makers, strict=True):
             self.out.fetch(
                 f"{self.graph.tensor_names[storage]}@fetch", [storage], self.graph.tensor_bytes,
-                reads=[self.offloads[storage], buffer, *began], buffer=buffer,
-                beside=int(self.graph.tensor_producer[storage]), phase=Phase.BACKWARD,
+                reads=[self.offloads[storage], buffer, *began], buffer=buffer, neighbor=maker,
+                phase=Phase.BACKWARD,
             )  # fmt: skip
 
     # ── parameters ───────────────────────────────────────────────────────────────────────────────
 
     def _fetch_parameters(self, phase: str, block: int) -> None:
-        if not 0 <= block < self.num_blocks:
+        if not 0 <= block <= self.last:
             return
-        op = int(self.blocks.start[block])
+        op, name = int(self.blocks.start[block]), self.blocks.names[block]
         renewed = self.host.renewed[block]
         if renewed and phase == "forward":
-            size = int(self.host.copied[renewed].sum())
             self.renewals[block] = self.out.copy(
-                f"{self.blocks.names[block]}@renew", Stream.COPY_IN, size,
-                reads=self._trigger(phase, block), beside=op, phase=Phase.FORWARD,
+                f"{name}@renew", Stream.COPY_IN, int(self.host.copied[renewed].sum()),
+                reads=self._trigger(phase, block), neighbor=op, phase=Phase.FORWARD,
             )  # fmt: skip
         roots = self.host.streamed_reads[phase][block]
-        if not roots:
-            return
-        self.in_use[phase, block] = roots
-        self.out.fetch(
-            f"{self.blocks.names[block]}@fetch-{phase}", roots, self.host.copied,
-            reads=[*self._trigger(phase, block), *self.buffer["slots"]], beside=op, is_held=False,
-            phase=Phase.FORWARD if phase == "forward" else Phase.BACKWARD,
-        )  # fmt: skip
+        if roots:
+            self.in_use[phase, block] = roots
+            self.out.fetch(
+                f"{name}@fetch-{phase}", roots, self.host.copied, neighbor=op,
+                reads=[*self._trigger(phase, block), *self.slots], phase=Phase[phase.upper()],
+            )  # fmt: skip
 
     def _trigger(self, phase: str, block: int) -> list[int]:
         """Return control tensors that let a fetch start ``prefetch`` passes before the pass that
@@ -471,10 +435,11 @@ class _Rewriter:
         They signal the end of the pass before that one. Backward passes are numbered on from the
         last forward pass.
         """
-        last = self.num_blocks - 1
-        position = block if phase == "forward" else 2 * last + 1 - block
+        position = block if phase == "forward" else 2 * self.last + 1 - block
         before = position - self.ahead - 1
-        key = ("forward", before) if before <= last else ("backward", 2 * last + 1 - before)
+        key = (
+            ("forward", before) if before <= self.last else ("backward", 2 * self.last + 1 - before)
+        )
         signal = self.done.get(key)
         return [] if signal is None else [signal]
 
@@ -486,21 +451,20 @@ class _Rewriter:
         if module_call != OUTSIDE:
             self._enter(module_call)
         for chunk in range(self.memory.loss_chunks):
-            self._chunk(region.forward, chunk, is_recompute=True)
-            self._chunk(region.backward, chunk, is_recompute=False)
-        self.out.hold(self.out.standing(region.rows))
+            self._chunk(region, region.forward, chunk, is_recompute=True)
+            self._chunk(region, region.backward, chunk, is_recompute=False)
+        self.out.hold(self.out.current(region.rows))
         for op, gradient, narrow in self.widened:
             self.out.narrow(op, gradient, int(self.graph.tensor_bytes[narrow]))
 
-    def _chunk(self, ops: Sequence[int], chunk: int, *, is_recompute: bool) -> None:
+    def _chunk(self, region: Region, ops: Sequence[int], chunk: int, *, is_recompute: bool) -> None:
         """Write one chunk of each op; ops independent of the batch run with the first chunk."""
-        assert self.region is not None
         given = np.array(ops, dtype=np.int64)
-        is_once = np.isin(given, list(self.region.once))
+        is_once = np.isin(given, list(region.once))
         if not chunk and not is_recompute:
             self.out.write(given[is_once])
         self.out.write(
-            given[~is_once], suffix=f"@again{chunk}" if is_recompute else f"@{chunk}",
+            given[~is_once], suffix=f"@recompute{chunk}" if is_recompute else f"@{chunk}",
             is_recompute=is_recompute, parts=self.memory.loss_chunks,
-            whole=() if is_recompute else self.region.whole, grows=chunk > 0, with_addends=True,
+            whole=() if is_recompute else region.whole, grows=chunk > 0,
         )  # fmt: skip

@@ -48,7 +48,7 @@ def budgeted(
     """Return the step of a placed problem under a memory section, ready to be simulated."""
     done = rewrite(problem.graph, memory, uses)
     assert plan.device_of is not None, "memory is planned for ops that have a place"
-    device_of = plan.device_of[done.beside]
+    device_of = plan.device_of[done.neighbor]
     done = _with_update_work(problem, done, device_of)
     costs = _costs(problem, done)
     new = replace(problem, work=done.graph, op_costs=costs)
