@@ -22,7 +22,7 @@ from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.rewriting.uses import Uses
 
 _NUM_STEPS = 6
-"""Number of simulated steps, after which step times repeat: a step waits for the one before only."""
+"""Number of simulated steps; step times repeat, since a step waits for the one before only."""
 
 
 def async_step_s(step: BudgetedStep, uses: Uses) -> float:
