@@ -446,7 +446,7 @@ class OrderSearch:
 
     def _asking(self) -> tuple[int, float]:
         schedule = self._evaluator.state.schedule
-        num_started = (schedule.cursor - self._evaluator.runs.lineup_ptr)[:-1].tolist()
+        num_started = (schedule.cursor - self._evaluator.runs.lineup_ptr[:-1]).tolist()
         for device, is_free in enumerate(schedule.is_free.tolist()):
             # One that is free and has started all that is decided; else ops wait for each other.
             is_at_end = num_started[device] == len(self._order[device])
