@@ -21,7 +21,7 @@ ALPHA, BETA = 0.1, 0.01
 MANY_TOPICS = 20
 
 
-@hocket.parallel_for(permit={"totals": "buffer"}, fastmath=True, check_bounds=False)
+@hocket.parallel_for(permit={"totals": "buffer"}, fastmath=True)
 def gibbs(d, w, z, nd, nw, totals, p, draws, alpha, beta, sum_beta):
     for n in range(len(d)):
         a = d[n]
@@ -51,7 +51,7 @@ def mixed(seed):
     return (seed ^ (seed >> 16)) & 4294967295
 
 
-@hocket.parallel_for(check_bounds=False)
+@hocket.parallel_for
 def by_group(ptr, z, proposed, count, totals, num_topics, prior, rest, seed):
     """One pass over the tokens of each group (a document or a word), which lie side by side.
 

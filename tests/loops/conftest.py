@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.loops import decide, pace
+from hocket.loops import decide, decision_cache
 
 
 @pytest.fixture(autouse=True)
 def _always_parallel(monkeypatch):
     monkeypatch.setattr(decide, "LEAST_SPEED_UP", 0.0)
-    monkeypatch.setattr(pace, "SHORT_S", 0.0)
+    monkeypatch.setattr(decision_cache, "SHORT_S", 0.0)

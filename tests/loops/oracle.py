@@ -156,7 +156,7 @@ def trace(source, levels, arguments, space):
             traced.append(Traced(name, value, ids, log))
         else:
             traced.append(value)
-    names[source.name](*traced)
+    names[source.node.name](*traced)
     return log, order
 
 

@@ -76,7 +76,7 @@ def test_topics_by_groups_are_the_same_on_one_worker_and_on_two() -> None:
     found = []
     for workers in (1, 2):
         topics = lda.Topics(d, w, 12)
-        one = hocket.parallel_for(workers=workers, check_bounds=False)(lda.by_group.function)
+        one = hocket.parallel_for(workers=workers)(lda.by_group.function)
         for seed, ptr in enumerate((topics.document_ptr, topics.document_ptr)):
             one(ptr, topics.z, topics.proposed, topics.count, topics.totals, 12, 0.1, 0.8, seed)
         found.append((topics.z.copy(), topics.proposed.copy()))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hocket
-from hocket.loops import decide, pace, runner
+from hocket.loops import decide, decision_cache, runner
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(runner, "time", found)
     monkeypatch.setattr(decide, "LEAST_SPEED_UP", 1.0)
-    monkeypatch.setattr(pace, "SHORT_S", 40e-6)
+    monkeypatch.setattr(decision_cache, "SHORT_S", 40e-6)
     take = runner.SiteRunner._of_serial
     end = runner.SiteRunner.end_plain
 

@@ -138,7 +138,9 @@ def programs(draw):
             "n, q in np.ndindex(7, 2)",
         ])
     )  # fmt: skip
-    nested = draw(st.booleans())
+    nested = "ndindex" not in first and draw(
+        st.booleans()
+    )  # Python would enter the inner loop often
     variables = ["n", "m"] if nested else ["n"]
     body = []
     for _ in range(draw(st.integers(1, 3))):

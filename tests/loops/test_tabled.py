@@ -46,7 +46,7 @@ def adagrad(w, squares, rate, run):
 
 def test_revision_without_delay_is_adagrad_and_goes_on_from_call_to_call(monkeypatch):
     monkeypatch.setattr(tabled, "STALENESS", 0)  # or changes of two steps may go as one
-    run = hocket.parallel_for(permit={"w": "revise"}, workers=1, max_delay=60, rate=0.3)(towards)
+    run = hocket.parallel_for(permit={"w": ("revise", 0.3)}, workers=1, max_delay=60)(towards)
     w, expected, squares = np.zeros(30), np.zeros(30), np.ones(30, np.float32)
     for _ in range(2):
         run(J, K, X, w)
@@ -71,7 +71,7 @@ def test_a_worker_that_fails_lets_nobody_wait():
     [
         ({"permit": {"w": "tables"}}, "did you mean 'table'"),
         ({"permit": {"w": "table"}, "backend": "in-turn"}, "'in-turn' has no tables"),
-        ({"permit": {"w": "revise"}, "rate": -1.0}, "rate is -1.0"),
+        ({"permit": {"w": ("revise", -1.0)}}, "the rate is -1.0"),
     ],
 )
 def test_what_cannot_be_permitted_is_said(options, told):

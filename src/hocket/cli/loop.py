@@ -39,8 +39,14 @@ def explain(
 
     Options that the file's own @parallel_for(...) gives hold where none is given here.
     """
+    import os
+
     from hocket.base.errors import UsageError, unknown_name
+    from hocket.loops.decide import Settings
     from hocket.loops.explain import explain_data, explain_source
+    from hocket.loops.function import permitted, rates_of
+    from hocket.loops.job import run_in_turn
+    from hocket.loops.runner import SiteRunner
     from hocket.loops.source import parsed_source
 
     path, separator, function = target.rpartition(":")
@@ -53,34 +59,22 @@ def explain(
         if name not in source.parameters:
             raise unknown_name("argument", name, source.parameters, where="--permit")
     written = source.options
-    permitted = dict.fromkeys(permit, "buffer")
+    given = dict.fromkeys(permit, "buffer")
     if not ordered and not permit:
-        ordered, permitted = bool(written.get("ordered")), dict(written.get("permit") or {})
-    through = {name: rule for name, rule in permitted.items() if rule != "buffer"}
+        ordered, given = bool(written.get("ordered")), dict(written.get("permit") or {})
+    rules = permitted(given)
+    num_workers = workers or written.get("workers") or len(os.sched_getaffinity(0))
+    settings = Settings(num_workers, run_in_turn, ordered, tuple(rules), rates_of(rules))
     if data is None:
-        found = explain_source(source, ordered=ordered, permit=permitted, through=through)
+        found = explain_source(source, settings)
     else:
         variables = _arguments(data, source.parameters, source.required)
-        workers = workers or written.get("workers")
-        runners = _runners(source, ordered, tuple(permitted), workers)
-        found = explain_data(source, runners, variables)
+        runners = {s.number: SiteRunner(source, s, settings) for s in source.all_sites}
+        found = explain_data(source, settings, runners, variables)
     if as_json:
         emit(found.as_dict())
     else:
         click.echo(str(found))
-
-
-def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int | None) -> Any:
-    import os
-
-    from hocket.loops.job import run_in_turn
-    from hocket.loops.runner import SiteRunner
-    from hocket.loops.settings import Settings
-
-    count = workers or len(os.sched_getaffinity(0))
-    settings = Settings(count, run_in_turn, ordered, permit)
-    sites = [site for top in source.sites for site in top.walk()]
-    return {site.number: SiteRunner(source, site, settings) for site in sites}
 
 
 def _arguments(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from hocket.loops.expressions import Environment, indexed, not_understood
-from hocket.loops.following import Calls
+from hocket.loops.calls import Calls
+from hocket.loops.expressions import Environment, indexed, merged, not_understood
 from hocket.loops.form import (
     UNKNOWN,
     Access,
@@ -25,7 +26,6 @@ from hocket.loops.form import (
     Tuple,
     Value,
 )  # fmt: skip
-from hocket.loops.numbers import merged
 from hocket.loops.scope import Scope
 
 _MAX_ROUNDS = 6
@@ -33,46 +33,53 @@ Range = tuple[Scalar, Scalar, Scalar]
 """Start, stop and step."""
 
 
+@dataclass(frozen=True)
 class LoopLevel:
-    """One loop of a nest: its variable, its range, and the statements before the next loop."""
+    """One loop of a nest, and the statements before the next loop."""
 
-    def __init__(self, node: ast.For, prelude: Sequence[ast.stmt] = ()) -> None:
-        assert isinstance(node.target, ast.Name)
-        self.node = node
-        self.name = node.target.id
-        self.prelude = tuple(prelude)
+    node: ast.For
+    prelude: tuple[ast.stmt, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The loop's variable."""
+        assert isinstance(self.node.target, ast.Name)
+        return self.node.target.id
+
+
+def parts_of(levels: Sequence[LoopLevel]) -> list[Sequence[ast.stmt]]:
+    """Return the statements of a nest per level: those between the loops, then the body."""
+    return [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
 
 
 def read_nest(
-    levels: Sequence[LoopLevel], body: Sequence[ast.stmt], scope: Scope, carried: Iterable[str]
+    levels: Sequence[LoopLevel], scope: Scope, carried: Iterable[str]
 ) -> tuple[Body, tuple[Range, ...], tuple[Access, ...], dict[str, str]]:
     """Return one iteration's accesses, the loops' ranges, accesses between loops, number kinds.
 
     ``carried`` names the scalars carried from one iteration to the next (reductions); the last
-    result maps each of them to the kind of number that is added to it. Two passes are made: an
-    array's elements can be keys only if the loop never writes the array, which the first pass finds
-    out.
+    result maps each of them to the kind of number that is added to it.
     """
     dims = tuple(level.name for level in levels)
     written: frozenset[str] = frozenset()
+    # Elements are keys only if the loop never writes their array, which the first pass finds out.
     for _ in range(2):
         reader = _Reader(scope, dims, written, scope.names)
         reader.added = {name: [] for name in carried}
         environment: Environment = dict.fromkeys(carried, UNKNOWN)
-        ranges = []
-        for level in levels:
+        ranges: list[Range] = []
+        for level, part in zip(levels, parts_of(levels), strict=True):
             ranges.append(reader.range_of(level.node.iter, environment))
-            if len(ranges) == 1:
+            if level is levels[0]:
                 reader.accesses.clear()  # the outermost range is taken once, before the loop
+            heads = tuple(reader.accesses)
             environment[level.name] = Scalar(Linear.of(Atom("dim", level.name)), level.name, "int")
-            reader.block(level.prelude, environment)
-        heads = tuple(reader.accesses)
-        reader.block(body, environment)
+            reader.block(part, environment)
         accesses = tuple(dict.fromkeys(reader.accesses))
         found = Body(dims, accesses, reader.inner, reader.has_local_arrays)
         written = found.written
     kinds = {
-        name: kinds[0] if kinds and len(set(kinds)) == 1 else "unknown"
+        name: kinds[0] if len(set(kinds)) == 1 else "unknown"
         for name, kinds in reader.added.items()
     }
     return found, tuple(ranges), heads, kinds
@@ -80,6 +87,7 @@ def read_nest(
 
 class _Reader(Calls):
     added: dict[str, list[str]]
+    """Kinds of the numbers that are added to each carried name."""
 
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
         for statement in statements:
@@ -93,7 +101,7 @@ class _Reader(Calls):
                 self.update(target, value.op, added, environment)
             case ast.Assign(targets, value):
                 result = self.value(value, environment)
-                self.note_carried(targets, value, environment)
+                self.note_carried(targets[0], value, environment)
                 for bound in targets:
                     self.assign(bound, result, environment)
             case ast.AnnAssign(target, _, value) if value is not None:
@@ -132,7 +140,7 @@ class _Reader(Calls):
             raise not_understood(node)
         self.protect(node.target)
         start, stop, step = self.range_of(node.iter, environment)
-        atom = f"{node.target.id}@{node.lineno}:{node.col_offset}"
+        atom = inner_atom(node)
         is_plain = step.linear == Linear(const=1)
         self.inner[atom] = (
             Inner(start.text, stop.text, start.linear, stop.linear)
@@ -142,11 +150,9 @@ class _Reader(Calls):
         environment[node.target.id] = Scalar(Linear.of(Atom("inner", atom)), None, "int")
         self.loop(node, node.body, environment)
 
-    def range_of(self, node: ast.expr, environment: Environment) -> tuple[Scalar, Scalar, Scalar]:
-        if not isinstance(node, ast.Call) or self.library(node.func) not in (
-            "builtins.range",
-            "numba.prange",
-        ):
+    def range_of(self, node: ast.expr, environment: Environment) -> Range:
+        path = self.names.library(node.func) if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call) or path not in ("builtins.range", "numba.prange"):
             raise Refusal(
                 f"loop over {ast.unparse(node)} at line {node.lineno} is not understood: only "
                 "range() and arrays are",
@@ -154,9 +160,8 @@ class _Reader(Calls):
             )
         values = [self.consume(self.value(arg, environment), arg) for arg in node.args]
         zero, one = Scalar(Linear(), "0", "int"), Scalar(Linear(const=1), "1", "int")
-        if len(values) == 1:
-            return zero, values[0], one
-        return values[0], values[1], values[2] if len(values) == 3 else one
+        start, stop, step = [zero, *values, one] if len(values) == 1 else [*values, one][:3]
+        return start, stop, step
 
     def loop(
         self, node: ast.For | ast.While, body: Sequence[ast.stmt], environment: Environment
@@ -185,11 +190,8 @@ class _Reader(Calls):
             # After the loop the variable is some number of the range, or what the body made it.
             environment[variable] = merged([Scalar(None, None, "int"), last])
 
-    def note_carried(
-        self, targets: Sequence[ast.expr], value: ast.expr, environment: Environment
-    ) -> None:
+    def note_carried(self, target: ast.expr, value: ast.expr, environment: Environment) -> None:
         """Record the number kind of ``e`` in ``s = s + e`` or ``s = max(s, e)`` for a carried s."""
-        target = targets[0]
         if not isinstance(target, ast.Name) or target.id not in self.added or self.call_depth:
             return
         sides = (
@@ -213,26 +215,24 @@ class _Reader(Calls):
                 is_carried = name in self.added and not self.call_depth
                 environment[name] = UNKNOWN if is_carried else value
             case ast.Tuple(elts) | ast.List(elts):
-                self.assign_each(target, elts, value, environment)
+                for element, item in zip(elts, self.items(target, elts, value), strict=True):
+                    self.assign(element, item, environment)
             case ast.Subscript():
                 kind = self.consume(value, target).kind
                 self.touch(self.subscript(target, environment), "write", target, "", kind)
             case _:
                 raise not_understood(target)
 
-    def assign_each(
-        self, target: ast.expr, elts: list[ast.expr], value: Value, environment: Environment
-    ) -> None:
+    def items(self, target: ast.expr, elts: list[ast.expr], value: Value) -> Sequence[Value]:
+        """Values that a tuple of targets gets."""
         if any(isinstance(element, ast.Starred) for element in elts):
             raise not_understood(target)
-        items: Sequence[Value] = [UNKNOWN] * len(elts)
         if isinstance(value, Tuple) and len(value.items) == len(elts):
-            items = value.items
-        elif isinstance(value, Array):
+            return value.items
+        if isinstance(value, Array):
             numbers = [Scalar(Linear(const=k), str(k), "int") for k in range(len(elts))]
-            items = [self.loaded(indexed(value, [number]), target) for number in numbers]
-        for element, item in zip(elts, items, strict=True):
-            self.assign(element, item, environment)
+            return [self.loaded(indexed(value, [number]), target) for number in numbers]
+        return [UNKNOWN] * len(elts)
 
     def update(
         self, target: ast.expr, op: ast.operator, value: ast.expr, environment: Environment
@@ -251,11 +251,14 @@ class _Reader(Calls):
             return
         left = self.lookup(target.id, environment, target)
         if isinstance(left, Array):
-            kind = self.consume(right, value).kind
-            self.touch(left, "update", target, name, kind)
-        environment[target.id] = (
-            left if isinstance(left, Array) else self.combine(op, left, right, target)
-        )
+            self.touch(left, "update", target, name, self.consume(right, value).kind)
+        else:
+            environment[target.id] = self.combine(op, left, right, target)
+
+
+def inner_atom(loop: ast.For) -> str:
+    """Name of the atom of an inner loop's variable."""
+    return f"{ast.unparse(loop.target)}@{loop.lineno}:{loop.col_offset}"
 
 
 def _added(target: ast.Subscript, value: ast.BinOp) -> ast.expr | None:

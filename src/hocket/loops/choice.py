@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from hocket.loops.evaluate import CannotEvaluate, evaluate, number
+from hocket.loops.body import inner_atom
+from hocket.loops.evaluate import number
+from hocket.loops.flow import loaded_names, stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.legal import Shape
-from hocket.loops.nest import Reading
 from hocket.loops.space import Space
 from hocket.loops.tiles import TileCosts, Tiling, tiling_of
 from hocket.loops.verdict import LoopOption
@@ -36,6 +37,8 @@ VECTOR_OPERATION_S = 0.05e-9
 """Seconds of an operation in an inner loop that the compiler vectorises."""
 CALL_OPERATIONS = 20
 """Cost of a call such as ``exp``, in operations."""
+UNKNOWN_LENGTH = 8.0
+"""Assumed number of iterations of an inner loop whose range is not known."""
 _INSTRUCTIONS = {
     "sqrt": CALL_OPERATIONS, "abs": 1, "fabs": 1, "min": 1, "max": 1, "floor": 1, "ceil": 1,
 }  # fmt: skip
@@ -98,24 +101,26 @@ def choose(
     candidates: list[TiledOption] = []
     refusals: list[Refusal] = []
     for option in options:
-        depth = option.reading.depth
+        reading = option.reading
         try:
-            if depth not in spaces:
-                spaces[depth] = _checked(option.reading, values)
-            space = spaces[depth]
-            if isinstance(space, Refusal):
-                raise space
+            if reading.depth not in spaces:
+                space = Space.of(reading, values)
+                space.check()
+                spaces[reading.depth] = space
+            found = spaces[reading.depth]
+            if isinstance(found, Refusal):
+                raise found
             _check_private(option, values)
             _check_flags(option, values)
             for turned in _orientations(option):
-                steps = _num_steps(turned, space, num_workers, max_delay)
-                tiling = tiling_of(space, turned.shape, num_workers, steps)
-                candidates.append(
-                    TiledOption(turned, space, tiling, _moved(turned, space, tiling), work_s(space))
-                )
+                steps = _num_steps(turned, found, num_workers, max_delay)
+                tiling = tiling_of(found, turned.shape, num_workers, steps)
+                moved_bytes = _moved_bytes(turned, found, tiling)
+                candidates.append(TiledOption(turned, found, tiling, moved_bytes, work_s(found)))
         except Refusal as refusal:
-            spaces.setdefault(depth, refusal)
-            refusals.append(refusal)
+            named = refusal if refusal.lines else Refusal(refusal.reason, reading.line)
+            spaces.setdefault(reading.depth, named)
+            refusals.append(named)
     return _best(candidates), refusals
 
 
@@ -134,43 +139,30 @@ def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
     return faithful if faithful.predicted_s <= 1.5 * cheapest.predicted_s else cheapest
 
 
-def _checked(reading: Reading, values: Mapping[str, Any]) -> Space:
-    space = Space.of(reading, values)
-    space.check()
-    return space
-
-
 def _orientations(option: LoopOption) -> list[LoopOption]:
+    """Return the ways in which a rotation may assign its two dimensions to rows and columns."""
     shape = option.shape
     if shape.kind != "rotation":
         return [option]
-    turned = Shape("rotation", shape.time, shape.space)
+    turned = replace(option, shape=Shape("rotation", shape.time, shape.space))
     if shape.is_listed:
-        return [option, replace(option, shape=turned)]
+        return [option, turned]
     # Two real loops: blocks of rows stay, blocks of columns move.
-    first = option.reading.dims[0]
-    return [option if shape.space == first else replace(option, shape=turned)]
+    return [option if shape.space == option.reading.dims[0] else turned]
 
 
 def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
-    line = option.reading.levels[0].node.lineno
-    shape = option.shape
+    """Refuse scratch arrays that are not filled, or whose last content no worker knows."""
+    shape, line = option.shape, option.reading.line
     knows_last = shape.is_listed or shape.kind in ("independent", "rotation")
     knows_last |= shape.kind == "1d" and shape.space == option.reading.dims[0]
     for name in sorted(option.private):
         if not knows_last:
             raise Refusal(f"{name} keeps the last iteration's content", line)
-        covers = option.reading.private[name]
-        if covers is None:
-            continue
-        try:
-            filled = [number(stop, values) for stop in covers.stops]
-        except CannotEvaluate as error:
-            raise Refusal(f"how much of {name} is filled is not known: {error}", line) from error
-        for length, count in zip(values[name].shape, filled, strict=True):
-            if count < length:
+        for length, stop in zip(values[name].shape, option.reading.private[name], strict=False):
+            if number(stop, values) < length:
                 raise Refusal(
-                    f"{name} holds {length} but only {count} are filled by each iteration; "
+                    f"{name} holds {length} but only {stop} are filled by each iteration; "
                     "the rest goes from one iteration to the next",
                     line,
                 )
@@ -179,8 +171,8 @@ def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
 def _check_flags(option: LoopOption, values: Mapping[str, Any]) -> None:
     """Raise `Refusal` if a flag is no bool before the loop: it keeps that value if never set."""
     for reduction in option.reading.reductions:
-        is_flag = option.reading.reduction_kinds[reduction.name] == "bool"
-        if is_flag and not isinstance(values.get(reduction.name), (bool, np.bool_)):
+        is_bool = isinstance(values.get(reduction.name), (bool, np.bool_))
+        if reduction.kind == "bool" and not is_bool:
             raise Refusal(f"{reduction.name} is no bool before the loop", reduction.line)
 
 
@@ -192,27 +184,24 @@ def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: in
     return max(1, min(-(-space.num_iterations // (delay * num_workers)), 4096))
 
 
-def _bytes(values: Mapping[str, Any], name: str) -> int:
-    value = values[name]
-    return int(value.nbytes) if isinstance(value, np.ndarray) else 0
-
-
-def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
+def _moved_bytes(option: LoopOption, space: Space, tiling: Tiling) -> int:
     """Bytes that move between workers in one pass."""
-    values = space.values
     workers = tiling.num_workers
-    copies = sum(_bytes(values, name) for name in option.summed) * 2 * workers
-    copies += sum(_bytes(values, name) for name in option.private)
-    copies += sum(_bytes(values, name) for name in option.buffered) * 2 * workers * tiling.num_steps
+
+    def total(names: frozenset[str] | set[str]) -> int:
+        return sum(int(getattr(space.values[name], "nbytes", 0)) for name in names)
+
+    found = total(option.private) + 2 * workers * total(option.summed)
+    found += 2 * workers * tiling.num_steps * total(option.buffered)
     if option.shape.kind == "rotation":
         hidden = option.private | option.summed | option.buffered
         moving = {
             vector.first.array
             for vector in option.reading.vectors
-            if vector.at(option.shape.space) != 0 and vector.first.array not in hidden  # type: ignore[arg-type]
+            if vector.distance.get(option.shape.space) != 0  # type: ignore[arg-type]
         }
-        copies += sum(_bytes(values, name) for name in moving) * (workers - 1) // workers
-    return copies
+        found += total(moving - hidden) * (workers - 1) // workers
+    return found
 
 
 def work_s(space: Space) -> float:
@@ -230,15 +219,16 @@ def work_s(space: Space) -> float:
 def _seconds(node: ast.AST, space: Space) -> float:
     """Estimated time of a statement; an inner loop's body is counted once per iteration."""
     if isinstance(node, (ast.For, ast.While)):
-        inside_s = sum(_seconds(child, space) for child in node.body) + OPERATION_S
-        turns = _turns(node, space) if isinstance(node, ast.For) else 8.0
-        if isinstance(node, ast.For) and _is_vector(ast.unparse(node.target), node.body):
-            turns = _vector_turns(turns)
-        return inside_s * turns
+        turns = UNKNOWN_LENGTH
+        if isinstance(node, ast.For):
+            length = space.length_of(inner_atom(node))
+            turns = turns if length is None else float(np.mean(length) if np.size(length) else 0)
+            if _is_vector(ast.unparse(node.target), node.body):
+                turns = _vector_turns(turns)
+        return turns * (sum(_seconds(child, space) for child in node.body) + OPERATION_S)
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
-    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-    count += sum(_INSTRUCTIONS.get(_called(call), CALL_OPERATIONS) for call in calls)
+    count += sum(_INSTRUCTIONS.get(name, CALL_OPERATIONS) for name in _called([node]))
     length = _row_length(getattr(node, "lineno", 0), space)
     return count * OPERATION_S * (_vector_turns(length) if length > 1 else 1.0)
 
@@ -248,50 +238,46 @@ def _vector_turns(turns: float) -> float:
     return max(turns * VECTOR_OPERATION_S / OPERATION_S, min(turns, 1.0))
 
 
-def _called(call: ast.Call) -> str:
-    """The last part of the name of a called function."""
-    return ast.unparse(call.func).rpartition(".")[2]
+def _called(nodes: Sequence[ast.AST]) -> list[str]:
+    """Last parts of the names of called functions."""
+    parts = (part for node in nodes for part in ast.walk(node))
+    return [ast.unparse(p.func).rpartition(".")[2] for p in parts if isinstance(p, ast.Call)]
 
 
 def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
     """True if iterations over ``turn`` are independent and access neighbouring cells."""
     written: dict[str, str] = {}
-    names: set[str] = set()
     for statement in body:
         match statement:
-            case ast.Assign([ast.Subscript() as target], _):
-                written[ast.unparse(target.value)] = ast.unparse(target)
-            case ast.AugAssign(target=ast.Subscript() as target):
-                written[ast.unparse(target.value)] = ast.unparse(target)
-            case ast.Assign([ast.Name() as name], _):
-                names.add(name.id)
+            case ast.Assign([ast.Subscript() as cell]) | ast.AugAssign(ast.Subscript() as cell):
+                written[ast.unparse(cell.value)] = ast.unparse(cell)
+            case ast.Assign([ast.Name()]):
+                pass
             case _:
                 return False
-    parts = [part for statement in body for part in ast.walk(statement)]
-    cells = [part for part in parts if isinstance(part, ast.Subscript)]
-    is_carried = any(
-        written.get(ast.unparse(cell.value), text) != text
-        for cell in cells
-        for text in [ast.unparse(cell)]
-    )
-    calls = [part for part in parts if isinstance(part, ast.Call)]
+    cells = [
+        part
+        for statement in body
+        for part in ast.walk(statement)
+        if isinstance(part, ast.Subscript)
+    ]
+    assigned = stored_names(body)
     return (
-        not is_carried
-        and all(_called(call) in _INSTRUCTIONS for call in calls)
-        and all(_is_next_to(cell, turn, names) for cell in cells)
+        all(written.get(ast.unparse(c.value), ast.unparse(c)) == ast.unparse(c) for c in cells)
+        and all(_is_next_to(cell, turn, assigned) for cell in cells)
+        and _INSTRUCTIONS.keys() >= set(_called(body))
     )
 
 
-def _is_next_to(cell: ast.Subscript, turn: str, assigned: set[str]) -> bool:
+def _is_next_to(cell: ast.Subscript, turn: str, assigned: frozenset[str]) -> bool:
     """True if consecutive iterations access neighbouring cells, or the same cell."""
-    subs = cell.slice.elts if isinstance(cell.slice, ast.Tuple) else [cell.slice]
-    used = [{part.id for part in ast.walk(sub) if isinstance(part, ast.Name)} for sub in subs]
-    if any(each & assigned for each in used) or any(turn in each for each in used[:-1]):
+    *outer, last = cell.slice.elts if isinstance(cell.slice, ast.Tuple) else [cell.slice]
+    if loaded_names([cell.slice]) & assigned or turn in loaded_names(outer):
         return False
-    match subs[-1]:
+    match last:
         case ast.Name() | ast.BinOp(ast.Name(), ast.Add() | ast.Sub(), ast.Constant()):
             return True
-    return turn not in used[-1]
+    return turn not in loaded_names([last])
 
 
 def _row_length(line: int, space: Space) -> float:
@@ -303,17 +289,3 @@ def _row_length(line: int, space: Space) -> float:
             whole = [shape[axis] for axis, sub in enumerate(access.subs) if sub.whole]
             lengths.append(int(np.prod(whole)))
     return float(max(lengths))
-
-
-def _turns(loop: ast.For, space: Space) -> float:
-    assert isinstance(loop.target, ast.Name)
-    inner = space.reading.body.inner.get(f"{loop.target.id}@{loop.lineno}:{loop.col_offset}")
-    if inner is None or inner.start is None or inner.stop is None:
-        return 8.0
-    names = [level.name for level in space.reading.levels]
-    env = {**space.values, names[0]: space.outer_values}
-    try:
-        length = evaluate(f"({inner.stop}) - ({inner.start})", env)
-    except CannotEvaluate:
-        return 8.0
-    return float(np.maximum(np.mean(length), 0)) if np.size(length) else 0.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,16 @@ from hocket.base.units import format_seconds
 from hocket.loops import memory
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
-from hocket.loops.evaluate import CannotEvaluate, number
-from hocket.loops.exits import Loop, is_evaluable, not_compilable
+from hocket.loops.decision_cache import content, sign
+from hocket.loops.evaluate import CannotEvaluate, loop_range
+from hocket.loops.exits import not_compilable
 from hocket.loops.faithful import Faithful
-from hocket.loops.flow import exposed_names
+from hocket.loops.flow import bound_by_iteration
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
-from hocket.loops.names import called_names, local_names
-from hocket.loops.recall import content, sign, signature
-from hocket.loops.rows import lowered
+from hocket.loops.job import LoopJob
+from hocket.loops.names import called_names
 from hocket.loops.scope import Scope, data_scope, guessed_scope
-from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.space import Space
 from hocket.loops.verdict import LoopVerdict, judge
@@ -41,6 +40,26 @@ _CHILD_S = 200e-6
 
 
 @dataclass(frozen=True)
+class Settings:
+    """The arguments of ``parallel_for``, checked and with defaults filled in."""
+
+    num_workers: int
+    backend: Callable[[LoopJob], list[tuple[Any, ...]]]
+    ordered: bool = False
+    """True if dependent iterations must run in the order of the loop."""
+    permit: tuple[str, ...] = ()
+    """Arrays whose updates may be seen late by other workers."""
+    rates: Mapping[str, float | None] = field(default_factory=dict)
+    """Permitted arrays that are updated through tables: the step size of adaptive revision, or
+    None for plain addition."""
+    max_delay: int | None = None
+    """Iterations of one worker between two exchanges of buffered arrays; None for a default."""
+    fastmath: bool = False
+    outside: Callable[[str], Any] | None = None
+    """Returns the current value of a name outside the function."""
+
+
+@dataclass(frozen=True)
 class Decision:
     """Decision for a loop: the chosen candidate, or why it runs serially."""
 
@@ -49,12 +68,15 @@ class Decision:
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     execution: str
-    """``parallel``, ``alone`` (one worker is faster), ``serial`` (compiled as written), ``inside``
-    (its inner loops are tried) or ``python``."""
+    """``parallel``, ``serial`` (compiled as written), ``inside`` (its inner loops are tried) or
+    ``python``."""
     source: KernelSource | None = None
     options: CompileOptions = field(default_factory=CompileOptions)
-    through: Mapping[str, str] = field(default_factory=dict)
-    """Arrays that are updated through tables, each with its rule."""
+
+    def in_python(self, reason: Refusal) -> Decision:
+        """Return the decision to leave the loop to Python instead."""
+        refusals = (*self.refusals, reason)
+        return Decision(self.site, self.verdict, None, refusals, "python")
 
 
 class LoopDecider:
@@ -64,61 +86,42 @@ class LoopDecider:
         self, source: LoopSource, site: LoopSite, settings: Settings, results: Sequence[str]
     ) -> None:
         self.source, self.site, self.settings, self.results = source, site, settings, results
-        node = site.nest.node
-        self.knows_emptiness = isinstance(node, ast.For) and is_evaluable(node.iter)
         self._verdicts: dict[Any, LoopVerdict] = {}
         self._sources: dict[Any, KernelSource] = {}
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
         """Analyse the loop for these values and choose how to run it."""
-        site, may_share = self.site, self.settings.num_workers > 1
         scope = data_scope(values, owners, self.source.names)
-        refusals: list[Refusal] = []
-        verdict = LoopVerdict((), (), ())
-        for use_segments in (True, False):
-            verdict = self._judged(scope, values, owners, use_segments)
-            refusals = list(verdict.refusals)
-            candidate, more = self._candidate(verdict, values)
-            refusals += more
-            if candidate is not None:
-                try:
-                    alone = self._alone(verdict, candidate, values)
-                    if alone is not None and may_share and self._inner_pays(site, values, scope):
-                        break
-                    return alone or self.parallel(verdict, candidate, refusals)
-                except Refusal as refusal:
-                    refusals.append(refusal)
-                    return Decision(self.site, verdict, None, tuple(refusals), "python")
-            if not any(reading.segments for reading in verdict.readings):
-                break
-        is_inside = may_share and self._inner_pays(site, values, scope)
-        execution = "inside" if is_inside else "serial"
-        source = None
-        options = CompileOptions()
-        if execution == "serial":
-            source = self._serial_source(values)
-            options = self._serial_options(verdict, values)
-            execution = "serial" if source is not None else "python"
-            different = not_compilable(self.site.nest.node)
-            if different is not None:
-                what, line = different
-                refusals.append(Refusal(f"{what} at line {line} is run by Python only", line))
+        verdict = self._judged(scope)
+        refusals = list(verdict.refusals)
+        candidate, more = self._candidate(verdict, values)
+        refusals += more
+        if candidate is not None:
+            slow = self._too_slow(candidate)
+            try:
+                if slow is None:
+                    return self.parallel(verdict, candidate, refusals)
+                refusals = [slow]
+            except Refusal as refusal:
+                refusals.append(refusal)
+        if self.settings.num_workers > 1 and self._inner_pays(self.site, values, scope):
+            return Decision(self.site, verdict, None, tuple(refusals), "inside")
+        different = not_compilable(self.site.nest.node)
+        if different is not None:
+            what, line = different
+            refusals.append(Refusal(f"{what} at line {line} is run by Python only", line))
+        source = None if different else self._serial_source(values)
+        options = self._serial_options(verdict, values)
+        execution = "serial" if source is not None else "python"
         return Decision(self.site, verdict, None, tuple(refusals), execution, source, options)
 
-    def _judged(
-        self,
-        scope: Scope,
-        values: Mapping[str, Any],
-        owners: Mapping[str, str],
-        use_segments: bool,
-    ) -> LoopVerdict:
+    def _judged(self, scope: Scope) -> LoopVerdict:
         """Return the verdict, cached by types, ranks and shared arrays: sizes do not matter."""
-        key = (signature(values, owners, with_sizes=False), use_segments)
+        key = tuple(scope.arrays.items()), tuple(scope.scalars.items())
         if key not in self._verdicts:
             self._verdicts[key] = judge(
-                self.site.nest, scope, ordered=self.settings.ordered,
-                permit=self.settings.permit, use_segments=use_segments,
-            )  # fmt: skip
+                self.site.nest, scope, ordered=self.settings.ordered, permit=self.settings.permit
+            )
         return self._verdicts[key]
 
     def _candidate(
@@ -131,123 +134,112 @@ class LoopDecider:
             return None, [refusal]
         return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
 
-    def _alone(
-        self, verdict: LoopVerdict, candidate: TiledOption, values: Mapping[str, Any]
-    ) -> Decision | None:
-        """Return a one-core decision if more workers are predicted to be no faster, or None."""
+    def _too_slow(self, candidate: TiledOption) -> Refusal | None:
+        """Return the reason to use one core, if more workers are predicted to be no faster."""
         num_workers = candidate.tiling.num_workers
-        if num_workers == 1 and candidate.option.buffered:
-            return None
-        if num_workers > 1 and candidate.work_s >= LEAST_SPEED_UP * candidate.predicted_s:
-            return None
-        reason = (
-            f"one core is predicted to take {format_seconds(candidate.work_s)}, "
-            f"{num_workers} workers {format_seconds(candidate.predicted_s)}"
-            if num_workers > 1
-            else "there is one worker"
-        )
-        refusals = [Refusal(reason, self.site.line)]
-        faithful = [option for option in verdict.options if not option.buffered]
-        alone, _ = choose(faithful, values, 1, None)
-        levels = candidate.option.reading.levels
-        if alone is not None and lowered(levels, values, self.source.names) is not None:
-            return replace(self.parallel(verdict, alone, refusals), execution="alone")
-        source = self._serial_source(values)
-        if source is None:
-            return (
-                replace(self.parallel(verdict, alone, refusals), execution="alone")
-                if alone
-                else None
+        if num_workers == 1:
+            reason = "" if candidate.option.buffered else "there is one worker"
+        else:
+            is_slow = candidate.work_s < LEAST_SPEED_UP * candidate.predicted_s
+            reason = (
+                (
+                    f"one core is predicted to take {format_seconds(candidate.work_s)}, "
+                    f"{num_workers} workers {format_seconds(candidate.predicted_s)}"
+                )
+                if is_slow
+                else ""
             )
-        options = self._serial_options(verdict, values)
-        return Decision(self.site, verdict, None, tuple(refusals), "serial", source, options)
+        return Refusal(reason, self.site.line) if reason else None
 
     def _serial_options(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> CompileOptions:
         """Return compile options, without index checks if all indices are proven to be inside."""
-        if not self.settings.check_bounds:
-            return CompileOptions(boundscheck=False)
+        checks_bounds = True
         for reading in verdict.readings[:1]:
             with contextlib.suppress(Refusal):
                 space = Space.of(reading, values)
                 # Index arrays are compared at every call, which must stay less than the loop.
                 used = content([reading], values).values()
                 num_compared = sum(each.size for each in used if isinstance(each, np.ndarray))
-                if num_compared <= 4 * space.num_iterations and space.all_inside:
-                    return CompileOptions(boundscheck=False)
-        return CompileOptions()
+                checks_bounds = num_compared > 4 * space.num_iterations or not space.all_inside
+        return CompileOptions(self.settings.fastmath, checks_bounds)
 
     def parallel(
         self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
     ) -> Decision:
         """Return the decision to run a candidate, with its kernel."""
-        option = candidate.option
+        option, values = candidate.option, candidate.space.values
         reductions = [reduction.name for reduction in option.reading.reductions]
-        given = candidate.space.values
-        inputs = [name for name in self.site.inputs if name in given]
+        inputs = [name for name in self.site.inputs if name in values]
         arguments = [name for name in inputs if name not in reductions]
         # Rows that are written as loops depend on lengths and kinds, checks on signs.
         shapes = tuple(
             (value.shape[1:], value.dtype.str, value.ndim)
             if isinstance(value, np.ndarray)
             else (type(value), sign(value))
-            for value in (given[name] for name in inputs)
+            for value in (values[name] for name in inputs)
         )
         key = option.reading.depth, option.shape.is_listed, tuple(arguments), shapes
         if key not in self._sources:
             make = list_kernel if option.shape.is_listed else range_kernel
-            levels = option.reading.levels
-            rows = lowered(levels, given, self.source.names)
-            faithful = Faithful(given, self.source.names, self.settings.ordered)
-            self._sources[key] = make(levels, [*arguments, *reductions], reductions, faithful, rows)
+            faithful = Faithful(values, self.source.names, self.settings.ordered)
+            names = [*arguments, *reductions]
+            self._sources[key] = make(option.reading.levels, names, reductions, faithful)
+        options = CompileOptions(self.settings.fastmath, not candidate.space.all_inside)
         source = self._sources[key]
-        options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
-        return Decision(
-            self.site, verdict, candidate, tuple(refusals), "parallel", source, options,
-            self.settings.through,
-        )  # fmt: skip
-
-    def _checks_bounds(self, candidate: TiledOption) -> bool:
-        return self.settings.check_bounds and not candidate.space.all_inside
+        found = tuple(refusals)
+        return Decision(self.site, verdict, candidate, found, "parallel", source, options)
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
         """Return the kernel of the loop as written; None if Python would behave differently."""
-        node = self.site.nest.node
-        if not_compilable(node) is not None or called_names(node) & local_names(self.source.node):
+        node, site = self.site.nest.node, self.site
+        if called_names(node) & self.source.names.local:
             return None
-        results = frozenset(self.results).union(*(leave.names for leave in self.site.exits))
-        if any(isinstance(values.get(name), np.ndarray) for name in _rebound(node, results)):
+        leaving = {name for leave in site.exits for name in leave.names}
+        if any(isinstance(values.get(name), np.ndarray) for name in self._rebound(leaving)):
             return None  # compiled code gives back numbers, and arrays only in place
-        arguments = [name for name in self.site.inputs if name in values]
-        for leave in self.site.exits:
-            if any(name in self.site.inputs and name not in values for name in leave.names):
-                return None  # may be unbound where it is returned
-        for name in self.results:
-            if name in values and name not in arguments:
-                arguments.append(name)
-            elif name not in values and (not self.knows_emptiness or self._may_stay_unbound(name)):
+        if (leaving & set(site.inputs)) - values.keys():
+            return None  # may be unbound where it is returned
+        unbound = set(self.results) - values.keys()
+        if unbound:
+            # An empty loop is left to Python, see `SiteRunner`.
+            bound = bound_by_iteration(node) if isinstance(node, ast.For) else frozenset()
+            if bound is not None and not unbound <= bound:
                 return None
+        arguments = [name for name in (*site.inputs, *self.results) if name in values]
         scalars = [name for name in self.results if not isinstance(values.get(name), np.ndarray)]
+        faithful = Faithful(values, self.source.names, self.settings.ordered)
         try:
-            faithful = Faithful(values, self.source.names, self.settings.ordered)
-            source = serial_kernel(node, self.site.exits, arguments, scalars, faithful)
+            source = serial_kernel(
+                node, site.exits, list(dict.fromkeys(arguments)), scalars, faithful,
+                has_row_loops=not memory.shared_pairs(values),
+            )  # fmt: skip
         except Refusal:
             return None
         # Compiled code draws from a generator of its own, which the program's seed does not reach.
         return None if "random." in source.text else source
 
-    def _may_stay_unbound(self, name: str) -> bool:
-        """True if a name may be unbound after a loop that ran, which compiled code cannot express.
-
-        An empty loop is left to Python, see `SiteRunner`.
-        """
-        node = self.site.nest.node
-        read = ast.Expr(ast.Name(name, ast.Load()))
-        return name in exposed_names([node, read], lambda loop: loop is node)
+    def _rebound(self, leaving: set[str]) -> set[str]:
+        """Names read later that the loop binds to a new object instead of updating in place."""
+        every = list(ast.walk(self.site.nest.node))
+        updated = [part.target for part in every if isinstance(part, ast.AugAssign)]
+        bound = {
+            part.id
+            for part in every
+            if isinstance(part, ast.Name)
+            and isinstance(part.ctx, ast.Store)
+            and part not in updated
+        }
+        return bound & {*self.results, *leaving}
 
     def _inner_pays(self, site: LoopSite, values: Mapping[str, Any], scope: Scope) -> bool:
         """True if an inner loop is parallel and long enough to be started from Python each time."""
         settings = self.settings
-        known = {**values, **_middle(site, values)}
+        known = dict(values)
+        node = site.nest.node
+        with contextlib.suppress(CannotEvaluate):
+            if isinstance(node, ast.For) and (outer := loop_range(node, values)):
+                # The middle value of the variable gives typical lengths of inner loops.
+                known[ast.unparse(node.target)] = outer[len(outer) // 2]
         for child in site.children:
             guess = guessed_scope([child.nest.node], child.inputs, self.source.names)
             arrays = {**guess.arrays, **scope.only(child.inputs)}
@@ -264,29 +256,3 @@ class LoopDecider:
             if self._inner_pays(child, known, scope):
                 return True
         return False
-
-
-def _middle(site: LoopSite, values: Mapping[str, Any]) -> dict[str, int]:
-    """Middle value of the loop's variable, used to estimate the lengths of inner loops."""
-    node = site.nest.node
-    if not isinstance(node, ast.For) or not site.nest.levels:
-        return {}
-    try:
-        head = [number(ast.unparse(part), values) for part in node.iter.args]  # type: ignore[attr-defined]
-        outer = range(*head)
-    except (CannotEvaluate, AttributeError, TypeError):
-        return {}
-    return {site.nest.levels[0].name: outer[len(outer) // 2]} if outer else {}
-
-
-def _rebound(node: Loop, names: frozenset[str]) -> frozenset[str]:
-    """Those of ``names`` that a loop binds to a new object instead of updating in place."""
-    updated = {id(part.target) for part in ast.walk(node) if isinstance(part, ast.AugAssign)}
-    return frozenset(
-        part.id
-        for part in ast.walk(node)
-        if isinstance(part, ast.Name)
-        and isinstance(part.ctx, ast.Store)
-        and part.id in names
-        and id(part) not in updated
-    )

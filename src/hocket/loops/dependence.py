@@ -10,11 +10,13 @@ the distance is unknown. O(accesses² × rank).
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.loops.body import Range
-from hocket.loops.form import Access, Atom, Body, Inner, Linear, Sub
+from hocket.loops.flow import loaded_names
+from hocket.loops.form import Access, Atom, Body, Inner, Linear
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,14 @@ class Vector:
     second: Access
     distance: Mapping[Atom, int]
 
-    def at(self, atom: Atom) -> int | None:
-        """Distance along a dimension; None if it may be any."""
-        return self.distance.get(atom)
-
     def text(self, dims: Sequence[Atom]) -> str:
         """Format as text, such as ``(0, *)``."""
-        parts = ["*" if self.at(dim) is None else f"{self.at(dim):+d}" for dim in dims]
-        return f"({', '.join('0' if part == '+0' else part for part in parts)})"
-
-
-class _NoConflict(Exception):  # noqa: N818
-    pass
+        found = [self.distance.get(dim) for dim in dims]
+        return f"({', '.join('*' if d is None else f'{d:+d}' if d else '0' for d in found)})"
 
 
 def dependence_vectors(
-    body: Body, ranges: Sequence[Range], *, use_segments: bool = True
+    body: Body, ranges: Sequence[Range]
 ) -> tuple[tuple[Vector, ...], frozenset[Segments]]:
     """Return the vectors between different iterations, and the conditions that they rely on.
 
@@ -63,22 +57,18 @@ def dependence_vectors(
     bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims, body.inner)
     vectors: dict[tuple[str, tuple[tuple[Atom, int], ...]], Vector] = {}
     needs: set[Segments] = set()
-    for number, first in enumerate(body.accesses):
-        for second in body.accesses[number:]:
-            if first.array != second.array or not (first.writes or second.writes):
-                continue
-            distance = _between(first, second, bounds)
-            if distance is None or bounds.skips(distance):
-                continue
-            distance |= _mirrored(first, second, bounds)
-            if all(distance.get(dim) == 0 for dim in dims):
-                continue
-            if use_segments:
-                segments = _segments(first, second, body.dims)
-                needs |= segments
-                distance |= {Atom("dim", each.dim): 0 for each in segments}
-            if all(distance.get(dim) == 0 for dim in dims):
-                continue
+    for first, second in itertools.combinations_with_replacement(body.accesses, 2):
+        if first.array != second.array or not (first.writes or second.writes):
+            continue
+        distance = _between(first, second, bounds)
+        if distance is None or bounds.skips(distance):
+            continue
+        distance |= _mirrored(first, second, bounds)
+        if any(distance.get(dim) != 0 for dim in dims):
+            segments = _segments(first, second, body.dims)
+            needs |= segments
+            distance |= {Atom("dim", each.dim): 0 for each in segments}
+        if any(distance.get(dim) != 0 for dim in dims):
             key = (first.array, tuple(sorted(distance.items())))
             vectors.setdefault(key, Vector(first, second, distance))
     return tuple(vectors.values()), frozenset(needs)
@@ -87,16 +77,10 @@ def dependence_vectors(
 def _between(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int] | None:
     """Distances at which two accesses may touch the same cell; None if they never do."""
     distance: dict[Atom, int] = {}
-    try:
-        for one, other in zip(first.subs, second.subs, strict=True):
-            found = _equation(one, other, bounds)
-            if found is None:
-                continue
-            atom, value = found
-            if distance.setdefault(atom, value) != value:
-                return None
-    except _NoConflict:
-        return None
+    for one, other in zip(first.subs, second.subs, strict=True):
+        found = _equation(one.index, other.index, bounds)
+        if found is None or any(distance.setdefault(*item) != item[1] for item in found.items()):
+            return None
     return distance
 
 
@@ -107,28 +91,19 @@ def _mirrored(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int]
     all four are then equal. The same holds if j is never above i.
     """
     atoms = [
-        (_variable(one), _variable(other))
-        for one, other in zip(first.subs, second.subs, strict=True)
+        tuple(sub.index.variable if sub.index else None for sub in pair)
+        for pair in zip(first.subs, second.subs, strict=True)
     ]
     found: dict[Atom, int] = {}
-    for dim, mine in atoms:
-        for other, same in atoms:
-            if dim is None or mine is None or other is None or dim != same or dim == other:
-                continue
-            side = bounds.side(other, dim) if dim.kind == "dim" else 0
-            if side and mine != dim and bounds.side(mine, dim) == side:
-                found[dim] = 0
-                if mine == other and mine.kind == "dim":
-                    found[mine] = 0
+    for (dim, mine), (other, same) in itertools.permutations(atoms, 2):
+        if dim is None or dim.kind != "dim" or dim != same or not mine or not other:
+            continue
+        side = bounds.side(other, dim)
+        if side and mine != dim and bounds.side(mine, dim) == side:
+            found[dim] = 0
+            if mine == other and mine.kind == "dim":
+                found[mine] = 0
     return found
-
-
-def _variable(sub: Sub) -> Atom | None:
-    """Return the loop variable if a subscript consists of it alone, else None."""
-    if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
-        return None
-    ((atom, factor),) = sub.index.terms
-    return atom if factor == 1 and atom.kind in ("dim", "inner") else None
 
 
 def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[Segments]:
@@ -136,31 +111,28 @@ def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[S
 
     There is one run per value of a loop variable.
     """
-    pairs = zip(first.subs, second.subs, strict=True)
-    found = (_same_segment(one, other, dims) for one, other in pairs)
-    return frozenset(each for each in found if each is not None)
+    found = set()
+    for one, other in zip(first.subs, second.subs, strict=True):
+        if one.segment is not None and one.segment == other.segment:
+            start, stop = one.segment
+            names = loaded_names([ast.parse(f"({start}, {stop})")]) & set(dims)
+            found |= {Segments(name, start, stop) for name in names if len(names) == 1}
+    return frozenset(found)
 
 
-def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
-    """Dimension and distance that ``one`` = ``other`` implies; None if it implies nothing."""
-    left, right = one.index, other.index
+def _equation(left: Linear | None, right: Linear | None, bounds: _Bounds) -> dict[Atom, int] | None:
+    """Dimension and distance that ``left`` = ``right`` implies, if any; None if never equal."""
     if left is None or right is None or left.has("inner") or right.has("inner"):
-        return None
+        return {}
     shift = left.invariant - right.invariant
-    if left.varying == right.varying and shift.is_const:
-        if not left.varying:
-            if shift.const:
-                raise _NoConflict
-            return None
-        if len(left.varying) > 1:
-            return Atom("key", Linear(left.varying).text()), shift.const
-        ((atom, factor),) = left.varying
-        if shift.const % factor:
-            raise _NoConflict
-        return atom, shift.const // factor
-    if bounds.apart(left, right):
-        raise _NoConflict
-    return None
+    if left.varying != right.varying or not shift.is_const:
+        return None if bounds.apart(left, right) else {}
+    if not left.varying:
+        return None if shift.const else {}
+    if len(left.varying) > 1:
+        return {Atom("key", Linear(left.varying).text()): shift.const}
+    ((atom, factor),) = left.varying
+    return None if shift.const % factor else {atom: shift.const // factor}
 
 
 def _remainder_rates(text: str, dims: Sequence[str], step: int) -> dict[str, int] | None:
@@ -188,20 +160,7 @@ def _rates(node: ast.expr, dims: Sequence[str]) -> dict[str, int] | None:
                 return None
             sign = 1 if isinstance(op, ast.Add) else -1
             return {name: one.get(name, 0) + sign * other.get(name, 0) for name in one | other}
-    used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return None if used & set(dims) else {}
-
-
-def _same_segment(one: Sub, other: Sub, dims: Sequence[str]) -> Segments | None:
-    if one.segment is None or one.segment != other.segment:
-        return None
-    start, stop = one.segment
-    names = {
-        node.id
-        for node in ast.walk(ast.parse(f"({start}, {stop})"))
-        if isinstance(node, ast.Name) and node.id in dims
-    }
-    return Segments(names.pop(), start, stop) if len(names) == 1 else None
+    return None if loaded_names([node]) & set(dims) else {}
 
 
 @dataclass(frozen=True)
@@ -221,13 +180,13 @@ class _Bounds:
             low, end = self.inner[atom.name].first, self.inner[atom.name].end
         else:
             low, end, step = (part.linear for part in self.ranges[atom.name])
-            if step != Linear(const=1):
-                return 0
-        above = None if low is None else low - Linear.of(dim)
-        below = None if end is None else end - Linear.of(dim)
-        if above is not None and above.is_const and above.const >= 0:
+            low = low if step == Linear(const=1) else None
+        if low is None or end is None:
+            return 0
+        above, below = low - Linear.of(dim), end - Linear.of(dim)
+        if above.is_const and above.const >= 0:
             return 1
-        return -1 if below is not None and below.is_const and below.const <= 1 else 0
+        return -1 if below.is_const and below.const <= 1 else 0
 
     def skips(self, distance: Mapping[Atom, int]) -> bool:
         """True if no two iterations of a strided loop differ by this distance.
@@ -265,10 +224,9 @@ class _Bounds:
         """True if the two forms are never equal, whatever the two iterations are."""
         for one, other in ((left, right), (right, left)):
             low, high = self.extreme(one, -1), self.extreme(other, +1)
-            if low is not None and high is not None:
-                gap = low - high
-                if gap.is_const and gap.const > 0:
-                    return True
+            gap = low - high if low is not None and high is not None else Linear()
+            if gap.is_const and gap.const > 0:
+                return True
         return False
 
     def extreme(self, form: Linear, side: int) -> Linear | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hocket.loops.form import Refusal
+
 _OPERATORS = {
     ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide,
     ast.Mod: np.remainder, ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or,
@@ -20,25 +22,36 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-class CannotEvaluate(Exception):  # noqa: N818
+class CannotEvaluate(Refusal):
     """Raised if the value of an expression is unknown before the loop."""
 
 
-def evaluate(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of an expression: an int64 number or array."""
+def evaluate(expression: str | ast.expr, values: Mapping[str, Any]) -> Any:
+    """Return the value of an expression: an int64 number or array."""
+    text = expression if isinstance(expression, str) else ast.unparse(expression)
     try:
         with np.errstate(all="raise"):
             return _value(ast.parse(text, mode="eval").body, values)
     except (IndexError, ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise CannotEvaluate(str(error)) from error
+        raise CannotEvaluate(f"{text} is not known before the loop: {error}") from error
 
 
-def number(text: str, values: Mapping[str, Any]) -> int:
-    """The value of an expression without loop variables."""
-    result = evaluate(text, values)
+def number(expression: str | ast.expr, values: Mapping[str, Any]) -> int:
+    """Return the value of an expression without loop variables."""
+    result = evaluate(expression, values)
     if np.ndim(result):
-        raise CannotEvaluate(f"{text} is not one number")
+        raise CannotEvaluate(f"{expression} is not one number")
     return int(result)
+
+
+def loop_range(loop: ast.For, values: Mapping[str, Any]) -> range:
+    """Return the values of a loop's variable if the loop started now."""
+    match loop.iter:
+        case ast.Call(ast.Name("range" | "prange") | ast.Attribute(_, "prange"), ends, []):
+            found = [number(end, values) for end in ends]
+            if len(found) < 3 or found[2]:
+                return range(*found)
+    raise CannotEvaluate(f"the range of the loop is not known: {ast.unparse(loop.iter)}")
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -56,26 +69,22 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
         case ast.Call(ast.Name("min" | "max" as name), arguments):
             choose = np.minimum if name == "min" else np.maximum
             return functools.reduce(choose, (_value(argument, values) for argument in arguments))
-        case ast.Attribute(ast.Name(name), "size"):
-            return values[name].size
-        case ast.Attribute(ast.Name(name), "ndim"):
-            return values[name].ndim
+        case ast.Attribute(ast.Name(name), "size" | "ndim" as attribute):
+            return getattr(values[name], attribute)
         case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)):
             return values[name].shape[axis]
         case ast.Subscript(ast.Name(name), place):
             parts = place.elts if isinstance(place, ast.Tuple) else [place]
             indices = tuple(_value(part, values) for part in parts)
             if any(np.size(index) and np.min(index) < 0 for index in indices):
-                raise CannotEvaluate(f"{ast.unparse(node)} counts from the end")
+                raise ValueError(f"{ast.unparse(node)} counts from the end")
             return _integers(values[name][indices], name)
         case _:
-            raise CannotEvaluate(ast.unparse(node))
+            raise ValueError(f"{ast.unparse(node)} is no expression of integers")
 
 
 def _integers(value: Any, name: str) -> Any:
     array = np.asarray(value)
-    if array.dtype.kind not in "iub":
-        raise CannotEvaluate(f"{name} holds no integers")
-    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        raise CannotEvaluate(f"{name} holds unsigned 64-bit integers")
+    if array.dtype.kind not in "iub" or array.dtype.str[1:] == "u8":
+        raise ValueError(f"{name} holds no signed integers of up to 64 bits")
     return array.astype(np.int64, copy=False) if array.ndim else int(array)

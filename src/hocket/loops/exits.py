@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hocket.loops.flow import loaded_names, stored_names
+from hocket.loops.flow import loaded_names
 
 Loop = ast.For | ast.While
 Leaving = ast.Return | ast.Raise
@@ -21,11 +21,13 @@ _STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.If, ast.For, ast.While, ast.Break, ast.Continue,
     ast.Return, ast.Pass, ast.Expr, ast.Raise, ast.Assert,
 )  # fmt: skip
+_SUSPENDING = (ast.Yield, ast.YieldFrom, ast.Await)
 _STATEFUL = (
-    ast.Yield, ast.YieldFrom, ast.Await, ast.Lambda, ast.Dict, ast.Set, ast.ListComp, ast.DictComp,
+    *_SUSPENDING, ast.Lambda, ast.Dict, ast.Set, ast.ListComp, ast.DictComp,
     ast.SetComp, ast.GeneratorExp, ast.NamedExpr, ast.JoinedStr, ast.Starred,
 )  # fmt: skip
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_EFFECTS = ("print", "input", "open", "next", "iter", "id", "type", "isinstance")
 _FRAME_CALLS = frozenset({"locals", "vars", "eval", "exec", "globals", "dir"})
 
 
@@ -39,12 +41,21 @@ class Exit:
 
 def leaving_statements(loop: Loop) -> list[Leaving]:
     """Return the ``return`` and ``raise`` statements of a loop in the order of the source."""
-    return [node for node in _inside(loop) if isinstance(node, (ast.Return, ast.Raise))]
+    return [node for node in _own_nodes(loop) if isinstance(node, (ast.Return, ast.Raise))]
+
+
+def bound_names(loop: Loop) -> frozenset[str]:
+    """Names that a loop binds, other than in the expressions of its exits."""
+    return frozenset(
+        node.id
+        for node in _own_nodes(loop)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
 
 
 def exits_of(loop: Loop) -> tuple[Exit, ...]:
     """Return one exit per ``return`` and ``raise``."""
-    bound = stored_names([without_values(loop)])
+    bound = bound_names(loop)
     return tuple(
         Exit(node.lineno, tuple(sorted(loaded_names([node]) & bound)))
         for node in leaving_statements(loop)
@@ -53,13 +64,13 @@ def exits_of(loop: Loop) -> tuple[Exit, ...]:
 
 def without_values(loop: Loop) -> Loop:
     """Return the loop with each exit reduced to reading the names that the loop itself binds."""
-    bound = stored_names([_replaced(loop, lambda node: ast.Return(None))])
+    exits = iter(exits_of(loop))
 
-    def cut(node: Leaving) -> ast.stmt:
-        names = sorted(loaded_names([node]) & bound)
-        return ast.Return(ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load()))
+    def reduced(node: Leaving) -> ast.stmt:
+        names: list[ast.expr] = [ast.Name(name, ast.Load()) for name in next(exits).names]
+        return ast.Return(ast.Tuple(names, ast.Load()))
 
-    return _replaced(loop, cut)
+    return _replaced(loop, reduced)
 
 
 def with_codes(loop: Loop, exits: Sequence[Exit], results: Sequence[str]) -> Loop:
@@ -87,33 +98,28 @@ def _replaced(loop: Loop, change: Callable[[Leaving], ast.stmt]) -> Loop:
 
 def exit_value(number: int, names: Sequence[str], results: Sequence[str]) -> ast.expr:
     """Build ``(number, value or None, …)``; names that this exit does not read may be unbound."""
-    parts: list[ast.expr] = [ast.Constant(number)]
-    parts += [
+    values: list[ast.expr] = [
         ast.Name(name, ast.Load()) if name in names else ast.Constant(None) for name in results
     ]
-    return ast.Tuple(parts, ast.Load())
+    return ast.Tuple([ast.Constant(number), *values], ast.Load())
 
 
 def not_compilable(loop: Loop) -> tuple[str, int] | None:
     """Return the first construct that compiled code would execute differently, and its line."""
-    for node in _inside(loop):
+    for node in _own_nodes(loop):
         line = getattr(node, "lineno", loop.lineno)
         if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
             return f"{type(node).__name__.lower()} statement", line
-        if isinstance(node, _STATEFUL) and not _in_exit(node, loop):
+        # Python evaluates the expression of an exit, but a suspended function has no exit.
+        is_exit = isinstance(node, (ast.Return, ast.Raise))
+        if isinstance(node, _STATEFUL) or (
+            is_exit and any(isinstance(part, _SUSPENDING) for part in ast.walk(node))
+        ):
             return f"{type(node).__name__} expression", line
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in (
-            "print", "input", "open", "next", "iter", "id", "type", "isinstance",
-        ):  # fmt: skip
-            return f"call of {node.func.id}", line
+        match node:
+            case ast.Call(ast.Name(name)) if name in _EFFECTS:
+                return f"call of {name}", line
     return None
-
-
-def is_evaluable(head: ast.expr) -> bool:
-    """True if a loop's range can be evaluated before the loop without side effects."""
-    calls = [node for node in ast.walk(head) if isinstance(node, ast.Call)]
-    plain = ("range", "len", "min", "max", "prange")
-    return all(isinstance(call.func, ast.Name) and call.func.id in plain for call in calls)
 
 
 def depends_on_its_frame(function: ast.FunctionDef) -> bool:
@@ -130,18 +136,11 @@ def depends_on_its_frame(function: ast.FunctionDef) -> bool:
     return False
 
 
-def _inside(loop: Loop) -> Iterator[ast.AST]:
-    """Yield the nodes of a loop; functions defined in it are yielded but not entered."""
+def _own_nodes(loop: Loop) -> Iterator[ast.AST]:
+    """Yield the nodes of a loop; exits and functions in it are yielded but not entered."""
     waiting: list[ast.AST] = [loop]
     while waiting:
         node = waiting.pop(0)
         yield node
-        if not isinstance(node, _SCOPES):
-            waiting[:0] = list(ast.iter_child_nodes(node))
-
-
-def _in_exit(node: ast.AST, loop: Loop) -> bool:
-    """True if a node is part of an exit, whose expressions Python evaluates."""
-    if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await)):
-        return False
-    return any(part is node for each in leaving_statements(loop) for part in ast.walk(each))
+        if not isinstance(node, (*_SCOPES, ast.Return, ast.Raise)):
+            waiting[:0] = ast.iter_child_nodes(node)

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hocket.base.units import format_bytes, format_seconds
 from hocket.loops import memory
-from hocket.loops.choice import TiledOption
+from hocket.loops.decide import Decision, Settings
 from hocket.loops.evaluate import CannotEvaluate, evaluate
 from hocket.loops.faithful import Deviation, deviations_of
-from hocket.loops.form import Refusal
+from hocket.loops.form import Atom, Refusal
 from hocket.loops.nest import Reading
 from hocket.loops.scope import Scope, guessed_scope
 from hocket.loops.source import LoopSite, LoopSource
-from hocket.loops.verdict import LoopOption, LoopVerdict, judge
+from hocket.loops.verdict import LoopOption, judge
 
 if TYPE_CHECKING:
-    from hocket.loops.decide import Decision
+    from hocket.loops.choice import TiledOption
     from hocket.loops.function import ParallelFunction
     from hocket.loops.runner import SiteRunner
 
-_WORDS = {
+_SCHEDULES = {
     "independent": "independent: no two iterations meet; the loop is cut into equal parts",
     "1d": "1-D by {space}: iterations that meet have the same {space}",
     "rotation": "2-D rotation: {space} stays with its worker, {time} goes round",
     "wavefront": "2-D wavefront over ({space}, {time}), in the loop's own order",
     "skewed": "skewed wavefront over ({space}, {time} + {skew} {space}), in the loop's own order",
+    "serial": "serial, compiled",
+    "inside": "serial in Python; the loops inside it are run in parallel",
+    "python": "serial in Python, as written",
 }
 _MEETING = "independent but for {arrays}, see below; the loop is cut into equal parts"
 """Text for iterations that conflict only in arrays replicated per worker."""
@@ -41,28 +45,35 @@ _MEETING = "independent but for {arrays}, see below; the loop is cut into equal 
 class LoopExplanation:
     """One loop: its analysis and the chosen schedule."""
 
-    line: int
-    verdict: LoopVerdict
+    decision: Decision
     option: LoopOption | None
-    candidate: TiledOption | None
-    refusals: tuple[Refusal, ...]
-    execution: str
-    through: Mapping[str, str] = field(default_factory=dict)
-    """Arrays that are updated through tables."""
     deviations: tuple[Deviation, ...] = ()
     """Operations whose compiled form may give other bits than the plain loop."""
+    rates: Mapping[str, float | None] = field(default_factory=dict)
+    """Arrays that are updated through tables."""
+
+    @property
+    def candidate(self) -> TiledOption | None:
+        """The option with its tiles; None if the loop runs serially or there are no data."""
+        return self.decision.candidate
 
     @property
     def schedule(self) -> str:
         """Name of the schedule: ``rotation``, ``serial``, ..."""
-        if self.option is None:
-            return self.execution
-        return self.option.shape.kind
+        return self.decision.execution if self.option is None else self.option.shape.kind
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The analysis at the depth of the schedule, or the deepest one."""
+        if self.option is not None:
+            return (self.option.reading,)
+        return self.decision.verdict.readings[-1:]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the data for ``--json``."""
+        option, candidate = self.option, self.candidate
         found: dict[str, Any] = {
-            "line": self.line,
+            "line": self.decision.site.line,
             "schedule": self.schedule,
             "vectors": [
                 {
@@ -71,44 +82,41 @@ class LoopExplanation:
                     "dimensions": [atom.name for atom in reading.atoms],
                     "accesses": [vector.first.label, vector.second.label],
                 }
-                for reading in self._readings()
+                for reading in self.readings
                 for vector in reading.vectors
             ],
-            "refusals": [{"reason": r.reason, "lines": list(r.lines)} for r in self.refusals],
+            "refusals": [
+                {"reason": r.reason, "lines": list(r.lines)} for r in self.decision.refusals
+            ],
             "deviations": [{"what": d.what, "line": d.line} for d in self.deviations],
         }
-        if self.option is not None:
+        if option is not None:
             found |= {
-                "space": _name(self.option.shape.space),
-                "time": _name(self.option.shape.time),
-                "skew": self.option.shape.skew,
-                "exact": self.option.is_exact,
-                "private": sorted(self.option.private),
-                "summed": sorted(self.option.summed),
-                "buffered": sorted(self.option.buffered),
+                "space": _name(option.shape.space),
+                "time": _name(option.shape.time),
+                "skew": option.shape.skew,
+                "exact": option.is_exact,
+                "private": sorted(option.private),
+                "summed": sorted(option.summed),
+                "buffered": sorted(option.buffered),
             }
-        if self.candidate is not None:
+        if candidate is not None:
             found |= {
-                "workers": self.candidate.tiling.num_workers,
-                "iterations": self.candidate.space.num_iterations,
-                "tiles": len(self.candidate.tiling.tiles),
-                "steps": self.candidate.tiling.num_steps,
-                "imbalance": self.candidate.tiling.imbalance,
-                "moved_bytes": self.candidate.moved_bytes,
-                "predicted_s": self.candidate.predicted_s,
-                "predicted_speed_up": self.candidate.speed_up,
+                "workers": candidate.tiling.num_workers,
+                "iterations": candidate.space.num_iterations,
+                "tiles": len(candidate.tiling.tiles),
+                "steps": candidate.tiling.num_steps,
+                "imbalance": candidate.tiling.imbalance,
+                "moved_bytes": candidate.moved_bytes,
+                "predicted_s": candidate.predicted_s,
+                "predicted_speed_up": candidate.speed_up,
             }
         return found
 
-    def _readings(self) -> Iterable[Reading]:
-        if self.option is not None:
-            return [self.option.reading]
-        return self.verdict.readings[-1:]
-
     def lines(self) -> Iterable[str]:
         """Return the explanation as lines of text."""
-        yield f"loop at line {self.line}"
-        for reading in self._readings():
+        yield f"loop at line {self.decision.site.line}"
+        for reading in self.readings:
             dims = ", ".join(atom.name for atom in reading.atoms)
             if reading.vectors:
                 yield f"  dependences over ({dims})"
@@ -118,54 +126,42 @@ class LoopExplanation:
         yield f"  schedule: {self._sentence()}"
         for deviation in self.deviations:
             yield f"  other bits: {deviation.what} (line {deviation.line})"
-        yield from self._notes()
+        if self.option is not None:
+            yield from self._notes(self.option)
         if self.candidate is not None:
             yield _numbers(self.candidate)
-        for refusal in self.refusals:
-            yield (
-                f"  not better because {refusal.reason}"
-                if self.option
-                else (f"  because {refusal.reason}")
-            )
-        if self.option is None and self.verdict.to_permit:
-            yield f"  hint: {_permission(self.verdict.to_permit)}"
+        prefix = "not better because" if self.option else "because"
+        for refusal in self.decision.refusals:
+            yield f"  {prefix} {refusal.reason}"
+        arrays = self.decision.verdict.to_permit
+        if self.option is None and arrays:
+            written = " or ".join(f'permit={{"{array}": "buffer"}}' for array in arrays)
+            yield f"  hint: if the algorithm tolerates late updates: {written}"
 
     def _sentence(self) -> str:
-        if self.option is None:
-            return {
-                "serial": f"serial, compiled{self._same_bits()}",
-                "inside": "serial in Python; the loops inside it are run in parallel",
-                "python": "serial in Python, as written",
-            }[self.execution]
-        shape = self.option.shape
-        names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
-        exact = self._same_bits() if self.option.is_exact else ""
-        met = sorted({vector.first.array for vector in self.option.reading.vectors})
-        if shape.kind == "independent" and met:
-            words = _MEETING.format(arrays=" and ".join(met))
-        else:
-            words = _WORDS[shape.kind].format(**names)
-        return words + exact
+        text, option = _SCHEDULES[self.schedule], self.option
+        if option is not None:
+            met = sorted({vector.first.array for vector in option.reading.vectors})
+            if option.shape.kind == "independent" and met:
+                text = _MEETING.format(arrays=" and ".join(met))
+            shape = option.shape
+            names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
+            text = text.format(**names)
+        if self.schedule == "serial" or (option is not None and option.is_exact):
+            text += "; same bits as the plain loop"
+            text += " but for what is named below" if self.deviations else ""
+        return text
 
-    def _same_bits(self) -> str:
-        where = " but for what is named below" if self.deviations else ""
-        return f"; same bits as the plain loop{where}"
-
-    def _notes(self) -> Iterable[str]:
-        if self.option is None:
-            return
-        tabled = {name for name in self.option.buffered if name in self.through}
-        revised = {name for name in tabled if self.through[name] == "revise"}
+    def _notes(self, option: LoopOption) -> Iterator[str]:
+        tabled = option.buffered & self.rates.keys()
+        revised = {name for name in tabled if self.rates[name] is not None}
         for names, what in (
-            (self.option.private, "scratch, one per worker"),
-            (self.option.summed, "summed per worker, added in a fixed order"),
-            (
-                self.option.buffered - tabled,
-                "buffered: other workers see changes at the next step",
-            ),
+            (option.private, "scratch, one per worker"),
+            (option.summed, "summed per worker, added in a fixed order"),
+            (option.buffered - tabled, "buffered: other workers see changes at the next step"),
             (tabled - revised, "through a table: others see changes at most a step late"),
             (revised, "through a table, revised: changes are gradients, steps are AdaGrad's"),
-            ({r.name for r in self.option.reading.reductions}, "reduced in a fixed order"),
+            ({r.name for r in option.reading.reductions}, "reduced in a fixed order"),
         ):
             if names:
                 yield f"  {', '.join(sorted(names))}: {what}"
@@ -205,11 +201,6 @@ class FunctionExplanation:
         }
 
 
-def _permission(arrays: tuple[str, ...]) -> str:
-    written = " or ".join(f'permit={{"{array}": "buffer"}}' for array in arrays)
-    return f"if the algorithm tolerates late updates: {written}"
-
-
 def _numbers(candidate: TiledOption) -> str:
     tiling = candidate.tiling
     return (
@@ -220,58 +211,44 @@ def _numbers(candidate: TiledOption) -> str:
     )
 
 
-def _name(atom: Any) -> str:
+def _name(atom: Atom | None) -> str:
     return atom.name if atom is not None else ""
 
 
-def explain_source(
-    source: LoopSource,
-    *,
-    ordered: bool = False,
-    permit: Iterable[str] = (),
-    through: Mapping[str, str] | None = None,
-) -> FunctionExplanation:
+def explain_source(source: LoopSource, settings: Settings) -> FunctionExplanation:
     """Explain from the source alone: ranks are guessed, conditions on data are assumed to hold."""
-    loops: list[LoopExplanation] = []
-    for site in source.sites:
-        loops += _from_source(site, source, ordered, tuple(permit))
-    loops = [replace(loop, through=through or {}) for loop in loops]
-    return FunctionExplanation(source.name, source.place, tuple(loops), with_data=False)
+    loops = [loop for site in source.sites for loop in _from_source(site, source, settings)]
+    return FunctionExplanation(source.node.name, source.place, tuple(loops), with_data=False)
 
 
 def _from_source(
-    site: LoopSite, source: LoopSource, ordered: bool, permit: tuple[str, ...]
-) -> list[LoopExplanation]:
+    site: LoopSite, source: LoopSource, settings: Settings
+) -> Iterator[LoopExplanation]:
     scope = guessed_scope([source.node], site.inputs, source.names)
-    verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
+    verdict = judge(site.nest, scope, ordered=settings.ordered, permit=settings.permit)
     option = min(verdict.options, key=_preference, default=None)
     execution = "parallel" if option else "serial"
-    deviations = _guessed_deviations(site, scope, source, ordered)
-    loops = [
-        LoopExplanation(
-            site.line, verdict, option, None, verdict.refusals, execution, deviations=deviations
-        )
-    ]
+    decision = Decision(site, verdict, None, verdict.refusals, execution)
+    deviations = _guessed_deviations(site, scope, source, settings)
+    yield LoopExplanation(decision, option, deviations, settings.rates)
     if option is None:
         for child in site.children:
-            loops += _from_source(child, source, ordered, permit)
-    return loops
+            yield from _from_source(child, source, settings)
 
 
 def _guessed_deviations(
-    site: LoopSite, scope: Scope, source: LoopSource, ordered: bool
+    site: LoopSite, scope: Scope, source: LoopSource, settings: Settings
 ) -> tuple[Deviation, ...]:
     """Deviations if all arrays hold 64-bit floats, as types are unknown without data."""
     arrays = {name: np.zeros((1,) * info.rank) for name, info in scope.arrays.items()}
-    try:
-        return tuple(deviations_of([site.nest.node], arrays, source.names, is_exact=ordered))
-    except Refusal:
-        return ()
+    is_exact = settings.ordered
+    with contextlib.suppress(Refusal):
+        return tuple(deviations_of([site.nest.node], arrays, source.names, is_exact=is_exact))
+    return ()
 
 
 def _preference(option: LoopOption) -> tuple[bool, bool, int]:
-    order = ["independent", "1d", "rotation", "wavefront", "skewed"]
-    return bool(option.buffered), not option.is_exact, order.index(option.shape.kind)
+    return bool(option.buffered), not option.is_exact, list(_SCHEDULES).index(option.shape.kind)
 
 
 def explain_call(
@@ -279,30 +256,41 @@ def explain_call(
 ) -> FunctionExplanation:
     """Explain with data: the given arguments, or those of the last call if ``args`` is None."""
     if args is None:
-        return _explained(function.source, function.decisions())
+        return _explained(function.source, function.decisions(), function.settings)
     bound = inspect.signature(function.function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return explain_data(function.source, function.runners, bound.arguments)
+    return explain_data(function.source, function.settings, function.runners, bound.arguments)
 
 
 def explain_data(
-    source: LoopSource, runners: Mapping[int, SiteRunner], variables: Mapping[str, Any]
+    source: LoopSource,
+    settings: Settings,
+    runners: Mapping[int, SiteRunner],
+    variables: Mapping[str, Any],
 ) -> FunctionExplanation:
     """Decide each loop whose inputs follow from the arguments alone; nothing is run."""
     decisions = []
     for site in source.sites:
         known = {**_set_before(source, site, variables), **variables}
-        try:
+        with contextlib.suppress(Refusal):  # what is made before the loop is not made here
             values = runners[site.number].values(known)
-        except Refusal:
-            continue  # what is made before the loop is not made here
-        decisions.append(runners[site.number].decide(values, memory.owners(values)))
-    return _explained(source, decisions)
+            decisions.append(runners[site.number].decide(values, memory.owners(values)))
+    return _explained(source, decisions, settings)
 
 
-def _explained(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanation:
-    loops = tuple(_of_decision(decision) for decision in decisions)
-    return FunctionExplanation(source.name, source.place, loops, with_data=True)
+def _explained(
+    source: LoopSource, decisions: Iterable[Decision], settings: Settings
+) -> FunctionExplanation:
+    loops = tuple(
+        LoopExplanation(
+            decision,
+            decision.candidate.option if decision.candidate is not None else None,
+            decision.source.deviations if decision.source is not None else (),
+            settings.rates,
+        )
+        for decision in decisions
+    )
+    return FunctionExplanation(source.node.name, source.place, loops, with_data=True)
 
 
 def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,10 +303,8 @@ def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) ->
             case ast.Assign([ast.Name(name)], ast.Constant(value)):
                 found[name] = value
             case ast.Assign([ast.Name(name)], value):
-                try:
-                    found[name] = evaluate(ast.unparse(value), {**known, **found})
-                except CannotEvaluate:
-                    continue
+                with contextlib.suppress(CannotEvaluate):
+                    found[name] = evaluate(value, {**known, **found})
             case ast.Assign([ast.Tuple(elts)], ast.Attribute(ast.Name(base), "shape")):
                 shape = getattr(known.get(base), "shape", ())
                 for element, length in zip(elts, shape, strict=False):
@@ -327,16 +313,3 @@ def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) ->
             case _:
                 pass
     return found
-
-
-def _of_decision(decision: Decision) -> LoopExplanation:
-    is_alone = decision.execution == "alone"
-    candidate = None if is_alone else decision.candidate
-    option = candidate.option if candidate is not None else None
-    execution = "serial" if is_alone else decision.execution
-    line, verdict = decision.site.line, decision.verdict
-    deviations = decision.source.deviations if decision.source is not None else ()
-    return LoopExplanation(
-        line, verdict, option, candidate, decision.refusals, execution, decision.through,
-        tuple(sorted(deviations, key=lambda each: each.line)),
-    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Read expressions: find the number or view that each one is, and the array cells that it reads.
 
-An expression that is not understood raises `Refusal`; nothing is guessed.
+Numbers are linear forms where possible, otherwise expressions as keys. An expression that is not
+understood raises `Refusal`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from hocket.loops.form import (
     View,
     fresh,
 )  # fmt: skip
-from hocket.loops.names import Library, Names, Number
-from hocket.loops.numbers import arithmetic, known_before, merged, result_kind, views_in
+from hocket.loops.names import Names, Number
 from hocket.loops.scope import Scope
 
 _CONSTANTS = frozenset(
     f"{module}.{name}" for module in ("math", "numpy") for name in ("pi", "e", "inf", "nan")
 )
+_KEY_OPS = (ast.Mult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
+            ast.RShift)  # fmt: skip
 Environment = dict[str, Value]
 Index = Scalar | Sub | None
 """One part of a subscript: a number, a slice, or None if it changes the shape (``None``, masks)."""
@@ -60,6 +62,10 @@ class Expressions(ABC):
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
         """Run statements; implemented by the reader of statements."""
+
+    @abstractmethod
+    def call(self, node: ast.Call, environment: Environment) -> Value:
+        """Value of a call; implemented by the reader of calls."""
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
@@ -113,61 +119,73 @@ class Expressions(ABC):
             info = self.scope.arrays[name]
             return Array(frozenset({View(info.owner, (WHOLE,) * info.rank)}))
         if name in self.scope.scalars:
-            kind = self.scope.scalars[name]
-            return Scalar(Linear.of(Atom("invariant", name)), name, kind)
+            return _invariant(name, self.scope.scalars[name])
         raise Refusal(f"name {name} at line {line} is not understood", line)
 
     def attribute(self, node: ast.Attribute, environment: Environment) -> Value:
         """Value of an attribute: a shape, a transpose or a constant of a library."""
-        if self.library(node) in _CONSTANTS:
+        if self.names.library(node) in _CONSTANTS:
             return Scalar(None, None, "float")
         value = self.value(node.value, environment)
         if isinstance(value, Array):
             if node.attr in ("size", "ndim"):
-                return self.length(f"{ast.unparse(node)}", value)
+                return self.length(ast.unparse(node), value)
             if node.attr == "shape":
-                return self.shape(value)
+                base = _whole_input(value)
+                rank = self.scope.arrays[base].rank if base else 0
+                lengths = (_invariant(f"{base}.shape[{axis}]", "int") for axis in range(rank))
+                return Tuple(tuple(lengths)) if base else UNKNOWN
             if node.attr == "T":
                 return opaque(value)
         raise not_understood(node)
 
-    def whole_input(self, value: Array) -> str:
-        """Name of the input array if a value is all of it; empty for other values."""
-        view = next(iter(value.views))
-        is_whole = (
-            len(value.views) == 1 and not view.is_opaque and all(s == WHOLE for s in view.subs)
-        )
-        return view.base if is_whole else ""
-
     def length(self, text: str, value: Array) -> Scalar:
         """A length, fixed while the loop runs; known before the loop if it is that of an input."""
-        base = self.whole_input(value)
-        if not base or self.call_depth:
-            return Scalar(None, None, "int")
-        return Scalar(Linear.of(Atom("invariant", text)), text, "int")
-
-    def shape(self, value: Array) -> Value:
-        """Shape of an input: its lengths, each known before the loop."""
-        base = self.whole_input(value)
-        if not base:
-            return UNKNOWN
-        texts = [f"{base}.shape[{axis}]" for axis in range(self.scope.info(base).rank)]
-        return Tuple(tuple(Scalar(Linear.of(Atom("invariant", t)), t, "int") for t in texts))
+        is_known = _whole_input(value) and not self.call_depth
+        return _invariant(text, "int") if is_known else Scalar(None, None, "int")
 
     def combine(self, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
         """Value of a binary operator: a number for numbers, newly allocated memory for arrays."""
         if isinstance(left, Scalar) and isinstance(right, Scalar):
-            return arithmetic(op, left, right, self.dims)
-        kind = result_kind(op, self.consume(left, node).kind, self.consume(right, node).kind)
+            return self.arithmetic(op, left, right)
+        kind = _result_kind(op, self.consume(left, node).kind, self.consume(right, node).kind)
         if isinstance(op, ast.MatMult) and _is_row(left) and _is_row(right):
             return Scalar(None, None, kind)
         return fresh(kind)
 
+    def arithmetic(self, op: ast.operator, left: Scalar, right: Scalar) -> Scalar:
+        """Return the number that a binary operator gives: a linear form, a key, or unknown."""
+        kind = _result_kind(op, left.kind, right.kind)
+        if kind in ("float", "bool"):
+            return Scalar(None, None, kind)
+        text = None
+        if left.text is not None and right.text is not None:
+            sides = (ast.parse(side.text or "", mode="eval").body for side in (left, right))
+            text = ast.unparse(ast.BinOp(next(sides), op, next(sides)))
+        one, other = left.linear, right.linear
+        if one is not None and other is not None:
+            match op:
+                case ast.Add():
+                    return Scalar(one + other, text, kind)
+                case ast.Sub():
+                    return Scalar(one - other, text, kind)
+                case ast.Mult() if one.is_const or other.is_const:
+                    product = other.scaled(one.const) if one.is_const else one.scaled(other.const)
+                    return Scalar(product, text, kind)
+        if text is None or not isinstance(op, _KEY_OPS):
+            return Scalar(None, None, kind)
+        return self.known_before(text, kind)
+
+    def known_before(self, text: str, kind: Kind) -> Scalar:
+        """A number whose expression can be evaluated before the loop runs."""
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        atom = Atom("key" if names & set(self.dims) else "invariant", text)
+        return Scalar(Linear.of(atom), text, kind)
+
     def unary(self, op: ast.unaryop, operand: Value, node: ast.AST) -> Value:
         """Value of a unary operator: a sign, an inversion or a negation."""
         if isinstance(operand, Scalar) and isinstance(op, ast.USub):
-            zero = Scalar(Linear(), "0", operand.kind)
-            return arithmetic(ast.Sub(), zero, operand, self.dims)
+            return self.arithmetic(ast.Sub(), Scalar(Linear(), "0", operand.kind), operand)
         if isinstance(operand, Scalar) and isinstance(op, ast.UAdd):
             return operand
         self.consume(operand, node)
@@ -182,18 +200,14 @@ class Expressions(ABC):
         indices: list[Index] = []
         for part in parts:
             indices += self.index(part, environment)
-        if isinstance(base, Scalar):
-            self.has_local_arrays = True
-            return FRESH
-        if isinstance(base, Array) and any(not view.base for view in base.views):
-            self.has_local_arrays = True
         if isinstance(base, Tuple):
-            place = node.slice
-            number = place.value if isinstance(place, ast.Constant) else None
-            if isinstance(number, int) and 0 <= number < len(base.items):
-                return base.items[number]
+            match node.slice:
+                case ast.Constant(int() as place) if 0 <= place < len(base.items):
+                    return base.items[place]
             return merged(base.items) if base.items else UNKNOWN
-        return indexed(base, indices)
+        if isinstance(base, Scalar) or any(not view.base for view in base.views):
+            self.has_local_arrays = True
+        return FRESH if isinstance(base, Scalar) else indexed(base, indices)
 
     def index(self, node: ast.expr, environment: Environment) -> list[Index]:
         """Return the parts of a subscript; a tuple has several."""
@@ -202,24 +216,22 @@ class Expressions(ABC):
         value = self.value(node, environment)
         if isinstance(value, Tuple):
             return [item if isinstance(item, Scalar) else None for item in value.items]
-        if isinstance(value, Array):
-            self.consume(value, node)
-            return [None]
-        if value.kind == "bool" or (isinstance(node, ast.Constant) and value.linear is None):
-            return [None]
-        return [value]
+        is_constant = isinstance(node, ast.Constant)
+        number = self.consume(value, node)
+        changes_shape = isinstance(value, Array) or number.kind == "bool"
+        return [None if changes_shape or (is_constant and number.linear is None) else number]
 
     def slice(self, node: ast.Slice, environment: Environment) -> Sub:
         """Return a slice, with those of its ends that are known before the loop."""
         if node.lower is None and node.upper is None and node.step is None:
             return WHOLE
-        texts = [
+        start, stop, step = (
             self.consume(self.value(bound, environment), bound).text if bound else default
             for bound, default in ((node.lower, "0"), (node.upper, None), (node.step, "1"))
-        ]
-        start, stop, step = texts
-        known = start is not None and stop is not None and step == "1"
-        return Sub(segment=(start, stop) if known else None, is_slice=True)  # type: ignore[arg-type]
+        )
+        if start is None or stop is None or step != "1":
+            return ANY_SLICE
+        return Sub(segment=(start, stop), is_slice=True)
 
     def loaded(self, value: Value, node: ast.expr) -> Value:
         """Return a number if every position is an index, else the view itself."""
@@ -227,22 +239,19 @@ class Expressions(ABC):
             return value
         only = next(iter(value.views))
         if not only.base and len(value.views) == 1:
-            return value if _has_slice(node) else UNKNOWN
+            has_slice = any(isinstance(part, ast.Slice) for part in ast.walk(node))
+            return value if has_slice else UNKNOWN
         self.touch(value, "read", node)
         info = self.scope.arrays.get(only.base)
         if len(value.views) > 1 or info is None:
             return UNKNOWN
-        text = self.key_text(only) if info.kind in ("int", "unknown") else None
-        return known_before(text, info.kind, self.dims) if text else Scalar(None, None, info.kind)
-
-    def key_text(self, view: View) -> str | None:
-        """Text of an element if the loop never writes it and its index is known before the loop."""
-        if view.base in self.written:
-            return None
-        indices = [sub.index for sub in view.subs]
-        if any(index is None or index.has("inner") for index in indices):
-            return None
-        return f"{view.base}[{', '.join(index.text() for index in indices if index)}]"
+        # An element is a key if the loop never writes it and its index is known before the loop.
+        indices = [sub.index for sub in only.subs]
+        known = [index.text() for index in indices if index and not index.has("inner")]
+        is_key = only.base not in self.written and info.kind in ("int", "unknown")
+        if not is_key or len(known) < len(indices):
+            return Scalar(None, None, info.kind)
+        return self.known_before(f"{only.base}[{', '.join(known)}]", info.kind)
 
     def consume(self, value: Value, node: ast.AST) -> Scalar:
         """Read all views of a value that is used as a whole."""
@@ -253,7 +262,7 @@ class Expressions(ABC):
                 self.consume(item, node)
             return UNKNOWN
         self.touch(value, "read", node)
-        kinds = {self.scope.info(v.base).kind if v.base else v.kind for v in value.views}
+        kinds = {self.scope.arrays[v.base].kind if v.base else v.kind for v in value.views}
         return Scalar(None, None, kinds.pop() if len(kinds) == 1 else "unknown")
 
     def touch(
@@ -266,35 +275,17 @@ class Expressions(ABC):
             text = ast.unparse(node)
             if isinstance(node, ast.Name) and view.base != node.id:
                 text = f"{node.id} of {view.base}"
-            subs = tuple(self.segmented(sub) for sub in view.subs)
+            subs = tuple(map(self.segmented, view.subs))
             line = getattr(node, "lineno", 0)
             self.accesses.append(Access(view.base, subs, mode, line, text, op, kind))
 
     def segmented(self, sub: Sub) -> Sub:
         """Return a subscript by an inner loop's variable as the run of cells it covers."""
-        if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
-            return sub
-        ((atom, factor),) = sub.index.terms
-        loop = self.inner.get(atom.name) if atom.kind == "inner" and factor == 1 else None
+        atom = sub.index.variable if sub.index is not None else None
+        loop = self.inner.get(atom.name) if atom is not None and atom.kind == "inner" else None
         if loop is None or loop.start is None or loop.stop is None:
             return sub
         return Sub(index=sub.index, segment=(loop.start, loop.stop))
-
-    # ── names of libraries, calls ───────────────────────────────────────────────────────────────
-
-    def library(self, node: ast.expr) -> str | None:
-        """Dotted path of a library name; None for any other expression."""
-        if isinstance(node, ast.Name):
-            meaning = self.names.meaning(node.id)
-            return meaning.path if isinstance(meaning, Library) else None
-        if isinstance(node, ast.Attribute):
-            parent = self.library(node.value)
-            return f"{parent}.{node.attr}" if parent else None
-        return None
-
-    @abstractmethod
-    def call(self, node: ast.Call, environment: Environment) -> Value:
-        """Value of a call; implemented by the reader of calls."""
 
 
 def indexed(base: Array, indices: Sequence[Index]) -> Array:
@@ -304,25 +295,44 @@ def indexed(base: Array, indices: Sequence[Index]) -> Array:
         free = [position for position, sub in enumerate(view.subs) if sub.is_slice]
         if not view.base:
             views.add(view)
-        elif view.is_opaque or any(index is None for index in indices) or len(indices) > len(free):
+        elif view.is_opaque or None in indices or len(indices) > len(free):
             views |= opaque(Array(frozenset({view}))).views
         else:
             subs = list(view.subs)
             for position, index in zip(free, indices, strict=False):
+                assert index is not None
                 subs[position] = _narrowed(subs[position], index)
             views.add(View(view.base, tuple(subs)))
     return Array(frozenset(views))
 
 
-def _narrowed(sub: Sub, index: Index) -> Sub:
+def _narrowed(sub: Sub, index: Scalar | Sub) -> Sub:
     """Apply one more subscript to a position of a view; the result stays within that position."""
     if isinstance(index, Sub):
         return index if sub.whole else sub
-    assert index is not None
     linear = index.linear if sub.whole else None
     if linear is not None and linear.is_const and linear.const < 0:
         linear = None  # counts from the end: another cell than the same number elsewhere
     return Sub(index=linear, segment=sub.segment)
+
+
+def _invariant(text: str, kind: Kind) -> Scalar:
+    """A number that the loop does not change."""
+    return Scalar(Linear.of(Atom("invariant", text)), text, kind)
+
+
+def _result_kind(op: ast.operator, left: Kind, right: Kind) -> Kind:
+    """Kind of number that a binary operator returns."""
+    if isinstance(op, ast.Div) or "float" in (left, right):
+        return "float"
+    return "unknown" if "unknown" in (left, right) else "int"
+
+
+def _whole_input(value: Array) -> str:
+    """Name of the input array if a value is all of it; empty for other values."""
+    view = next(iter(value.views))
+    is_whole = len(value.views) == 1 and not view.is_opaque
+    return view.base if is_whole and all(sub == WHOLE for sub in view.subs) else ""
 
 
 def _is_row(value: Value) -> bool:
@@ -333,8 +343,29 @@ def _is_row(value: Value) -> bool:
     )
 
 
-def _has_slice(node: ast.expr) -> bool:
-    return any(isinstance(part, ast.Slice) for part in ast.walk(node))
+def views_in(value: Value) -> frozenset[View]:
+    """All memory that a value may refer to."""
+    if isinstance(value, Array):
+        return value.views
+    if isinstance(value, Tuple):
+        return frozenset[View]().union(*map(views_in, value.items))
+    return frozenset()
+
+
+def merged(values: Sequence[Value]) -> Value:
+    """A value that may be any one of several values."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if all(isinstance(value, Tuple) for value in values):
+        tuples = [value.items for value in values if isinstance(value, Tuple)]
+        if len({len(items) for items in tuples}) == 1:
+            return Tuple(tuple(merged(items) for items in zip(*tuples, strict=True)))
+    views = frozenset[View]().union(*map(views_in, values))
+    if views:
+        return Array(views)
+    kinds = {value.kind if isinstance(value, Scalar) else "unknown" for value in values}
+    return Scalar(None, None, kinds.pop()) if len(kinds) == 1 else UNKNOWN
 
 
 def opaque(array: Array) -> Array:

@@ -12,14 +12,15 @@ import ast
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
+from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
-from hocket.loops.names import Names
+from hocket.loops.names import Names, parsed
 from hocket.loops.promotion import Arr, KindReader, Kinds, Num, Other
 
 _NATIVE = frozenset({"int64", "float64", "complex128"})
@@ -199,33 +200,23 @@ class Faithful:
 
     def rewrite(self, statements: Sequence[ast.stmt], known: Sequence[str] = ()) -> list[ast.stmt]:
         """Rewrite statements for the compiler; ``known`` are source lines that precede them."""
-        before = [ast.parse(line).body[0] for line in known]
-        every = [*before, *statements]
+        every = [*ast.parse("\n".join(known)).body, *statements]
         reader = KindReader.of(every, self.values, self.names)
         self.assigned = reader.assigned
-        bound = {
-            node.id
-            for statement in every
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        bound = stored_names(every)
         fixed = {
             name: value for name, value in self.values.items()
             if name not in bound and not isinstance(value, np.ndarray)
         }  # fmt: skip
         made = _FaithfulWriter(self, reader, fixed).block(statements)
         for name, helper in reader.helpers.items():
-            self.helpers[name] = copy.copy(helper.function)
+            self.helpers[name] = copy.copy(helper.function)  # type: ignore[assignment]
             self.helpers[name].body = _FaithfulWriter(self, helper, {}).block(helper.body)
         return made
 
     def dtype_of(self, name: str) -> str:
         """Numpy dtype of all values that the loop assigns to a name; empty if there is none."""
-        dtypes = {
-            kind.dtype if isinstance(kind, Num) and not kind.is_python else ""
-            for kind in self.assigned.get(name, frozenset())
-        }
-        return dtypes.pop() if len(dtypes) == 1 else ""
+        return _common_dtype(self.assigned.get(name, frozenset())) or ""
 
     def need(self, piece: str, text: str | None = None) -> str:
         """Add a helper function to the kernel's module and return its name."""
@@ -239,6 +230,20 @@ class Faithful:
         found = Deviation(what, getattr(node, "lineno", 0))
         if found not in self.deviations:
             self.deviations.append(found)
+
+
+@dataclass
+class _Operation:
+    """``left op right`` with the types of both sides, and both sides as they are rewritten."""
+
+    node: ast.AST
+    op: type[ast.operator]
+    kinds: tuple[Kinds, Kinds]
+    sides: tuple[ast.expr, ast.expr]
+
+    @property
+    def plain(self) -> ast.BinOp:
+        return ast.BinOp(self.sides[0], self.op(), self.sides[1])
 
 
 class _FaithfulWriter(ast.NodeTransformer):
@@ -256,155 +261,127 @@ class _FaithfulWriter(ast.NodeTransformer):
     # ── operators ───────────────────────────────────────────────────────────────────────────────
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        left, right = (self.reader.of_expression(side) for side in (node.left, node.right))
-        one, other = self.visit(node.left), self.visit(node.right)
-        return ast.copy_location(self.operator(node, type(node.op), left, right, one, other), node)
+        kinds = self.reader.of_expression(node.left), self.reader.of_expression(node.right)
+        sides = self.visit(node.left), self.visit(node.right)
+        made = self.operator(_Operation(node, type(node.op), kinds, sides))
+        return ast.copy_location(made, node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
-        op, target = type(node.op), node.target
-        loaded = copy.deepcopy(target)
-        for part in ast.walk(loaded):
-            if part is loaded and isinstance(part, (ast.Name, ast.Subscript)):
-                part.ctx = ast.Load()
-        left, right = self.reader.of_expression(loaded), self.reader.of_expression(node.value)
-        value = self.visit(node.value)
-        if isinstance(target, ast.Subscript):
-            target = self.visit(target)
-        if any(isinstance(kind, (Arr, Other)) for kind in left | right):
-            self.note_arrays(node, op, left, right)
-            return ast.copy_location(ast.AugAssign(target, node.op, value), node)
-        if isinstance(target, ast.Name):
-            made = self.operator(node, op, left, right, loaded, value)
-            return ast.copy_location(ast.Assign([target], made), node)
-        dtype = self.computed_in(op, left, right)
-        if dtype in ("float32", "complex64"):
+        loaded = copy.copy(node.target)
+        loaded.ctx = ast.Load()
+        kinds = self.reader.of_expression(loaded), self.reader.of_expression(node.value)
+        value, target = self.visit(node.value), self.visit(node.target)
+        work = _Operation(node, type(node.op), kinds, (loaded, value))
+        if any(isinstance(kind, (Arr, Other)) for kind in kinds[0] | kinds[1]):
+            self.note_arrays(work)
+        elif isinstance(target, ast.Name):
+            return ast.copy_location(ast.Assign([target], self.operator(work)), node)
+        elif (dtype := self.computed_in(work)) in ("float32", "complex64"):
             value = _cast(dtype, value)
         return ast.copy_location(ast.AugAssign(target, node.op, value), node)
 
-    def operator(
-        self, node: ast.AST, op: type[ast.operator], left: Kinds, right: Kinds,
-        one: ast.expr, other: ast.expr,
-    ) -> ast.expr:  # fmt: skip
-        """Write ``left op right`` so that it is computed as in numpy or Python."""
-        plain = ast.BinOp(one, op(), other)
-        found = self.reader.combined(op, left, right)
+    def operator(self, work: _Operation) -> ast.expr:
+        """Write an operation so that it is computed as in numpy or Python."""
+        op, node = work.op, work.node
+        found = self.reader.combined(op, *work.kinds)
         if op is ast.MatMult:
             self.out.note("a product of rows is summed in another order than BLAS does", node)
-            return plain
+            return work.plain
         if not found or any(isinstance(kind, (Arr, Other)) for kind in found):
-            self.note_arrays(node, op, left, right)
-            return plain
+            self.note_arrays(work)
+            return work.plain
         numbers = cast("frozenset[Num]", found)
-        self.refuse_lost(op, left, right, one, other, node)
+        self.refuse_lost(work)
         if any(kind.is_python for kind in numbers) and op in _DIVISIONS:
-            if not self.is_nonzero(other):
-                return _call(self.out.need(_DIVISIONS[op]), one, other)
-            return plain
+            if self.is_nonzero(work.sides[1]):
+                return work.plain
+            return _call(self.out.need(_DIVISIONS[op]), *work.sides)
         if op is ast.Pow:
-            return self.power(numbers, left, right, one, other, node)
-        dtype = self.computed_in(op, left, right)
-        if dtype is None:
-            if any(kind.dtype not in (*_NATIVE, "int", "float", "bool") for kind in numbers):
-                self.out.note("computed in 64 bits, where numpy may take fewer", node)
-            return plain
-        return self.narrowed(dtype, op, left, right, one, other)
+            return self.power(numbers, work)
+        dtype = self.computed_in(work)
+        if dtype is not None:
+            return self.narrowed(dtype, work)
+        if any(_full(kind.dtype) not in (*_NATIVE, "bool") for kind in numbers):
+            self.out.note("computed in 64 bits, where numpy may take fewer", node)
+        return work.plain
 
-    def computed_in(self, op: type[ast.operator], left: Kinds, right: Kinds) -> str | None:
+    def computed_in(self, work: _Operation) -> str | None:
         """The dtype in which numpy computes, if compiled code would use another, else None."""
-        found = self.reader.combined(op, left, right)
-        dtypes = {
-            kind.dtype if isinstance(kind, Num) and not kind.is_python else None for kind in found
-        }
-        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        dtype = _common_dtype(self.reader.combined(work.op, *work.kinds))
         return dtype if dtype not in _NATIVE else None
 
-    def narrowed(
-        self, dtype: str, op: type[ast.operator], left: Kinds, right: Kinds,
-        one: ast.expr, other: ast.expr,
-    ) -> ast.expr:  # fmt: skip
+    def narrowed(self, dtype: str, work: _Operation) -> ast.expr:
         """Write an operation that is computed in a dtype of fewer bits."""
         if dtype == "bool":
-            logical = {ast.Add: ast.BitOr, ast.Mult: ast.BitAnd}.get(op, op)
-            sides = [_call("bool", side) for side in (one, other)]
-            return ast.BinOp(sides[0], logical(), sides[1])
-        if dtype in ("float32", "complex64", "uint64", "float16"):
-            if not _are(left, dtype):
-                one = _cast(dtype, one)
-            if not _are(right, dtype):
-                other = _cast(dtype, other)
-            return ast.BinOp(one, op(), other)
-        return _cast(dtype, ast.BinOp(one, op(), other))
+            logical = {ast.Add: ast.BitOr, ast.Mult: ast.BitAnd}.get(work.op, work.op)
+            return ast.BinOp(_cast(dtype, work.sides[0]), logical(), _cast(dtype, work.sides[1]))
+        if dtype not in ("float32", "complex64", "uint64", "float16"):
+            return _cast(dtype, work.plain)
+        one, other = (
+            side if _common_dtype(kinds) == dtype else _cast(dtype, side)
+            for kinds, side in zip(work.kinds, work.sides, strict=True)
+        )
+        return ast.BinOp(one, work.op(), other)
 
-    def power(
-        self, numbers: frozenset[Num], left: Kinds, right: Kinds,
-        one: ast.expr, other: ast.expr, node: ast.AST,
-    ) -> ast.expr:  # fmt: skip
+    def power(self, numbers: frozenset[Num], work: _Operation) -> ast.expr:
         """Write a power; floats use the library's ``pow``, as in Python and numpy."""
-        plain = ast.BinOp(one, ast.Pow(), other)
-        constant = _constant(other)
-        if all(kind.dtype in ("int", "int64") for kind in numbers):
-            if constant is not None and constant >= 0:
-                return plain
-            return _call(self.out.need("whole_power_"), one, other)
-        if any(np.dtype(_full(kind.dtype)).kind != "f" for kind in numbers):
-            return plain
+        constant = _constant(work.sides[1])
+        dtypes = {_full(kind.dtype) for kind in numbers}
+        if dtypes == {"int64"}:
+            is_whole = constant is not None and constant >= 0
+            return work.plain if is_whole else _call(self.out.need("whole_power_"), *work.sides)
+        if any(np.dtype(dtype).kind != "f" for dtype in dtypes):
+            return work.plain
         is_python = any(kind.is_python for kind in numbers)
         if is_python and not (constant is not None and constant >= 0 and constant % 1 == 0):
-            return _call(self.out.need("power_"), one, other)
+            return _call(self.out.need("power_"), *work.sides)
         if constant is None:
-            return plain
+            return work.plain
         if not self.out.is_exact:
             # One multiplication instead of a call: 6 of 12,000 squares differ in the last bit.
-            self.out.note(f"a power of {constant:g} is made of products", node)
-            return plain
+            self.out.note(f"a power of {constant:g} is made of products", work.node)
+            return work.plain
+        # With a constant exponent the compiler would multiply.
         self.out.needs_zero = True
-        dtypes = {kind.dtype for kind in numbers}
-        exponent: ast.expr = ast.BinOp(
-            ast.Constant(float(constant)), ast.Add(), ast.Name("unknown_zero_", ast.Load())
-        )
-        if dtypes == {"float32"}:
-            return ast.BinOp(_cast("float32", one), ast.Pow(), _cast("float32", exponent))
-        return ast.BinOp(_call("np_.float64", one), ast.Pow(), exponent)
+        zero = ast.Name("unknown_zero_", ast.Load())
+        exponent = ast.BinOp(ast.Constant(float(constant)), ast.Add(), zero)
+        dtype = "float32" if dtypes == {"float32"} else "float64"
+        return ast.BinOp(_cast(dtype, work.sides[0]), ast.Pow(), _cast(dtype, exponent))
 
-    def refuse_lost(
-        self, op: type[ast.operator], left: Kinds, right: Kinds,
-        one: ast.expr, other: ast.expr, node: ast.AST,
-    ) -> None:  # fmt: skip
+    def refuse_lost(self, work: _Operation) -> None:
         """Refuse a constant that a small integer type cannot hold, for which numpy raises."""
-        for kinds, side in ((left, other), (right, one)):
+        for kinds, side in zip(work.kinds, reversed(work.sides), strict=True):
             value = _constant(side)
-            for kind in kinds:
-                if not isinstance(kind, Num) or kind.is_python or not isinstance(value, int):
+            for kind in kinds if isinstance(value, int) else ():
+                if not isinstance(kind, Num) or kind.is_python:
                     continue
                 if np.dtype(kind.dtype).kind in "iu":
                     info = np.iinfo(kind.dtype)
-                    if not info.min <= value <= info.max:
-                        line = getattr(node, "lineno", 0)
+                    if not info.min <= cast("int", value) <= info.max:
+                        line = getattr(work.node, "lineno", 0)
                         raise Refusal(f"{value} at line {line} is no {kind.dtype}", line)
 
-    def note_arrays(self, node: ast.AST, op: type[ast.operator], left: Kinds, right: Kinds) -> None:
+    def note_arrays(self, work: _Operation) -> None:
         """Record expressions of arrays of small types, which compiled code computes in 64 bits."""
-        for a, b in itertools.product(left, right):
-            if not isinstance(a, (Num, Arr)) or not isinstance(b, (Num, Arr)):
+        for pair in itertools.product(*work.kinds):
+            dtypes = {_full(kind.dtype) for kind in pair if isinstance(kind, (Num, Arr))}
+            if any(not isinstance(kind, (Num, Arr)) for kind in pair):
                 if self.has_narrow_types:
                     self.out.note(
-                        "numbers of a type that is not known are computed in 64 bits", node
+                        "numbers of a type that is not known are computed in 64 bits", work.node
                     )
-                continue
-            natural = {_full(k.dtype) for k in (a, b)}
-            if natural == {"bool"} and op in (ast.Add, ast.Mult, ast.Sub):
+            elif dtypes == {"bool"} and work.op in (ast.Add, ast.Mult, ast.Sub):
+                line = getattr(work.node, "lineno", 0)
                 raise Refusal(
-                    f"arithmetic on arrays of bools at line {getattr(node, 'lineno', 0)} gives "
-                    "bools in numpy and integers in compiled code",
-                    getattr(node, "lineno", 0),
+                    f"arithmetic on arrays of bools at line {line} gives bools in numpy and "
+                    "integers in compiled code",
+                    line,
                 )
-            if natural - _NATIVE - {"bool"} and len(natural) > 1:
-                self.out.note("an expression of arrays is computed in 64 bits", node)
+            elif dtypes - _NATIVE - {"bool"} and len(dtypes) > 1:
+                self.out.note("an expression of arrays is computed in 64 bits", work.node)
 
     def is_nonzero(self, node: ast.expr) -> bool:
-        value = _constant(node)
-        if value is None and isinstance(node, ast.Name):
-            value = self.fixed.get(node.id)
+        value = self.fixed.get(node.id) if isinstance(node, ast.Name) else _constant(node)
         return value is not None and bool(value != 0)
 
     def is_nonnegative(self, node: ast.expr) -> bool:
@@ -412,94 +389,77 @@ class _FaithfulWriter(ast.NodeTransformer):
         match node:
             case ast.BinOp(left, ast.Mult(), right) if ast.unparse(left) == ast.unparse(right):
                 return True
-            case ast.BinOp(_, ast.Pow(), ast.Constant(2)):
+            case ast.BinOp(_, ast.Pow(), ast.Constant(2)) | ast.Call(ast.Name("abs" | "len")):
                 return True
             case ast.BinOp(left, ast.Add() | ast.Mult() | ast.Div(), right):
                 return self.is_nonnegative(left) and self.is_nonnegative(right)
             case ast.Name(name) if name in self.fixed:
                 return bool(self.fixed[name] >= 0)
-            case ast.Call(ast.Name("abs" | "len")):
-                return True
-            case _:
-                value = _constant(node)
-                return value is not None and value >= 0
+        value = _constant(node)
+        return value is not None and value >= 0
 
     # ── calls ───────────────────────────────────────────────────────────────────────────────────
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        path = self.reader.library(node.func)
+        module, _, name = (self.reader.names.library(node.func) or "").partition(".")
         kinds = [self.reader.of_expression(argument) for argument in node.args]
-        if path is not None:
-            module, _, name = path.partition(".")
-            made = {
-                "builtins": self.builtin, "math": self.math, "numpy": self.numpy,
-            }.get(module, self.untouched)(name, node, kinds)  # fmt: skip
-        elif isinstance(node.func, ast.Attribute):
-            base = self.reader.of_expression(node.func.value)
-            made = self.reduction(node.func.attr, node, node.func.value, base, len(node.args) == 0)
+        made: ast.expr = node
+        if not module and isinstance(node.func, ast.Attribute):
+            made = self.reduction(node.func.attr, node, node.func.value, is_whole=not node.args)
+        elif module == "numpy" and name in (*_SUMS, *_SAME_REDUCTIONS, *_PRODUCTS):
+            value = node.args[0] if node.args else node
+            made = self.reduction(name, node, value, is_whole=len(node.args) == 1)
+        elif module == "math":
+            made = self.math(name, node, kinds)
         else:
-            made = self.untouched("", node, kinds)
+            self.generic_visit(node)
+            if module == "numpy":
+                self.note_numpy(name, node, kinds)
+            elif module == "builtins" and len(kinds) == 1:
+                if name == "int" and _may_be_float(kinds[0]):
+                    made = _call(self.out.need("whole_"), node.args[0])
+                elif name == "float" and _has(kinds, "float32"):
+                    made = _cast("float64", node.args[0])
         return ast.copy_location(made, node)
 
-    def untouched(self, name: str, node: ast.Call, kinds: Sequence[Kinds]) -> ast.expr:
-        self.generic_visit(node)
-        return node
-
-    def builtin(self, name: str, node: ast.Call, kinds: Sequence[Kinds]) -> ast.expr:
-        self.generic_visit(node)
-        if name == "int" and len(kinds) == 1 and _may_be_float(kinds[0]):
-            return _call(self.out.need("whole_"), node.args[0])
-        if name == "float" and len(kinds) == 1 and _has(kinds, "float32"):
-            return _call("np_.float64", node.args[0])
-        return node
-
     def math(self, name: str, node: ast.Call, kinds: Sequence[Kinds]) -> ast.expr:
-        original = node.args[0] if node.args else None
-        is_safe = name == "sqrt" and original is not None and self.is_nonnegative(original)
+        is_safe = name == "sqrt" and bool(node.args) and self.is_nonnegative(node.args[0])
         self.generic_visit(node)
         if name in _LOOSE_MATH:
             self.out.note(f"math.{name} may differ in the last bit", node)
         # Python computes in 64 bits whatever it is given; the compiler's float() keeps 32.
         node.args = [
-            _call("np_.float64", argument) if _has([kind], "float32") else argument
+            _cast("float64", argument) if _has([kind], "float32") else argument
             for argument, kind in zip(node.args, kinds, strict=True)
         ]
-        if name in ("floor", "ceil", "trunc") and len(kinds) == 1 and _may_be_float(kinds[0]):
-            rounded = _call(f"np_.{name}", node.args[0])
-            return _call(self.out.need("whole_"), rounded)
-        if name in _CHECKED_MATH and len(node.args) == 1 and not is_safe:
-            return _call(self.out.need(f"math_{name}_", _checked_math(name)), node.args[0])
+        if len(kinds) == 1:
+            if name in ("floor", "ceil", "trunc") and _may_be_float(kinds[0]):
+                return _call(self.out.need("whole_"), _call(f"np_.{name}", *node.args))
+            if name in _CHECKED_MATH and not is_safe:
+                return _call(self.out.need(f"math_{name}_", _checked_math(name)), *node.args)
         return node
 
-    def numpy(self, name: str, node: ast.Call, kinds: Sequence[Kinds]) -> ast.expr:
-        if name in _SUMS or name in _SAME_REDUCTIONS or name in _PRODUCTS:
-            value = node.args[0] if node.args else node
-            return self.reduction(name, node, value, kinds[0] if kinds else frozenset(),
-                                  len(node.args) == 1)  # fmt: skip
-        self.generic_visit(node)
+    def note_numpy(self, name: str, node: ast.Call, kinds: Sequence[Kinds]) -> None:
+        """Record a function of numpy whose compiled form may give other bits."""
         found = getattr(np, name, None)
         is_same = name in _SAME_UFUNCS and not (name in ("sin", "cos") and _has(kinds, "float32"))
-        if isinstance(found, np.ufunc) and not is_same:
+        if (isinstance(found, np.ufunc) and not is_same) or name.startswith("linalg."):
             self.out.note(f"np.{name} may differ in the last bit", node)
-        elif name.startswith("linalg."):
-            self.out.note(f"np.{name} may differ in the last bits", node)
-        if isinstance(found, np.ufunc) and found.nin == 2 and _mixed(kinds):
+        is_mixed = _has(kinds, "float32") and (_has(kinds, "float") or _has(kinds, "int"))
+        if isinstance(found, np.ufunc) and found.nin == 2 and is_mixed:
             self.out.note(f"np.{name} is computed in 64 bits", node)
-        return node
 
-    def reduction(
-        self, name: str, node: ast.Call, value: ast.expr, kinds: Kinds, is_whole: bool
-    ) -> ast.expr:
+    def reduction(self, name: str, node: ast.Call, value: ast.expr, *, is_whole: bool) -> ast.expr:
         """Write sums of rows in numpy's order."""
+        kinds = self.reader.of_expression(value)
         rows = kinds and all(
             isinstance(k, Arr) and k.rank == 1 and k.dtype in ("float64", "float32") for k in kinds
         )
-        exact = all(isinstance(k, Arr) and np.dtype(k.dtype).kind in "biu" for k in kinds)
+        is_integer = all(isinstance(k, Arr) and np.dtype(k.dtype).kind in "biu" for k in kinds)
         if name in _SUMS and rows and is_whole and not node.keywords:
-            made = _call(self.out.need(_SUMS[name]), self.visit(value))
-            return made
+            return _call(self.out.need(_SUMS[name]), self.visit(value))
         self.generic_visit(node)
-        if name in _PRODUCTS or (name in _SUMS and not (exact and name == "sum")):
+        if name in _PRODUCTS or (name in _SUMS and not (is_integer and name == "sum")):
             self.out.note(f"{name} is summed in another order than numpy does", node)
         return node
 
@@ -522,7 +482,7 @@ def math_{name}_(a):
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.parse(name, mode="eval").body, list(arguments), [])
+    return ast.Call(parsed(name), list(arguments), [])
 
 
 def _cast(dtype: str, node: ast.expr) -> ast.expr:
@@ -543,8 +503,10 @@ def _constant(node: ast.expr) -> int | float | None:
     return sign * value
 
 
-def _are(kinds: Kinds, dtype: str) -> bool:
-    return all(isinstance(k, Num) and not k.is_python and k.dtype == dtype for k in kinds)
+def _common_dtype(kinds: Kinds) -> str | None:
+    """The numpy dtype that all types have; None if one is of Python, or they differ."""
+    dtypes = {k.dtype if isinstance(k, Num) and not k.is_python else None for k in kinds}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _may_be_float(kinds: Kinds) -> bool:
@@ -557,15 +519,10 @@ def _has(kinds: Sequence[Kinds], dtype: str) -> bool:
     return any(getattr(kind, "dtype", "") == dtype for each in kinds for kind in each)
 
 
-def _mixed(kinds: Sequence[Kinds]) -> bool:
-    """True for a 32-bit float with a Python float, which compiled code promotes to 64 bits."""
-    return _has(kinds, "float32") and (_has(kinds, "float") or _has(kinds, "int"))
-
-
 def deviations_of(
     statements: Sequence[ast.stmt], values: Mapping[str, Any], names: Names, *, is_exact: bool
-) -> Iterator[Deviation]:
-    """Yield the operations whose compiled form may give other bits, in the order of lines."""
+) -> list[Deviation]:
+    """Return the operations whose compiled form may give other bits, in the order of lines."""
     faithful = Faithful(values, names, is_exact)
     faithful.rewrite(statements)
-    return iter(sorted(faithful.deviations, key=lambda each: each.line))
+    return sorted(faithful.deviations, key=lambda each: each.line)

@@ -70,6 +70,14 @@ class Linear:
         kept = tuple(term for term in self.terms if term[0].kind == "invariant")
         return Linear(kept, self.const)
 
+    @property
+    def variable(self) -> Atom | None:
+        """The loop variable if the form consists of it alone, else None."""
+        if len(self.terms) != 1 or self.const:
+            return None
+        ((atom, factor),) = self.terms
+        return atom if factor == 1 and atom.kind in ("dim", "inner") else None
+
     def has(self, kind: AtomKind) -> bool:
         """True if an atom of a kind occurs."""
         return any(atom.kind == kind for atom, _ in self.terms)

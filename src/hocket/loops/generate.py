@@ -11,17 +11,17 @@ import ast
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from hocket.loops.body import LoopLevel
+from hocket.loops.body import LoopLevel, parts_of
 from hocket.loops.exits import Exit, Loop, exit_value, with_codes
-from hocket.loops.faithful import Deviation, Faithful, deviations_of
-from hocket.loops.flow import loaded_names
+from hocket.loops.faithful import Deviation, Faithful
+from hocket.loops.flow import loaded_names, stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.names import Helper, Library, Names, Number
-from hocket.loops.rows import HELPERS, Lowered
+from hocket.loops.rows import DOT, Lengths, with_row_loops
 
 _CLIP = '''
 @njit(**OPTIONS_)
@@ -47,118 +47,106 @@ class KernelSource:
     """Numpy dtype that each result has in plain Python; empty for a Python number."""
     deviations: tuple[Deviation, ...] = ()
     """Operations whose bits may differ from those of the plain loop."""
+    row_lengths: Lengths = field(default_factory=dict)
+    """Lengths of rows that the code relies on; if any, different arrays must share no memory."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The loop that a kernel runs, and the names of the kernel's arguments and results."""
+
+    loop: Loop
+    arguments: Sequence[str]
+    results: Sequence[str]
+    row_lengths: Lengths
 
 
 def range_kernel(
-    levels: Sequence[LoopLevel],
-    arguments: Sequence[str],
-    results: Sequence[str],
+    levels: Sequence[LoopLevel], arguments: Sequence[str], results: Sequence[str],
     faithful: Faithful,
-    lowered: Lowered | None = None,
-) -> KernelSource:
+) -> KernelSource:  # fmt: skip
     """A kernel over ranges: ``kernel(low, high[, low_1, high_1, skew], *arguments)``."""
     first = levels[0]
-    parts = _statements(levels, faithful, lowered)
-    step = _step(first)
+    start, _, step = _ends(first)
+    parts, lengths = _statements(levels, faithful)
+    # A literal start tells the compiler the sign of `i - 1`.
+    low = f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
     lines = [
-        f"first_0_, last_0_ = {_low(first)}, high_0_",
-        *_counted(first.name, "first_0_", "last_0_", step, "count_0_"),
-    ]
+        f"first_0_, last_0_ = {low}, high_0_", *_counted(first.name, 0, step),
+        *_indented(_source(parts[0])),
+    ]  # fmt: skip
     bounds = ["low_0_", "high_0_"]
-    lines += _indented(_source(parts[0]))
     if len(levels) == 2:
-        second = levels[1]
-        start, stop, inner_step = _parts(second.node.iter)
         bounds += ["low_1_", "high_1_", "skew_"]
         sign = -1 if ast.literal_eval(step) < 0 else 1
-        inner = [
-            f"shift_ = skew_ * {sign} * {first.name}",
-            f"first_1_, last_1_ = {_clipped(start, stop, inner_step)}",
-            *_counted(second.name, "first_1_", "last_1_", inner_step, "count_1_"),
-            *_indented(_source(parts[1])),
-        ]
-        lines += _indented(inner)
-    clip = len(levels) == 2
-    return _module(lines, bounds, levels[0].node, arguments, results, faithful, lowered, clip=clip)
+        start, stop, step = _ends(levels[1])
+        low, high = "low_1_ - shift_", "high_1_ - shift_"
+        clipped = f"clip_({start}, {stop}, {step}, {low}, {high})"
+        if step == "1":
+            clipped = f"max({start}, {low}), min({stop}, {high})"
+        lines += _indented([
+            f"shift_ = skew_ * {sign} * {first.name}", f"first_1_, last_1_ = {clipped}",
+            *_counted(levels[1].name, 1, step), *_indented(_source(parts[1])),
+        ])  # fmt: skip
+    return _module(lines, bounds, _Head(first.node, arguments, results, lengths), faithful)
 
 
 def list_kernel(
-    levels: Sequence[LoopLevel],
-    arguments: Sequence[str],
-    results: Sequence[str],
+    levels: Sequence[LoopLevel], arguments: Sequence[str], results: Sequence[str],
     faithful: Faithful,
-    lowered: Lowered | None = None,
-) -> KernelSource:
+) -> KernelSource:  # fmt: skip
     """A kernel over a list: ``kernel(order_0[, order_1], low, high, *arguments)``."""
     orders = [f"order_{number}_" for number in range(len(levels))]
     lines = ["for place_ in range(low_0_, high_0_):"]
-    parts = _statements(levels, faithful, lowered)
+    parts, lengths = _statements(levels, faithful)
     for level, order, part in zip(levels, orders, parts, strict=True):
-        lines.append(f"    {level.name} = {order}[place_]")
-        lines += _indented(_source(part))
-    bounds = [*orders, "low_0_", "high_0_"]
-    return _module(lines, bounds, levels[0].node, arguments, results, faithful, lowered)
+        lines += _indented([f"{level.name} = {order}[place_]", *_source(part)])
+    head = _Head(levels[0].node, arguments, results, lengths)
+    return _module(lines, [*orders, "low_0_", "high_0_"], head, faithful)
 
 
 def serial_kernel(
-    loop: Loop,
-    exits: Sequence[Exit],
-    arguments: Sequence[str],
-    results: Sequence[str],
-    faithful: Faithful,
-) -> KernelSource:
+    loop: Loop, exits: Sequence[Exit], arguments: Sequence[str], results: Sequence[str],
+    faithful: Faithful, *, has_row_loops: bool,
+) -> KernelSource:  # fmt: skip
     """Kernel of the loop as written: ``kernel(*arguments)``.
 
     ``results`` are the names read after the loop. If the loop has exits, the kernel first returns
     the number of the exit taken (0 for none), then the results and the values that exits read.
     """
     every = sorted({*results, *(name for leave in exits for name in leave.names)})
-    lines = _source(faithful.rewrite([with_codes(loop, exits, every)]))
+    loops = [[with_codes(loop, exits, every)]]
+    (made,), lengths = _rewritten(loops, faithful, [], has_row_loops=has_row_loops)
+    lines = _source(made)
     if exits:
         lines.append(f"return {ast.unparse(exit_value(0, results, every))}")
-    return _module(lines, [], loop, arguments, every if exits else results, faithful)
+    head = _Head(loop, arguments, every if exits else results, lengths)
+    return _module(lines, [], head, faithful)
 
 
 def _module(
-    lines: Sequence[str],
-    bounds: Sequence[str],
-    loop: Loop,
-    arguments: Sequence[str],
-    results: Sequence[str],
-    faithful: Faithful,
-    lowered: Lowered | None = None,
-    *,
-    clip: bool = False,
+    lines: Sequence[str], bounds: Sequence[str], head: _Head, faithful: Faithful
 ) -> KernelSource:
-    returned = f"({', '.join(results)},)" if results else "()"
-    head = f"def kernel({', '.join([*bounds, *arguments])}):"
-    setup = list(lowered.setup) if lowered is not None else []
+    setup = []
     if faithful.needs_zero:
-        setup.append(_unknown_zero(arguments, faithful))
-    inside = [*setup, *lines, f"return {returned if results else 0}"]
-    function = "\n".join([head, *_indented(inside)])
+        # A zero that depends on an argument, so that `x ** 2` does not become `x * x`.
+        arrays = [n for n in head.arguments if isinstance(faithful.values.get(n), np.ndarray)]
+        setup = [f"unknown_zero_ = 0.0{f' * {arrays[0]}.strides[0]' if arrays else ''}"]
+    returned = f"({', '.join(head.results)},)" if head.results else "0"
+    inside = [*setup, *lines, f"return {returned}"]
+    function = [f"def kernel({', '.join([*bounds, *head.arguments])}):", *_indented(inside)]
     defined: dict[str, str] = {}
-    _collect(loop, faithful.names, set(arguments), defined, faithful.helpers)
+    _collect(head.loop, faithful.names, set(head.arguments), defined, faithful.helpers)
     parts = ["from numba import njit", *faithful.pieces.values(), *defined.values()]
-    if clip:
-        parts.append(_CLIP)
-    if lowered is not None:
-        parts.append(HELPERS)
-    text = "\n".join([*parts, "", "", function, ""])
+    text = "\n".join(["", "", *function, ""])
+    parts += [piece for name, piece in (("clip_(", _CLIP), ("dot_(", DOT)) if name in text]
+    text = "\n".join([*parts, text])
     if "np_." in text or "math_." in text:
         text = f"import math as math_\nimport numpy as np_\n{text}"
-    dtypes = tuple(faithful.dtype_of(name) for name in results)
-    return KernelSource(text, tuple(arguments), tuple(results), dtypes, tuple(faithful.deviations))
-
-
-def _unknown_zero(arguments: Sequence[str], faithful: Faithful) -> str:
-    """Expression for 0.0 that depends on an argument, so that ``x ** 2`` does not become ``x *
-    x``."""
-    for name in arguments:
-        value = faithful.values.get(name)
-        if isinstance(value, np.ndarray):
-            return f"unknown_zero_ = 0.0 * {name}.strides[0]"
-    return "unknown_zero_ = 0.0"
+    dtypes = tuple(faithful.dtype_of(name) for name in head.results)
+    deviations = tuple(sorted(faithful.deviations, key=lambda each: each.line))
+    arguments, results = tuple(head.arguments), tuple(head.results)
+    return KernelSource(text, arguments, results, dtypes, deviations, head.row_lengths)
 
 
 def _collect(
@@ -169,14 +157,7 @@ def _collect(
     rewritten: Mapping[str, ast.FunctionDef],
 ) -> None:
     """Collect imports, constants and helpers for the global names below a node."""
-    local = known | {
-        part.id
-        for part in ast.walk(node)
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-    }
-    if isinstance(node, ast.FunctionDef):
-        local |= {argument.arg for argument in node.args.args}
-    for name in sorted(loaded_names([node]) - local):
+    for name in sorted(loaded_names([node]) - known - stored_names([node])):
         text = _definition(name, names, defined, rewritten)
         if text is not None and defined.setdefault(name, text) != text:
             raise Refusal(f"two helpers are called {name}")
@@ -188,51 +169,56 @@ def _definition(
     defined: dict[str, str],
     rewritten: Mapping[str, ast.FunctionDef],
 ) -> str | None:
-    meaning = names.meaning(name)
-    if isinstance(meaning, Library):
-        module, _, member = meaning.path.rpartition(".")
-        if module == "builtins":
-            return None
-        return (
-            f"from {module} import {member} as {name}" if module else (f"import {member} as {name}")
-        )
-    if isinstance(meaning, Number):
-        return f"{name} = {meaning.value!r}"
-    if isinstance(meaning, Helper):
-        if name in defined:
-            if not defined[name]:
-                raise Refusal(f"{name} calls itself", meaning.node.lineno)
-            return defined[name]
-        defined[name] = ""
-        _collect(meaning.node, meaning.names, set(), defined, rewritten)
-        del defined[name]
-        function = copy.deepcopy(rewritten.get(name, meaning.node))
-        function.name, function.decorator_list, function.returns = name, [], None
-        for argument in function.args.args:
-            argument.annotation = None
-        return "\n@njit(**OPTIONS_)\n" + ast.unparse(ast.fix_missing_locations(function)) + "\n"
+    match names.meaning(name):
+        case Library(path):
+            module, _, member = path.rpartition(".")
+            if module == "builtins":
+                return None
+            return f"{f'from {module} ' if module else ''}import {member} as {name}"
+        case Number(value):
+            return f"{name} = {value!r}"
+        case Helper(_, node, own):
+            if name in defined:
+                if not defined[name]:
+                    raise Refusal(f"{name} calls itself", node.lineno)
+                return defined[name]
+            defined[name] = ""
+            arguments = {argument.arg for argument in node.args.args}
+            _collect(node, own, arguments, defined, rewritten)
+            del defined[name]
+            function = copy.deepcopy(rewritten.get(name, node))
+            function.name, function.decorator_list, function.returns = name, [], None
+            for argument in function.args.args:
+                argument.annotation = None
+            text = ast.unparse(ast.fix_missing_locations(function))
+            return f"\n@njit(**OPTIONS_)\n{text}\n"
     return None
 
 
 def _statements(
-    levels: Sequence[LoopLevel], faithful: Faithful, lowered: Lowered | None
-) -> Sequence[Sequence[ast.stmt]]:
+    levels: Sequence[LoopLevel], faithful: Faithful
+) -> tuple[list[list[ast.stmt]], Lengths]:
     """Statements between the loops, then the body, rewritten for the compiler."""
-    parts: Sequence[Sequence[ast.stmt]]
-    if lowered is not None:
-        parts = lowered.parts
-    else:
-        parts = [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
     known = [f"{level.name} = 0" for level in levels]
-    known += lowered.setup if lowered is not None else ()
-    made = iter(faithful.rewrite([statement for part in parts for statement in part], known))
-    if lowered is not None:
-        # Rows that were written as loops no longer show the products that they are.
-        written = [*(s for level in levels[:-1] for s in level.prelude), *levels[-1].node.body]
-        faithful.deviations = list(
-            deviations_of(written, faithful.values, faithful.names, is_exact=faithful.is_exact)
-        )
-    return [list(itertools.islice(made, len(part))) for part in parts]
+    return _rewritten(parts_of(levels), faithful, known, has_row_loops=True)
+
+
+def _rewritten(
+    parts: Sequence[Sequence[ast.stmt]], faithful: Faithful, known: Sequence[str], *,
+    has_row_loops: bool,
+) -> tuple[list[list[ast.stmt]], Lengths]:  # fmt: skip
+    """Return statements for the compiler, and the lengths that loops over rows rely on."""
+    lengths: Lengths = {}
+    made = faithful.rewrite(list(itertools.chain(*parts)), known)
+    if has_row_loops:
+        parts, lengths = with_row_loops(parts, faithful.values, faithful.names, known)
+    if lengths:
+        # Rows that were rewritten as loops no longer show the products that they are.
+        deviations, faithful.deviations = faithful.deviations, []
+        made = faithful.rewrite(list(itertools.chain(*parts)), known)
+        faithful.deviations = deviations
+    rest = iter(made)
+    return [list(itertools.islice(rest, len(part))) for part in parts], lengths
 
 
 def _source(statements: Sequence[ast.stmt]) -> list[str]:
@@ -243,37 +229,21 @@ def _indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def _parts(head: ast.expr) -> tuple[str, str, str]:
-    assert isinstance(head, ast.Call)
-    texts = [ast.unparse(argument) for argument in head.args]
-    if len(texts) == 1:
-        return "0", texts[0], "1"
-    return texts[0], texts[1], texts[2] if len(texts) == 3 else "1"
+def _ends(level: LoopLevel) -> tuple[str, str, str]:
+    """Start, stop and step of a loop over a range, as source."""
+    assert isinstance(level.node.iter, ast.Call)
+    texts = [ast.unparse(argument) for argument in level.node.iter.args]
+    start, stop, step = ["0", *texts, "1"] if len(texts) == 1 else [*texts, "1"][:3]
+    return start, stop, step
 
 
-def _low(level: LoopLevel) -> str:
-    """First outer value of a tile; a literal start tells the compiler the sign of ``i - 1``."""
-    start, _, step = _parts(level.node.iter)
-    return f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
-
-
-def _counted(name: str, first: str, last: str, step: str, count: str) -> list[str]:
+def _counted(name: str, depth: int, step: str) -> list[str]:
     """Source lines of a loop's head.
 
     A loop with step 1 counts from 0, so that the compiler sees that its iterations access
     consecutive memory, which halves the time of a stencil.
     """
+    first, last, count = f"first_{depth}_", f"last_{depth}_", f"count_{depth}_"
     if step != "1":
         return [f"for {name} in range({first}, {last}, {step}):"]
     return [f"for {count} in range({last} - {first}):", f"    {name} = {first} + {count}"]
-
-
-def _clipped(start: str, stop: str, step: str) -> str:
-    low, high = "low_1_ - shift_", "high_1_ - shift_"
-    if step == "1":
-        return f"max({start}, {low}), min({stop}, {high})"
-    return f"clip_({start}, {stop}, {step}, {low}, {high})"
-
-
-def _step(level: LoopLevel) -> str:
-    return _parts(level.node.iter)[2]

@@ -39,10 +39,8 @@ class LoopJob:
     written: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Owner of each array by name; several names may refer to one array."""
-    tabled: Mapping[str, str] = field(default_factory=dict)
-    """Arrays updated through tables: by addition ("table") or adaptive revision ("revise")."""
-    rate: float = 0.1
-    """Step size of adaptive revision."""
+    tabled: Mapping[str, float | None] = field(default_factory=dict)
+    """Arrays updated through tables: the step size of adaptive revision, or None for addition."""
     kept: dict[str, Any] = field(default_factory=dict)
     """State of adaptive tables, kept from one call to the next."""
     find_prefetch: Callable[[], Prefetch | None] = lambda: None
@@ -52,11 +50,6 @@ class LoopJob:
     def replicated(self) -> tuple[str, ...]:
         """Arrays of which each worker has a replica."""
         return (*self.private, *self.summed, *self.buffered, *self.tabled)
-
-    @property
-    def needs_barriers(self) -> bool:
-        """True if buffered arrays are exchanged between steps."""
-        return bool(self.buffered)
 
     def kernel(self) -> Kernel:
         """The compiled kernel."""
@@ -73,21 +66,23 @@ class LoopJob:
         shared: AnyArray = self.values[name]
         return np.zeros_like(shared) if name in self.summed else shared.copy()
 
+    def replicas(self) -> list[dict[str, AnyArray]]:
+        """The replicas of every worker."""
+        return [
+            {name: self.replica(name) for name in self.replicated}
+            for _ in range(self.tiling.num_workers)
+        ]
+
 
 def arguments_for(job: LoopJob, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]:
     """The kernel's arguments after the tile's bounds, for one worker."""
-    found = []
-    for name in job.source.arguments:
-        owner = job.aliases.get(name, name)
-        found.append(replicas[owner] if owner in replicas else job.values[name])
-    return tuple(found)
+    names = job.source.arguments
+    return tuple(replicas.get(job.aliases.get(name, name), job.values[name]) for name in names)
 
 
 def run_in_turn(job: LoopJob) -> list[tuple[Any, ...]]:
     """Run one tile after another in this thread; other back ends give the same bits."""
-    kernel = job.kernel()
-    workers = range(job.tiling.num_workers)
-    replicas = [{name: job.replica(name) for name in job.replicated} for _ in workers]
+    kernel, replicas = job.kernel(), job.replicas()
     arguments = [arguments_for(job, own) for own in replicas]
     results: list[tuple[Any, ...]] = []
     step = 0

@@ -49,41 +49,39 @@ def legal_shapes(
         yield Shape("independent", dims[0])
         return
     atoms = sorted({atom for vector in vectors for atom in vector.distance} | set(dims))
-    lines = [atom for atom in atoms if all(vector.at(atom) == 0 for vector in vectors)]
+    lines = [atom for atom in atoms if all(vector.distance.get(atom) == 0 for vector in vectors)]
     for atom in lines:
         yield Shape("1d", atom)
     atoms = [atom for atom in atoms if atom not in lines]
     if not lines and not ordered and not any(_has_direction(vector, dims) for vector in vectors):
         for one, other in combinations(atoms, 2):
-            if all(0 in (vector.at(one), vector.at(other)) for vector in vectors):
+            if all(
+                0 in (vector.distance.get(one), vector.distance.get(other)) for vector in vectors
+            ):
                 yield Shape("rotation", one, other)
     if len(dims) == 2:
         skew = _least_skew(vectors, dims, signs)
         if skew is not None:
-            kind = "skewed" if skew else "wavefront"
-            yield Shape(kind, dims[0], dims[1], skew)
+            yield Shape("skewed" if skew else "wavefront", dims[0], dims[1], skew)
 
 
 def _has_direction(vector: Vector, dims: Sequence[Atom]) -> bool:
     """True if a vector is a fixed step along a loop: the user wrote that order, so it is kept."""
-    return any(vector.at(dim) for dim in dims)
+    return any(vector.distance.get(dim) for dim in dims)
 
 
 def _least_skew(
     vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int]
 ) -> int | None:
-    steps = [step for vector in vectors for step in directions(vector, dims, signs)]
+    steps = [step for vector in vectors for step in _directions(vector, dims, signs)]
     for skew in range(MAX_SKEW + 1):
-        if all(_least(outer, skew) + inner[0] >= 0 for outer, inner in steps):
+        # An infinite component times 0 is NaN.
+        if all((skew * outer[0] if skew else 0.0) + inner[0] >= 0 for outer, inner in steps):
             return skew
     return None
 
 
-def _least(outer: Interval, skew: int) -> float:
-    return skew * outer[0] if skew else 0.0
-
-
-def directions(
+def _directions(
     vector: Vector, dims: Sequence[Atom], signs: Sequence[int]
 ) -> Iterator[tuple[Interval, ...]]:
     """Yield the lexicographically positive steps of a vector, as one interval per dimension.
@@ -92,15 +90,13 @@ def directions(
     and positive; components after a positive one stay unknown.
     """
     for sign in (1, -1):
-        whole = []
+        whole: list[Interval] = []
         for dim, dim_sign in zip(dims, signs, strict=True):
-            value = vector.at(dim)
-            fixed = None if value is None else float(sign * dim_sign * value)
-            whole.append((-math.inf, math.inf) if fixed is None else (fixed, fixed))
-        for first in range(len(dims)):
-            if any(not low <= 0 <= high for low, high in whole[:first]):
+            value = vector.distance.get(dim)
+            whole.append((-math.inf, math.inf) if value is None else (sign * dim_sign * value,) * 2)
+        for first, (low, high) in enumerate(whole):
+            if any(not before[0] <= 0 <= before[1] for before in whole[:first]):
                 break
-            low, high = whole[first]
             if high >= 1:
                 zeros = [(0.0, 0.0)] * first
                 yield (*zeros, (max(low, 1.0), high), *whole[first + 1 :])

@@ -26,24 +26,29 @@ def owners(values: Mapping[str, Any]) -> dict[str, str]:
 
 def shared_pairs(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Pairs of different arrays that have cells in common."""
-    arrays = [(name, values[name]) for name in sorted(set(owners(values).values()))]
+    arrays = sorted(set(owners(values).values()))
     return frozenset(
-        (one, other)
-        for (one, left), (other, right) in combinations(arrays, 2)
-        if _share(left, right)
+        pair for pair in combinations(arrays, 2) if _share(values[pair[0]], values[pair[1]])
     )
+
+
+def layout(values: Mapping[str, Any]) -> Any:
+    """Shapes and strides of all arrays, which names are one array, and which arrays overlap."""
+    found = [
+        (name, owner, values[name].shape, values[name].strides)
+        for name, owner in owners(values).items()
+    ]
+    return found, shared_pairs(values)
 
 
 def check_overlaps(values: Mapping[str, Any], written: frozenset[str], line: int) -> None:
     """Raise `Refusal` if a written array shares cells with another array, or with itself."""
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    by_owner = {owner: arrays[owner] for owner in set(owners(values).values())}
-    for name in sorted(written & by_owner.keys()):
-        array = by_owner[name]
-        if _sees_cells_twice(array):
+    known = sorted(set(owners(values).values()))
+    for name in sorted(written & set(known)):
+        if _sees_cells_twice(values[name]):
             raise Refusal(f"{name} is written but shows some of its cells more than once", line)
-        for other in sorted(by_owner):
-            if other != name and _share(array, by_owner[other]):
+        for other in known:
+            if other != name and _share(values[name], values[other]):
                 raise Refusal(
                     f"{name} is written and shares memory with {other}; give the loop a copy of "
                     "one of them",

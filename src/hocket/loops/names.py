@@ -12,13 +12,13 @@ import inspect
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
-MODULES = {"numpy": "numpy", "math": "math", "numba": "numba"}
+MODULES = ("numpy", "math", "numba")
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,31 @@ class Number:
 Meaning = Helper | Library | Number | None
 
 
+@dataclass(frozen=True)
 class Names(ABC):
-    """Resolves a global name."""
+    """Resolves a global name as one function sees it."""
+
+    local: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Names that are local to the function, so never global."""
+
+    def meaning(self, name: str) -> Meaning:
+        """Return the meaning of a global name; None for anything that is not understood."""
+        return None if name in self.local else self._find(name)
 
     @abstractmethod
-    def meaning(self, name: str) -> Meaning:
-        """Meaning of ``name``; None for anything that is not understood."""
+    def _find(self, name: str) -> Meaning: ...
 
     def fingerprint(self, called: frozenset[str]) -> Any:
-        """Value that changes if a called name, or a number that it uses, is rebound."""
+        """Return a value that changes if a called name, or a number that it uses, is rebound."""
         return None
 
-
-@dataclass(frozen=True)
-class OutsideNames(Names):
-    """Global names as seen by a function; a name that is local to it is never global."""
-
-    outer: Names
-    local: frozenset[str]
-
-    def meaning(self, name: str) -> Meaning:
-        """Meaning of a global name; None for a local name."""
-        return None if name in self.local else self.outer.meaning(name)
-
-    def fingerprint(self, called: frozenset[str]) -> Any:
-        """Fingerprint of the names that are not local."""
-        return self.outer.fingerprint(called - self.local)
+    def library(self, node: ast.expr) -> str | None:
+        """Return the dotted path of a library name; None for any other expression."""
+        if isinstance(node, ast.Name):
+            meaning = self.meaning(node.id)
+            return meaning.path if isinstance(meaning, Library) else None
+        parent = self.library(node.value) if isinstance(node, ast.Attribute) else None
+        return f"{parent}.{node.attr}" if parent else None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class LiveNames(Names):
     function: FunctionType
 
     def value(self, name: str) -> Any:
-        """Current value of a name outside the function; None if it is unbound."""
+        """Return the current value of a name outside the function; None if it is unbound."""
         free = self.function.__code__.co_freevars
         if name in free and self.function.__closure__ is not None:
             try:
@@ -91,14 +90,13 @@ class LiveNames(Names):
                 return None
         return self.function.__globals__.get(name)
 
-    def meaning(self, name: str) -> Meaning:
-        """Meaning of the object that the name is bound to now."""
+    def _find(self, name: str) -> Meaning:
         found = self.value(name)
         return _meaning_of(name, getattr(builtins, name, None) if found is None else found)
 
     def fingerprint(self, called: frozenset[str]) -> Any:
-        """Code of the called functions and values of their numbers, through all helpers."""
-        return _fingerprint(self, called, frozenset())
+        """Return the code of called functions and the values of their numbers."""
+        return _fingerprint(self, called - self.local, frozenset())
 
 
 @dataclass(frozen=True)
@@ -107,15 +105,12 @@ class ParsedNames(Names):
 
     module: ast.Module
 
-    def meaning(self, name: str) -> Meaning:
-        """Meaning by the last statement of the module that binds the name."""
-        found: Meaning = None
-        if hasattr(builtins, name):
-            found = Library(f"builtins.{name}")
-        for node in self.module.body:
+    def _find(self, name: str) -> Meaning:
+        found: Meaning = Library(f"builtins.{name}") if hasattr(builtins, name) else None
+        for node in self.module.body:  # the last statement that binds the name counts
             match node:
                 case ast.FunctionDef() if node.name == name:
-                    found = Helper(name, node, self)
+                    found = Helper(name, node, replace(self, local=local_names(node)))
                 case ast.Import(aliases):
                     for alias in aliases:
                         if name == (alias.asname or alias.name.partition(".")[0]):
@@ -135,16 +130,13 @@ def _fingerprint(live: LiveNames, names: frozenset[str], seen: frozenset[Any]) -
     found: list[Any] = []
     for name in sorted(names):
         value = live.value(name)
-        if value is None:
-            continue
         plain = getattr(value, "py_func", value)
         if isinstance(value, (bool, int, float)):
             found.append((name, type(value), repr(value)))
         elif isinstance(plain, FunctionType) and plain.__code__ not in seen:
             code = plain.__code__
             used = frozenset((*code.co_names, *code.co_freevars))
-            inside = _fingerprint(LiveNames(plain), used, seen | {code})
-            found.append((name, code, inside))
+            found.append((name, code, _fingerprint(LiveNames(plain), used, seen | {code})))
     return tuple(found)
 
 
@@ -194,20 +186,16 @@ def _meaning_of(name: str, found: Any) -> Meaning:
     if isinstance(plain, FunctionType):
         if (plain.__module__ or "").partition(".")[0] == "numpy":
             return Library(f"numpy.{plain.__name__}")
-        return _helper(name, plain)
+        try:
+            node = function_node(plain)
+        except (OSError, TypeError, SyntaxError):
+            return None
+        return Helper(name, node, LiveNames(plain, local=local_names(node)))
     known = getattr(found, "__name__", name)
-    for module, prefix in ((np, "numpy"), (math, "math"), (builtins, "builtins")):
+    for module in (np, math, builtins):
         if found is not None and getattr(module, known, None) is found:
-            return Library(f"{prefix}.{known}")
+            return Library(f"{module.__name__}.{known}")
     return None
-
-
-def _helper(name: str, function: FunctionType) -> Meaning:
-    try:
-        node = function_node(function)
-    except (OSError, TypeError, SyntaxError):
-        return None
-    return Helper(name, node, LiveNames(function))
 
 
 def parsed(text: str) -> ast.expr:
@@ -218,8 +206,7 @@ def parsed(text: str) -> ast.expr:
 def function_node(function: FunctionType) -> ast.FunctionDef:
     """The syntax tree of a function object, with the line numbers of its file."""
     lines, first = inspect.getsourcelines(function)
-    module = ast.parse(textwrap.dedent("".join(lines)))
-    node = module.body[0]
+    node = ast.parse(textwrap.dedent("".join(lines))).body[0]
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{function.__name__} is no plain function")
     ast.increment_lineno(node, first - 1)

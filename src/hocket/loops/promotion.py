@@ -9,6 +9,7 @@ result on samples, so the rules are those of Python and numpy themselves.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import itertools
 import math
@@ -19,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.loops.following import VIEW_METHODS, pure_call, pure_method
-from hocket.loops.names import Helper, Library, Names, Number
+from hocket.loops.calls import VIEW_METHODS, pure_call, pure_method
+from hocket.loops.names import Helper, Names, Number
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,13 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Pow: operator.pow, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
     ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
     ast.MatMult: operator.matmul, ast.USub: operator.neg, ast.UAdd: operator.pos,
-    ast.Invert: operator.invert, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Invert: operator.invert, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
 _PYTHON: dict[str, Any] = {"int": 1, "float": 1.0, "complex": 1j, "bool": True}
-_BUILTINS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "int": int, "float": float, "bool": bool, "round": round, "pow": pow,
-}  # fmt: skip
+_BUILTINS = ("abs", "int", "float", "bool", "round", "pow")
 _ATTRIBUTES = ("shape", "size", "ndim", "T", "real", "imag")
+_NONE: Kinds = frozenset()
 UNKNOWN: Kinds = frozenset({Other()})
 _INT, _FLOAT, _BOOL = (frozenset({Num(name, True)}) for name in ("int", "float", "bool"))
 _MAX_ROUNDS = 12
@@ -89,10 +89,8 @@ def kind_of(value: Any) -> Kind:
 def _sample(kind: Any) -> Any:
     """Return a sample value of a type; an argument that is no type is returned as it is."""
     match kind:
-        case Num(dtype, True):
-            return _PYTHON[dtype]
-        case Num(dtype, _):
-            return np.dtype(dtype).type(1)
+        case Num(dtype, is_python):
+            return _PYTHON[dtype] if is_python else np.dtype(dtype).type(1)
         case Arr(dtype, rank):
             return np.ones((2,) * rank, dtype)
         case Tup(items):
@@ -102,8 +100,7 @@ def _sample(kind: Any) -> Any:
     return kind
 
 
-@functools.lru_cache(maxsize=4096)
-def _result(function: Callable[..., Any], operands: tuple[Any, ...]) -> Kind:
+def _kind_of_result(function: Callable[..., Any], operands: tuple[Any, ...]) -> Kind:
     """Type that a function without side effects returns for operands of some types."""
     try:
         with np.errstate(all="ignore"):
@@ -112,21 +109,28 @@ def _result(function: Callable[..., Any], operands: tuple[Any, ...]) -> Kind:
         return Other()
 
 
+_cached_kind_of_result = functools.lru_cache(maxsize=4096)(_kind_of_result)
+
+
 def applied(function: Callable[..., Any], *operands: Iterable[Any]) -> Kinds:
     """All types that a function may return for operands of some types."""
-    return frozenset(_result(function, each) for each in itertools.product(*operands))
+    return frozenset(
+        _cached_kind_of_result(function, each) for each in itertools.product(*operands)
+    )
 
 
 @dataclass
 class KindReader:
-    """Infers the types of a loop's names."""
+    """Infers the types of the names in a loop or in a helper function."""
 
     names: Names
     kinds: dict[str, Kinds]
-    helpers: dict[str, HelperReader] = field(default_factory=dict)
+    body: Sequence[ast.stmt]
+    helpers: dict[str, KindReader] = field(default_factory=dict)
     """Called helper functions, with the types of their arguments over all calls."""
-    body: Sequence[ast.stmt] = ()
-    returned: Kinds = frozenset()
+    function: ast.FunctionDef | None = None
+    """The helper function that is read; None for a loop."""
+    returned: Kinds = _NONE
     changed: bool = False
     assigned: dict[str, Kinds] = field(default_factory=dict)
     """Types that the statements assign to each name, without its type before the loop."""
@@ -135,15 +139,14 @@ class KindReader:
     def of(statements: Sequence[ast.stmt], values: Mapping[str, Any], names: Names) -> KindReader:
         """Infer the types of statements that start with some values."""
         kinds = {name: frozenset({kind_of(value)}) for name, value in values.items()}
-        reader = KindReader(names, kinds, body=statements)
+        reader = KindReader(names, kinds, statements)
         for _ in range(_MAX_ROUNDS):
             if not reader._round():
                 break
         else:
             reader.kinds = dict.fromkeys(reader.kinds, UNKNOWN)
         reader.assigned = {}
-        for statement in statements:  # types are final now
-            reader._statement(statement)
+        reader._read()  # types are final now
         return reader
 
     def _round(self) -> bool:
@@ -152,16 +155,18 @@ class KindReader:
         for reader in readers:
             reader.changed = False
         for reader in readers:
-            for statement in reader.body:
-                reader._statement(statement)
+            reader._read()
         return any(reader.changed for reader in (self, *self.helpers.values()))
 
+    def _read(self) -> None:
+        for statement in self.body:
+            self._statement(statement)
+
     def _add(self, name: str, kinds: Kinds) -> None:
-        self.assigned[name] = self.assigned.get(name, frozenset()) | kinds
-        known = self.kinds.get(name, frozenset())
-        if not kinds <= known:
-            self.kinds[name] = known | kinds
-            self.changed = True
+        self.assigned[name] = self.assigned.get(name, _NONE) | kinds
+        known = self.kinds.get(name, _NONE)
+        self.changed |= not kinds <= known
+        self.kinds[name] = known | kinds
 
     def _statement(self, node: ast.stmt) -> None:
         """Read a statement and those inside it; their order does not matter."""
@@ -173,30 +178,26 @@ class KindReader:
             case ast.AnnAssign(target, _, value) if value is not None:
                 self._bind(target, self.of_expression(value))
             case ast.AugAssign(ast.Name(name) as target, op, value):
-                left = self.kinds.get(name, frozenset())
+                left = self.kinds.get(name, _NONE)
                 if not any(isinstance(kind, Arr) for kind in left):
                     self._bind(target, self.combined(type(op), left, self.of_expression(value)))
-            case ast.For(target, head, body, orelse):
-                self._bind(target, self._of_element(head))
-                for inner in (*body, *orelse):
-                    self._statement(inner)
-            case ast.If(_, body, orelse) | ast.While(_, body, orelse):
-                for inner in (*body, *orelse):
-                    self._statement(inner)
+            case ast.For(target, ast.Call(function)) if ast.unparse(function).endswith("range"):
+                self._bind(target, _INT)
+            case ast.For(target, head):
+                self._bind(target, applied(operator.getitem, self.of_expression(head), (0,)))
             case ast.Return(value) if value is not None:
                 found = self.of_expression(value)
                 self.changed |= not found <= self.returned
                 self.returned |= found
             case _:
                 pass
-        for call in _own_calls(node):
-            self.of_expression(call)  # helpers are read with the arguments of every call
-
-    def _of_element(self, head: ast.expr) -> Kinds:
-        """Types of a loop variable that iterates over ``head``."""
-        if isinstance(head, ast.Call) and ast.unparse(head.func).endswith("range"):
-            return _INT
-        return applied(operator.getitem, self.of_expression(head), (0,))
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self._statement(child)
+            elif isinstance(child, ast.expr):
+                for part in ast.walk(child):
+                    if isinstance(part, ast.Call):
+                        self.of_expression(part)  # helpers are read with the arguments of each call
 
     def _bind(self, target: ast.expr, found: Kinds) -> None:
         """Add the types of a value to those of an assignment's target."""
@@ -212,50 +213,43 @@ class KindReader:
             case ast.Constant(value):
                 return frozenset({kind_of(value)})
             case ast.Name(name):
-                return self._of_name(name)
+                meaning = self.names.meaning(name)
+                value = meaning.value if isinstance(meaning, Number) else None
+                return self.kinds.get(name, _NONE if value is None else frozenset({kind_of(value)}))
             case ast.Tuple(elts):
                 return frozenset({Tup(tuple(map(self.of_expression, elts)))})
             case ast.Subscript(value, place):
                 return self._of_subscript(self.of_expression(value), place)
             case ast.BinOp(left, op, right):
                 return self.combined(type(op), self.of_expression(left), self.of_expression(right))
-            case ast.UnaryOp(ast.Not(), _):
+            case ast.UnaryOp(ast.Not()):
                 return _BOOL
             case ast.UnaryOp(op, operand):
                 return applied(OPERATORS[type(op)], self.of_expression(operand))
             case ast.Compare(left, ops, comparators):
-                pairs = zip([left, *comparators], ops, comparators, strict=False)
-                return frozenset[Kind]().union(*(self._compared(*pair) for pair in pairs))
+                sides = list(map(self.of_expression, [left, *comparators]))
+                found = [
+                    applied(OPERATORS[type(op)], *pair) if type(op) in OPERATORS else _BOOL
+                    for op, pair in zip(ops, itertools.pairwise(sides), strict=True)
+                ]
+                return _NONE.union(*found)
             case ast.BoolOp(_, values):
-                return frozenset[Kind]().union(*map(self.of_expression, values))
+                return _NONE.union(*map(self.of_expression, values))
             case ast.IfExp(_, body, orelse):
                 return self.of_expression(body) | self.of_expression(orelse)
             case ast.Attribute(value, name):
-                if self.library(node) is not None:
+                if self.names.library(node) is not None:
                     return _FLOAT
-                is_known = name in _ATTRIBUTES
-                found = self.of_expression(value)
-                return applied(getattr, found, (name,)) if is_known else UNKNOWN
+                found_in = self.of_expression(value)
+                return applied(getattr, found_in, (name,)) if name in _ATTRIBUTES else UNKNOWN
             case ast.Call():
                 return self._of_call(node)
             case _:
                 return UNKNOWN
 
-    def _of_name(self, name: str) -> Kinds:
-        """Types of a variable, or of a number outside the function."""
-        if name in self.kinds:
-            return self.kinds[name]
-        meaning = self.names.meaning(name)
-        return frozenset({kind_of(meaning.value)}) if isinstance(meaning, Number) else frozenset()
-
     def combined(self, op: type[ast.operator], left: Kinds, right: Kinds) -> Kinds:
         """All types that a binary operator may return."""
         return applied(OPERATORS[op], left, right)
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Kinds:
-        if type(op) not in OPERATORS:
-            return _BOOL
-        return applied(OPERATORS[type(op)], self.of_expression(left), self.of_expression(right))
 
     def _of_subscript(self, base: Kinds, place: ast.expr) -> Kinds:
         """Types of an element or a view."""
@@ -263,10 +257,14 @@ class KindReader:
         if isinstance(number, int) and any(isinstance(kind, Tup) for kind in base):
             return _item(base, number)
         parts = place.elts if isinstance(place, ast.Tuple) else [place]
-        options = [
-            (part,) if isinstance(part, (type(None), slice)) else self.of_expression(part) or _INT
-            for part in map(_literal_index, parts)
-        ]
+        options: list[Iterable[Any]] = []
+        for part in parts:
+            if isinstance(part, ast.Slice):
+                options.append((slice(None),))
+            elif isinstance(part, ast.Constant) and part.value is None:
+                options.append((None,))
+            else:
+                options.append(self.of_expression(part) or _INT)
         return frozenset(
             _element(array, index) for array in base for index in itertools.product(*options)
         )
@@ -277,25 +275,29 @@ class KindReader:
         """Types of a call: builtins, math, numpy, array methods, plain helpers."""
         arguments = [self._argument(argument) for argument in node.args]
         keywords = {keyword.arg or "**" for keyword in node.keywords}
-        path = self.library(node.func)
-        if path is not None:
-            module, _, name = path.partition(".")
-            if module == "builtins":
-                return self._of_builtin(name, arguments)
-            if module == "math":
-                found = applied(getattr(math, name, float), *arguments)
-                return found if Other() not in found else _FLOAT
-            if pure_call(path, len(node.args), keywords) is None:
-                return UNKNOWN
-            return self._called(operator.attrgetter(name)(np), node, arguments)
+        module, _, name = (self.names.library(node.func) or "").partition(".")
+        if module == "builtins":
+            if name in ("min", "max"):  # one of their arguments
+                return _NONE.union(*arguments)
+            if name not in _BUILTINS:
+                return _INT if name == "len" else UNKNOWN
+            return applied(getattr(builtins, name), *arguments)
+        if module == "math":
+            found = applied(getattr(math, name, float), *arguments)
+            return found if Other() not in found else _FLOAT
+        if module:
+            is_pure = pure_call(f"{module}.{name}", len(node.args), keywords)
+            return (
+                self._called(operator.attrgetter(name)(np), node, arguments) if is_pure else UNKNOWN
+            )
         match node.func:
             case ast.Attribute(value, name):
-                is_pure = pure_method(name, len(node.args), keywords) or name in VIEW_METHODS
+                is_pure_method = pure_method(name, len(node.args), keywords) or name in VIEW_METHODS
                 base = self.of_expression(value)
-                return self._called(_method(name), node, [base, *arguments]) if is_pure else UNKNOWN
-            case ast.Name("dot_rows_" | "dot_row_" | "dot_"):
-                arrays = [kind for kind in arguments[0] if isinstance(kind, Arr)]
-                return frozenset(Num(kind.dtype, False) for kind in arrays)
+                if is_pure_method:
+                    return self._called(_method(name), node, [base, *arguments])
+            case ast.Name("dot_"):  # a product of rows, see `rows`
+                return applied(np.dot, *arguments)
             case ast.Name(name) if isinstance(meaning := self.names.meaning(name), Helper):
                 return self._of_helper(name, meaning, arguments)
         return UNKNOWN
@@ -304,7 +306,7 @@ class KindReader:
         """Types of an argument; a dtype or a string is returned as it is."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return frozenset({node.value})
-        named = (self.library(node) or "").rpartition(".")[2]
+        named = (self.names.library(node) or "").rpartition(".")[2]
         found = getattr(np, named, None)
         is_dtype = isinstance(found, type) and issubclass(found, np.generic)
         if is_dtype or named in _PYTHON:
@@ -315,67 +317,34 @@ class KindReader:
         self, function: Callable[..., Any], node: ast.Call, arguments: Sequence[frozenset[Any]]
     ) -> Kinds:
         """Types that a function of numpy may return; keywords are literals or dtypes."""
+        if not node.keywords:
+            return applied(function, *arguments)
         options: dict[str, Any] = {}
         for keyword in node.keywords:
-            value = keyword.value
             try:
-                options[keyword.arg or ""] = ast.literal_eval(value)
+                options[keyword.arg or ""] = ast.literal_eval(keyword.value)
             except ValueError:
-                (options[keyword.arg or ""],) = self._argument(value) or UNKNOWN
-        if options:
-            return frozenset(
-                _result.__wrapped__(functools.partial(function, **options), each)
-                for each in itertools.product(*arguments)
-            )
-        return applied(function, *arguments)
+                (options[keyword.arg or ""],) = self._argument(keyword.value) or UNKNOWN
+        return frozenset(
+            _kind_of_result(functools.partial(function, **options), each)
+            for each in itertools.product(*arguments)
+        )
 
     def _of_helper(self, name: str, helper: Helper, arguments: Sequence[Kinds]) -> Kinds:
         """Types that a helper has returned so far, over the arguments of all calls."""
         if name not in self.helpers:
-            reader = HelperReader(helper.names, {}, self.helpers, helper.node.body)
-            reader.function = helper.node
-            self.helpers[name] = reader
+            body, node = helper.node.body, helper.node
+            self.helpers[name] = KindReader(helper.names, {}, body, self.helpers, node)
             self.changed = True
         reader = self.helpers[name]
         for argument, kinds in zip(helper.node.args.args, arguments, strict=False):
             reader._add(argument.arg, kinds)
         return reader.returned
 
-    def _of_builtin(self, name: str, arguments: Sequence[Kinds]) -> Kinds:
-        """Types of a builtin's result; ``min`` and ``max`` return one of their arguments."""
-        if name == "len":
-            return _INT
-        if name in ("min", "max"):
-            return frozenset[Kind]().union(*arguments)
-        return applied(_BUILTINS[name], *arguments) if name in _BUILTINS else UNKNOWN
-
-    def library(self, node: ast.expr) -> str | None:
-        """The dotted path of a library name that no variable hides."""
-        if isinstance(node, ast.Name):
-            meaning = None if node.id in self.kinds else self.names.meaning(node.id)
-            return meaning.path if isinstance(meaning, Library) else None
-        if isinstance(node, ast.Attribute):
-            parent = self.library(node.value)
-            return f"{parent}.{node.attr}" if parent else None
-        return None
-
-
-class HelperReader(KindReader):
-    """Infers the types of a plain function's names."""
-
-    function: ast.FunctionDef
-
 
 @functools.cache
 def _method(name: str) -> Callable[..., Any]:
     return lambda base, *arguments, **options: getattr(base, name)(*arguments, **options)
-
-
-def _literal_index(node: ast.expr) -> Any:
-    """Return a slice or None as a value, any other index as it is."""
-    if isinstance(node, ast.Slice):
-        return slice(None)
-    return None if isinstance(node, ast.Constant) and node.value is None else node
 
 
 def _element(array: Kind, index: Sequence[Any]) -> Kind:
@@ -388,17 +357,8 @@ def _element(array: Kind, index: Sequence[Any]) -> Kind:
 
 def _item(found: Kinds, place: int) -> Kinds:
     """Types of one item of tuples and arrays."""
-    kinds: set[Kind] = set()
-    for kind in found:
-        if isinstance(kind, Tup) and -len(kind.items) <= place < len(kind.items):
-            kinds |= kind.items[place]
-        else:
-            kinds.add(_element(kind, (0,)))
-    return frozenset(kinds)
-
-
-def _own_calls(node: ast.stmt) -> Iterable[ast.Call]:
-    """Calls in a statement's own expressions, without those in statements inside it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            yield from (part for part in ast.walk(child) if isinstance(part, ast.Call))
+    return _NONE.union(*(
+        kind.items[place] if isinstance(kind, Tup) and -len(kind.items) <= place < len(kind.items)
+        else {_element(kind, (0,))}
+        for kind in found
+    ))  # fmt: skip

@@ -21,8 +21,6 @@ _CLASSES = {
     "Add": "sum", "Sub": "sum", "Mult": "product", "BitOr": "or", "BitAnd": "and",
 }  # fmt: skip
 _EXTREMES = (Library("builtins.min"), Library("builtins.max"))
-EXACT = frozenset({"min", "max", "or", "and"})
-"""Operators whose result does not depend on the order, even for floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,13 @@ class Reduction:
     line: int
     depends_on_order: bool = False
     """True for a minimum or maximum that keeps a NaN or the later of 0.0 and -0.0."""
+    kind: str = "unknown"
+    """Kind of the numbers that are accumulated."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the bits of the result do not depend on the order of updates."""
+        return self.op in ("min", "max", "or", "and") or self.kind in ("int", "bool")
 
 
 class _Update(NamedTuple):
@@ -43,18 +48,13 @@ class _Update(NamedTuple):
 
 def find_reduction(name: str, statements: Sequence[ast.stmt], names: Names) -> Reduction:
     """Return the reduction of a carried name; raises `Refusal` with its lines if it is none."""
-    found: list[tuple[_Update, int]] = []
-    for statement in _simple_statements(statements):
-        if not mentions(statement, name):
-            continue
-        update = _update(statement, name, names)
-        if update is None:
-            raise _carried(name, statements)
-        found.append((update, statement.lineno))
-    if len({update.op for update, _ in found}) != 1:
+    mentioning = [node for node in _simple_statements(statements) if mentions(node, name)]
+    updates = [_update(node, name, names) for node in mentioning]
+    first = updates[0]
+    if first is None or any(update is None or update.op != first.op for update in updates):
         raise _carried(name, statements)
-    first, line = found[0]
-    return Reduction(name, first.op, line, any(update.depends_on_order for update, _ in found))
+    depends_on_order = any(update is not None and update.depends_on_order for update in updates)
+    return Reduction(name, first.op, mentioning[0].lineno, depends_on_order)
 
 
 def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
@@ -76,54 +76,46 @@ def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | as
 
 def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
     match node:
-        case ast.AugAssign(ast.Name(target), op, value) if target == name:
-            return _simple_update(type(op).__name__, value, name)
-        case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(left), op, value)) if (
-            target == name and left == name
-        ):
-            return _simple_update(type(op).__name__, value, name)
-        case ast.Assign([ast.Name(target)], ast.BinOp(value, op, ast.Name(right))) if (
-            target == name and right == name and not isinstance(op, ast.Sub)
-        ):
-            return _simple_update(type(op).__name__, value, name)
+        case ast.Assign([ast.Name(target)], ast.Constant(bool() as flag)) if target == name:
+            return _Update("or" if flag else "and")  # a flag that is only raised or only lowered
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name(function), [one, other], [])) if (
             target == name and names.meaning(function) in _EXTREMES
         ):
             is_kept_first = _is(one, name)
             value, kept = (other, one) if is_kept_first else (one, other)
-            if not _is(kept, name) or mentions(value, name):
+            is_update = _is(kept, name) and not mentions(value, name)
+            return _Update(function, depends_on_order=not is_kept_first) if is_update else None
+        case ast.AugAssign(ast.Name(target), op, value):
+            pass
+        case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(left), op, value)) if left == name:
+            pass
+        case ast.Assign([ast.Name(target)], ast.BinOp(value, op, right)):
+            if not _is(right, name) or isinstance(op, ast.Sub):
                 return None
-            return _Update(function, depends_on_order=not is_kept_first)
-        case ast.Assign([ast.Name(target)], ast.Constant(bool() as value)) if target == name:
-            return _Update("or" if value else "and")  # a flag that is only raised or only lowered
         case ast.If():
-            extreme = _guarded_extreme(node)
-            return extreme[1] if extreme is not None and extreme[0] == name else None
+            found, extreme = _guarded_extreme(node) or ("", None)
+            return extreme if found == name else None
         case _:
             return None
-
-
-def _simple_update(op: str, value: ast.expr, name: str) -> _Update | None:
-    return _Update(_CLASSES[op]) if op in _CLASSES and not mentions(value, name) else None
+    op_class = _CLASSES.get(type(op).__name__)
+    return _Update(op_class) if op_class and target == name and not mentions(value, name) else None
 
 
 def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
     """Name and update of ``if e > s: s = e`` and similar maxima and minima, else None."""
     match node:
         case ast.If(
-            ast.Compare(left, [op], [right]),
+            ast.Compare(left, [ast.Gt() | ast.GtE() | ast.Lt() | ast.LtE() as op], [right]),
             [ast.Assign([ast.Name(name)], value)],
             [],
         ):
-            text = ast.unparse(value)
-            greater = isinstance(op, (ast.Gt, ast.GtE))
-            if not greater and not isinstance(op, (ast.Lt, ast.LtE)):
-                return None
-            equal = isinstance(op, (ast.GtE, ast.LtE))
-            if ast.unparse(left) == text and _is(right, name) and not mentions(left, name):
-                return name, _Update("max" if greater else "min", equal)
-            if ast.unparse(right) == text and _is(left, name) and not mentions(right, name):
-                return name, _Update("min" if greater else "max", equal)
+            is_greater = isinstance(op, (ast.Gt, ast.GtE))
+            if _is(left, name):  # s < e is e > s
+                left, right, is_greater = right, left, not is_greater
+            is_same = ast.unparse(left) == ast.unparse(value)
+            if is_same and _is(right, name) and not mentions(left, name):
+                keeps_later = isinstance(op, (ast.GtE, ast.LtE))
+                return name, _Update("max" if is_greater else "min", keeps_later)
     return None
 
 
@@ -134,12 +126,11 @@ def _is(node: ast.expr, name: str) -> bool:
 def _carried(name: str, statements: Sequence[ast.stmt]) -> Refusal:
     reads: list[int] = []
     writes: list[int] = []
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and node.id == name:
-                (reads if isinstance(node.ctx, ast.Load) else writes).append(node.lineno)
-            if isinstance(node, ast.AugAssign) and _is(node.target, name):
-                reads.append(node.lineno)
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, ast.Name) and node.id == name:
+            (reads if isinstance(node.ctx, ast.Load) else writes).append(node.lineno)
+        if isinstance(node, ast.AugAssign) and _is(node.target, name):
+            reads.append(node.lineno)
     read, write = min(reads, default=0), min(writes, default=0)
     return Refusal(
         f"{name} is carried from one iteration to the next: read at line {read}, written at line "
@@ -149,9 +140,9 @@ def _carried(name: str, statements: Sequence[ast.stmt]) -> Refusal:
     )
 
 
-def refuse_order(reduction: Reduction, kind: str) -> None:
+def refuse_order(reduction: Reduction) -> None:
     """Raise `Refusal` if a float extreme depends on the order of equal numbers or NaN."""
-    if reduction.depends_on_order and kind not in ("int", "bool"):
+    if reduction.depends_on_order and reduction.kind not in ("int", "bool"):
         name, op = reduction.name, reduction.op
         raise Refusal(
             f"{name} at line {reduction.line} takes the later of two equal numbers, or a NaN, so "

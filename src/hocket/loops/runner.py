@@ -1,16 +1,16 @@
 """Run one loop of the user's function each time the function reaches it.
 
-The decision for a call is reused while later calls have the same types, sizes and indices.
+The decision for a call is reused while it holds for later calls, see `decision_cache`.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import CodeType
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,15 @@ from hocket.base.units import format_seconds
 from hocket.loops import memory
 from hocket.loops.choice import TiledOption
 from hocket.loops.compile import compiled
-from hocket.loops.decide import Decision, LoopDecider
-from hocket.loops.exits import without_values
-from hocket.loops.flow import stored_names
+from hocket.loops.decide import Decision, LoopDecider, Settings
+from hocket.loops.decision_cache import SKIPPED, CallPace, DecisionCache, Entry, Guard, content
+from hocket.loops.evaluate import CannotEvaluate, loop_range
+from hocket.loops.exits import bound_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource
-from hocket.loops.job import LoopJob, run_in_turn
+from hocket.loops.job import LoopJob
 from hocket.loops.names import Number, called_names
-from hocket.loops.pace import SKIPPED, CallPace, Entries, SerialCall, sizes_of
 from hocket.loops.prefetch import Prefetch, prefetch_of
-from hocket.loops.recall import content, same_content, signature
-from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.verdict import LoopVerdict
 
@@ -41,32 +39,24 @@ For a loop with exits: the number of the exit taken, and the values of the names
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
-@dataclass
-class _Memory:
-    decision: Decision
-    content: dict[str, Any]
-
-
 class SiteRunner:
     """Runs one loop of one function."""
 
     def __init__(self, source: LoopSource, site: LoopSite, settings: Settings) -> None:
         self.source, self.site, self.settings = source, site, settings
-        self._stored = stored_names([without_values(site.nest.node)])
+        self._stored = bound_names(site.nest.node)
         self.results = tuple(sorted(self._stored & site.nest.live_after))
-        self.decider = LoopDecider(source, site, settings, self.results)
         self._called = called_names(site.nest.node)
-        self._fingerprint: Any = source.names.fingerprint(self._called)
-        self._memories: dict[Any, _Memory] = {}
+        self._fingerprint: Any = object()
         self._kept: dict[str, Any] = {}
-        self._entries = Entries(tuple(dict.fromkeys((*site.inputs, *self.results))))
+        """State of adaptive tables, kept from one call to the next."""
         self._timed, self._plain_start = CallPace(), 0.0
-        self._may_leave_unbound = isinstance(site.nest.node, ast.For) and bool(self.results)
         self.is_timing = False
         """True if the entry that Python runs now is timed, see `end_plain`."""
         self.num_to_skip = 0
         """Next entries that the function should leave to Python without calling this runner."""
         self.last: Decision | None = None
+        self._forget_if_changed()
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
         """Run the loop and return its results, or return who should run it.
@@ -78,25 +68,16 @@ class SiteRunner:
         self.is_timing = False
         self._forget_if_changed()
         given = self._given(variables)
-        entry = self._entries.get(given)
-        if entry is not None:
-            return self._run_entry(entry, given, start)
-        try:
-            values = self.values(variables)
-        except Refusal as unread:
-            self.last = Decision(self.site, LoopVerdict((), (), ()), None, (unread,), "python")
-            self.num_to_skip = SKIPPED
-            return False
-        owners = memory.owners(values)
-        looks = signature(values, owners), memory.shared_pairs(values)
-        remembered = self._memories.get(looks)
-        if remembered is None or not same_content(remembered.content, values):
-            decision = self.decide(values, owners)
-            remembered = _Memory(decision, content(decision.verdict.readings, values))
-            if len(self._memories) >= 16:
-                self._memories.clear()
-            self._memories[looks] = remembered
-        self.last = decision = remembered.decision
+        entry = self._cache.get(given)
+        if entry is None:
+            try:
+                values = self.values(variables)
+            except Refusal as unread:
+                self.last = Decision(self.site, LoopVerdict(), None, (unread,), "python")
+                self.num_to_skip = SKIPPED
+                return False
+            entry = self._decided(values, given)
+        self.last = decision = entry.decision
         if decision.execution == "inside":
             return None
         if decision.execution == "python":
@@ -104,18 +85,20 @@ class SiteRunner:
             return False
         try:
             if decision.execution == "serial":
-                return self._run_entry(self._new_entry(decision, values), given, start)
-            return self._run_parallel(decision, values, owners)
+                return self._run_serial(entry, given, start)
+            return self._run_parallel(decision, self.values(variables))
         except _not_compiled() as error:
-            remembered.decision = self._left_to_python(decision, error)
-            return False
+            refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
+            entry.decision = entry.decision.in_python(refusal)
+            entry.guard = None
+            return self._left_to_python(entry.decision)
         except IndexError as error:
             raise IndexError(f"{error}, {self._where_outside(decision)}") from error
 
     def _given(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Current values of the loop's inputs and results, unchecked."""
         given: dict[str, Any] = {}
-        for name in self._entries.names:
+        for name in self._cache.names:
             value = variables.get(name)
             if value is None and name not in self._stored and self.settings.outside:
                 value = self.settings.outside(name)
@@ -124,48 +107,40 @@ class SiteRunner:
             given[name] = value
         return given
 
-    def _new_entry(self, decision: Decision, values: Mapping[str, Any]) -> SerialCall:
-        assert decision.source is not None
-        options = replace(decision.options, fastmath=self.settings.fastmath)
-        if not self._entries.proves:
-            options = replace(options, boundscheck=self.settings.check_bounds)
-        arguments = decision.source.arguments
-        is_proven = self.settings.check_bounds and not options.boundscheck
-        sizes, indices = None, {}
-        if is_proven:
-            sizes = sizes_of(arguments, values)
-            indices = content(decision.verdict.readings[:1], values)
-        kernel = compiled(decision.source.text, options)
-        return self._entries.put(values, SerialCall(decision, kernel, arguments, sizes, indices))
+    def _decided(self, values: dict[str, Any], given: Mapping[str, Any]) -> Entry:
+        """Decide a call, and store the decision with what it relies on."""
+        decision = self.decide(values, memory.owners(values))
+        readings, source = decision.verdict.readings, decision.source
+        guard = None
+        if decision.execution == "parallel":
+            guard = Guard(memory.layout, memory.layout(given), content(readings, values))
+        elif decision.execution == "serial" and source is not None:
+            is_proven = not decision.options.boundscheck and self._cache.proves
+            if not is_proven:
+                decision = replace(decision, options=replace(decision.options, boundscheck=True))
+            if is_proven or source.row_lengths:
+                look = functools.partial(_serial_look, source, is_proven)
+                guard = Guard(look, look(given), content(readings[:1], values) if is_proven else {})
+        return self._cache.put(given, decision, guard)
 
-    def _run_entry(
-        self, entry: SerialCall, given: Mapping[str, Any], start: float
-    ) -> Results | bool:
+    def _run_serial(self, entry: Entry, given: Mapping[str, Any], start: float) -> Results | bool:
         """Run a serial kernel, or leave the loop to Python if that was faster."""
         decision, pace = entry.decision, entry.pace
-        self.last = decision
+        assert decision.source is not None
         if pace.prefers_plain:
-            self.num_to_skip = SKIPPED
-            self.last = _plain_is_faster(decision, pace)
-            return False
+            return self._left_to_python(decision.in_python(Refusal(
+                f"plain Python takes {format_seconds(pace.plain_s)} for so few iterations, "
+                f"compiled code {format_seconds(pace.compiled_s)} with reaching it",
+                self.site.line,
+            )))  # fmt: skip
         if pace.wants_plain:
-            pace.is_measured = True
-            self._timed = pace
-            self.is_timing, self._plain_start = True, time.perf_counter()
+            self.is_timing, self._timed, self._plain_start = True, pace, time.perf_counter()
             return False
         if self._leaves_unbound(given):
             return False
-        try:
-            found = entry.kernel(*[given[name] for name in entry.arguments])
-        except _not_compiled() as error:
-            entry.decision = self.last = self._left_to_python(decision, error)
-            for each in self._memories.values():
-                if each.decision is decision:
-                    each.decision = entry.decision
-            self._entries.found.clear()
-            return False
-        except IndexError as error:
-            raise IndexError(f"{error}, {self._where_outside(decision)}") from error
+        if entry.kernel is None:
+            entry.kernel = compiled(decision.source.text, decision.options)
+        found = entry.kernel(*[given[name] for name in decision.source.arguments])
         results = self._of_serial(decision, found, given)
         pace.add_compiled(time.perf_counter() - start)
         return results
@@ -173,32 +148,21 @@ class SiteRunner:
     def end_plain(self) -> None:
         """Record the time of a loop that was run in plain Python."""
         self.is_timing = False
-        self._timed.plain_s = time.perf_counter() - self._plain_start
+        self._timed.add_plain(time.perf_counter() - self._plain_start)
 
-    def _left_to_python(self, decision: Decision, error: BaseException) -> Decision:
-        refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
-        refusals = (*decision.refusals, refusal)
-        self.num_to_skip = SKIPPED
-        self.last = replace(
-            decision, execution="python", refusals=refusals, candidate=None, source=None
-        )
-        return self.last
+    def _left_to_python(self, decision: Decision) -> bool:
+        self.num_to_skip, self.last = SKIPPED, decision
+        return False
 
     def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
-        """True if the loop is empty and a name read after it is bound nowhere else."""
-        if not self._may_leave_unbound:
-            return False
-        if all(values.get(name) is not None for name in self.results):
-            return False
-        space = {"range": range, "len": len, "min": min, "max": max, "prange": range}
-        # The user's own range, which the function would evaluate next.
-        return not len(eval(self._head, space, dict(values)))  # noqa: S307
-
-    @functools.cached_property
-    def _head(self) -> CodeType:
+        """True if the loop may be empty, and a name read after it is bound nowhere else."""
         node = self.site.nest.node
-        assert isinstance(node, ast.For)
-        return compile(ast.Expression(node.iter), self.source.place or "<loop>", "eval")
+        if isinstance(node, ast.While) or None not in map(values.get, self.results):
+            return False
+        try:
+            return not loop_range(node, values)
+        except CannotEvaluate:
+            return True
 
     def _where_outside(self, decision: Decision) -> str:
         """Accesses that may have caused an IndexError, which compiled code does not name."""
@@ -213,8 +177,8 @@ class SiteRunner:
         called = self.source.names.fingerprint(self._called)
         if called != self._fingerprint:
             self._fingerprint = called
-            self._memories.clear()
-            self._entries.found.clear()
+            names = tuple(dict.fromkeys((*self.site.inputs, *self.results)))
+            self._cache = DecisionCache(names)
             self.decider = LoopDecider(self.source, self.site, self.settings, self.results)
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
@@ -246,13 +210,9 @@ class SiteRunner:
         results = tuple(given.get(name, values.get(name)) for name in self.results)
         return (0, results) if self.site.exits else results
 
-    def _run_parallel(
-        self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
-    ) -> Results:
-        job = self.job(decision, values, owners)
-        run = run_in_turn if decision.execution == "alone" else self.settings.backend
-        per_tile = run(job)
-        return self._combined(decision, values, per_tile)
+    def _run_parallel(self, decision: Decision, values: Mapping[str, Any]) -> Results:
+        job = self.job(decision, values, memory.owners(values))
+        return self._combined(decision, values, self.settings.backend(job))
 
     def job(
         self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
@@ -260,26 +220,27 @@ class SiteRunner:
         """The call as a job for a back end."""
         assert decision.candidate is not None
         assert decision.source is not None
-        option, tiling = decision.candidate.option, decision.candidate.tiling
+        option = decision.candidate.option
         started = dict(values)
         for reduction in option.reading.reductions:
-            initial = values[reduction.name]
             if reduction.op in _NEUTRAL:
-                started[reduction.name] = type(initial)(_NEUTRAL[reduction.op])
-        through = {owners.get(name, name): rule for name, rule in self.settings.through.items()}
-        tabled = {name: rule for name, rule in through.items() if name in option.buffered}
+                initial = type(values[reduction.name])
+                started[reduction.name] = initial(_NEUTRAL[reduction.op])
+        rates = {owners.get(name, name): rate for name, rate in self.settings.rates.items()}
+        tabled = {name: rate for name, rate in rates.items() if name in option.buffered}
         return LoopJob(
-            decision.source, decision.options, tiling, started,
-            tuple(sorted(option.private)), tuple(sorted(option.summed)),
-            tuple(sorted(option.buffered - tabled.keys())), _last_worker(decision.candidate),
-            option.reading.body.written, owners, tabled, self.settings.rate, self._kept,
-            functools.cache(lambda: self._prefetch(decision, owners)),
+            decision.source, decision.options, decision.candidate.tiling, started,
+            private=tuple(sorted(option.private)), summed=tuple(sorted(option.summed)),
+            buffered=tuple(sorted(option.buffered - tabled.keys())), tabled=tabled,
+            last_worker=_last_worker(decision.candidate), written=option.reading.body.written,
+            aliases=owners, kept=self._kept,
+            find_prefetch=functools.cache(lambda: self._prefetch(decision, owners)),
         )  # fmt: skip
 
     def _prefetch(self, decision: Decision, owners: Mapping[str, str]) -> Prefetch | None:
         """Plan that finds the rows of tables that a tile touches."""
-        if decision.candidate is None or decision.source is None:
-            return None
+        assert decision.candidate is not None
+        assert decision.source is not None
         option = decision.candidate.option
         written = option.reading.body.written
         names = {name for name, owner in owners.items() if owner in written}
@@ -295,18 +256,24 @@ class SiteRunner:
     ) -> Results:
         """Combine the reductions of all tiles, in the order of tiles."""
         assert decision.candidate is not None
-        totals: dict[str, Any] = {}
-        reading = decision.candidate.option.reading
-        for place, reduction in enumerate(reading.reductions):
-            total = values[reduction.name]
-            combine = _COMBINE[reduction.op]
-            for result in per_tile:
-                if result:
-                    total = combine(total, result[place])
-            totals[reduction.name] = total
         assert decision.source is not None
-        totals = _typed(decision.source, [totals[name] for name in decision.source.results], values)
-        return tuple(totals.get(name, values.get(name)) for name in self.results)
+        totals = []
+        for place, reduction in enumerate(decision.candidate.option.reading.reductions):
+            found = [result[place] for result in per_tile if result]
+            totals.append(functools.reduce(_COMBINE[reduction.op], found, values[reduction.name]))
+        typed = _typed(decision.source, totals, values)
+        return tuple(typed.get(name, values.get(name)) for name in self.results)
+
+
+def _serial_look(source: KernelSource, is_proven: bool, values: Mapping[str, Any]) -> Any:
+    """What a serial kernel relies on: sizes if its indices are not checked, lengths of rows."""
+    sizes = [
+        value.shape if isinstance(value, np.ndarray) else value
+        for value in (values[name] for name in source.arguments if is_proven)
+        if isinstance(value, (np.ndarray, int, np.integer))
+    ]
+    rows = [values[name].shape[axis] for name, axis in source.row_lengths]
+    return sizes, rows, rows and memory.shared_pairs(values)
 
 
 def _unknown_type(value: Any) -> str:
@@ -321,13 +288,9 @@ def _unknown_type(value: Any) -> str:
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lambda a, b: a + b,
-    "product": lambda a, b: a * b,
-    "max": lambda a, b: b if b > a else a,
-    "min": lambda a, b: b if b < a else a,
-    "or": lambda a, b: a | b,
-    "and": lambda a, b: a & b,
-}
+    "sum": operator.add, "product": operator.mul, "or": operator.or_, "and": operator.and_,
+    "max": lambda a, b: b if b > a else a, "min": lambda a, b: b if b < a else a,
+}  # fmt: skip
 
 
 def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,31 +312,18 @@ def _is_unchanged(value: Any, before: Any) -> bool:
     return bool(value) or not isinstance(value, float) or repr(value) == repr(float(before))
 
 
-def _plain_is_faster(decision: Decision, pace: CallPace) -> Decision:
-    reason = (
-        f"plain Python takes {format_seconds(pace.plain_s)} for so few iterations, compiled code "
-        f"{format_seconds(pace.compiled_s)} with reaching it"
-    )
-    return replace(
-        decision, execution="python", source=None, candidate=None,
-        refusals=(*decision.refusals, Refusal(reason, decision.site.line)),
-    )  # fmt: skip
-
-
 def _last_worker(candidate: TiledOption) -> int:
     """The worker that runs the last iteration in the serial order of the schedule."""
     tiles = [tile for tile in candidate.tiling.tiles if tile.num_iterations]
+    order = candidate.tiling.order
     if not tiles:
         return 0
-    if candidate.tiling.order and candidate.option.shape.keeps_order:
-        columns = candidate.space.columns
-        order = candidate.tiling.order
-        last = np.ones(len(order[0]), dtype=bool)
-        for column, ordered in zip(columns, order, strict=True):
-            last &= ordered == column[-1]
-        place = int(np.flatnonzero(last)[-1])
-        return next(t.worker for t in tiles if t.bounds[0] <= place < t.bounds[1])
-    return tiles[-1].worker
+    if not order or not candidate.option.shape.keeps_order:
+        return tiles[-1].worker
+    ends = [column[-1] for column in candidate.space.columns]
+    is_last = np.all([own == end for own, end in zip(order, ends, strict=True)], axis=0)
+    place = int(np.flatnonzero(is_last)[-1])
+    return next(t.worker for t in tiles if t.bounds[0] <= place < t.bounds[1])
 
 
 def _not_compiled() -> tuple[type[Exception], ...]:

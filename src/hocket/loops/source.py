@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from hocket.loops.flow import exposed_names, loaded_names, stored_names
 from hocket.loops.names import (
     Library,
     Names,
-    OutsideNames,
     ParsedNames,
     called_names,
     local_names,
@@ -34,16 +34,6 @@ from hocket.loops.nest import Nest
 _N = TypeVar("_N", bound=ast.AST)
 _MAX_BYTES = 10**7
 """Largest source file that is read, in bytes."""
-
-
-@dataclass(frozen=True)
-class AsWritten:
-    """The original head of a loop that was rewritten as one over ``range``."""
-
-    target: ast.expr
-    iter: ast.expr
-    num_heads: int
-    """Number of statements at the start of the rewritten body that bind the original target."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +61,22 @@ class LoopSite:
 
 @dataclass(frozen=True)
 class LoopSource:
-    """A function as a syntax tree with loops rewritten over ``range``, and its sites."""
+    """A function as a syntax tree, and its loops."""
 
-    name: str
+    written: ast.FunctionDef
+    """The function as the user wrote it."""
     node: ast.FunctionDef
+    """The function with loops rewritten over ``range``."""
     names: Names
     sites: tuple[LoopSite, ...]
     place: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Literal arguments of the function's ``parallel_for`` decorator."""
+
+    @property
+    def all_sites(self) -> list[LoopSite]:
+        """The sites, and all sites inside them."""
+        return [site for top in self.sites for site in top.walk()]
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -101,13 +98,13 @@ class LoopSource:
 
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
-    names = OutsideNames(names, local_names(node))
-    plain = _PlainRanges().visit(copy.deepcopy(node))
+    names = replace(names, local=local_names(node))
+    plain = _RangeLoops().visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
-    counter = iter(range(1_000_000))
-    later = outer_names(node)
-    sites = () if depends_on_its_frame(node) else tuple(_sites(plain.body, later, names, counter))
-    return LoopSource(node.name, plain, names, sites, place)
+    sites: Iterator[LoopSite] = iter(())
+    if not depends_on_its_frame(node):
+        sites = _sites(plain.body, outer_names(node), names, itertools.count())
+    return LoopSource(node, plain, names, tuple(sites), place)
 
 
 def parsed_source(path: str | Path, function: str) -> LoopSource:
@@ -121,60 +118,45 @@ def parsed_source(path: str | Path, function: str) -> LoopSource:
     if function not in functions:
         raise unknown_name("function", function, functions, where=str(path))
     node = functions[function]
-    found = source_of(node, ParsedNames(module), str(path))
-    return replace(found, options=_decorated(node))
-
-
-def _decorated(node: ast.FunctionDef) -> dict[str, Any]:
-    """The literal arguments of ``@hocket.parallel_for(...)``."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for decorator in node.decorator_list:
-        if not isinstance(decorator, ast.Call):
-            continue
-        if ast.unparse(decorator.func).rpartition(".")[2] != "parallel_for":
-            continue
-        for keyword in decorator.keywords:
-            with contextlib.suppress(ValueError):
-                found[keyword.arg or ""] = ast.literal_eval(keyword.value)
-    return found
+        match decorator:
+            case ast.Call(ast.Name("parallel_for") | ast.Attribute(_, "parallel_for")):
+                for keyword in decorator.keywords:
+                    with contextlib.suppress(ValueError):
+                        options[keyword.arg or ""] = ast.literal_eval(keyword.value)
+    return replace(source_of(node, ParsedNames(module), str(path)), options=options)
 
 
 def _sites(
-    statements: Sequence[ast.stmt], later: frozenset[str], names: Names, counter: Iterator[int]
+    statements: Sequence[ast.stmt], later: frozenset[str], names: Names, numbers: Iterator[int]
 ) -> Iterator[LoopSite]:
+    """Yield the sites of a block; ``later`` are the names that may be read after the block."""
     for position, node in enumerate(statements):
         rest = statements[position + 1 :]
         after = exposed_names(rest) | (later - _surely_stored(rest))
-        if isinstance(node, ast.While) or (isinstance(node, ast.For) and _is_plain(node)):
-            again = after | exposed_names([node])
-            number = next(counter)
-            children = tuple(_sites(node.body, again, names, counter))
-            if isinstance(node, ast.While) and (node.orelse or not children):
-                # Without a loop inside it is seldom worth compiling, and nothing is parallel.
-                yield from children
-                continue
-            inputs = _inputs(node, names)
-            yield LoopSite(number, Nest.of(node, after), inputs, children, exits_of(node))
-        elif isinstance(node, ast.For):
-            again = after | exposed_names([node])
-            yield from _sites(node.body, again, names, counter)
-        elif isinstance(node, ast.If):
-            yield from _sites(node.body, after, names, counter)
-            yield from _sites(node.orelse, after, names, counter)
-        elif isinstance(node, ast.With) and not _handles_errors(node):
-            for site in _sites(node.body, after, names, counter):
-                # A block that swallows an exception would let names be read as they were before.
-                if not any(stored_names([each.nest.node]) & after for each in site.walk()):
-                    yield site
-
-
-def _is_plain(node: ast.For) -> bool:
-    return isinstance(node.target, ast.Name) and not node.orelse
-
-
-def _handles_errors(node: ast.With) -> bool:
-    """True for ``with np.errstate(...)``, whose error handling compiled code ignores."""
-    return any("errstate" in ast.unparse(item.context_expr) for item in node.items)
+        match node:
+            case ast.While() | ast.For():
+                number = next(numbers)
+                inside = after | exposed_names([node])  # an iteration may read what the last left
+                children = tuple(_sites(node.body, inside, names, numbers))
+                # A `while` without a loop inside is seldom worth compiling.
+                target = getattr(node, "target", None)
+                is_site = isinstance(target, ast.Name) or (target is None and bool(children))
+                if is_site and not node.orelse:
+                    nest = Nest.of(node, after)
+                    yield LoopSite(number, nest, _inputs(node, names), children, exits_of(node))
+                else:
+                    yield from children
+            case ast.If(_, body, orelse):
+                yield from _sites(body, after, names, numbers)
+                yield from _sites(orelse, after, names, numbers)
+            case ast.With(items, body) if not any("errstate" in ast.unparse(i) for i in items):
+                # Compiled code ignores `np.errstate`. A block that swallows an exception would let
+                # names be read as they were before.
+                for site in _sites(body, after, names, numbers):
+                    if not any(stored_names([each.nest.node]) & after for each in site.walk()):
+                        yield site
 
 
 def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
@@ -191,19 +173,17 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
 def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
     """Names that the loop may read before it binds them, without called functions and modules."""
     node = without_values(loop)
-    exposed = exposed_names([node])
-    called = called_names(node)
-    stored = stored_names([node])
-    return tuple(
-        sorted(
-            name
-            for name in exposed
-            if name in stored or not (name in called or isinstance(names.meaning(name), Library))
-        )
-    )
+    called, stored = called_names(node), stored_names([node])
+
+    def is_input(name: str) -> bool:
+        return name in stored or not (
+            name in called or isinstance(names.meaning(name), Library)
+        )  # fmt: skip
+
+    return tuple(sorted(filter(is_input, exposed_names([node]))))
 
 
-class _PlainRanges(ast.NodeTransformer):
+class _RangeLoops(ast.NodeTransformer):
     """Rewrites loops over arrays as loops over ranges."""
 
     count = 0
@@ -218,76 +198,47 @@ class _PlainRanges(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         """Rewrite one loop, after those inside it."""
         self.generic_visit(node)
-        if node.orelse:
-            return node
-        if _is_call(node.iter, "reversed") and _is_call(node.iter.args[0], "range"):  # type: ignore[attr-defined]
-            return self._reversed(node)
-        if _is_call(node.iter, "range") or self._is_prange(node.iter):
-            return node
-        heads: list[ast.stmt] = []
-        lengths: list[str] = []
+        match node.iter:
+            case ast.Call(ast.Name("reversed"), [ast.Call(ast.Name("range"), [*_, stop] as ends)]):
+                if len(ends) < 3:
+                    first = ast.unparse(ends[0]) if len(ends) == 2 else "0"
+                    text = f"range(({ast.unparse(stop)}) - 1, ({first}) - 1, -1)"
+                    node.iter = _placed(parsed(text), node)
+                return node
+            case ast.Call(ast.Name("range" | "prange") | ast.Attribute(_, "prange")):
+                return node
         index = f"index_{self.count}_"
         self.count += 1
-        if loaded_names([node.iter]) & stored_names(node.body):
-            return node  # the loop goes on over what the name was bound to before
-        if not _bind(node.target, node.iter, index, heads, lengths):
+        found = _elements(node.target, node.iter, index)
+        # A name that the body binds anew is no longer what the loop goes over.
+        if node.orelse or found is None or loaded_names([node.iter]) & stored_names(node.body):
             return node
-        stop = lengths[0] if len(lengths) == 1 else f"min({', '.join(lengths)})"
-        loop = ast.For(
-            ast.Name(index, ast.Store()), parsed(f"range({stop})"), [*heads, *node.body], [], None
-        )
-        placed = _placed(loop, node)
-        # Python itself runs the loop as it was written: it may be over no array at all.
-        placed.as_written = AsWritten(node.target, node.iter, len(heads))  # type: ignore[attr-defined]
-        return placed
-
-    def _is_prange(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "prange"
-
-    def _reversed(self, node: ast.For) -> ast.AST:
-        arguments = node.iter.args[0].args  # type: ignore[attr-defined]
-        if len(arguments) == 3:
-            return node
-        start, stop = (ast.Constant(0), arguments[0]) if len(arguments) == 1 else arguments
-        first, last = ast.unparse(start), ast.unparse(stop)
-        node.iter = _placed(parsed(f"range(({last}) - 1, ({first}) - 1, -1)"), node)
-        return node
+        heads, lengths = found
+        stop = parsed(lengths[0] if len(lengths) == 1 else f"min({', '.join(lengths)})")
+        head = ast.Call(ast.Name("range", ast.Load()), [stop], [])
+        body = [*ast.parse("\n".join(heads)).body, *node.body]
+        return _placed(ast.For(ast.Name(index, ast.Store()), head, body, [], None), node)
 
 
-def _bind(
-    target: ast.expr, source: ast.expr, index: str, heads: list[ast.stmt], lengths: list[str]
-) -> bool:
-    """Statements that bind ``target`` to element ``index`` of ``source``, and its length."""
-    if _is_call(source, "enumerate") and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-        if len(source.args) != 1 or source.keywords:  # type: ignore[attr-defined]
-            return False
-        heads.append(_statement(f"{ast.unparse(target.elts[0])} = {index}"))
-        return _bind(target.elts[1], source.args[0], index, heads, lengths)  # type: ignore[attr-defined]
-    if _is_call(source, "zip") and isinstance(target, ast.Tuple):
-        if source.keywords:  # type: ignore[attr-defined]
-            return False
-        parts = source.args  # type: ignore[attr-defined]
-        return len(parts) == len(target.elts) and all(
-            _bind(one, other, index, heads, lengths)
-            for one, other in zip(target.elts, parts, strict=True)
-        )
-    if _is_call(source, "range") and len(source.args) == 1:  # type: ignore[attr-defined]
-        heads.append(_statement(f"{ast.unparse(target)} = {index}"))
-        lengths.append(ast.unparse(source.args[0]))  # type: ignore[attr-defined]
-        return True
-    if isinstance(source, ast.Name):
-        heads.append(_statement(f"{ast.unparse(target)} = {source.id}[{index}]"))
-        lengths.append(f"len({source.id})")
-        return True
-    return False
-
-
-def _is_call(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-
-
-def _statement(text: str) -> ast.stmt:
-    return ast.parse(text).body[0]
+def _elements(target: ast.expr, source: ast.expr, index: str) -> tuple[list[str], list[str]] | None:
+    """Return lines that bind ``target`` to element ``index`` of ``source``, and its lengths."""
+    name = ast.unparse(target)
+    match target, source:
+        case ast.Tuple([count, element]), ast.Call(ast.Name("enumerate"), [inner], []):
+            found = _elements(element, inner, index)
+            return found and ([f"{ast.unparse(count)} = {index}", *found[0]], found[1])
+        case ast.Tuple(targets), ast.Call(ast.Name("zip"), sources, []) if len(targets) == len(
+            sources
+        ):
+            parts = [_elements(*pair, index) for pair in zip(targets, sources, strict=True)]
+            known = [part for part in parts if part is not None]
+            heads, lengths = (list(itertools.chain(*(part[k] for part in known))) for k in (0, 1))
+            return (heads, lengths) if len(known) == len(parts) else None
+        case _, ast.Call(ast.Name("range"), [stop], []):
+            return [f"{name} = {index}"], [ast.unparse(stop)]
+        case _, ast.Name(array):
+            return [f"{name} = {array}[{index}]"], [f"len({array})"]
+    return None
 
 
 def _placed(node: _N, like: ast.AST) -> _N:

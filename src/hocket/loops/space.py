@@ -1,13 +1,12 @@
 """The iteration space of a call: number of iterations, keys, and checks of assumed conditions.
 
 The analysis proves its results under conditions that only data can confirm: subscripts do not count
-from the end, runs of cells do not overlap, loops are not empty. They are checked here in
-O(iterations), and so is whether every index is inside its array.
+from the end, runs of cells do not overlap. They are checked here in O(iterations), and so is
+whether every index is inside its array.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.loops.dependence import Segments
-from hocket.loops.evaluate import CannotEvaluate, evaluate, number
+from hocket.loops.evaluate import CannotEvaluate, evaluate, loop_range, number
 from hocket.loops.form import Access, Atom, Linear, Refusal
 from hocket.loops.nest import Reading
 
@@ -39,18 +38,12 @@ class Space:
     @staticmethod
     def of(reading: Reading, values: Mapping[str, Any]) -> Space:
         """Return the space of a call; raises `Refusal` if the outer range is not known."""
-        try:
-            texts = [part.text for part in reading.ranges[0]]
-            if any(text is None for text in texts):
-                raise CannotEvaluate(str(reading.levels[0].node.lineno))
-            start, stop, step = (number(str(text), values) for text in texts)
-        except CannotEvaluate as error:
-            line = reading.levels[0].node.lineno
-            raise Refusal(f"the range at line {line} is not known: {error}", line) from error
-        if step and (stop - start) // step > MAX_ITERATIONS:
-            line = reading.levels[0].node.lineno
-            raise Refusal(f"the range at line {line} is longer than {MAX_ITERATIONS:,}", line)
-        return Space(reading, values, range(start, stop, step))
+        outer = loop_range(reading.levels[0].node, values)
+        if (outer.stop - outer.start) // outer.step > MAX_ITERATIONS:
+            raise Refusal(
+                f"the range at line {reading.line} is longer than {MAX_ITERATIONS:,}", reading.line
+            )
+        return Space(reading, values, outer)
 
     @cached_property
     def outer_values(self) -> LongArray:
@@ -58,24 +51,23 @@ class Space:
         return np.arange(self.outer.start, self.outer.stop, self.outer.step, dtype=np.int64)
 
     @cached_property
+    def by_outer(self) -> dict[str, Any]:
+        """Names with the values that they have in each iteration of the outer loop."""
+        return {**self.values, self.reading.levels[0].name: self.outer_values}
+
+    @cached_property
     def inner_ranges(self) -> tuple[LongArray, LongArray, int]:
         """Start, stop and step of the second loop for each outer value."""
-        name = self.reading.levels[0].name
-        start, stop, step = self.reading.ranges[1]
-        env = {**self.values, name: self.outer_values}
-        try:
-            if start.text is None or stop.text is None or step.text is None:
-                raise CannotEvaluate("its bounds change in the loop")
-            starts, stops = (evaluate(text, env) for text in (start.text, stop.text))
-            size = len(self.outer_values)
-            return (
-                np.broadcast_to(np.asarray(starts, dtype=np.int64), size),
-                np.broadcast_to(np.asarray(stops, dtype=np.int64), size),
-                number(step.text, self.values),
-            )
-        except CannotEvaluate as error:
+        start, stop, step = (part.text for part in self.reading.ranges[1])
+        if start is None or stop is None or step is None:
             line = self.reading.levels[1].node.lineno
-            raise Refusal(f"the range at line {line} is not known: {error}", line) from error
+            raise Refusal(f"the range at line {line} changes in the loop", line)
+        size = len(self.outer_values)
+        return (
+            np.broadcast_to(np.asarray(evaluate(start, self.by_outer), dtype=np.int64), size),
+            np.broadcast_to(np.asarray(evaluate(stop, self.by_outer), dtype=np.int64), size),
+            number(step, self.values),
+        )
 
     @cached_property
     def inner_lengths(self) -> LongArray:
@@ -88,18 +80,22 @@ class Space:
     @cached_property
     def trip_counts(self) -> LongArray:
         """Work of each outer iteration: 1 plus the lengths of the loops inside it."""
-        name = self.reading.levels[0].name
         weights = np.ones(len(self.outer), dtype=np.int64)
-        for loop in self.reading.body.inner.values():
-            if loop.start is None or loop.stop is None or self.reading.depth > 1:
-                continue
-            try:
-                env = {**self.values, name: self.outer_values}
-                length = evaluate(f"({loop.stop}) - ({loop.start})", env)
-            except CannotEvaluate:
-                continue
-            weights = weights + np.maximum(length, 0)
+        for atom in self.reading.body.inner if self.reading.depth == 1 else ():
+            length = self.length_of(atom)
+            if length is not None:
+                weights = weights + length
         return weights
+
+    def length_of(self, atom: str) -> Any:
+        """Length of a loop inside the iteration for each outer value; None if it is not known."""
+        loop = self.reading.body.inner.get(atom)
+        if loop is None or loop.start is None or loop.stop is None:
+            return None
+        try:
+            return np.maximum(evaluate(f"({loop.stop}) - ({loop.start})", self.by_outer), 0)
+        except CannotEvaluate:
+            return None
 
     @cached_property
     def columns(self) -> tuple[LongArray, ...]:
@@ -113,49 +109,40 @@ class Space:
         place = np.arange(len(first), dtype=np.int64) - np.repeat(begin, lengths)
         return first, np.repeat(starts, lengths) + place * step
 
+    @cached_property
+    def by_iteration(self) -> dict[str, Any]:
+        """Names with the values that they have in each iteration."""
+        return _ByIteration(self)
+
     @property
     def num_iterations(self) -> int:
         """Number of iterations of the nest."""
-        if self.reading.depth == 1:
-            return len(self.outer)
-        return int(self.inner_lengths.sum())
+        return len(self.outer) if self.reading.depth == 1 else int(self.inner_lengths.sum())
 
     def key(self, atom: Atom) -> LongArray:
         """Value of a dimension, real or virtual, in every iteration."""
-        names = [level.name for level in self.reading.levels]
-        if atom.kind == "dim":
-            return self.columns[names.index(atom.name)]
-        env = {**self.values, **dict(zip(names, self.columns, strict=True))}
-        try:
-            found = np.asarray(evaluate(atom.name, env), dtype=np.int64)
-        except CannotEvaluate as error:
-            line = self.reading.levels[0].node.lineno
-            raise Refusal(f"{atom.name} is not known before the loop: {error}", line) from error
+        found = np.asarray(evaluate(atom.name, self.by_iteration), dtype=np.int64)
         return np.broadcast_to(found, len(self.columns[0]))
 
     # ── conditions ──────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
         """Raise `Refusal` unless the data satisfy every condition that the analysis assumed."""
-        if not self.num_iterations:
-            return
-        self._check_subscripts()
-        for segments in sorted(self.reading.segments, key=repr):
-            self._check_segments(segments)
-        for text in self.reading.nonempty:
-            self._check_nonempty(text)
+        if self.num_iterations:
+            self._check_subscripts()
+            for segments in sorted(self.reading.segments, key=repr):
+                self._check_segments(segments)
 
     def _check_subscripts(self) -> None:
         """Refuse indices of written arrays that count from the end."""
         for access in self.reading.body.accesses:
-            if access.array not in self.reading.body.written:
-                continue
-            for sub in access.subs:
+            for sub in access.subs if access.array in self.reading.body.written else ():
                 if sub.index is None or sub.index.has("inner"):
                     continue
                 ends = self.interval(sub.index)
                 if ends is not None and ends[0] < 0 and len(sub.index.varying) > 1:
-                    ends = self._exact_interval(sub.index)
+                    # Bounds of single variables are too wide for `i - j` where j stays below i.
+                    ends = _ends(evaluate(sub.index.text(), self.by_iteration))
                 if ends is None:
                     text = sub.index.text()
                     raise Refusal(f"{text} is not known before the loop", access.line)
@@ -187,38 +174,28 @@ class Space:
         """Bounds of an index form over all iterations, or None; each atom is bounded separately."""
         if form not in self._intervals:
             try:
-                self._intervals[form] = self._interval(form)
-            except (CannotEvaluate, Refusal, IndexError):
+                low = high = form.const
+                for atom, factor in form.terms:
+                    ends = self._ends_of(atom)
+                    low += min(factor * ends[0], factor * ends[1])
+                    high += max(factor * ends[0], factor * ends[1])
+                self._intervals[form] = low, high
+            except (Refusal, IndexError):
                 self._intervals[form] = None
         return self._intervals[form]
 
-    def _interval(self, form: Linear) -> Interval | None:
-        low = high = form.const
-        for atom, factor in form.terms:
-            ends = self._ends_of(atom)
-            if ends is None:
-                return None
-            low += min(factor * ends[0], factor * ends[1])
-            high += max(factor * ends[0], factor * ends[1])
-        return low, high
-
-    def _exact_interval(self, form: Linear) -> Interval | None:
-        """Bounds of a form without inner variables, such as `i - j` if j stays below i."""
-        names = [level.name for level in self.reading.levels]
-        try:
-            env = {**self.values, **dict(zip(names, self.columns, strict=True))}
-            return _ends(evaluate(form.text(), env))
-        except CannotEvaluate:
-            return None
-
-    def _ends_of(self, atom: Atom) -> Interval | None:
+    def _ends_of(self, atom: Atom) -> Interval:
         """Least and greatest value of an atom over all iterations."""
         if atom.kind == "invariant":
             return _ends(evaluate(atom.name, self.values))
         if atom.kind == "key":
             return _ends(self.key(atom))
         if atom.kind == "inner":
-            return self._ends_of_inner(atom)
+            loop = self.reading.body.inner[atom.name]
+            if loop.start is None or loop.stop is None:
+                raise CannotEvaluate(f"the range of {atom.name} is not known")
+            start, stop = (evaluate(text, self.by_iteration) for text in (loop.start, loop.stop))
+            return _ends(start)[0], max(_ends(stop)[1] - 1, 0)
         if atom.name == self.reading.levels[0].name:
             return _ends([self.outer[0], self.outer[-1]])
         starts, _, step = self.inner_ranges
@@ -226,58 +203,37 @@ class Space:
         last = starts + (self.inner_lengths - 1) * step
         return _ends([starts[kept], last[kept]])
 
-    def _ends_of_inner(self, atom: Atom) -> Interval | None:
-        loop = self.reading.body.inner.get(atom.name)
-        if loop is None or loop.start is None or loop.stop is None:
-            return None
-        tree = ast.parse(f"({loop.start}, {loop.stop})")
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        env: dict[str, Any] = dict(self.values)
-        for place, level in enumerate(self.reading.levels):
-            if level.name in names:
-                env[level.name] = self.columns[place]
-        start, stop = evaluate(loop.start, env), evaluate(loop.stop, env)
-        return _ends(start)[0], max(_ends(stop)[1] - 1, 0)
-
-    def _number(self, text: str) -> int:
-        try:
-            return number(text, self.values)
-        except CannotEvaluate as error:
-            line = self.reading.levels[0].node.lineno
-            raise Refusal(f"{text} is not known before the loop: {error}", line) from error
-
     def _check_segments(self, segments: Segments) -> None:
-        names = [level.name for level in self.reading.levels]
-        line = self.reading.levels[0].node.lineno
-        values = np.unique(self.columns[names.index(segments.dim)])
-        env = {**self.values, segments.dim: values}
-        try:
-            size = len(values)
-            start, stop = (
-                np.broadcast_to(np.asarray(evaluate(text, env), dtype=np.int64), size)
-                for text in (segments.start, segments.stop)
-            )
-        except CannotEvaluate as error:
-            raise Refusal(f"the cells of {segments.dim} are not known: {error}", line) from error
+        """Refuse runs of cells that overlap for different values of a loop variable."""
+        runs, line = f"{segments.start}:{segments.stop}", self.reading.line
+        values = np.unique(self.key(Atom("dim", segments.dim)))
+        start, stop = (
+            np.broadcast_to(evaluate(text, {**self.values, segments.dim: values}), len(values))
+            for text in (segments.start, segments.stop)
+        )
         if min(start.min(), stop.min()) < 0:
-            raise Refusal(f"{segments.start}:{segments.stop} counts from the end", line)
+            raise Refusal(f"{runs} counts from the end", line)
         order = np.argsort(start, kind="stable")
         filled = order[(stop > start)[order]]
         if np.any(stop[filled][:-1] > start[filled][1:]):
-            raise Refusal(
-                f"the cells {segments.start}:{segments.stop} of different {segments.dim} overlap",
-                line,
-            )
+            raise Refusal(f"the cells {runs} of different {segments.dim} overlap", line)
 
-    def _check_nonempty(self, text: str) -> None:
-        arguments = ast.parse(text, mode="eval").body
-        assert isinstance(arguments, ast.Call)
-        numbers = [self._number(ast.unparse(argument)) for argument in arguments.args]
-        if not len(range(*numbers)):
-            line = self.reading.levels[0].node.lineno
-            raise Refusal(f"the loop over {text} is empty, and its names are read after it", line)
+
+class _ByIteration(dict[str, Any]):
+    """Names with their values; those of loop variables are listed when they are first needed."""
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.dims = space, [level.name for level in space.reading.levels]
+        super().__init__({k: v for k, v in space.values.items() if k not in self.dims})
+
+    def __missing__(self, name: str) -> LongArray:
+        if name not in self.dims:
+            raise KeyError(name)
+        return self.space.columns[self.dims.index(name)]
 
 
 def _ends(values: Any) -> Interval:
     found = np.asarray(values)
+    if not found.size:
+        raise CannotEvaluate("there are no iterations")
     return int(found.min()), int(found.max())

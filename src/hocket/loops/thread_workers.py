@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from hocket.loops.job import AnyArray, LoopJob, arguments_for, exchange, finish
 from hocket.loops.prefetch import touched_rows
-from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_tables
+from hocket.tables import Node, TableSpec, local_tables
 
 # Kernels run without the interpreter's lock. Workers are started once and each stays on one core:
 # threads that move may run two kernels on one core.
@@ -105,42 +106,11 @@ class KeptTable:
     hidden: NDArray[np.float32]
 
 
-def layout_of(job: LoopJob, mode: str) -> Layout:
-    """Layout of tables for a job: one table per array, one client per worker."""
-    specs = [
-        TableSpec(
-            name, len(job.values[name]), max(math.prod(job.values[name].shape[1:]), 1),
-            staleness=STALENESS, mode=mode, is_adaptive=rule == "revise", rate=job.rate,
-        )
-        for name, rule in sorted(job.tabled.items())
-    ]  # fmt: skip
-    return Layout(tuple(specs), 1, job.tiling.num_workers)
-
-
-def take_up(job: LoopJob, server: ShardServer) -> None:
-    """Load the state of an earlier call into a new shard, for arrays unchanged since then."""
-    for place, spec in enumerate(server.layout.tables):
-        kept = job.kept.get(spec.name)
-        if kept is not None and np.array_equal(kept.left, job.values[spec.name]):
-            state = server.states[place]
-            state.cells[...], state.hidden[...] = kept.cells, kept.hidden
-            state.cells[:, : spec.width] = 0.0  # a table holds what is added to the array
-
-
-def put_back(job: LoopJob, server: ShardServer) -> None:
-    """Add the tables' contents to the arrays, and keep adaptive state for the next call."""
-    for place, spec in enumerate(server.layout.tables):
-        array, state = job.values[spec.name], server.states[place]
-        array += server.cells(place).reshape(array.shape).astype(array.dtype)
-        if spec.is_adaptive:
-            job.kept[spec.name] = KeptTable(array.copy(), state.cells.copy(), state.hidden.copy())
-
-
 class TabledArrays:
     """One worker's replicas of arrays, filled from its tables."""
 
-    def __init__(self, worker: Worker, arrays: Mapping[str, AnyArray]) -> None:
-        self.worker, self.arrays = worker, dict(arrays)
+    def __init__(self, node: Node, arrays: Mapping[str, AnyArray]) -> None:
+        self.node, self.worker, self.arrays = node, node.workers[0], dict(arrays)
         self._start = {name: array.copy() for name, array in arrays.items()}
         self._before: dict[str, AnyArray] = {}
 
@@ -161,57 +131,39 @@ class TabledArrays:
         self.worker.clock()
 
 
-def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
-    """Run a job on threads that share tables of this process."""
-    tiling, kernel = job.tiling, job.kernel()
-    workers = range(tiling.num_workers)
-    replicas = [{name: job.replica(name) for name in job.replicated} for _ in workers]
-    results: list[tuple[Any, ...]] = [()] * len(tiling.tiles)
-    layout, prefetch = layout_of(job, "essp"), job.find_prefetch()
-    with local_tables(layout.tables, num_clients=layout.num_clients) as group:
-        take_up(job, group.servers[0])
-        failed = threading.Lock()
-
-        def work(number: int) -> None:
-            own = {name: replicas[number][name] for name in job.tabled}
-            tables = TabledArrays(group.nodes[number].workers[0], own)
-            arguments = arguments_for(job, replicas[number])
-            named = dict(zip(job.source.arguments, arguments, strict=True))
-            with _ending(group.nodes, failed):
-                for place, tile in enumerate(tiling.tiles):
-                    if tile.worker != number:
-                        continue
-                    leading = job.leading(tile)
-                    rows = touched_rows(prefetch, tables.arrays, leading, named)
-                    tables.pull(rows)
-                    results[place] = kernel(*leading, *arguments)
-                    tables.push(rows)
-
-        team(tiling.num_workers).together(lambda number: lambda: work(number))
+@contextlib.contextmanager
+def _tables(job: LoopJob, replicas: Sequence[dict[str, AnyArray]]) -> Iterator[list[TabledArrays]]:
+    """Tables for a job's arrays, one client per worker; at the end they are added to the arrays."""
+    if not job.tabled:
+        yield []
+        return
+    specs = [
+        TableSpec(
+            name, len(job.values[name]), max(math.prod(job.values[name].shape[1:]), 1),
+            staleness=STALENESS, mode="essp", is_adaptive=rate is not None, rate=rate or 0.1,
+        )
+        for name, rate in sorted(job.tabled.items())
+    ]  # fmt: skip
+    with local_tables(specs, num_clients=len(replicas)) as group:
+        (server,) = group.servers
+        for place, spec in enumerate(specs):
+            kept = job.kept.get(spec.name)
+            if kept is not None and np.array_equal(kept.left, job.values[spec.name]):
+                state = server.states[place]
+                state.cells[...], state.hidden[...] = kept.cells, kept.hidden
+                state.cells[:, : spec.width] = 0.0  # a table holds what is added to the array
+        yield [
+            TabledArrays(node, {name: own[name] for name in job.tabled})
+            for node, own in zip(group.nodes, replicas, strict=True)
+        ]
         for node in group.nodes:
             node.flush()
-        finish(job, replicas)
-        put_back(job, group.servers[0])
-    return results
-
-
-@contextlib.contextmanager
-def _ending(nodes: Sequence[Node], failed: threading.Lock) -> Iterator[None]:
-    """Close all nodes if a worker fails, so that no worker waits for its clock.
-
-    Only the first error is reported.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not failed.acquire(blocking=False):
-            raise Abandoned from error
-        for node in nodes:
-            node.close()
-        raise
-
-
-Results = list[tuple[Any, ...]]
+        for place, spec in enumerate(specs):
+            array, state = job.values[spec.name], server.states[place]
+            array += server.cells(place).reshape(array.shape).astype(array.dtype)
+            if spec.is_adaptive:
+                copies = array.copy(), state.cells.copy(), state.hidden.copy()
+                job.kept[spec.name] = KeptTable(*copies)
 
 
 @dataclass
@@ -228,15 +180,13 @@ class _Progress:
         self.ended = [False] * self.num_tiles
 
     def wait_for(self, number: int, tiles: tuple[int, ...]) -> None:
+        if self.failed_at > number and all(self.ended[tile] for tile in tiles):
+            return  # without the lock: a tile that has ended stays ended
+        with self.changed:
+            while self.failed_at > number and not all(self.ended[tile] for tile in tiles):
+                self.changed.wait()
         if self.failed_at < number:
             raise Abandoned
-        if all(self.ended[tile] for tile in tiles):
-            return
-        with self.changed:
-            while not all(self.ended[tile] for tile in tiles):
-                if self.failed_at < number:
-                    raise Abandoned
-                self.changed.wait()
 
     def end(self, tile: int) -> None:
         with self.changed:
@@ -249,54 +199,50 @@ class _Progress:
             self.changed.notify_all()
 
 
-def run_on_threads(job: LoopJob) -> Results:
+def run_on_threads(job: LoopJob) -> list[tuple[Any, ...]]:
     """Run a job and return the results of all tiles, in the order of tiles."""
-    if job.tabled:
-        return run_on_threads_through_tables(job)
-    tiling = job.tiling
-    kernel = job.kernel()
-    replicas = [
-        {name: job.replica(name) for name in job.replicated} for _ in range(tiling.num_workers)
-    ]
+    tiling, kernel, replicas = job.tiling, job.kernel(), job.replicas()
     arguments = [arguments_for(job, own) for own in replicas]
-    results: Results = [()] * len(tiling.tiles)
+    results: list[tuple[Any, ...]] = [()] * len(tiling.tiles)
     progress = _Progress(len(tiling.tiles))
     errors: dict[int, BaseException] = {}
+    # Only buffered arrays are exchanged between steps, so only they need a barrier.
+    queues: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, tile in enumerate(tiling.tiles):
+        queues[tile.worker, tile.step if job.buffered else 0].append(number)
 
-    def task(worker: int, step: int | None = None) -> Callable[[], None]:
-        mine = [
-            number
-            for number, tile in enumerate(tiling.tiles)
-            if tile.worker == worker and (step is None or tile.step == step)
-        ]
+    def run_tile(number: int, worker: int) -> None:
+        leading = job.leading(tiling.tiles[number])
+        if not tables:
+            results[number] = kernel(*leading, *arguments[worker])
+            return
+        named = dict(zip(job.source.arguments, arguments[worker], strict=True))
+        rows = touched_rows(job.find_prefetch(), tables[worker].arrays, leading, named)
+        tables[worker].pull(rows)
+        results[number] = kernel(*leading, *arguments[worker])
+        tables[worker].push(rows)
 
-        def work() -> None:
-            for number in mine:
-                tile = tiling.tiles[number]
-                progress.wait_for(number, tile.after)
-                try:
-                    results[number] = kernel(*job.leading(tile), *arguments[worker])
-                except BaseException as error:
+    def work(step: int, worker: int) -> None:
+        for number in queues[worker, step]:
+            progress.wait_for(number, tiling.tiles[number].after)
+            try:
+                run_tile(number, worker)
+            except BaseException as error:
+                if not (tables and errors):  # the others fail because tables are closed
                     errors[number] = error
-                    progress.fail(number)
-                    raise Abandoned from error
-                progress.end(number)
+                progress.fail(number)
+                for table in tables:
+                    table.node.close()
+                raise Abandoned from error
+            progress.end(number)
 
-        return work
-
-    if job.needs_barriers:
-        for step in range(tiling.num_steps):
-            team(tiling.num_workers).together(functools.partial(task, step=step), progress.fail)
-            _raise_first(errors)
+    with _tables(job, replicas) as tables:
+        for step in range(tiling.num_steps if job.buffered else 1):
+            workers = team(tiling.num_workers)
+            workers.together(lambda n, at=step: functools.partial(work, at, n), progress.fail)  # type: ignore[misc]
+            if errors:
+                # The serial loop reaches the lowest-numbered tile first.
+                raise errors[min(errors)]
             exchange(job, replicas)
-    else:
-        team(tiling.num_workers).together(task, progress.fail)
-        _raise_first(errors)
-    finish(job, replicas)
+        finish(job, replicas)
     return results
-
-
-def _raise_first(errors: Mapping[int, BaseException]) -> None:
-    """Raise the error of the lowest-numbered failed tile, which the serial loop reaches first."""
-    if errors:
-        raise errors[min(errors)]

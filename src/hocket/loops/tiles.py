@@ -82,7 +82,8 @@ class Tiling:
                 step, free = tile.step, [max(free) + costs.exchange_s] * self.num_workers
             ready = [found[other][1] + costs.handed_s for other in tile.after]
             start = max([free[tile.worker], *ready])
-            end = start + costs.start_s + tile.num_iterations * costs.iteration_s
+            start_s = costs.start_s if tile.num_iterations else 0.0
+            end = start + start_s + tile.num_iterations * costs.iteration_s
             found.append((start, end))
             free[tile.worker] = end
         return found
@@ -97,29 +98,25 @@ class Tiling:
 
 def balanced_cuts(weights: LongArray, num_parts: int) -> LongArray:
     """Positions that cut ``weights`` into parts of nearly equal sums."""
-    ends = np.cumsum(weights)
-    total = int(ends[-1]) if len(ends) else 0
-    targets = total * np.arange(1, num_parts, dtype=np.float64) / num_parts
-    inner = np.searchsorted(ends, targets, side="left") + 1 if len(ends) else targets.astype(int)
-    if len(ends):
-        # A cut goes to the nearer side of the value that it would split.
-        before = np.where(inner >= 2, ends[np.maximum(inner - 2, 0)], 0)
-        nearer = targets - before < ends[inner - 1] - targets
-        inner = np.where(nearer, inner - 1, inner)
-    return np.concatenate([[0], np.maximum.accumulate(inner), [len(weights)]]).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(weights)])
+    targets = ends[-1] * np.arange(num_parts + 1, dtype=np.float64) / num_parts
+    after = np.searchsorted(ends, targets, side="left")
+    # A cut goes to the nearer side of the value that it would split.
+    before = np.maximum(after - 1, 0)
+    cuts = np.where(targets - ends[before] < ends[after] - targets, before, after)
+    cuts[0], cuts[-1] = 0, len(weights)
+    found: LongArray = cuts.astype(np.int64)
+    return found
 
 
 def parts_of(keys: LongArray, num_parts: int) -> LongArray:
     """Part of every iteration: equal keys are in one part, and parts have nearly equal counts."""
-    if not len(keys):
-        return np.zeros(0, dtype=np.int64)
-    low = int(keys.min())
-    span = int(keys.max()) - low + 1
-    if span <= 4 * len(keys) + 1024:
-        counts = np.bincount(keys - low, minlength=span)
-        cuts = balanced_cuts(counts, num_parts)
-        return np.searchsorted(cuts[1:-1], keys - low, side="right").astype(np.int64)
-    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    low = int(keys.min(initial=0))
+    if int(keys.max(initial=0)) - low <= 4 * len(keys) + 1024:
+        place = keys - low  # counting is faster than sorting
+        counts = np.bincount(place)
+    else:
+        _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
     cuts = balanced_cuts(counts, num_parts)
     return np.searchsorted(cuts[1:-1], place, side="right").astype(np.int64)
 
@@ -132,23 +129,21 @@ def tiling_of(space: Space, shape: Shape, num_workers: int, num_steps: int = 1) 
     weights = space.inner_lengths if is_nest else space.trip_counts
     num_rows, num_columns = _grid_size(space, shape, num_workers, num_steps)
     rows = balanced_cuts(weights, num_rows)
-    if not is_nest:
-        counts = np.diff(np.concatenate([[0], np.cumsum(weights)])[rows])[:, None]
-        columns: list[tuple[int, ...]] = [()]
-    else:
+    cuts = [0]
+    if is_nest:
         low, high = _inner_span(space, shape.skew)
         num_columns = max(min(num_columns, high - low), 1) if _is_wavefront(shape) else num_columns
         cuts = [low + (high - low) * part // num_columns for part in range(num_columns + 1)]
         counts = _counts(space, shape.skew, rows, cuts)
-        columns = list(itertools.pairwise(cuts))
+    else:
+        counts = np.diff(np.concatenate([[0], np.cumsum(weights)])[rows])[:, None]
     start, step = space.outer.start, space.outer.step
 
     def bounds_of(row: int, column: int) -> tuple[int, ...]:
         outer = start + int(rows[row]) * step, start + int(rows[row + 1]) * step
-        return (*outer, *columns[column])
+        return (*outer, *cuts[column : column + 2]) if is_nest else outer
 
-    tiles = _scheduled(counts, bounds_of, shape, num_workers)
-    return Tiling(tiles, num_workers, skew=shape.skew)
+    return Tiling(_scheduled(counts, bounds_of, shape, num_workers), num_workers, skew=shape.skew)
 
 
 def _is_wavefront(shape: Shape) -> bool:
@@ -179,29 +174,26 @@ def _scheduled(
     """The tiles of a grid, each with its worker, its step and the tiles that it waits for."""
     num_rows, num_columns = counts.shape
     per_worker = max(num_rows // num_workers, 1)
+    is_wavefront = _is_wavefront(shape)
 
     def slot(row: int, column: int) -> tuple[int, int]:
         """Step and worker of a tile."""
         if shape.kind == "rotation":
             return (column - row) % num_workers, row
-        if _is_wavefront(shape):
+        if is_wavefront:
             return row + column, row % num_workers
         if num_rows == 1 and num_columns > 1 and not shape.is_listed:
             return 0, column
         # Each worker's rows follow each other, whatever the number of steps.
         return (column, row) if shape.is_listed else (row % per_worker, row // per_worker)
 
-    cells = [
-        (*slot(row, column), row, column)
-        for row, column in np.ndindex(num_rows, num_columns)
-        if counts[row, column] or not _is_wavefront(shape)
-    ]
+    cells = [(*slot(row, column), row, column) for row, column in np.ndindex(counts.shape)]
     numbers: dict[tuple[int, int], int] = {}
     tiles: list[Tile] = []
     for step, worker, row, column in sorted(cells, key=lambda cell: (cell[0], cell[2])):
         after: tuple[int, ...] = ()
-        if _is_wavefront(shape):
-            after = _above(numbers, row, column)
+        if is_wavefront and row:
+            after = (numbers[row - 1, column],)
         elif shape.kind == "rotation" and step:
             after = (numbers[(row + 1) % num_workers, column],)
         numbers[row, column] = len(tiles)
@@ -229,34 +221,14 @@ def _inner_firsts(space: Space, skew: int) -> tuple[LongArray, int]:
     return sign * starts + skew * outer_sign * space.outer_values, step
 
 
-def _above(number_of: dict[tuple[int, int], int], row: int, column: int) -> tuple[int, ...]:
-    """Tiles of earlier rows that must have ended before the tile at ``row`` and ``column`` runs.
-
-    If the tile directly above is empty, the nearest one before it in that row is waited for, and
-    the rows above are searched for the remaining columns.
-    """
-    found: list[int] = []
-    reached = -1
-    for other in range(row - 1, -1, -1):
-        for candidate in range(column, reached, -1):
-            if (other, candidate) in number_of:
-                found.append(number_of[other, candidate])
-                reached = candidate
-                break
-        if reached == column:
-            break
-    return tuple(found)
-
-
 def _counts(space: Space, skew: int, rows: LongArray, columns: list[int]) -> LongArray:
     """Number of iterations of every tile."""
     first, step = _inner_firsts(space, skew)
-    edges = np.asarray(columns, dtype=np.int64)
+    edges = np.asarray(columns)[None, :]
     counts = np.zeros((len(rows) - 1, len(columns) - 1), dtype=np.int64)
-    for block in range(len(rows) - 1):
-        part = slice(int(rows[block]), int(rows[block + 1]))
-        below = -(-(edges[None, :] - first[part, None]) // abs(step))
-        below = np.clip(below, 0, space.inner_lengths[part, None])
+    for block, (start, stop) in enumerate(itertools.pairwise(rows)):
+        below = -(-(edges - first[start:stop, None]) // abs(step))
+        below = np.clip(below, 0, space.inner_lengths[start:stop, None])
         counts[block] = np.diff(below, axis=1).sum(axis=0)
     return counts
 

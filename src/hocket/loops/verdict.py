@@ -7,15 +7,16 @@ among them needs data and happens when the loop is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hocket.loops.dependence import Vector
-from hocket.loops.form import Access, Refusal
+from hocket.loops.form import Refusal
 from hocket.loops.legal import Shape, legal_shapes
 from hocket.loops.nest import Nest, Reading
-from hocket.loops.reductions import EXACT
 from hocket.loops.scope import Scope
+
+_Names = frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -24,33 +25,32 @@ class LoopOption:
 
     reading: Reading
     shape: Shape
-    private: frozenset[str] = frozenset()
+    private: _Names = frozenset()
     """Scratch arrays: each worker has a replica, and that of the last iteration is kept."""
-    summed: frozenset[str] = frozenset()
+    summed: _Names = frozenset()
     """Arrays of which each worker has a replica, summed at the end."""
-    buffered: frozenset[str] = frozenset()
+    buffered: _Names = frozenset()
     """Arrays whose changes are exchanged only between steps, by the user's permission."""
 
     @property
     def is_exact(self) -> bool:
         """True if the result equals that of the loop as written bit for bit."""
-        floats = [name for name in self.summed if self.reading_kind(name) != "int"]
-        sums = [r for r in self.reading.reductions if not _is_exact_sum(r.op, self.reading, r.name)]
-        return self.shape.keeps_order and not floats and not sums and not self.buffered
-
-    def reading_kind(self, array: str) -> str:
-        """Kind of the numbers that updates add to an array."""
-        kinds = {a.kind for a in self.reading.body.accesses if a.array == array and a.writes}
-        return kinds.pop() if len(kinds) == 1 else "unknown"
+        floats = any(
+            access.kind != "int"
+            for access in self.reading.body.accesses
+            if access.array in self.summed
+        )
+        sums_are_exact = all(reduction.is_exact for reduction in self.reading.reductions)
+        return self.shape.keeps_order and sums_are_exact and not floats and not self.buffered
 
 
 @dataclass(frozen=True)
 class LoopVerdict:
     """All legal options of a loop, and the reasons why others are not."""
 
-    options: tuple[LoopOption, ...]
-    refusals: tuple[Refusal, ...]
-    readings: tuple[Reading, ...]
+    options: tuple[LoopOption, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    readings: tuple[Reading, ...] = ()
     to_permit: tuple[str, ...] = ()
     """Arrays whose late updates, if permitted, would each allow a parallel schedule.
 
@@ -59,12 +59,7 @@ class LoopVerdict:
 
 
 def judge(
-    nest: Nest,
-    scope: Scope,
-    *,
-    ordered: bool = False,
-    permit: Iterable[str] = (),
-    use_segments: bool = True,
+    nest: Nest, scope: Scope, *, ordered: bool = False, permit: Iterable[str] = ()
 ) -> LoopVerdict:
     """Analyse a nest at every depth."""
     options: list[LoopOption] = []
@@ -73,7 +68,7 @@ def judge(
     buffered = frozenset(scope.arrays[name].owner for name in permit if name in scope.arrays)
     for depth in range(1, len(nest.levels) + 1):
         try:
-            reading = nest.read(depth, scope, use_segments=use_segments)
+            reading = nest.read(depth, scope)
         except Refusal as refusal:
             refusals.append(refusal)
             continue
@@ -81,54 +76,43 @@ def judge(
         found = list(_options(reading, scope, ordered, buffered))
         options += found
         if not found:
-            refusals.append(_conflict(reading, ordered))
-    to_permit = () if options or ordered else _to_permit(readings, scope, buffered)
-    return LoopVerdict(tuple(options), tuple(refusals), tuple(readings), to_permit)
-
-
-def _to_permit(
-    readings: Sequence[Reading], scope: Scope, buffered: frozenset[str]
-) -> tuple[str, ...]:
-    meeting = {vector.first.array for reading in readings for vector in reading.vectors}
-    return tuple(
-        name
-        for name in sorted(meeting - buffered)
-        if any(
-            option.buffered
-            for reading in readings
-            for option in _options(reading, scope, ordered=False, permitted=buffered | {name})
-        )
-    )
+            refusals.append(_conflict(reading))
+    to_permit = []
+    if not options and not ordered:
+        meeting = {vector.first.array for reading in readings for vector in reading.vectors}
+        for name in sorted(meeting - buffered):
+            found = [
+                each for r in readings for each in _options(r, scope, False, buffered | {name})
+            ]
+            if any(option.buffered for option in found):
+                to_permit.append(name)
+    return LoopVerdict(tuple(options), tuple(refusals), tuple(readings), tuple(to_permit))
 
 
 def _options(
-    reading: Reading, scope: Scope, ordered: bool, permitted: frozenset[str]
+    reading: Reading, scope: Scope, ordered: bool, permitted: _Names
 ) -> Iterator[LoopOption]:
     signs = step_signs(reading)
-    if signs is None:
-        return
-    if ordered and not all(_is_exact_sum(r.op, reading, r.name) for r in reading.reductions):
+    if signs is None or (ordered and not all(each.is_exact for each in reading.reductions)):
         return
     private = frozenset(reading.private)
     sums = _summable(reading, scope, ordered) - private - permitted
+    blocked = {vector.first.array for vector in reading.vectors}
     seen: set[Shape] = set()
     for summed, buffered in _relaxations(sums, permitted):
-        vectors = _kept(reading.vectors, private | summed | buffered)
-        blocked = {vector.first.array for vector in reading.vectors}
-        if not buffered <= blocked or (summed and not summed <= blocked):
+        if not buffered | summed <= blocked:
             continue
         # What is buffered is out of order anyway; the rest must still keep it.
+        vectors = _kept(reading, private | summed | buffered)
         for shape in legal_shapes(vectors, reading.dims, signs, ordered=ordered):
-            if shape in seen:
-                continue
-            seen.add(shape)
-            yield LoopOption(reading, shape, private & blocked, summed, buffered)
+            if shape not in seen:
+                seen.add(shape)
+                yield LoopOption(reading, shape, private & blocked, summed, buffered)
 
 
-def _relaxations(
-    sums: frozenset[str], permitted: frozenset[str]
-) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
-    none: frozenset[str] = frozenset()
+def _relaxations(sums: _Names, permitted: _Names) -> Iterator[tuple[_Names, _Names]]:
+    """Sets of summed and buffered arrays to try, the fewest first."""
+    none: _Names = frozenset()
     yield none, none
     for name in sorted(sums):
         yield frozenset({name}), none
@@ -140,52 +124,43 @@ def _relaxations(
             yield sums, permitted
 
 
-def _kept(vectors: Sequence[Vector], arrays: frozenset[str]) -> tuple[Vector, ...]:
-    return tuple(vector for vector in vectors if vector.first.array not in arrays)
+def _kept(reading: Reading, arrays: _Names) -> tuple[Vector, ...]:
+    """The vectors that remain if some arrays have a replica per worker."""
+    return tuple(vector for vector in reading.vectors if vector.first.array not in arrays)
 
 
 def step_signs(reading: Reading) -> tuple[int, ...] | None:
     """+1 or -1 per loop; None if a step is not a known constant."""
-    signs = []
-    for _, _, step in reading.ranges:
-        if step.linear is None or not step.linear.is_const or step.linear.const == 0:
-            return None
-        signs.append(1 if step.linear.const > 0 else -1)
-    return tuple(signs)
+    steps = [step.linear for _, _, step in reading.ranges]
+    known = [step.const for step in steps if step is not None and step.is_const and step.const]
+    return tuple(1 if step > 0 else -1 for step in known) if len(known) == len(steps) else None
 
 
-def _is_exact_sum(op: str, reading: Reading, name: str) -> bool:
-    return op in EXACT or reading.reduction_kinds.get(name) in ("int", "bool")
-
-
-def _summable(reading: Reading, scope: Scope, ordered: bool) -> frozenset[str]:
+def _summable(reading: Reading, scope: Scope, ordered: bool) -> _Names:
     """Arrays to which the loop only adds: each worker has a replica, summed in a fixed order."""
-    by_array: dict[str, list[Access]] = {}
-    for access in reading.body.accesses:
-        by_array.setdefault(access.array, []).append(access)
     found = set()
-    for array, accesses in by_array.items():
-        if not all(a.mode == "update" and a.op in ("Add", "Sub") for a in accesses):
-            continue
-        kind = scope.info(array).kind
+    for array in {access.array for access in reading.body.accesses}:
+        accesses = [access for access in reading.body.accesses if access.array == array]
+        only_adds = all(a.mode == "update" and a.op in ("Add", "Sub") for a in accesses)
         adds_integers = all(access.kind in ("int", "bool") for access in accesses)
-        if (kind == "int" and adds_integers) or (kind != "int" and not ordered):
+        holds_integers = scope.arrays[array].kind == "int"
+        if only_adds and (adds_integers if holds_integers else not ordered):
             found.add(array)
     return frozenset(found)
 
 
-def _conflict(reading: Reading, ordered: bool) -> Refusal:
+def _conflict(reading: Reading) -> Refusal:
     """Describe the two accesses that prevent a schedule."""
-    vectors = _kept(reading.vectors, frozenset(reading.private))
+    vectors = _kept(reading, frozenset(reading.private))
     if not vectors:
         names = ", ".join(r.name for r in reading.reductions)
         lines = [r.line for r in reading.reductions]
         return Refusal(f"the sum {names} in floating point depends on the order", *lines)
     worst = min(vectors, key=lambda vector: sum(1 for d in vector.distance.values() if d == 0))
-    text = worst.text(reading.atoms)
+    first, second = worst.first, worst.second
     return Refusal(
-        f"{worst.first.label} and {worst.second.label} may be one cell in different iterations, "
-        f"vector {text}",
-        worst.first.line,
-        worst.second.line,
+        f"{first.label} and {second.label} may be one cell in different iterations, "
+        f"vector {worst.text(reading.atoms)}",
+        first.line,
+        second.line,
     )

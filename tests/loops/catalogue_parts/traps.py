@@ -78,7 +78,7 @@ def skips_some(x, out):
         out[n] = x[n]
 
 
-@loop("independent", whole(M, K), np.zeros(M, np.int64))
+@loop("serial", whole(M, K), np.zeros(M, np.int64))
 def inner_break(A, out):
     for r in range(len(A)):
         for c in range(A.shape[1]):

@@ -1,7 +1,8 @@
 """Evaluate calls symbolically: pure library functions, array methods and plain helper functions.
 
 The body of a helper is read with the actual arguments, so its accesses are recorded for the
-caller's arrays. A call that is not known to be free of side effects is refused.
+caller's arrays. A call that is not known to be free of side effects is refused: it may keep state,
+such as a random generator, or write into its arguments.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Literal
 
 import numpy as np
 
-from hocket.loops.expressions import Environment, Expressions, not_understood, opaque
+from hocket.loops.expressions import (
+    Environment,
+    Expressions,
+    merged,
+    not_understood,
+    opaque,
+    views_in,
+)
 from hocket.loops.flow import stored_names
 from hocket.loops.form import FRESH, UNKNOWN, Array, Kind, Refusal, Scalar, Value
 from hocket.loops.names import Helper
-from hocket.loops.numbers import known_before, merged, views_in
-
-# Calls without side effects: what numpy, math and builtins offer a loop body.
-#
-# A call that is not here is refused: it may keep state, such as a random generator, or write into
-# its arguments. Ufuncs of numpy are pure and recognised by their type.
 
 Result = Literal["scalar", "elementwise", "fresh"]
 
@@ -29,6 +31,7 @@ _BUILTINS: dict[str, Kind] = {
     "abs": "unknown", "min": "unknown", "max": "unknown", "pow": "unknown", "int": "int",
     "float": "float", "bool": "bool", "len": "int", "round": "unknown",
 }  # fmt: skip
+# Most positional arguments of each function: one more would be an array to write into.
 _REDUCERS = {
     "sum": 2, "dot": 2, "vdot": 2, "inner": 2, "mean": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
     "argmax": 2, "argmin": 2, "prod": 2, "any": 1, "all": 1, "std": 1, "var": 1, "searchsorted": 2,
@@ -40,56 +43,43 @@ _FRESH = {
     "where": 3, "concatenate": 1, "linalg.solve": 2, "linalg.inv": 1, "sort": 1, "argsort": 1,
     "clip": 3, "round": 2, "diag": 1, "eye": 2,
 }  # fmt: skip
-_ARRAY_METHODS: dict[str, Result] = {
-    "sum": "scalar", "dot": "fresh", "mean": "scalar", "max": "scalar", "min": "scalar",
-    "argmax": "scalar", "argmin": "scalar", "prod": "scalar", "any": "scalar", "all": "scalar",
-    "std": "scalar", "var": "scalar", "copy": "fresh", "astype": "fresh", "flatten": "fresh",
-    "cumsum": "fresh", "item": "scalar",
-}  # fmt: skip
+_SCALAR_METHODS = (
+    "sum", "mean", "max", "min", "argmax", "argmin", "prod", "any", "all", "std", "var", "item",
+)  # fmt: skip
+_FRESH_METHODS = ("dot", "copy", "astype", "flatten", "cumsum")
 VIEW_METHODS = frozenset({"reshape", "ravel", "transpose", "view", "swapaxes"})
 WRITE_METHODS = frozenset({"fill", "sort"})
 _KEYWORDS = frozenset({"dtype", "axis", "shape", "fill_value"})
+_MAX_CALL_DEPTH = 8
 
 
 def pure_call(path: str, num_args: int, keywords: set[str]) -> tuple[Result, Kind] | None:
     """Symbolic result of a library function; None if it is not known to be free of side effects."""
     module, _, name = path.partition(".")
-    if not keywords <= _KEYWORDS:
-        return None
     if module == "builtins" and name in _BUILTINS and not keywords:
         return "elementwise", _BUILTINS[name]
     if module == "math" and callable(getattr(math, name, None)) and not keywords:
-        integral = name in ("floor", "ceil", "trunc", "gcd", "comb")
-        return "scalar", "int" if integral else "float"
-    if module == "numpy":
-        return _numpy_call(name, num_args)
-    return None
-
-
-def _numpy_call(name: str, num_args: int) -> tuple[Result, Kind] | None:
+        is_whole = name in ("floor", "ceil", "trunc", "gcd", "comb")
+        return "scalar", "int" if is_whole else "float"
+    if module != "numpy" or not keywords <= _KEYWORDS:
+        return None
     found = getattr(np, name, None)
     if isinstance(found, np.ufunc):
-        # One more positional argument would be the array that the result is written to.
         return ("elementwise", "unknown") if num_args == found.nin and found.nout == 1 else None
     if isinstance(found, type) and issubclass(found, np.generic):
-        integral = issubclass(found, np.integer)
-        return "elementwise", "int" if integral else "unknown"
-    if name in _REDUCERS and 1 <= num_args <= _REDUCERS[name]:
+        return "elementwise", "int" if issubclass(found, np.integer) else "unknown"
+    if 1 <= num_args <= _REDUCERS.get(name, 0):
         return ("fresh" if num_args == 2 and name not in ("dot", "vdot") else "scalar"), "unknown"
-    if name in _FRESH and num_args <= _FRESH[name]:
-        return "fresh", "unknown"
-    return None
+    return ("fresh", "unknown") if num_args <= _FRESH.get(name, -1) else None
 
 
 def pure_method(name: str, num_args: int, keywords: set[str]) -> Result | None:
     """Symbolic result of an array method; None if it is not known to be free of side effects."""
-    if name not in _ARRAY_METHODS or not keywords <= _KEYWORDS:
+    if not keywords <= _KEYWORDS:
         return None
-    result = _ARRAY_METHODS[name]
-    return "fresh" if num_args and result == "scalar" and name != "item" else result
-
-
-_MAX_CALL_DEPTH = 8
+    if name in _SCALAR_METHODS:
+        return "fresh" if num_args and name != "item" else "scalar"
+    return "fresh" if name in _FRESH_METHODS else None
 
 
 class Calls(Expressions):
@@ -100,22 +90,16 @@ class Calls(Expressions):
         keywords = {keyword.arg or "**" for keyword in node.keywords}
         if any(isinstance(argument, ast.Starred) for argument in node.args):
             raise not_understood(node)
-        root = node.func
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        is_local = isinstance(root, ast.Name) and (
-            root.id in environment or (not self.call_depth and root.id in self.scope.arrays)
-        )
-        path = None if is_local else self.library(node.func)
+        path = self.names.library(node.func)
         if path is None and isinstance(node.func, ast.Attribute):
-            return self.method(node, keywords, environment)
-        if path is None and isinstance(node.func, ast.Name) and not is_local:
+            return self.method(node, node.func, keywords, environment)
+        if path is None and isinstance(node.func, ast.Name):
             meaning = self.names.meaning(node.func.id)
             if isinstance(meaning, Helper) and not keywords:
                 return self.helper(meaning, node, environment)
         pure = pure_call(path, len(node.args), keywords) if path else None
         if pure is None:
-            raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
+            raise _impure(node)
         values = [self.value(argument, environment) for argument in node.args]
         if path == "builtins.len" and isinstance(values[0], Array):
             return self.length(ast.unparse(node), values[0])
@@ -126,17 +110,19 @@ class Calls(Expressions):
             return numbers[0]
         if path in ("builtins.min", "builtins.max", "builtins.abs"):
             texts = [number.text for number in numbers]
-            found = merged([Scalar(None, None, number.kind) for number in numbers])
+            kinds = [Scalar(None, None, number.kind) for number in numbers]
+            found = self.consume(merged(kinds), node)
             if path != "builtins.abs" and len(texts) > 1 and None not in texts:
                 text = f"{path.partition('.')[2]}({', '.join(map(str, texts))})"
-                return known_before(text, self.consume(found, node).kind, self.dims)
+                return self.known_before(text, found.kind)
             return found
         return Scalar(None, None, pure[1])
 
-    def method(self, node: ast.Call, keywords: set[str], environment: Environment) -> Value:
+    def method(
+        self, node: ast.Call, function: ast.Attribute, keywords: set[str], environment: Environment
+    ) -> Value:
         """Value of a method call, such as ``array.sum()``."""
-        assert isinstance(node.func, ast.Attribute)
-        base, name = self.value(node.func.value, environment), node.func.attr
+        base, name = self.value(function.value, environment), function.attr
         for argument in node.args:
             self.consume(self.value(argument, environment), node)
         if isinstance(base, Array):
@@ -149,7 +135,7 @@ class Calls(Expressions):
             if result is not None:
                 self.consume(base, node)
                 return FRESH if result == "fresh" else UNKNOWN
-        raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
+        raise _impure(node)
 
     def helper(self, helper: Helper, node: ast.Call, environment: Environment) -> Value:
         """Read a helper's body with the actual arguments, so that its writes are recorded."""
@@ -162,12 +148,9 @@ class Calls(Expressions):
                 "give every argument by position, and do not recurse",
                 node.lineno,
             )
-        frame: Environment = {
-            name: self.value(argument, environment)
-            for name, argument in zip(plain, node.args, strict=True)
-        }
-        for name in stored_names(helper.node.body):
-            frame.setdefault(name, UNKNOWN)
+        frame: Environment = dict.fromkeys(stored_names(helper.node.body), UNKNOWN)
+        for name, argument in zip(plain, node.args, strict=True):
+            frame[name] = self.value(argument, environment)
         kept = self.names, self.returns, self.loop_depth
         self.names, self.returns, self.loop_depth = helper.names, [], 0
         self.call_depth += 1
@@ -178,7 +161,8 @@ class Calls(Expressions):
         return merged(returned) if returned else UNKNOWN
 
 
-def _impure(text: str, line: int) -> str:
+def _impure(node: ast.Call) -> Refusal:
+    text, line = ast.unparse(node), node.lineno
     if "random" in text or "rng" in text:
-        return f"{text} at line {line} draws from a state that all iterations share"
-    return f"call {text} at line {line} may have side effects"
+        return Refusal(f"{text} at line {line} draws from a state that all iterations share", line)
+    return Refusal(f"call {text} at line {line} may have side effects", line)
