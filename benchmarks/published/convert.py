@@ -217,6 +217,13 @@ _GPT_OSS_120B = replace(
     mlp_width=2880, vocabulary=201088, experts=Experts(count=128, active=4, mlp_width=2880),
     source="its config.json",
 )  # fmt: skip
+_DEEPSEEK = find_model("deepseek-v3")
+_KIMI = replace(
+    _DEEPSEEK,
+    name="kimi-k2", heads=64, kv_heads=64, vocabulary=163840,
+    experts=Experts(count=384, active=8, mlp_width=2048, shared_width=2048, dense_layers=1),
+    source="its config.json",
+)  # fmt: skip
 _MODELS = {
     "LLAMA3_8B": find_model("llama3-8b"),
     "LLAMA3_70B": find_model("llama3-70b"),
@@ -224,9 +231,10 @@ _MODELS = {
     "Qwen3_30B_a3B": _QWEN3_30B,
     "Qwen3_235B_a22B": _QWEN3_235B,
     "GPT OSS 120B": _GPT_OSS_120B,
+    "DeepSeekV3": _DEEPSEEK,
+    "Kimi_K2": _KIMI,
 }
-"""Models with standard attention and known shape; others (latent attention, state space) are
-skipped."""
+"""Models of known shape; others (sparse attention, state space) are skipped."""
 _SITES = {
     "DGX-H100": "bridge",
     "DGX-B200": "bridge-b200",
@@ -236,6 +244,12 @@ _SITES = {
 }
 _FOUR_BITS = "NVFP4"
 """Rows with 4-bit arithmetic are skipped: it is not modelled."""
+
+
+def bridge_latent(record: Record) -> list[MeasuredRun]:
+    """Read runs of models with multi-head latent attention, on all machines."""
+    model = _model_of(record)
+    return [_bridge_run(record, model)] if model is not None and model.latent else []
 
 
 def bridge_dense(record: Record) -> list[MeasuredRun]:
@@ -259,15 +273,25 @@ def blackwell_experts(record: Record) -> list[MeasuredRun]:
 
 
 def _bridge_rows(record: Record, *, is_hopper: bool, has_experts: bool) -> list[MeasuredRun]:
-    model = _MODELS.get(record["model"].partition(" (")[0].strip())
+    model = _model_of(record)
     is_wanted = (
         model is not None
-        and record["task"] == "Pre-Training"
+        and model.latent is None
         and (record["system"] == "DGX-H100") == is_hopper
         and (model.experts is not None) == has_experts
-        and record["precision"] != _FOUR_BITS
     )
     return [_bridge_run(record, model)] if is_wanted and model is not None else []
+
+
+def _model_of(record: Record) -> Transformer | None:
+    """Model of a row; None if the row is not described."""
+    name, _, variant = record["model"].partition(" (")
+    model = _MODELS.get(name.strip())
+    if model is None or record["task"] != "Pre-Training" or record["precision"] == _FOUR_BITS:
+        return None
+    # Multi-token prediction is one more layer; its own logits (2 % of the FLOPs) are left out.
+    has_mtp = name == "DeepSeekV3" and "w/o MTP" not in variant
+    return replace(model, name="deepseek-v3-mtp", layers=model.layers + 1) if has_mtp else model
 
 
 def _bridge_run(record: Record, shape: Transformer) -> MeasuredRun:
@@ -280,7 +304,7 @@ def _bridge_run(record: Record, shape: Transformer) -> MeasuredRun:
         release=record["release"],
         model=model,
         config=config,
-        cluster=f"{site}-experts" if model.experts else site,
+        cluster=f"{site}-{'latent' if model.latent else 'experts'}" if model.experts else site,
         software=_bridge_software(record, model, config.zero),
         step_s=config.global_batch * model.sequence / rate,
     )
@@ -731,6 +755,7 @@ READERS: Mapping[str, tuple[str, Callable[[Record], list[MeasuredRun]]]] = {
     "bridge-h100-experts": ("megatron_bridge_performance.csv", bridge_experts),
     "bridge-blackwell": ("megatron_bridge_performance.csv", blackwell_dense),
     "bridge-blackwell-experts": ("megatron_bridge_performance.csv", blackwell_experts),
+    "bridge-latent": ("megatron_bridge_performance.csv", bridge_latent),
 }
 """File of each table, and the reader of its rows."""
 
@@ -762,9 +787,11 @@ def run_cells(run: MeasuredRun) -> dict[str, Any]:
 def model_toml(model: Transformer) -> str:
     """A mixture of experts as the TOML file of a model."""
     data = model_to_dict(model)
-    experts = data.pop("experts")
+    tables = {name: data.pop(name) for name in ("experts", "latent") if name in data}
     lines = [f"{key} = {_toml(value)}" for key, value in data.items()]
-    return "\n".join([*lines, "[experts]", *(f"{k} = {v}" for k, v in experts.items())]) + "\n"
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:

@@ -70,7 +70,7 @@ schedule = "1f1b"
     ("change", "said"),
     [
         (("tensor = 8", "tensr = 8"), "did you mean 'tensor'?"),
-        (("tensor = 8", "tensor = 7"), "cannot be divided by tensor 7"),
+        (("tensor = 8", "tensor = 7"), "is not divisible by tensor 7"),
         (("tensor = 8", "tensor = 'x'"), "parallel.tensor"),
         (("pipeline = 2", "pipeline = 99"), "needed"),
         (("microbatch = 2", "microbatch = 3"), "microbatches of 3"),

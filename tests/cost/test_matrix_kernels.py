@@ -11,7 +11,6 @@ from hocket.cost.chips import chip_of
 from hocket.cost.efficiency import Efficiency, KindFit, roofline_s, work_of
 from hocket.cost.families import FAMILIES
 from hocket.cost.matrix_kernels import power_limit
-from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s
 from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.softwares import SOFTWARES
@@ -62,14 +61,13 @@ def _of_layer(shape, kind, cluster):
     keys = shape["hidden"] * shape["kv_heads"] // shape["heads"]
     hidden, mlp = shape["hidden"], shape["mlp"]
     pairs = [(hidden, hidden)] * 2 + [(hidden, keys)] * 2 + [(hidden, mlp)] * 2 + [(mlp, hidden)]
-    ones = Coefficients()
     seconds = sum(
-        float(matrix_s(*map(np.float64, three), setting, ones))
+        float(matrix_s(*map(np.float64, three), setting))
         for depth, columns in pairs
         for three in ((tokens, columns, depth), (tokens, depth, columns), (columns, depth, tokens))
     )
     flops = np.float64(4 * shape["batch"] * shape["seq"] ** 2 * hidden)
-    return seconds, float(sum(attention_s(flops, setting, ones)))
+    return seconds, float(sum(attention_s(flops, setting)))
 
 
 @pytest.mark.parametrize("on", ["1xh100", "1xa100-80g"])

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from cost.parallel_samples import LLAMA, mixture, parts, step_s
 
-from hocket.cost.parallel import efficiency
-from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
+from hocket.cost.parallel import layer
+from hocket.cost.parallel.overheads import FORMULAS_ONLY
 from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model
 
@@ -33,8 +34,8 @@ def test_many_experts_at_hand_keep_the_host_busy(monkeypatch):
     fields = {"data": 8, "zero": 1, "global_batch": 64}
     compute = {e: parts(model, program, expert=e, **fields)["compute"] for e in (1, 8)}
     assert compute[1] > 1.1 * compute[8]
-    free = replace(efficiency.CONSTANTS, expert_launch_s=0.0)
-    monkeypatch.setattr(efficiency, "CONSTANTS", free)
+    free = replace(layer.CONSTANTS, expert_launch_s=0.0)
+    monkeypatch.setattr(layer, "CONSTANTS", free)
     without = {e: parts(model, program, expert=e, **fields)["compute"] for e in (1, 8)}
     assert compute[1] - without[1] > 4 * (compute[8] - without[8])
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.in_flight import in_flight_chunks
-from hocket.cost.parallel.memory import (
+from hocket.cost.parallel.memory import memory
+from hocket.cost.parallel.overheads import (
     DEFAULT_OVERHEADS,
     FORMULAS_ONLY,
     GIVEN_BACK,
     MemoryOverheads,
     fit_overheads,
-    memory,
-    stage_memory,
 )
 from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.validation import fitted_overheads, load_tables, predict_memory
 from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallel.schedules import make_schedule

@@ -10,12 +10,13 @@ from cost.parallel_samples import LLAMA, cluster_of, gpt, parts, step_s
 
 from hocket.base.errors import UsageError
 from hocket.cost.chips import CHIPS, HOPPER, HOPPER_2023, UNKNOWN, chip_of
-from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s
-from hocket.cost.parallel.memory import FORMULAS_ONLY, memory, stage_memory
+from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.options import with_options
+from hocket.cost.parallel.overheads import FORMULAS_ONLY
 from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.transformer import ParallelConfig, ParallelConfigs
 from hocket.transformer.files import find_model
 
@@ -161,7 +162,7 @@ def test_attention_is_as_fast_as_it_was_measured(kernel, tokens):
     software = replace(find_software("torchtitan"), attention=kernel)
     setting = setting_of(model, software, cluster.kinds[0], cluster.network)
     flops = np.array([1e15])
-    forward_s, backward_s = attention_s(flops, setting, Coefficients())
+    forward_s, backward_s = attention_s(flops, setting)
     forward, backward = MEASURED[kernel, tokens]
     assert 0.5 * flops[0] / forward_s[0] == pytest.approx(forward * 1e12, rel=0.12)
     assert 2.5 * 0.5 * flops[0] / backward_s[0] == pytest.approx(backward * 1e12, rel=0.12)

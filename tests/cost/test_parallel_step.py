@@ -78,7 +78,7 @@ def test_settings_of_their_own_equal_one_setting_for_all() -> None:
         one = predict(model, configs.take(np.array([i])), cluster, program)
         alone.append(one.step_s[0])
         together.append(setting_of(model, program, cluster.kinds[0], cluster.network))
-    stacked = predict_settings(stack_settings(together), configs, Coefficients())
+    stacked = predict_settings(stack_settings(together), configs)
     assert np.allclose(stacked, alone, rtol=1e-12)
 
 
@@ -172,7 +172,7 @@ def test_all_reduce_is_near_what_nccl_takes(
     cluster = cluster_of("1xdgx-a100-80g")
     setting = setting_of(MODELS[0], find_software("torch"), cluster.kinds[0], cluster.network)
     group = RankGroup(np.full(1, float(num_ranks)), np.ones(1))
-    taken_s = all_reduce_s(np.full(1, size_mib * 2.0**20), group, setting, Coefficients())
+    taken_s = all_reduce_s(np.full(1, size_mib * 2.0**20), group, setting)
     assert taken_s[0] * 1e6 == pytest.approx(measured_us, rel=0.35)
 
 

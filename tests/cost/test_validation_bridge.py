@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
+from hocket.cost.parallel.overheads import FORMULAS_ONLY
+from hocket.cost.parallel.stage_memory import stage_memory
 from tests.cost.public_tables import converter
 
 bridge = converter()
@@ -30,11 +31,21 @@ def test_a_row_is_in_one_table_alone():
 
 
 @pytest.mark.parametrize(
-    "change", [{"precision": "NVFP4"}, {"model": "DeepSeekV3"}, {"task": "SFT"}]
+    "change", [{"precision": "NVFP4"}, {"model": "DeepSeekV4 Flash"}, {"task": "SFT"}]
 )
 def test_rows_that_are_not_described_are_left_out(change):
     assert bridge_experts(ROW | change) == []
     assert blackwell_experts(ROW | change | {"system": "DGX-B200"}) == []
+
+
+def test_latent_attention_has_a_table_of_its_own():
+    deepseek = ROW | {"model": "DeepSeekV3", "system": "DGX-GB200", "pp": "4", "vp": "4"}
+    assert bridge_experts(deepseek) == blackwell_experts(deepseek) == []
+    (row,) = bridge.bridge_latent(deepseek)
+    assert row.cluster == "bridge-gb200-latent"
+    assert (row.model.layers, row.model.latent.key_rank) == (62, 512)
+    (row,) = bridge.bridge_latent(deepseek | {"model": "DeepSeekV3 (w/o MTP)"})
+    assert row.model.layers == 61
 
 
 def test_degrees_that_a_release_repeats_are_those_of_its_recipe():

@@ -145,7 +145,7 @@ BROKEN = {
     "no such device": (_set(*REPLICA, "devices", 0, "gpu77"), "no device 'gpu77'"),
     "too few devices": (_set(*REPLICA, "devices", ["gpu0"]), "each stage has 2 devices"),
     "fewer stages": (_set(*REPLICA, "devices", ["gpu0", "gpu1"]), "other stages or microbatches"),
-    "layers missing": (_set(*PARALLEL, "layers", [3, 2]), "5 layers, the model 6"),
+    "layers missing": (_set(*PARALLEL, "layers", [3, 2]), "5 layers instead of 6"),
     "batch": (_set(*REPLICA, "microbatches", [1, 1, 2]), "7 of the batch's 6 samples"),
     "heads": (_set("problem", "work", "training", "content", "model", "heads", 3), "heads"),
     "stage of nobody": (_set(*SCHEDULE, "device_of_stage", [0, 9]), "rank that does not exist"),
@@ -248,7 +248,7 @@ def test_sizes_that_the_tensor_degree_does_not_divide_are_named(what, size):
     divided = _plan()
     work = replace(divided.problem.work, model=replace(MODEL, **{what: size}))
     found = list(structure_violations(divided.plan, replace(divided.problem, work=work)))
-    assert any(f"{size} cannot be divided by tensor 2" in each.message for each in found)
+    assert any(f"{size} is not divisible by tensor 2" in each.message for each in found)
 
 
 def test_a_schedule_without_weight_gradients_is_refused():

@@ -8,8 +8,8 @@ from planners.every_config import enumerate_configs
 from planners.parallel_trainings import QUICK, SMALL, outlooks, training, winning
 
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.memory import stage_memory
 from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.plan.limits import Limits
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.pools import pools_of

@@ -156,7 +156,7 @@ def test_limits_that_leave_nothing_say_so():
     assert comparison.winner is None
     assert comparison.why.endswith(": tensor 7 does not divide 8 devices")
     comparison = compare_configs(fixing(problem, "expert=2"), QUICK)
-    assert comparison.why.endswith(": 1 experts cannot be divided by expert 2")
+    assert comparison.why.endswith(": 1 experts are not divisible by expert 2")
 
 
 # ── unequal devices ──────────────────────────────────────────────────────────────────────────────

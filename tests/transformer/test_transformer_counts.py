@@ -74,7 +74,13 @@ def test_presets_have_the_published_number_of_parameters(name, billions):
 
 
 @pytest.mark.parametrize(
-    ("name", "total"), [("llama3-8b", 8_030_261_248), ("mixtral-8x7b", 46_702_792_704)]
+    ("name", "total"),
+    [
+        ("llama3-8b", 8_030_261_248),
+        ("mixtral-8x7b", 46_702_792_704),
+        # Without the bias of the score of each of the experts.
+        ("deepseek-v3", 671_026_419_200 - 58 * 256),
+    ],
 )
 def test_presets_have_exactly_the_parameters_of_the_released_weights(name, total):
     assert parameter_counts(find_model(name)).total == total

@@ -22,15 +22,15 @@ from hocket.base.errors import InputFileError, unknown_name
 from hocket.cost.parallel.calibrate import MIN_RUNS, NOISE, calibrate
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.measured_runs import MeasuredRun, read_runs
-from hocket.cost.parallel.memory import (
+from hocket.cost.parallel.overheads import (
     FORMULAS_ONLY,
     GIVEN_BACK,
     MemoryOverheads,
     fit_overheads,
-    stage_memory,
 )
 from hocket.cost.parallel.similarity import UNEXPLAINED, places, similarity
 from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text

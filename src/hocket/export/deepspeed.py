@@ -11,7 +11,6 @@ from typing import Any
 
 from hocket.export.common import cannot, is_even, plain
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.transformer.stages import stage_layers
 
 _NAME = "DeepSpeed"
 _DTYPES: dict[str, dict[str, Any]] = {
@@ -52,7 +51,7 @@ def _refuse(plan: TransformerPlan) -> None:
             "plan again with --fix zero=1",
         ),
         (
-            parallel.pipeline > 1 and not is_even(stage_layers(plan.model, plan.config)),
+            parallel.pipeline > 1 and not is_even(plan.config.stage_layers(plan.model.layers)),
             "takes no list of layers per stage",
             "plan with layers that divide evenly, or export --to megatron",
         ),
@@ -114,7 +113,7 @@ def _pipeline_module(plan: TransformerPlan) -> str:
 from deepspeed.pipe import PipelineModule
 
 NUM_STAGES = {plan.config.pipeline}
-LAYERS_PER_STAGE = {stage_layers(plan.model, plan.config)[0]}
+LAYERS_PER_STAGE = {plan.config.stage_layers(plan.model.layers)[0]}
 ACTIVATION_CHECKPOINT_INTERVAL = {interval}
 
 

@@ -13,7 +13,6 @@ from itertools import groupby
 from hocket.export.common import cannot, is_even, is_looped, launch, plain
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.transformer import Transformer
-from hocket.transformer.stages import stage_layers
 
 _NAME = "Megatron-LM"
 _OWN_SCHEDULES = ("1f1b", "interleaved")
@@ -122,7 +121,21 @@ def _model_flags(model: Transformer) -> Flags:
         flags["--disable-bias-linear"] = None
     if not model.dropout:
         flags |= {"--attention-dropout": "0", "--hidden-dropout": "0"}
-    return flags | _expert_flags(model)
+    return flags | _latent_flags(model) | _expert_flags(model)
+
+
+def _latent_flags(model: Transformer) -> Flags:
+    latent = model.latent
+    if latent is None:
+        return {}
+    flags: Flags = {
+        "--multi-latent-attention": None,
+        "--kv-lora-rank": str(latent.key_rank),
+        "--qk-head-dim": str(model.head_width - latent.rope_width),
+        "--qk-pos-emb-head-dim": str(latent.rope_width),
+        "--v-head-dim": str(latent.value_width),
+    }
+    return flags | ({"--q-lora-rank": str(latent.query_rank)} if latent.query_rank else {})
 
 
 def _expert_flags(model: Transformer) -> Flags:
@@ -166,7 +179,7 @@ def _degree_flags(plan: TransformerPlan) -> Flags:
 
 def _stage_flags(plan: TransformerPlan) -> Flags:
     """Assignment of layers to stages."""
-    config, layers = plan.config, stage_layers(plan.model, plan.config)
+    config, layers = plan.config, plan.config.stage_layers(plan.model.layers)
     if config.pipeline == 1:
         return {}
     if is_even(layers):

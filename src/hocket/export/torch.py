@@ -15,7 +15,6 @@ from hocket.export.common import launch, plain, refuse_dtype, refuse_for_torch
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.transformer import ParallelConfig
-from hocket.transformer.stages import stage_layers
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
 """Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
@@ -148,7 +147,7 @@ def _start(plan: TransformerPlan) -> str:
         TrainingJob(
             model={plan.model!r},
             config={plan.config!r},
-            layers={stage_layers(plan.model, plan.config)!r},
+            layers={plan.config.stage_layers(plan.model.layers)!r},
             actions=read_actions(Path(__file__).with_name("{CSV}")),
             device_of_stage={tuple(plan.schedule.device_of_stage.tolist())!r},
             data={data!r},

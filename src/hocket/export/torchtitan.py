@@ -19,7 +19,6 @@ from hocket.export.common import (
 )
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
-from hocket.transformer.stages import stage_layers
 
 _NAME = "torchtitan"
 _KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "llama3_405b"}
@@ -103,7 +102,7 @@ def _placement(plan: TransformerPlan) -> str:
 
 def _module_names(plan: TransformerPlan) -> list[list[str]]:
     names, first = [], 0
-    for count in stage_layers(plan.model, plan.config):
+    for count in plan.config.stage_layers(plan.model.layers):
         names.append([f"layers.{number}" for number in range(first, first + count)])
         first += count
     names[0].insert(0, "tok_embeddings")

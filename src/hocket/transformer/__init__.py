@@ -1,4 +1,4 @@
-"""A transformer's shape, and its parallel configs."""
+"""Shapes of transformers, and their parallel configs."""
 
 from hocket.transformer.parallel_config import (
     RECOMPUTES,
@@ -8,12 +8,13 @@ from hocket.transformer.parallel_config import (
     Recompute,
     ScheduleName,
 )
-from hocket.transformer.shape import Experts, MlpKind, Transformer
+from hocket.transformer.shape import Experts, Latent, MlpKind, Transformer
 
 __all__ = [
     "RECOMPUTES",
     "SCHEDULES",
     "Experts",
+    "Latent",
     "MlpKind",
     "ParallelConfig",
     "ParallelConfigs",

@@ -1,4 +1,4 @@
-"""Read the keys of `ParallelConfig` from tables of files, strictly."""
+"""Read a `ParallelConfig` from a table of a file, strictly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, ParallelCo
 MAX_DEGREE = 1_000_000
 MAX_BATCH = 2**31 - 1
 COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
-"""Whole numbers of a config from 1 up."""
+"""Fields that are whole numbers from 1 up."""
 CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
 KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
-"""Fields of a config other than its batch."""
+"""All fields but the batch."""
 
 
 def config_from_data(data: object, path: str, global_batch: int | None = None) -> ParallelConfig:
-    """Read a config from a table; keys left out are 1 or off. The batch is an argument or a key."""
+    """Read a config from a table; missing keys are 1 or off. The batch is an argument or a key."""
     required = () if global_batch is not None else ("global_batch",)
     table = fields.record(data, path, required=required, optional=KEYS)
     stated = {key: _value(key, entry, f"{path}.{key}") for key, entry in table.items()}

@@ -1,8 +1,7 @@
 """Parameters and FLOPs of a transformer, from its shape alone.
 
-FLOPs are counted in the published conventions, each by its name, because a paper's fraction of peak
-depends on its convention. None of them subtracts the masked half of causal attention unless it says
-so.
+A paper's fraction of peak depends on how it counts FLOPs, so the published conventions are all here
+by name. Only ``model-causal`` leaves out the masked half of causal attention.
 """
 
 from __future__ import annotations
@@ -54,14 +53,13 @@ class ParameterCounts:
 
 
 def parameter_counts(model: Transformer) -> ParameterCounts:
-    """Parameters of the embedding, the layers and what follows them."""
+    """Parameters of the embedding, the layers and the end of a model."""
     embedding = model.vocabulary * model.hidden
     if model.learned_positions:
         embedding += model.sequence * model.hidden
     num_sparse = sparse_layers(model)
     layers = (model.layers - num_sparse) * layer_parameters(model, sparse=False)
-    if num_sparse:
-        layers += num_sparse * layer_parameters(model, sparse=True)
+    layers += num_sparse * layer_parameters(model, sparse=True)
     return ParameterCounts(
         embedding=embedding,
         layers=layers,
@@ -72,18 +70,19 @@ def parameter_counts(model: Transformer) -> ParameterCounts:
 
 
 def sparse_layers(model: Transformer) -> int:
-    """Layers that have experts."""
+    """Number of layers that have experts."""
     return model.layers - model.experts.dense_layers if model.experts else 0
 
 
 def layer_parameters(model: Transformer, *, sparse: bool) -> int:
     """Parameters of one layer, with experts or with the dense MLP."""
-    norms = 2 * norm_parameters(model)
-    if not sparse:
-        return attention_parameters(model) + mlp_parameters(model, model.mlp_width) + norms
-    assert model.experts is not None
-    router = model.hidden * model.experts.count
-    return attention_parameters(model) + norms + router + expert_parameters(model)
+    common = _attention_parameters(model) + 2 * norm_parameters(model)
+    experts = model.experts
+    if not sparse or experts is None:
+        return common + mlp_parameters(model, model.mlp_width)
+    routed = experts.count * mlp_parameters(model, experts.mlp_width)
+    shared = mlp_parameters(model, experts.shared_width) if experts.shared_width else 0
+    return common + model.hidden * experts.count + routed + shared
 
 
 def norm_parameters(model: Transformer) -> int:
@@ -91,11 +90,18 @@ def norm_parameters(model: Transformer) -> int:
     return model.hidden * (2 if model.biases else 1)
 
 
-def attention_parameters(model: Transformer) -> int:
-    """Projections of queries, keys, values and of the output."""
-    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
-    matrices = 2 * model.hidden * query + 2 * model.hidden * key
-    return matrices + (query + 2 * key + model.hidden if model.biases else 0)
+def attention_weights(model: Transformer) -> int:
+    """Elements of the matrices for queries, keys, values and attention's output."""
+    own = model.attention
+    heads = own.query_rank * own.query_width + own.key_rank * own.up_width
+    return heads + model.hidden * (own.latent_width + own.output_width)
+
+
+def _attention_parameters(model: Transformer) -> int:
+    own, latent = model.attention, model.latent
+    biases = own.query_width + own.up_width + model.hidden if model.biases else 0
+    norms = latent.query_rank + latent.key_rank if latent else 0
+    return attention_weights(model) + biases + norms
 
 
 def mlp_parameters(model: Transformer, width: int) -> int:
@@ -103,15 +109,6 @@ def mlp_parameters(model: Transformer, width: int) -> int:
     num_wide = 1 if model.mlp == "gelu" else 2
     matrices = (num_wide + 1) * model.hidden * width
     return matrices + (num_wide * width + model.hidden if model.biases else 0)
-
-
-def expert_parameters(model: Transformer) -> int:
-    """All experts of one layer: routed ones and shared ones."""
-    if model.experts is None:
-        return 0
-    routed = model.experts.count * mlp_parameters(model, model.experts.mlp_width)
-    shared = model.experts.shared_width
-    return routed + (mlp_parameters(model, shared) if shared else 0)
 
 
 def _inactive_parameters(model: Transformer) -> int:
@@ -124,31 +121,15 @@ def _inactive_parameters(model: Transformer) -> int:
 # ── arithmetic ───────────────────────────────────────────────────────────────────────────────────
 
 
-def layer_forward_flops(model: Transformer, *, sparse: bool) -> float:
-    """FLOPs of one layer's matrix products for one sequence, without attention scores."""
-    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
-    weights = 2 * model.hidden * (query + key) + _mlp_weights(model, sparse=sparse)
-    return 2.0 * model.sequence * weights
-
-
-def attention_forward_flops(model: Transformer) -> float:
-    """FLOPs of the products over all pairs of tokens in one layer, for one sequence."""
-    return 4.0 * model.sequence**2 * model.heads * model.head_width
-
-
-def logits_forward_flops(model: Transformer) -> float:
-    """FLOPs of the output layer for one sequence."""
-    return 2.0 * model.sequence * model.hidden * model.vocabulary
-
-
 def step_flops(model: Transformer, global_batch: int, convention: Convention) -> float:
     """FLOPs of one training step of ``global_batch`` sequences in a published convention."""
     num_sparse = sparse_layers(model)
-    products = (model.layers - num_sparse) * layer_forward_flops(model, sparse=False)
-    if num_sparse:
-        products += num_sparse * layer_forward_flops(model, sparse=True)
-    attention = model.layers * attention_forward_flops(model)
-    logits = 3 * logits_forward_flops(model)
+    mlps = (model.layers - num_sparse) * _mlp_weights(model, sparse=False)
+    mlps += num_sparse * _mlp_weights(model, sparse=True)
+    products = 2.0 * model.sequence * (model.layers * attention_weights(model) + mlps)
+    widths = model.attention.query_width + model.attention.output_width
+    attention = model.layers * 2.0 * model.sequence**2 * widths
+    logits = 3 * 2.0 * model.sequence * model.hidden * model.vocabulary
     passes, attention_passes = {
         "model": (3, 3),
         "model-causal": (3, 1.5),
@@ -160,7 +141,7 @@ def step_flops(model: Transformer, global_batch: int, convention: Convention) ->
 
 
 def _mlp_weights(model: Transformer, *, sparse: bool) -> float:
-    """Weights of the MLP's matrices that one token uses."""
+    """Elements of the MLP's matrices that one token uses."""
     num_matrices = 2 if model.mlp == "gelu" else 3
     if not sparse or model.experts is None:
         return num_matrices * model.hidden * model.mlp_width

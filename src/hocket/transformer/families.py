@@ -1,7 +1,7 @@
 """Names of the weight matrices in layers of known model families, for tensor parallelism.
 
-As in Megatron-LM (Shoeybi et al., 2019), the first matrix of attention and MLP is split by columns
-and the second one by rows.
+As in Megatron-LM (Shoeybi et al., 2019), the first matrices of attention and MLP are split by
+columns and the last ones by rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Family:
     whole: str
     """Pattern of parameters that are replicated on every rank, such as norms."""
     head_width: tuple[str, str] = ("", "head_dim")
-    """Module of a layer and its attribute that hold the head width."""
+    """Module of a layer, and its attribute with the head width."""
 
 
 FAMILIES = (
@@ -76,13 +76,13 @@ FAMILIES = (
 
 
 def named_family(modules: Collection[str]) -> Family | None:
-    """Family whose matrix names a layer's modules have; None if no family matches."""
+    """The family whose matrices have the names of a layer's modules; None if there is none."""
     known = set(modules)
     return next((f for f in FAMILIES if {*f.columns, *f.rows} <= known), None)
 
 
 def without_rule(family: Family, parameters: Collection[str]) -> str:
-    """First weight of a layer for which there is no rule of splitting; empty if there is none."""
+    """The first parameter of a layer that the family does not name; empty if all are known."""
     divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
     unknown = (
         name for name in parameters

@@ -1,13 +1,14 @@
-"""Find a transformer by name or file: a preset, TOML, an HF ``config.json``, ``hf:…``, a graph.
+"""Find a transformer by name or file: a preset, TOML, an HF ``config.json``, or ``hf:NAME``.
 
 TOML files state the keys of `Transformer`; values common to most GPTs may be left out. All files
-are read strictly: unknown keys and impossible figures are refused with the key's name.
+are read strictly: an error names the key that is unknown or whose value is impossible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -18,20 +19,17 @@ from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.base.regular import is_file
 from hocket.base.toml import parse_toml
 from hocket.transformer.hf_cache import PREFIX, cached_config
-from hocket.transformer.shape import Experts, MlpKind, Transformer
+from hocket.transformer.shape import Experts, Latent, MlpKind, Transformer
 
-# The shape of a model from the ``config.json`` that Hugging Face models come with.
-#
-# Each family has its own names for sizes and leaves out what equals a default; a table per
-# family says where each size stands. Families that are not known are refused: guessing would be
-# worse.
+MAX_SIZE = 2**31 - 1
 
-_MAX_SIZE = 2**31 - 1
+# Hugging Face's ``config.json``: each family has its own names for sizes and leaves out default
+# values. Unknown families are refused, because a guess could be silently wrong.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """Config keys of a model family's sizes; several keys for one size if names have changed."""
+    """Keys of a model family's sizes; several keys for one size if names have changed."""
 
     hidden: tuple[str, ...] = ("hidden_size",)
     layers: tuple[str, ...] = ("num_hidden_layers",)
@@ -41,7 +39,7 @@ class _Family:
     dropout: tuple[str, ...] = ()
     mlp: MlpKind = "gelu"
     tied: bool = True
-    """Defaults of the family's code for fields that the file leaves out."""
+    """True if embeddings are tied by default."""
     learned_positions: bool = False
     biases: bool = True
 
@@ -74,7 +72,8 @@ _FAMILIES = {
     "qwen3": _LLAMA,
     "qwen3_moe": _LLAMA,
     "phi3": _LLAMA,
-    "gemma": replace(_LLAMA, tied=True),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), replace(_LLAMA, tied=True)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _LLAMA),
 }
 
 
@@ -83,21 +82,33 @@ def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise InputFileError(
-            f"models of the family {fields.shown(kind)} are not known here",
+            f"the model family {fields.shown(kind)} is not known",
             hint=f"known: {', '.join(sorted(_FAMILIES))}; or describe the model in a TOML file",
         )
     family = _FAMILIES[kind]
     hidden = _first(config, family.hidden, "hidden")
     heads = _first(config, family.heads, "heads")
-    _refuse_projection(config, hidden)
+    width = config.get("word_embed_proj_dim", hidden)
+    if width != hidden:
+        raise InputFileError(
+            f"its embedding is {fields.shown(width)} wide and its layers are {hidden}",
+            hint="models with a projection after the embedding are not supported",
+        )
+    latent = _hf_latent(config) if "kv_lora_rank" in config else None
+    head_width = _first(config, ("head_dim",), "head_width", hidden // heads)
+    if latent is not None:
+        unrotated = _first(config, ("qk_nope_head_dim",), "head_width")
+        head_width = unrotated + latent.rope_width
     return Transformer(
         name=name or str(config.get("_name_or_path") or kind),
         hidden=hidden,
         layers=_first(config, family.layers, "layers"),
         heads=heads,
         kv_heads=_first(config, ("num_key_value_heads",), "kv_heads", heads),
-        head_width=_first(config, ("head_dim",), "head_width", hidden // heads),
-        mlp_width=_first(config, family.mlp_width, "mlp_width", _usual_width(family, hidden)),
+        head_width=head_width,
+        mlp_width=_first(
+            config, family.mlp_width, "mlp_width", 4 * hidden if family.mlp == "gelu" else None
+        ),
         mlp=family.mlp,
         vocabulary=_first(config, ("vocab_size",), "vocabulary"),
         sequence=_first(config, family.sequence, "sequence", 2048 if kind == "bloom" else None),
@@ -109,39 +120,40 @@ def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
         dropout=any(
             fields.number(config.get(key) or 0.0, key, 0.0, 1.0) > 0 for key in family.dropout
         ),
-        experts=_hf_experts(config) if kind in ("mixtral", "qwen3_moe") else None,
+        experts=_hf_experts(config) if kind in _HAVE_EXPERTS else None,
+        latent=latent,
         source="config.json",
     )
 
 
-def _usual_width(family: _Family, hidden: int) -> int | None:
-    return 4 * hidden if family.mlp == "gelu" else None
-
-
 def _hf_experts(config: Mapping[str, Any]) -> Experts:
+    width = _first(config, ("moe_intermediate_size", "intermediate_size"), "experts.width")
+    count = _first(config, _EXPERT_COUNTS, "experts.count", 8)
     return Experts(
-        count=_first(config, ("num_local_experts", "num_experts"), "experts.count", 8),
+        count=count,
         active=_first(config, ("num_experts_per_tok",), "experts.active", 2),
-        mlp_width=_first(config, ("moe_intermediate_size", "intermediate_size"), "experts.width"),
+        mlp_width=width,
+        shared_width=width * _first(config, ("n_shared_experts",), "experts.shared_width", 0),
+        dense_layers=_first(config, ("first_k_dense_replace",), "experts.dense_layers", 0),
     )
 
 
-def _refuse_projection(config: Mapping[str, Any], hidden: int) -> None:
-    width = config.get("word_embed_proj_dim", hidden)
-    if width != hidden:
-        raise InputFileError(
-            f"its embedding is {fields.shown(width)} wide and its layers are {hidden}",
-            hint="models that project their embedding are not described by a transformer's shape",
-        )
+def _hf_latent(config: Mapping[str, Any]) -> Latent:
+    return Latent(
+        key_rank=_first(config, ("kv_lora_rank",), "latent.key_rank"),
+        query_rank=_first(config, ("q_lora_rank",), "latent.query_rank", 0),
+        rope_width=_first(config, ("qk_rope_head_dim",), "latent.rope_width"),
+        value_width=_first(config, ("v_head_dim",), "latent.value_width"),
+    )
 
 
 def _first(
     config: Mapping[str, Any], keys: tuple[str, ...], meaning: str, default: int | None = None
 ) -> int:
-    """Value of the first of the keys that is present and not null, as a size."""
+    """Size under the first of the keys that is present and not null."""
     for key in keys:
         if config.get(key) is not None:
-            return fields.integer(config[key], key, 1, _MAX_SIZE)
+            return fields.integer(config[key], key, 0 if default == 0 else 1, MAX_SIZE)
     if default is None:
         wanted = " or ".join(repr(key) for key in keys)
         raise InputFileError(
@@ -154,20 +166,21 @@ def _first(
 PRESETS = Path(__file__).parent / "presets"
 """Folder of the built-in models."""
 _DECODERS = PRESETS / "decoders.toml"
-MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
-"""Limit on layers, which are listed one by one; the deepest trained models have a few hundred."""
+"""Largest number of layers, which are listed one by one; trained models have a few hundred."""
 _MAX_TOML_BYTES = 1_000_000
 _MAX_JSON_BYTES = 512 * 2**20
 _CONFIG_BYTES = 65_536
 _REQUIRED = ("hidden", "layers", "heads", "vocabulary", "sequence")
 _OPTIONAL = (
     "name", "kv_heads", "head_width", "mlp_width", "mlp", "tied_embeddings", "learned_positions",
-    "biases", "dropout", "experts", "source",
+    "biases", "dropout", "experts", "latent", "source",
 )  # fmt: skip
 _MLPS = ("gelu", "swiglu")
 _GATED = {"mlp": "swiglu", "learned_positions": False, "biases": False, "dropout": False}
-"""Defaults of the decoder models in one file."""
+"""Values that all models of ``decoders.toml`` share."""
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_HAVE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def find_model(text: str) -> Transformer:
@@ -184,13 +197,13 @@ def find_model(text: str) -> Transformer:
         return read_model(path)
     raise UsageError(
         f"unknown model {text[:100]!r}",
-        hint=f"{did_you_mean(lower, preset_names())} or give a TOML file, a config.json, hf:NAME "
-        "or a graph; hocket list models has all names",
+        hint=f"{did_you_mean(lower, preset_names())} or give a TOML file, a config.json or "
+        "hf:NAME; hocket list models shows all names",
     )
 
 
 def is_shape(text: str) -> bool:
-    """True if a name or file gives a shape that can be captured at any batch: not a graph file."""
+    """True for a preset, a ``config.json`` or ``hf:NAME``, which can be captured at any batch."""
     is_file_of_shape = text.startswith(PREFIX) or is_config_file(Path(text))
     return text.lower() in preset_names() or is_file_of_shape
 
@@ -209,7 +222,7 @@ def _decoders() -> Mapping[str, Mapping[str, Any]]:
 
 
 def require_depth(text: str) -> None:
-    """Refuse to change the number of layers of a model that has no such option."""
+    """Raise `UsageError` if the number of layers of a model cannot be changed."""
     if text not in preset_names():
         raise UsageError(
             f"the number of layers of {text!r} cannot be changed",
@@ -219,7 +232,7 @@ def require_depth(text: str) -> None:
 
 
 def read_model(path: str | Path) -> Transformer:
-    """The model of a TOML file, an HF ``config.json`` or a graph; raises `InputFileError`."""
+    """The model of a TOML file or an HF ``config.json``; raises `InputFileError`."""
     path = Path(path)
     where = str(path)
     with fields.located(where):
@@ -232,10 +245,8 @@ def read_model(path: str | Path) -> Transformer:
             model = from_hf_config(value, name=_config_name(path))
             check_model(model)
             return model
-        if "schema" in value:
-            return _from_graph_file(value)
     raise InputFileError(
-        "is neither a model's config.json (no key 'model_type') nor a graph (no key 'schema')",
+        "is no model's config.json: it has no key 'model_type'",
         hint=f"describe the model in a TOML file with {', '.join(_REQUIRED)}",
         where=where,
     )
@@ -247,7 +258,7 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
     hidden, heads = _size(data, "hidden"), _size(data, "heads")
     mlp = cast(MlpKind, fields.choice(data.get("mlp", "gelu"), "mlp", _MLPS))
     if mlp == "swiglu" and "mlp_width" not in data:
-        raise fields.missing("the model", "mlp_width", "a gated MLP has no usual width: state it")
+        raise fields.missing("the model", "mlp_width", "a gated MLP has no default width")
     model = Transformer(
         name=fields.text(data.get("name", default_name), "name")[:100],
         hidden=hidden,
@@ -263,7 +274,8 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
         learned_positions=_flag(data, "learned_positions"),
         biases=_flag(data, "biases"),
         dropout=_flag(data, "dropout"),
-        experts=_experts(data["experts"]) if "experts" in data else None,
+        experts=Experts(**_sizes(data, "experts", 3)) if "experts" in data else None,
+        latent=Latent(**_sizes(data, "latent", 3)) if "latent" in data else None,
         source=fields.text(data.get("source", ""), "source"),
     )
     check_model(model)
@@ -277,16 +289,11 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
 
 def model_to_dict(model: Transformer) -> dict[str, Any]:
     """A mapping that `model_from_dict` reads back to an equal model."""
-    data = {key: getattr(model, key) for key in (*_REQUIRED, *_OPTIONAL)}
-    if model.experts is None:
-        del data["experts"]
-    else:
-        data["experts"] = dict(vars(model.experts))
-    return data
+    return {key: value for key, value in asdict(model).items() if value is not None}
 
 
 def check_model(model: Transformer) -> None:
-    """Refuse shapes that no transformer has."""
+    """Raise `InputFileError` for an impossible shape."""
     if model.layers > MAX_LAYERS:
         raise InputFileError(
             f"there are {model.layers} layers, more than {MAX_LAYERS}", hint="lower layers"
@@ -313,28 +320,20 @@ def check_model(model: Transformer) -> None:
         )
 
 
-def _experts(data: Any) -> Experts:
-    required, optional = ("count", "active", "mlp_width"), ("shared_width", "dense_layers")
-    table = fields.record(data, "experts", required=required, optional=optional)
-    sizes = {key: fields.integer(table[key], f"experts.{key}", 1, MAX_SIZE) for key in required}
-    rest = {
-        key: fields.integer(table[key], f"experts.{key}", 0, MAX_SIZE)
-        for key in optional
-        if key in table
+def _sizes(data: Mapping[str, Any], name: str, num_required: int) -> dict[str, int]:
+    """Sizes in the table ``name``, whose first keys are required; only optional sizes may be 0."""
+    known = [field.name for field in dataclass_fields({"experts": Experts, "latent": Latent}[name])]
+    required, optional = known[:num_required], known[num_required:]
+    table = fields.record(data[name], name, required=required, optional=optional)
+    return {
+        key: fields.integer(size, f"{name}.{key}", 1 if key in required else 0, MAX_SIZE)
+        for key, size in table.items()
     }
-    return Experts(**sizes, **rest)
-
-
-def _from_graph_file(value: Mapping[str, Any]) -> Transformer:
-    from hocket.graph.files import graph_from_dict
-    from hocket.transformer.captured import from_graph
-
-    return from_graph(graph_from_dict(value, ""))
 
 
 def _size(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = data[key] if default is None else data.get(key, default)
-    # A width that was derived may be 0 where heads exceed hidden; `check_model` says so.
+    # A derived width is 0 if heads exceed hidden, which `check_model` reports.
     return value if value is default and value == 0 else fields.integer(value, key, 1, MAX_SIZE)
 
 
@@ -347,7 +346,7 @@ def _config_name(path: Path) -> str:
 
 
 def is_config_file(path: Path) -> bool:
-    """True if a file is a Hugging Face ``config.json``: short, with a model type."""
+    """True for a Hugging Face ``config.json``: the beginning of the file has a model type."""
     if path.suffix != ".json" or not is_file(path):
         return False
     try:

@@ -1,7 +1,7 @@
 """Find Hugging Face configurations in the local cache, without downloads.
 
-``hf:org/name`` means ``models--org--name/snapshots/REVISION/config.json`` in the hub's cache, which
-``huggingface-cli download`` and every ``from_pretrained`` fill.
+``hf:org/name`` means ``models--org--name/snapshots/REVISION/config.json`` in the cache that
+``huggingface-cli download`` and ``from_pretrained`` fill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
 def cached_names() -> list[str]:
-    """Names of the models that have a configuration in the cache."""
+    """Names of the models with a configuration in the cache."""
     folder = huggingface_folder()
     if folder is None or not folder.is_dir():
         return []
@@ -34,7 +34,7 @@ def cached_config(text: str) -> Path:
     folder = huggingface_folder()
     if folder is None:
         raise UsageError(
-            f"{text!r} needs the cache of Hugging Face models, and this user has no home",
+            f"{text!r} needs the cache of Hugging Face models, and this user has no home folder",
             hint="set HF_HOME to a folder",
         )
     model = folder / f"models--{name.replace('/', '--')}"

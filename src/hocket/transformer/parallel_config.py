@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray
+from hocket.base.parts import even_parts
 
 Recompute = Literal["none", "selective", "full"]
 """Recomputation in the backward pass: nothing, the inside of attention, or whole layers."""
@@ -27,20 +28,20 @@ PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 """Schedules with two or more chunks per device, assigned round-robin."""
 FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
-"""Schedules with two chunks per device; the second half visits the devices in reverse order."""
+"""Schedules with two chunks per device; the second half runs on the devices in reverse order."""
 SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
 """Schedules that split the backward pass and delay weight gradients (zero bubble)."""
 MAX_ACTIONS = 2_000_000
-"""Most stages times microbatches of a schedule."""
+"""Largest number of stages times microbatches of a schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Parallel config of a transformer on ``num_devices`` devices.
 
-    Ranks are numbered tensor parallel first, then context, data and pipeline, so that
-    tensor-parallel groups are neighbours. The expert degree splits experts over ranks of the data,
-    context and (if it exceeds these) tensor dimensions; it adds no devices.
+    Ranks are numbered tensor parallel first, then context, data and pipeline, so that the ranks of
+    a tensor-parallel group are neighbours. The expert degree distributes experts over data and
+    context ranks, and over tensor ranks if it exceeds these; it adds no devices.
     """
 
     tensor: int = 1
@@ -67,7 +68,7 @@ class ParallelConfig:
 
     @property
     def num_devices(self) -> int:
-        """Devices that take part."""
+        """Number of devices in use."""
         return self.tensor * self.pipeline * self.data * self.context
 
     @property
@@ -77,8 +78,20 @@ class ParallelConfig:
 
     @property
     def num_stages(self) -> int:
-        """Virtual stages."""
+        """Number of virtual stages."""
         return self.pipeline * self.chunks
+
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Layers of each virtual stage; if uneven, the first stages have one more."""
+        return self.layers or even_parts(num_layers, self.num_stages)
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Pipeline rank of each virtual stage: round-robin, or down and up again (V)."""
+        down = tuple(range(self.pipeline))
+        if self.schedule in FOLDED:
+            return down + down[::-1]
+        return down * self.chunks
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,10 +130,10 @@ class ParallelConfigs:
 
     @staticmethod
     def of(configs: Iterable[ParallelConfig]) -> ParallelConfigs:
-        """Arrays of single configs; explicit layers per stage are dropped."""
+        """Arrays of single configs, without layers per stage and local batches."""
         rows = list(configs)
 
-        def column(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
+        def column(name: str, dtype: type[np.generic]) -> Any:
             return np.array([getattr(row, name) for row in rows], dtype=dtype)
 
         ints = (
@@ -128,9 +141,9 @@ class ParallelConfigs:
             "global_batch",
         )  # fmt: skip
         return ParallelConfigs(
-            **{name: column(name, np.int32) for name in ints},  # type: ignore[arg-type]
+            **{name: column(name, np.int32) for name in ints},
             schedule=np.array([SCHEDULES.index(row.schedule) for row in rows], dtype=np.int8),
             recompute=np.array([RECOMPUTES.index(row.recompute) for row in rows], dtype=np.int8),
-            zero=np.array([row.zero for row in rows], dtype=np.int8),
-            sequence_parallel=np.array([row.sequence_parallel for row in rows], dtype=np.bool_),
+            zero=column("zero", np.int8),
+            sequence_parallel=column("sequence_parallel", np.bool_),
         )

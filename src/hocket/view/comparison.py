@@ -9,7 +9,6 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hocket.base.errors import InputFileError
 from hocket.base.units import format_bytes, format_count, format_percent, format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.problem import Problem
@@ -18,6 +17,7 @@ from hocket.plan.training import TransformerTraining
 from hocket.planners.goal import dollars_per_million, num_devices, samples_per_s
 from hocket.planners.memory.blocks import layer_label
 from hocket.simulate.analysis import used_devices
+from hocket.simulate.parallel.tensor_parallel import degrees_of
 from hocket.view.facts import fullest_device
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.plan_view import device_names, device_peaks
@@ -296,23 +296,13 @@ def elsewhere(comparison: Comparison) -> str:
             "fast, which configs do not"
         )
     fits_few = comparison.winner is not None and problem.cluster.num_devices <= FEW_DEVICES
-    if fits_few or not _is_transformer(problem):
+    # Layers whose matrices can be split over devices are those of transformers.
+    if fits_few or not degrees_of(problem.graph):
         return ""
     return (
         "for a transformer on many devices hocket parallel MODEL --software NAME also splits "
         "single ops and sequences over devices, and knows more schedules of pipelines"
     )
-
-
-def _is_transformer(problem: Problem) -> bool:
-    """True if ``hocket parallel`` can read the model's shape from its graph."""
-    from hocket.transformer.captured import from_graph
-
-    try:
-        from_graph(problem.graph)
-    except InputFileError:
-        return False
-    return True
 
 
 def _asked(comparison: Comparison) -> dict[str, Any]:

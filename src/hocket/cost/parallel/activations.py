@@ -101,11 +101,9 @@ def _layer(
         # Each expert's output is kept for the gradient of the router, with the router's choices.
         weighed = 0 if software.weighs_inside else _ELEMENT * routes
         whole = whole + weighed * shape.whole + _LOGIT * routed * shape.tokens
-    query = model.heads * model.head_width / shape.tensor
-    key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
     num_wide = 1 if model.mlp == "gelu" else 2
     inner = (_ELEMENT * num_wide + product) * width / shape.tensor
-    divided = shape.tokens * (_ELEMENT * (2 * query + 2 * key) + inner)
+    divided = shape.tokens * (_ELEMENT * _attention(model, shape) + inner)
     # The matrix of all pairs: softmax, and with dropout its mask and its result.
     per_pair = _ELEMENT + dropout * (_ELEMENT + 1)
     pairs = per_pair * model.heads * shape.tokens**2 / shape.tensor
@@ -120,19 +118,25 @@ def _layer(
         return np.stack([everything, whole + divided + kept_pairs - cheap], axis=-1)
     # The layer's input, the result of attention, and every second product: of the projections,
     # of the result of attention and of the MLP with its gate.
-    products = query + 2 * key + num_wide * width / shape.tensor
-    halves = _ELEMENT * shape.tokens * (query + products / 2) + 2 * _ELEMENT * shape.whole
+    result = model.attention.output_width / shape.tensor
+    products = _attention(model, shape) - result + num_wide * width / shape.tensor
+    halves = _ELEMENT * shape.tokens * (result + products / 2) + 2 * _ELEMENT * shape.whole
     return np.stack([everything, np.minimum(halves, everything)], axis=-1)
+
+
+def _attention(model: Transformer, shape: _Shape) -> FloatArray:
+    """Elements per token of queries, keys, values, their latents and attention's result."""
+    own = model.attention
+    keys = (own.key_width + own.value_width) * np.maximum(1 / shape.tensor, 1 / model.kv_heads)
+    heads = (own.query_width + own.output_width) / shape.tensor
+    return np.asarray(heads + keys + own.latent_width)
 
 
 def _weight_gradient(model: Transformer, shape: _Shape, width: int, routes: int) -> FloatArray:
     """Bytes of the inputs and output gradients of one layer's matrix products."""
-    query = model.heads * model.head_width / shape.tensor
-    key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
-    wide = (1 if model.mlp == "gelu" else 2) * width / shape.tensor
-    narrow = width / shape.tensor
-    whole = 2 * (1 + routes) * shape.whole
-    return np.asarray(_ELEMENT * (whole + shape.tokens * (2 * query + 2 * key + wide + narrow)))
+    num_matrices = 2 if model.mlp == "gelu" else 3
+    divided = _attention(model, shape) + num_matrices * width / shape.tensor
+    return np.asarray(_ELEMENT * (2 * (1 + routes) * shape.whole + shape.tokens * divided))
 
 
 def _modes(layer: FloatArray, weight_gradient: FloatArray, shape: _Shape) -> FloatArray:

@@ -72,7 +72,8 @@ class _Runs:
 
     def log_errors(self, coefficients: Coefficients) -> FloatArray:
         """Logarithm of predicted over measured step time of each run, without anchors."""
-        predicted_s = predict_settings(self.setting, self.configs, coefficients)
+        setting = replace(self.setting, coefficients=coefficients)
+        predicted_s = predict_settings(setting, self.configs)
         return np.log(predicted_s / self.measured_s)
 
     def slopes(self, logarithms: FloatArray) -> FloatArray:

@@ -14,7 +14,6 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.cost.matrix_kernels import attention_loss, product_loss
-from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.setting import Setting
 
 
@@ -112,7 +111,6 @@ def matrix_s(
     columns: FloatArray,
     depth: FloatArray,
     setting: Setting,
-    coefficients: Coefficients,
     *,
     in_16_bits: bool = False,
 ) -> FloatArray:
@@ -121,13 +119,11 @@ def matrix_s(
     if not in_16_bits:
         best_flops = setting.peak_flops * setting.matrix_share
     best_s = 2 * rows * columns * depth / best_flops
-    loss = product_loss(rows * columns, depth, setting.matrix_depth, coefficients.shape)
-    return np.asarray(coefficients.matrix * best_s * loss)
+    loss = product_loss(rows * columns, depth, setting.matrix_depth, setting.coefficients.shape)
+    return np.asarray(setting.coefficients.matrix * best_s * loss)
 
 
-def attention_s(
-    flops: FloatArray, setting: Setting, coefficients: Coefficients
-) -> tuple[FloatArray, FloatArray]:
+def attention_s(flops: FloatArray, setting: Setting) -> tuple[FloatArray, FloatArray]:
     """Forward and backward seconds of attention's products, from the forward ``flops`` without a
     mask.
 
@@ -138,9 +134,9 @@ def attention_s(
     plain_share = np.where(
         width % 8 == 0,
         CONSTANTS.attention_share * width / (width + CONSTANTS.attention_width),
-        CONSTANTS.unaligned_share / coefficients.unaligned,
+        CONSTANTS.unaligned_share / setting.coefficients.unaligned,
     )
-    peak_s = coefficients.attention * flops / setting.token_flops
+    peak_s = setting.coefficients.attention * flops / setting.token_flops
     plain_s = peak_s / plain_share
     slow, slow_back = (
         attention_loss(width, setting.sequence, setting.flash_width_half, half)
@@ -152,9 +148,9 @@ def attention_s(
     return np.where(is_flash, flash_s, plain_s), np.where(is_flash, back_s, 2 * plain_s)
 
 
-def memory_s(size_bytes: FloatArray, setting: Setting, coefficients: Coefficients) -> FloatArray:
+def memory_s(size_bytes: FloatArray, setting: Setting) -> FloatArray:
     """Seconds to move bytes through the device's memory."""
-    return coefficients.memory * size_bytes / (setting.memory_bps * CONSTANTS.memory_share)
+    return setting.coefficients.memory * size_bytes / (setting.memory_bps * CONSTANTS.memory_share)
 
 
 def softly_longer(one: FloatArray, other: FloatArray) -> FloatArray:

@@ -10,14 +10,12 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.transformer import SCHEDULES, ScheduleName
+from hocket.transformer.parallel_config import FOLDED, SPLIT
 
-SPLITS_BACKWARD = np.array(
-    [name in ("zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v") for name in SCHEDULES]
-)
+SPLITS_BACKWARD = np.array([name in SPLIT for name in SCHEDULES])
 """True for schedules with a split backward (zero bubble)."""
-V_SHAPED = np.array([name in ("zb-v", "v-half", "dualpipe-v") for name in SCHEDULES])
+V_SHAPED = np.array([name in FOLDED for name in SCHEDULES])
 """True for schedules that place the first and the last stage on one rank."""
-UNBOUNDED = np.inf
 
 
 def in_flight_chunks(
@@ -26,7 +24,7 @@ def in_flight_chunks(
     """Largest number of chunks that a pipeline rank holds at once, given enough microbatches."""
     after = pipeline - 1 - rank
     if schedule in ("gpipe", "looped-bfs"):
-        return np.full(np.broadcast(pipeline, chunks, rank).shape, UNBOUNDED)
+        return np.full(np.broadcast(pipeline, chunks, rank).shape, np.inf)
     if schedule in ("1f1b", "interleaved"):
         # With one chunk, interleaving is plain 1F1B; with more, a rank runs one more round ahead.
         return np.where(chunks > 1, (chunks - 1) * pipeline + 2 * after + 1, after + 1)

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.cost.parallel import efficiency
-from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.efficiency import attention_s, matrix_s, memory_s, softly_longer
+from hocket.cost.parallel.efficiency import (
+    CONSTANTS,
+    attention_s,
+    matrix_s,
+    memory_s,
+    softly_longer,
+)
 from hocket.cost.parallel.setting import Setting
 from hocket.cost.parallel.traffic import (
     RankGroup,
@@ -86,10 +90,10 @@ class _Pass:
         return self.matrix_s + self.core_s + self.around_s + self.tensor_s + self.other_s
 
 
-def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> LayerTimes:
+def layer_times(setting: Setting, slices: LayerSlices) -> LayerTimes:
     """Times of a layer for every given combination of degrees and options."""
-    matrix = _matrix_s(setting, slices, coefficients)
-    forward, backward = _passes(matrix, setting, slices, coefficients)
+    matrix = _matrix_s(setting, slices)
+    forward, backward = _passes(matrix, setting, slices)
     # Of an op-by-op selection the products are halved and attention is kept.
     selected = np.select(
         [setting.selects_ops > 0, setting.selects_activations > 0],
@@ -103,13 +107,13 @@ def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficient
     )
     recomputes_communication = slices.recompute == FULL
     device_s = forward.total_s + backward.total_s + matrix + rerun
-    stretch = _stretch(device_s, setting, slices, coefficients)
+    stretch = _stretch(device_s, setting, slices)
     parameters = layer_parameters(setting, slices.tensor, slices.expert)
-    first_s, logits_s, logits_backward_s = _ends(setting, slices, coefficients)
+    first_s, logits_s, logits_backward_s = _ends(setting, slices)
     return LayerTimes(
         forward_s=stretch * forward.total_s,
         input_gradient_s=stretch * (backward.total_s + rerun),
-        weight_gradient_s=stretch * matrix + accumulation_s(parameters, setting, coefficients),
+        weight_gradient_s=stretch * matrix + accumulation_s(parameters, setting),
         tensor_s=stretch * (forward.tensor_s * (1 + recomputes_communication) + backward.tensor_s),
         other_s=stretch * (forward.other_s * (1 + recomputes_communication) + backward.other_s),
         embedding_s=first_s,
@@ -120,43 +124,37 @@ def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficient
 
 def layer_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
     """Parameters of a layer on one device, without norms and biases."""
-    attention = 2 * setting.hidden * (setting.query_width + setting.key_width)
-    num_matrices = setting.num_wide + 1
-    dense = num_matrices * setting.hidden * setting.mlp_width
-    shared = num_matrices * setting.hidden * setting.shared_width
-    sparse = setting.num_sparse / setting.layers
-    common = (attention + (1 - sparse) * dense + sparse * shared) / tensor
+    heads = setting.query_rank * setting.query_width + setting.key_rank * setting.up_width
+    heads = heads + setting.hidden * setting.output_width
+    sparse = setting.sparse_share
+    width = (1 - sparse) * setting.mlp_width + sparse * setting.shared_width
+    mlp = (setting.num_wide + 1) * setting.hidden * width
+    # Every rank holds the projections into latent spaces.
+    common = setting.hidden * setting.latent_width + (heads + mlp) / tensor
     return common + expert_parameters(setting, tensor, expert)
 
 
 def expert_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
     """Parameters of a layer's routed experts on one device, averaged over all layers."""
     one = (setting.num_wide + 1) * setting.hidden * setting.expert_width
-    sparse = setting.num_sparse / setting.layers
-    return sparse * one * setting.expert_count / (tensor * expert)
+    return setting.sparse_share * one * setting.expert_count / (tensor * expert)
 
 
-def accumulation_s(
-    parameters: FloatArray, setting: Setting, coefficients: Coefficients
-) -> FloatArray:
+def accumulation_s(parameters: FloatArray, setting: Setting) -> FloatArray:
     """Seconds to add a microbatch's gradients to their sum; 0 if the program fuses this."""
     moved_bytes = (ACTIVATION_BYTES + 2 * setting.gradient_bytes) * parameters
     is_extra = 1 - setting.fuses_accumulation
-    return is_extra * coefficients.gradients * memory_s(moved_bytes, setting, coefficients)
+    return is_extra * setting.coefficients.gradients * memory_s(moved_bytes, setting)
 
 
-def boundary_s(
-    setting: Setting, slices: LayerSlices, crosses_hosts: FloatArray, coefficients: Coefficients
-) -> FloatArray:
+def boundary_s(setting: Setting, slices: LayerSlices, crosses_hosts: FloatArray) -> FloatArray:
     """Seconds to send one microbatch's activations to the next stage."""
-    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
-    is_divided = (slices.sequence_parallel > 0) | (setting.scatters > 0)
-    parts = np.where(is_divided, slices.tensor, 1.0)
-    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
-    gather_s = all_gather_s(size_bytes, group, setting, coefficients)
-    needs_whole = (setting.scatters > 0) & (slices.sequence_parallel == 0)
-    sent_s = send_s(size_bytes / parts, crosses_hosts, setting, coefficients)
-    return sent_s + np.where(needs_whole, gather_s, 0.0)
+    size_bytes = _hidden_bytes(setting, slices)
+    scatters, is_sharded = setting.scatters_activations > 0, slices.sequence_parallel > 0
+    parts = np.where(is_sharded | scatters, slices.tensor, 1.0)
+    gather_s = all_gather_s(size_bytes, RankGroup(slices.tensor), setting)
+    sent_s = send_s(size_bytes / parts, crosses_hosts, setting)
+    return sent_s + np.where(scatters & ~is_sharded, gather_s, 0.0)
 
 
 # ── parts of a layer ─────────────────────────────────────────────────────────────────────────────
@@ -166,56 +164,67 @@ def _tokens(setting: Setting, slices: LayerSlices) -> FloatArray:
     return slices.microbatch * setting.sequence / slices.context
 
 
-def _matrix_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
+def _hidden_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
+    """Bytes of the hidden states of a microbatch."""
+    return ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
+
+
+def _copies(slices: LayerSlices) -> FloatArray:
+    """Ranks over which sequence parallelism shards norms, dropout and residuals."""
+    return np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
+
+
+def _matrix_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Forward seconds of products with weights; input and weight gradients each take as long."""
     rows, hidden, tensor = _tokens(setting, slices), setting.hidden, slices.tensor
 
     def product_s(columns: FloatArray, depth: FloatArray) -> FloatArray:
-        return matrix_s(rows, columns, depth, setting, coefficients)
+        return matrix_s(rows, columns, depth, setting)
 
-    projections = setting.query_width + 2 * setting.key_width
-    attention = product_s(projections / tensor, hidden)
-    attention = attention + product_s(hidden, setting.query_width / tensor)
+    queries, keys = setting.query_width / tensor, setting.up_width / tensor
+    attention = product_s(queries + keys, hidden)
+    if np.any(setting.latent_width > 0):
+        latent = product_s(np.maximum(setting.latent_width, 1), hidden)
+        latent = latent + product_s(queries, setting.query_rank)
+        latent = latent + product_s(keys, setting.key_rank)
+        attention = np.where(setting.latent_width > 0, latent, attention)
+    attention = attention + product_s(hidden, setting.output_width / tensor)
     dense = product_s(setting.num_wide * setting.mlp_width / tensor, hidden)
     dense = dense + product_s(hidden, setting.mlp_width / tensor)
-    if not np.any(setting.num_sparse > 0):
+    if not np.any(setting.sparse_share > 0):
         return attention + dense
-    sparse = setting.num_sparse / setting.layers
-    experts = _experts_s(setting, slices, coefficients)
-    return attention + (1 - sparse) * dense + sparse * experts
+    sparse = setting.sparse_share
+    return attention + (1 - sparse) * dense + sparse * _experts_s(setting, slices)
 
 
-def _experts_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
+def _experts_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Forward seconds of the routed experts, evenly loaded, and of shared experts."""
-    rows = _tokens(setting, slices) * np.maximum(setting.expert_active, 1)
-    rows_each = rows * slices.expert / setting.expert_count
-    width = np.maximum(setting.expert_width, 1) / slices.tensor
-    loss = 1 + efficiency.CONSTANTS.expert_rows / rows_each
-    routed = matrix_s(rows, setting.num_wide * width, setting.hidden, setting, coefficients)
-    routed = loss * (routed + matrix_s(rows, setting.hidden, width, setting, coefficients))
-    # With few rows each, reading the weights of all experts at hand takes longer.
-    held = expert_parameters(setting, slices.tensor, slices.expert)
-    sparse = np.maximum(setting.num_sparse / setting.layers, 1 / setting.layers)
-    read_s = memory_s(ACTIVATION_BYTES * held / sparse, setting, coefficients)
-    routed = np.maximum(routed, read_s)
-    shared_width = np.maximum(setting.shared_width, 1) / slices.tensor
+
+    def mlp_s(rows: FloatArray, width: FloatArray) -> FloatArray:
+        own = np.maximum(width, 1) / slices.tensor
+        first_s = matrix_s(rows, setting.num_wide * own, setting.hidden, setting)
+        return first_s + matrix_s(rows, setting.hidden, own, setting)
+
     tokens = _tokens(setting, slices)
-    shared = matrix_s(
-        tokens, setting.num_wide * shared_width, setting.hidden, setting, coefficients
-    ) + matrix_s(tokens, setting.hidden, shared_width, setting, coefficients)
+    rows = tokens * np.maximum(setting.expert_active, 1)
+    loss = 1 + CONSTANTS.expert_rows / (rows * slices.expert / setting.expert_count)
+    # With few rows per expert, reading the weights of all experts takes longer than the products.
+    held = expert_parameters(setting, slices.tensor, slices.expert)
+    sparse = np.maximum(setting.sparse_share, 1 / setting.layers)
+    read_s = memory_s(ACTIVATION_BYTES * held / sparse, setting)
+    routed = np.maximum(loss * mlp_s(rows, setting.expert_width), read_s)
+    shared = mlp_s(tokens, setting.shared_width)
     return routed + np.where(setting.shared_width > 0, shared, 0.0)
 
 
-def _passes(
-    matrix: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> tuple[_Pass, _Pass]:
-    core, core_backward = _core_s(setting, slices, coefficients)
+def _passes(matrix: FloatArray, setting: Setting, slices: LayerSlices) -> tuple[_Pass, _Pass]:
+    core, core_backward = _core_s(setting, slices)
     moved_bytes = _around_bytes(setting, slices) + _cast_bytes(setting, slices)
-    around = memory_s(moved_bytes, setting, coefficients)
-    tensor, tensor_backward = _tensor_s(setting, slices, coefficients)
-    ring = _ring_s(setting, slices, coefficients)
+    around = memory_s(moved_bytes, setting)
+    tensor, tensor_backward = _tensor_s(setting, slices)
+    ring = _ring_s(setting, slices)
     # Backward, gradients take the same two all-to-alls in the opposite direction.
-    experts = _expert_traffic_s(setting, slices, coefficients)
+    experts = _expert_traffic_s(setting, slices)
     hides = setting.overlaps_experts
     forward = _Pass(
         matrix_s=matrix,
@@ -227,7 +236,7 @@ def _passes(
     backward = _Pass(
         matrix_s=matrix,
         core_s=core_backward,
-        around_s=efficiency.CONSTANTS.backward_bytes * around,
+        around_s=CONSTANTS.backward_bytes * around,
         tensor_s=tensor_backward,
         other_s=_beside(2 * ring, core_backward)
         + _beside(experts, hides * (2 * matrix + core_backward)),
@@ -235,23 +244,20 @@ def _passes(
     return forward, backward
 
 
-def _core_s(
-    setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> tuple[FloatArray, FloatArray]:
+def _core_s(setting: Setting, slices: LayerSlices) -> tuple[FloatArray, FloatArray]:
     """Forward and backward seconds of attention's products, and of unfused softmax and dropout."""
     pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
-    # Under a causal mask the last of ranks in order has nearly twice the work of all on average.
+    # Without balancing, the last context rank has nearly twice the average work of a causal mask.
     uneven = np.where(setting.balances_context > 0, 1.0, (2 * slices.context - 1) / slices.context)
-    flops = 4 * pairs * setting.query_width * uneven
-    forward, backward = attention_s(flops, setting, coefficients)
-    is_written = 1 - setting.is_flash
-    fused_bytes, backward_bytes = efficiency.CONSTANTS.score_bytes
-    unfused_bytes = efficiency.CONSTANTS.unfused_bytes
-    forward_bytes = np.where(_is_unfused(setting, slices), unfused_bytes, fused_bytes)
-    scores = is_written * pairs * setting.heads
+    flops = 2 * pairs * (setting.query_width + setting.output_width) * uneven
+    forward, backward = attention_s(flops, setting)
+    fused_bytes, backward_bytes = CONSTANTS.score_bytes
+    is_unfused = _is_unfused(setting, slices)
+    forward_bytes = np.where(is_unfused, CONSTANTS.unfused_bytes, fused_bytes)
+    scores = (1 - setting.is_flash) * pairs * setting.heads
     return (
-        forward + memory_s(forward_bytes * scores, setting, coefficients),
-        backward + memory_s(backward_bytes * scores, setting, coefficients),
+        forward + memory_s(forward_bytes * scores, setting),
+        backward + memory_s(backward_bytes * scores, setting),
     )
 
 
@@ -265,137 +271,117 @@ def _around_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Bytes that memory-bound ops move forward.
 
     These are two norms and two dropouts with residuals (22 bytes per element), the activation
-    function, and copies of queries, keys, values and attention's result.
+    function, and copies of queries, keys, values, their latents and attention's result.
     """
-    copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
-    sparse = setting.num_sparse / setting.layers
-    routed = setting.expert_active * setting.expert_width
-    width = (1 - sparse) * setting.mlp_width + sparse * (routed + setting.shared_width)
-    divided = (2 + 2 * setting.num_wide) * width
-    divided = divided + 4 * (2 * setting.query_width + 2 * setting.key_width)
-    # Norms in 32 bits are six kernels instead of one, and rotations of queries and keys four.
-    small = setting.is_eager * 44 * setting.hidden / copies
-    rotated = setting.is_eager * 24 * (setting.query_width + setting.key_width)
-    gated = setting.is_eager * 4 * width
+    width, keys = _mlp_width(setting), setting.query_width + setting.key_width
+    moved = (2 + 2 * setting.num_wide) * width
+    moved = moved + 4 * (keys + setting.value_width + setting.output_width)
+    # An eager norm in 32 bits is six kernels instead of one, an eager rotation four.
+    moved = moved + setting.is_eager * (24 * keys + 4 * width)
     # A token's copy for each of its experts is permuted, weighted and permuted back.
-    sorted_bytes = sparse * setting.expert_active * 16 * setting.hidden / copies
-    return _tokens(setting, slices) * (
-        22 * setting.hidden / copies
-        + small
-        + sorted_bytes
-        + (divided + rotated + gated) / slices.tensor
-    )
+    whole = 22 + 44 * setting.is_eager + 16 * setting.sparse_share * setting.expert_active
+    per_token = setting.hidden * whole / _copies(slices) + moved / slices.tensor
+    return _tokens(setting, slices) * (per_token + 8 * setting.latent_width)
+
+
+def _mlp_width(setting: Setting) -> FloatArray:
+    """Inner width of all MLPs that a token passes, averaged over the layers."""
+    sparse = setting.expert_active * setting.expert_width + setting.shared_width
+    return (1 - setting.sparse_share) * setting.mlp_width + setting.sparse_share * sparse
 
 
 def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Bytes moved to cast inputs and weights of products to 8 bits; the backward pass scales
     them."""
-    if not np.any(setting.is_float8 > 0):
-        return np.zeros(1)
-    sparse = setting.num_sparse / setting.layers
-    width = (1 - sparse) * setting.mlp_width
-    width = width + sparse * (setting.shared_width + setting.expert_active * setting.expert_width)
-    routes = 1 + sparse * np.maximum(setting.expert_active - 1, 0)
-    inputs = (1 + routes) * setting.hidden + (setting.query_width + width) / slices.tensor
+    routes = 2 + setting.sparse_share * np.maximum(setting.expert_active - 1, 0)
+    inputs = (setting.output_width + _mlp_width(setting)) / slices.tensor
+    inputs = inputs + routes * setting.hidden + setting.latent_width
     weights = layer_parameters(setting, slices.tensor, slices.expert)
     elements = _tokens(setting, slices) * inputs + setting.casts_weights * weights
     return setting.is_float8 * setting.cast_bytes * elements
 
 
-def _tensor_s(
-    setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> tuple[FloatArray, FloatArray]:
+def _tensor_s(setting: Setting, slices: LayerSlices) -> tuple[FloatArray, FloatArray]:
     """Forward and backward seconds of tensor-parallel collectives.
 
     Each pass has two all-reduces. With sequence parallelism each is an all-gather and a
     reduce-scatter, and the backward pass has one more all-gather.
     """
-    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
-    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
-    whole = 2 * all_reduce_s(size_bytes, group, setting, coefficients)
-    half = all_gather_s(size_bytes, group, setting, coefficients)
-    is_divided = slices.sequence_parallel > 0
-    exposed = 1 - setting.overlaps_tensor * efficiency.CONSTANTS.hidden_tensor
-    forward, backward = np.where(is_divided, 4 * half, whole), np.where(is_divided, 5 * half, whole)
-    return exposed * forward, exposed * backward
+    size_bytes, group = _hidden_bytes(setting, slices), RankGroup(slices.tensor)
+    exposed = 1 - setting.overlaps_tensor * CONSTANTS.hidden_tensor
+    reduce_s = exposed * 2 * all_reduce_s(size_bytes, group, setting)
+    gather_s = exposed * all_gather_s(size_bytes, group, setting)
+    is_sharded = slices.sequence_parallel > 0
+    return (
+        np.where(is_sharded, 4 * gather_s, reduce_s),
+        np.where(is_sharded, 5 * gather_s, reduce_s),
+    )
 
 
-def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
+def _ring_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Forward seconds of ring attention, which sends keys and values around all ranks.
 
     The backward pass takes twice as long, since gradients are sent along.
     """
-    size_bytes = 2 * ACTIVATION_BYTES * _tokens(setting, slices) * setting.key_width / slices.tensor
+    width = (setting.key_width + setting.value_width) / slices.tensor
+    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * width
+    # Like an all-gather of all blocks, since each block passes through every rank.
     group = RankGroup(slices.context, slices.tensor)
-    # As an all-gather of all blocks: each passes through every rank.
-    return all_gather_s(size_bytes * slices.context, group, setting, coefficients)
+    return all_gather_s(size_bytes * slices.context, group, setting)
 
 
 def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
     """Exposed seconds of traffic that overlaps with ``work_s`` of work."""
-    least_s = np.where(work_s > 0, efficiency.CONSTANTS.never_hidden * traffic_s, traffic_s)
+    least_s = np.where(work_s > 0, CONSTANTS.never_hidden * traffic_s, traffic_s)
     return np.maximum(least_s, traffic_s - work_s)
 
 
-def _expert_traffic_s(
-    setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> FloatArray:
+def _expert_traffic_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Seconds to send tokens to their experts and the results back, in one pass."""
-    sparse = setting.num_sparse / setting.layers
-    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
-    size_bytes = size_bytes / slices.tensor
-    # Experts are whole, on neighbouring ranks.
-    group = RankGroup(slices.expert, np.ones_like(slices.tensor))
-    sent_s = token_exchange_s(size_bytes, setting.expert_active, group, setting, coefficients)
-    return 2 * sparse * sent_s
+    size_bytes = _hidden_bytes(setting, slices) / slices.tensor
+    # Each expert is on one rank; the ranks of all experts are neighbours.
+    group = RankGroup(slices.expert)
+    sent_s = token_exchange_s(size_bytes, setting.expert_active, group, setting)
+    return 2 * setting.sparse_share * sent_s
 
 
-def _stretch(
-    device_s: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> FloatArray:
+def _stretch(device_s: FloatArray, setting: Setting, slices: LayerSlices) -> FloatArray:
     """Factor by which the host's launches and the gaps between kernels lengthen a layer."""
-    constants = efficiency.CONSTANTS
     num_passes = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE], [3.0, 2.3], 2.0
     )
-    per_pass = np.where(setting.is_flash > 0, constants.flash_host_s, constants.host_s)
-    per_pass = per_pass * (1 + constants.unfused_host * _is_unfused(setting, slices))
+    per_pass = np.where(setting.is_flash > 0, CONSTANTS.flash_host_s, CONSTANTS.host_s)
+    per_pass = per_pass * (1 + CONSTANTS.unfused_host * _is_unfused(setting, slices))
     # Ranks of a group that share a host share its CPUs too.
     beside = np.minimum(slices.tensor, setting.devices_per_host) - 1
-    per_pass = per_pass * (1 + constants.host_tensor * beside)
+    per_pass = per_pass * (1 + CONSTANTS.host_tensor * beside)
     # Saving and restoring the state of random numbers is as much work again for the host.
     num_launched = num_passes + (slices.recompute == FULL)
     # Two products forward, and two for each of their gradients.
-    at_hand = setting.num_sparse / setting.layers * setting.expert_count / slices.expert
-    sparse = setting.num_sparse / setting.layers
-    experts_s = 2 * (num_passes + 1) * constants.expert_launch_s * at_hand
-    experts_s = experts_s + num_passes * sparse * setting.routing_host_s
+    launched_s = 2 * (num_passes + 1) * CONSTANTS.expert_launch_s
+    experts_s = launched_s * setting.expert_count / slices.expert
+    experts_s = setting.sparse_share * (experts_s + num_passes * setting.routing_host_s)
     launches = 1 - setting.replays_graphs
-    host_s = launches * coefficients.host * (num_launched * per_pass + experts_s)
-    gap_s = np.where(launches > 0, setting.gap_s, np.minimum(setting.gap_s, constants.replay_gap_s))
-    gaps_s = coefficients.layer * num_passes * (gap_s + setting.pause_s)
+    host_s = launches * setting.coefficients.host * (num_launched * per_pass + experts_s)
+    gap_s = np.where(launches > 0, setting.gap_s, np.minimum(setting.gap_s, CONSTANTS.replay_gap_s))
+    gaps_s = setting.coefficients.layer * num_passes * (gap_s + setting.pause_s)
     return (softly_longer(device_s, host_s) + gaps_s) / device_s
 
 
-def _ends(
-    setting: Setting, slices: LayerSlices, coefficients: Coefficients
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _ends(setting: Setting, slices: LayerSlices) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds of the embedding (both passes), and of the output layer: forward, backward."""
     tokens, hidden = _tokens(setting, slices), setting.hidden
-    copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
-    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
-    reduce_s = all_reduce_s(ACTIVATION_BYTES * tokens * hidden, group, setting, coefficients)
+    reduce_s = all_reduce_s(_hidden_bytes(setting, slices), RankGroup(slices.tensor), setting)
     words = setting.vocabulary / slices.tensor
-    added_s = accumulation_s(words * hidden, setting, coefficients)
-    first = memory_s(10 * tokens * hidden / copies, setting, coefficients) + reduce_s + added_s
+    added_s = accumulation_s(words * hidden, setting)
+    first = memory_s(10 * tokens * hidden / _copies(slices), setting) + reduce_s + added_s
     # The output layer stays in 16 bits where the others are computed in 8.
-    product = matrix_s(tokens, words, hidden, setting, coefficients, in_16_bits=True)
+    product = matrix_s(tokens, words, hidden, setting, in_16_bits=True)
     # Logits are turned to 32 bits, and the loss passes over them several times.
-    constants = efficiency.CONSTANTS
     passes, passes_back = (
         np.where(setting.is_flash > 0, fused, plain)
-        for fused, plain in zip(constants.loss_bytes, constants.plain_loss_bytes, strict=True)
+        for fused, plain in zip(CONSTANTS.loss_bytes, CONSTANTS.plain_loss_bytes, strict=True)
     )
-    forward = product + memory_s(passes * tokens * words, setting, coefficients)
-    backward = 2 * product + memory_s(passes_back * tokens * words, setting, coefficients)
+    forward = product + memory_s(passes * tokens * words, setting)
+    backward = 2 * product + memory_s(passes_back * tokens * words, setting)
     return first, forward, backward + reduce_s + added_s

@@ -39,7 +39,7 @@ _ALIASES = {
 }  # fmt: skip
 _PROGRAM = Software(name="defaults")
 _CHOICES = {"attention": get_args(Attention), "selective": get_args(Selective)}
-_MODEL_KEYS = {f.name for f in fields(Transformer)} - {"name", "source", "experts"}
+_MODEL_KEYS = {f.name for f in fields(Transformer)} - {"name", "source", "experts", "latent"}
 _CONFIG_KEYS = {*KEYS, "global_batch"} - {"layers", "shares"}
 _PROGRAM_KEYS = {f.name for f in fields(Software)} - {"name", "overheads"}
 _RUN_KEYS = {

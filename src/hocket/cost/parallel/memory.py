@@ -16,34 +16,10 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray
 from hocket.cost.parallel.activations import SPLIT_FULL, ActivationTables, activation_tables
 from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, V_SHAPED, in_flight_chunks
-from hocket.cost.parallel.overheads import (
-    DEFAULT_OVERHEADS,
-    FORMULAS_ONLY,
-    GIVEN_BACK,
-    MemoryOverheads,
-    fit_overheads,
-)
+from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
-from hocket.cost.parallel.stage_memory import StageMemory, stage_memory
-from hocket.cost.parallel.state import (
-    StateTables,
-    bytes_per_parameter,
-    live_bytes_per_parameter,
-    state_tables,
-)
+from hocket.cost.parallel.state import StateRates, state_rates, state_tables
 from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfigs, Transformer
-
-__all__ = [
-    "DEFAULT_OVERHEADS",
-    "FORMULAS_ONLY",
-    "GIVEN_BACK",
-    "ConfigMemory",
-    "MemoryOverheads",
-    "StageMemory",
-    "fit_overheads",
-    "memory",
-    "stage_memory",
-]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,54 +107,42 @@ _FULL = RECOMPUTES.index("full")
 class _RankState:
     """Parameters and bytes per parameter of a rank, one entry per config."""
 
+    own: StateRates
     layer: FloatArray
     """Parameters of a layer, with experts if the model has any, without the routed ones."""
     more_if_dense: FloatArray
     """Excess of a dense layer's parameters over those of ``layer``."""
-    routed: FloatArray
-    """Parameters of the routed experts of a layer on one rank."""
     first: FloatArray
     last: FloatArray
     both_ends: FloatArray
-    per_parameter: FloatArray
-    per_routed: FloatArray
-    live: FloatArray
-    """Bytes per parameter of the layer that is temporarily unsharded."""
     is_pipeline: BoolArray
 
     @classmethod
     def of(cls, model: Transformer, configs: ParallelConfigs, software: Software) -> _RankState:
-        held: StateTables = state_tables(model, int(configs.tensor.max()))
-        kept, divided = (table[configs.zero] for table in bytes_per_parameter(software))
-        ranks = configs.data * configs.context
-        shards = np.minimum(ranks, software.most_shards)
-        expert_ranks = np.minimum(configs.expert, ranks)
-        tensor = configs.tensor
+        held, tensor = state_tables(model, int(configs.tensor.max())), configs.tensor
         layer = (held.sparse_layer if model.experts else held.dense_layer)[tensor]
         return cls(
+            own=state_rates(held, configs, software),
             layer=layer,
             more_if_dense=held.dense_layer[tensor] - layer,
-            routed=held.routed[tensor] / expert_ranks,
             first=held.first[tensor],
             last=held.last[tensor],
             both_ends=(held.first + held.untied)[tensor],
-            per_parameter=kept + divided / shards,
-            per_routed=kept + divided * np.minimum(expert_ranks / shards, 1.0),
-            live=live_bytes_per_parameter(software)[configs.zero],
             is_pipeline=configs.pipeline > 1,
         )
 
     def state_bytes(self, layers: FloatArray, num_dense: FloatArray, end: FloatArray) -> FloatArray:
         """Bytes of state of a rank with these layers and the parameters ``end`` besides them."""
-        routed_bytes = self.routed * self.per_routed
-        more = self.more_if_dense * self.per_parameter - routed_bytes
+        own = self.own
+        routed_bytes = own.routed * own.per_routed
+        more = self.more_if_dense * own.per_parameter - routed_bytes
         # In a pipeline, the next rank may have only experts: the heavier layer is counted.
         more = np.where(self.is_pipeline, np.maximum(more, 0.0), more)
-        largest = self.layer + self.routed
+        largest = self.layer + own.routed
         dense = self.layer + self.more_if_dense
         largest = np.where(num_dense > 0, np.maximum(largest, dense), largest)
-        kept_bytes = (layers * self.layer + end) * self.per_parameter
-        return kept_bytes + layers * routed_bytes + num_dense * more + self.live * largest
+        kept_bytes = (layers * self.layer + end) * own.per_parameter
+        return kept_bytes + layers * routed_bytes + num_dense * more + own.live * largest
 
 
 @lru_cache(maxsize=16)

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.cost.parallel import efficiency
-from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.efficiency import memory_s
+from hocket.cost.parallel.efficiency import CONSTANTS, memory_s
 from hocket.cost.parallel.layer import ACTIVATION_BYTES, expert_parameters, layer_parameters
 from hocket.cost.parallel.setting import Setting
 from hocket.cost.parallel.stage import ends_and_middle
@@ -47,7 +45,7 @@ class RankTimes:
     optimizer_s: FloatArray
 
 
-def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -> RankTimes:
+def rank_times(setting: Setting, degrees: Degrees) -> RankTimes:
     """Times of every given combination of degrees."""
     common, experts = _parameters(setting, degrees)
     copies = degrees.data * degrees.context
@@ -58,34 +56,22 @@ def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -
     for parameters, group in ((common, common_group), (experts, expert_group)):
         shards = np.minimum(group.num_ranks, setting.most_shards)
         part_once, part_each = _collectives_s(
-            parameters, RankGroup(shards, group.stride), setting, degrees, coefficients
+            parameters, RankGroup(shards, group.stride), setting, degrees
         )
-        same_s = _same_shards_s(parameters, group, shards, setting, coefficients)
+        # Ranks that hold the same shard (HSDP) all-reduce its gradients among them.
+        same = RankGroup(group.num_ranks / shards, group.stride * shards)
+        same_s = all_reduce_s(parameters / shards * setting.sent_gradient_bytes, same, setting)
         once = once + part_once + np.where(degrees.zero > 0, same_s, 0.0)
         each = each + part_each
         own = own + parameters / np.where(degrees.zero > 0, shards, 1.0)
-    held_s, fetched_s = _host_s(own, setting, degrees)
-    moved_bytes = efficiency.CONSTANTS.optimizer_bytes * own
-    on_device_s = memory_s(moved_bytes, setting, coefficients)
+    on_host_s, fetched_s = _host_s(own, setting, degrees)
+    on_device_s = memory_s(CONSTANTS.optimizer_bytes * own, setting)
     return RankTimes(
         once_s=once,
         each_s=each + fetched_s,
-        ends_s=_shared_embedding_s(setting, degrees, coefficients),
-        optimizer_s=np.where(held_s > 0, held_s, on_device_s) + efficiency.CONSTANTS.step_s,
+        ends_s=_shared_embedding_s(setting, degrees),
+        optimizer_s=np.where(on_host_s > 0, on_host_s, on_device_s) + CONSTANTS.step_s,
     )
-
-
-def _same_shards_s(
-    parameters: FloatArray,
-    group: RankGroup,
-    shards: FloatArray,
-    setting: Setting,
-    coefficients: Coefficients,
-) -> FloatArray:
-    """Seconds to all-reduce gradients among the ranks that hold the same shard (HSDP)."""
-    others = RankGroup(group.num_ranks / shards, group.stride * shards)
-    size_bytes = parameters / shards * setting.sent_gradient_bytes
-    return all_reduce_s(size_bytes, others, setting, coefficients)
 
 
 def _host_s(own: FloatArray, setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
@@ -94,17 +80,15 @@ def _host_s(own: FloatArray, setting: Setting, degrees: Degrees) -> tuple[FloatA
     Once per step, gradients are copied to the host and the optimizer runs there. Sharded weights
     are fetched for both passes of every microbatch.
     """
-    constants = efficiency.CONSTANTS
-    is_held = (setting.offloads > 0) & (degrees.zero > 0)
-    down_s = setting.gradient_bytes * own / constants.host_link_bps
-    up_s = ACTIVATION_BYTES * own / constants.host_link_bps
-    update_s = (
-        constants.optimizer_bytes * own * setting.devices_per_host / constants.host_memory_bps
-    )
-    is_whole = degrees.zero < 3  # new weights go up once, and stay
-    once_s = down_s + update_s + np.where(is_whole, up_s, 0.0)
-    each_s = np.where(is_whole, 0.0, 2 * up_s)
-    return np.where(is_held, once_s, 0.0), np.where(is_held, each_s, 0.0)
+    is_offloaded = (setting.offloads > 0) & (degrees.zero > 0)
+    own = np.where(is_offloaded, own, 0.0)
+    down_s = setting.gradient_bytes * own / CONSTANTS.host_link_bps
+    up_s = ACTIVATION_BYTES * own / CONSTANTS.host_link_bps
+    moved_bytes = CONSTANTS.optimizer_bytes * own * setting.devices_per_host
+    # Unsharded weights are copied to the device once per step and stay there.
+    is_whole = degrees.zero < 3
+    once_s = down_s + moved_bytes / CONSTANTS.host_memory_bps + np.where(is_whole, up_s, 0.0)
+    return once_s, np.where(is_whole, 0.0, 2 * up_s)
 
 
 def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
@@ -126,18 +110,15 @@ def _collectives_s(
     group: RankGroup,
     setting: Setting,
     degrees: Degrees,
-    coefficients: Coefficients,
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds per step, and per microbatch, to synchronize parameters that a group replicates."""
-    gradient_bytes, weight_bytes = (
-        parameters * setting.sent_gradient_bytes,
-        parameters * ACTIVATION_BYTES,
-    )
-    reduce_s = all_reduce_s(gradient_bytes, group, setting, coefficients)
-    scatter_s = all_gather_s(gradient_bytes, group, setting, coefficients)
-    gather_s = all_gather_s(weight_bytes, group, setting, coefficients)
+    gradient_bytes = parameters * setting.sent_gradient_bytes
+    weight_bytes = parameters * ACTIVATION_BYTES
+    reduce_s = all_reduce_s(gradient_bytes, group, setting)
+    scatter_s = all_gather_s(gradient_bytes, group, setting)
+    gather_s = all_gather_s(weight_bytes, group, setting)
     passes_s = 2 * gather_s + scatter_s
-    alone_bps = setting.between_bps * efficiency.CONSTANTS.gather_share / coefficients.network
+    alone_bps = setting.between_bps * CONSTANTS.gather_share / setting.coefficients.network
     slow_s = (2 * weight_bytes + gradient_bytes) / alone_bps * (group.num_ranks > 1)
     is_slow = (setting.gathers_by_tensor > 0) & ~group.is_inside(setting)
     passes_s = np.where(is_slow, slow_s, passes_s)
@@ -149,11 +130,9 @@ def _collectives_s(
     return once, each
 
 
-def _shared_embedding_s(
-    setting: Setting, degrees: Degrees, coefficients: Coefficients
-) -> FloatArray:
+def _shared_embedding_s(setting: Setting, degrees: Degrees) -> FloatArray:
     words = setting.vocabulary * setting.hidden / degrees.tensor
     num_devices = degrees.tensor * degrees.context * degrees.data * degrees.pipeline
     group = RankGroup(np.full_like(num_devices, 2.0), num_devices / 2)
-    both_s = all_reduce_s(words * setting.sent_gradient_bytes, group, setting, coefficients)
+    both_s = all_reduce_s(words * setting.sent_gradient_bytes, group, setting)
     return np.where((degrees.pipeline > 1) & (setting.is_tied > 0), both_s, 0.0)

@@ -14,6 +14,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.cost.chips import chip_of
+from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.software import Software
 from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.network import Network
@@ -28,18 +29,24 @@ class Setting:
     layers: FloatArray
     heads: FloatArray
     head_width: FloatArray
+    """Width of one head in attention; that of values under latent attention."""
     query_width: FloatArray
-    """Width of all query heads together."""
+    """Width of all query heads together; see `AttentionWidths`, also for the next ones."""
     key_width: FloatArray
-    """Width of all key heads together; values have the same width."""
+    value_width: FloatArray
+    output_width: FloatArray
+    latent_width: FloatArray
+    query_rank: FloatArray
+    key_rank: FloatArray
+    up_width: FloatArray
     mlp_width: FloatArray
     num_wide: FloatArray
     """Matrices from the hidden width to the MLP's width: two in a gated MLP, else one."""
     vocabulary: FloatArray
     sequence: FloatArray
     is_tied: FloatArray
-    num_sparse: FloatArray
-    """Number of layers with experts."""
+    sparse_share: FloatArray
+    """Fraction of the layers that have experts."""
     expert_count: FloatArray
     expert_active: FloatArray
     expert_width: FloatArray
@@ -73,7 +80,7 @@ class Setting:
     offloads: FloatArray
     gradient_bytes: FloatArray
     sent_gradient_bytes: FloatArray
-    scatters: FloatArray
+    scatters_activations: FloatArray
     overlaps_tensor: FloatArray
     overlaps_data: FloatArray
     overlaps_pipeline: FloatArray
@@ -89,29 +96,34 @@ class Setting:
     inside_latency_s: FloatArray
     between_bps: FloatArray
     between_latency_s: FloatArray
+    coefficients: Coefficients = Coefficients()  # noqa: RUF009 - frozen
 
 
 def setting_of(
-    model: Transformer, software: Software, kind: DeviceKind, network: Network
+    model: Transformer,
+    software: Software,
+    kind: DeviceKind,
+    network: Network,
+    coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
 ) -> Setting:
     """Return the setting of one model, program, device type and network."""
     chip = chip_of(kind.name, software.libraries)
     rates = chip.attention["flash" if software.attention == "plain" else software.attention]
     is_float8 = software.dtype == "float8"
     experts = model.experts or Experts(count=1, active=0, mlp_width=0, dense_layers=model.layers)
+    # Fields of the same name are copied; the others are derived below.
     values: dict[str, float] = {
-        "hidden": model.hidden,
-        "layers": model.layers,
-        "heads": model.heads,
-        "head_width": model.head_width,
-        "query_width": model.heads * model.head_width,
-        "key_width": model.kv_heads * model.head_width,
-        "mlp_width": model.mlp_width,
+        field.name: getattr(source, field.name)
+        for source in (model, software, network)
+        for field in fields(Setting)
+        if hasattr(source, field.name)
+    }
+    values |= model.attention._asdict()
+    values |= {
+        "head_width": model.latent.value_width if model.latent else model.head_width,
         "num_wide": 1 if model.mlp == "gelu" else 2,
-        "vocabulary": model.vocabulary,
-        "sequence": model.sequence,
         "is_tied": model.tied_embeddings,
-        "num_sparse": model.layers - experts.dense_layers,
+        "sparse_share": 1 - experts.dense_layers / model.layers,
         "expert_count": experts.count,
         "expert_active": experts.active,
         "expert_width": experts.mlp_width,
@@ -128,52 +140,23 @@ def setting_of(
         "token_share": chip.matrix_share,
         "matrix_depth": chip.matrix_depth,
         "is_float8": is_float8,
-        "cast_bytes": software.cast_bytes,
         "is_eager": software.is_eager and model.mlp == "swiglu",
         "selects_ops": software.selective == "ops",
         "selects_activations": software.selective == "activations",
-        "casts_weights": software.casts_weights,
-        "gap_s": software.gap_s,
-        "balances_context": software.balances_context,
-        "sends_once": software.sends_once,
-        "overlaps_experts": software.overlaps_experts,
-        "routing_host_s": software.routing_host_s,
-        "replays_graphs": software.replays_graphs,
-        "most_shards": software.most_shards,
-        "offloads": software.offloads,
-        "gradient_bytes": software.gradient_bytes,
-        "sent_gradient_bytes": software.sent_gradient_bytes,
-        "scatters": software.scatters_activations,
-        "overlaps_tensor": software.overlaps_tensor,
-        "overlaps_data": software.overlaps_data,
-        "overlaps_pipeline": software.overlaps_pipeline,
-        "fuses_accumulation": software.fuses_accumulation,
-        "gathers_by_tensor": software.gathers_by_tensor,
-        "pause_s": software.pause_s,
         "peak_flops": _peak_flops(kind, software.dtype),
-        "token_flops": _peak_flops(kind, _token_dtype(software.dtype)),
+        # Products between tokens stay in 16 bits in 8-bit programs.
+        "token_flops": _peak_flops(kind, "bfloat16" if is_float8 else software.dtype),
         "memory_bps": kind.memory_bandwidth_bps,
-        "devices_per_host": network.devices_per_host,
-        "inside_bps": network.inside_bps,
-        "inside_latency_s": network.inside_latency_s,
-        "between_bps": network.between_bps,
-        "between_latency_s": network.between_latency_s,
     }
-    return Setting(**{name: np.asarray(value, np.float64) for name, value in values.items()})
+    columns = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    return Setting(**columns, coefficients=coefficients)
 
 
 def stack_settings(settings: Sequence[Setting]) -> Setting:
     """Stack settings into one whose arrays have an entry for each of them."""
-    return Setting(
-        **{
-            field.name: np.array([getattr(setting, field.name) for setting in settings])
-            for field in fields(Setting)
-        }
-    )
-
-
-def _token_dtype(dtype: str) -> str:
-    return "bfloat16" if dtype == "float8" else dtype
+    columns = [field.name for field in fields(Setting) if field.name != "coefficients"]
+    stacked = {name: np.array([getattr(each, name) for each in settings]) for name in columns}
+    return Setting(**stacked, coefficients=settings[0].coefficients)
 
 
 def _peak_flops(kind: DeviceKind, dtype: str) -> float:

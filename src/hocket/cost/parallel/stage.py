@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.cost.parallel import efficiency
-from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
 from hocket.cost.parallel.setting import Setting
 
@@ -31,6 +30,8 @@ GATHERED = 3
 class StageTimes:
     """Seconds per microbatch, one entry per combination of stage fields."""
 
+    layer: LayerTimes
+    """Times of a layer, the embedding and the output layer."""
     busy_s: FloatArray
     """Seconds of the most loaded device, without transfers between stages."""
     tensor_s: FloatArray
@@ -57,19 +58,19 @@ def stage_times(
     slices: LayerSlices,
     pipeline: FloatArray,
     crosses_hosts: FloatArray,
-    coefficients: Coefficients,
 ) -> StageTimes:
     """Times of pipelines of ``pipeline`` even stages."""
-    times = layer_times(setting, slices, coefficients)
+    times = layer_times(setting, slices)
     ends, middle = ends_and_middle(setting.layers, pipeline)
     first = times.embedding_s
     last = times.logits_s + times.logits_backward_s
     longest, layers = _longest(times, pipeline, ends, middle)
-    constant_s = efficiency.CONSTANTS.microbatch_s
+    constant_s = CONSTANTS.microbatch_s
     total_s = setting.layers * times.total_s + first + last + (pipeline - 1) * constant_s
-    send_s = boundary_s(setting, slices, crosses_hosts, coefficients) * (pipeline > 1)
+    send_s = boundary_s(setting, slices, crosses_hosts) * (pipeline > 1)
     fill_s = _fill_s(times, setting, pipeline, total_s - longest) + 2 * (pipeline - 1) * send_s
     return StageTimes(
+        layer=times,
         busy_s=longest + constant_s,
         tensor_s=layers * times.tensor_s,
         other_s=layers * times.other_s,

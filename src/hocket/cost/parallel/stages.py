@@ -7,26 +7,21 @@ neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, unknown_name
-from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
-from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
-from hocket.cost.parallel.ranks import Degrees, rank_times
+from hocket.cost.parallel.efficiency import CONSTANTS
+from hocket.cost.parallel.layer import boundary_s
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.similarity import factors
 from hocket.cost.parallel.software import Software
-from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
-from hocket.cost.parallel.step import exposed_exchange_s, exposed_s, hiding_rounds, slowest_kind
+from hocket.cost.parallel.step import slices_of, slowest_kind, times_of_each
 from hocket.hardware.cluster import Cluster, DeviceKind
-from hocket.transformer import RECOMPUTES, ParallelConfig, ParallelConfigs, Transformer
-from hocket.transformer.stages import stage_layers, stage_ranks
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 
 def stage_costs(
@@ -38,83 +33,54 @@ def stage_costs(
     kinds: Sequence[str] | None = None,
 ) -> StageCosts:
     """Costs of the virtual stages; ``kinds`` names the device type of each pipeline rank."""
-    of_rank = _kinds(config, cluster, software, kinds)
-    parts = {
-        kind.name: _parts(
-            config, setting_of(model, software, kind, cluster.networks[kind.name]), coefficients
+    kind_of_rank = _kinds(config, cluster, software, kinds)
+    times = {
+        kind.name: _kind_times(
+            setting_of(model, software, kind, cluster.networks[kind.name], coefficients), config
         )
-        for kind in {kind.name: kind for kind in of_rank}.values()
+        for kind in {kind.name: kind for kind in kind_of_rank}.values()
     }
-    layers, ranks = stage_layers(model, config), stage_ranks(config)
-    last = len(layers) - 1
-    times = [
-        parts[of_rank[rank].name].stage_s(config, count, stage == 0, stage == last)
-        for stage, (count, rank) in enumerate(zip(layers, ranks, strict=True))
-    ]
+    ranks = config.stage_ranks
+    one = ParallelConfigs.of([config])
+    factor = factors(coefficients.anchors, model, software, one).item()
+    layers = np.array(config.stage_layers(model.layers))
+    is_first, is_last = np.arange(len(layers)) == 0, np.arange(len(layers)) == len(layers) - 1
+    forward, input_gradient, weight_gradient, embedding, logits, logits_back, each, _ = (
+        factor * np.array([times[kind_of_rank[rank].name] for rank in ranks]).T
+    )
+    back = is_last * logits_back / 2
+    forward = layers * forward + is_first * embedding / 2 + is_last * logits
+    input_gradient = layers * input_gradient + is_first * embedding / 2 + back + each
+    weight_gradient = layers * weight_gradient + back
     held = stage_memory(model, config, software)
-    (factor,) = factors(
-        coefficients.anchors, model, software, ParallelConfigs.of([config])
-    ).tolist()
-    between = setting_of(model, software, of_rank[0], cluster.network)
+    between = setting_of(model, software, kind_of_rank[0], cluster.network, coefficients)
     return StageCosts(
-        forward_s=tuple(factor * stage[0] for stage in times),
-        input_gradient_s=tuple(factor * stage[1] for stage in times),
-        weight_gradient_s=tuple(factor * stage[2] for stage in times),
-        send_s=tuple(factor * send_s for send_s in _sends_s(config, ranks, between, coefficients)),
+        forward_s=tuple(forward.tolist()),
+        input_gradient_s=tuple(input_gradient.tolist()),
+        weight_gradient_s=tuple(weight_gradient.tolist()),
+        send_s=tuple(factor * send_s for send_s in _sends_s(config, ranks, between)),
         activation_bytes=held.activation_bytes,
         weight_gradient_bytes=held.weight_gradient_bytes,
         state_bytes=held.state_bytes,
-        after_s=tuple(factor * parts[kind.name].after_s for kind in of_rank),
+        after_s=tuple(factor * times[kind.name][-1] for kind in kind_of_rank),
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _KindTimes:
-    """Times of one device type."""
+def _kind_times(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
+    """Seconds on one device type.
 
-    layer: LayerTimes
-    each_s: float
-    """Seconds per microbatch of exposed data-parallel collectives."""
-    after_s: float
-    """Seconds after the last backward pass: exposed data-parallel collectives and the optimizer."""
-
-    def stage_s(
-        self, config: ParallelConfig, layers: int, is_first: bool, is_last: bool
-    ) -> tuple[float, float, float]:
-        """Seconds of one virtual stage: forward, input gradients, weight gradients."""
-        times = self.layer
-        constants, chunks = efficiency.CONSTANTS, config.chunks
-        constant_s = constants.microbatch_s + self.each_s + (chunks - 1) * constants.chunk_s
-        constant_s = constant_s / chunks
-        embedding_s = times.embedding_s.item() / 2 * is_first
-        logits_s = times.logits_s.item() * is_last
-        backward_s = times.logits_backward_s.item() / 2 * is_last
-        return (
-            layers * times.forward_s.item() + embedding_s + logits_s,
-            layers * times.input_gradient_s.item() + embedding_s + backward_s + constant_s,
-            layers * times.weight_gradient_s.item() + backward_s,
-        )
-
-
-def _parts(config: ParallelConfig, setting: Setting, coefficients: Coefficients) -> _KindTimes:
-    slices, degrees = _slices(config), _degrees(config)
-    one = np.ones(1)
-    ranks = rank_times(setting, degrees, coefficients)
-    # A microbatch's work as `predict` sees it is what collectives can hide behind.
-    stage = stage_times(setting, slices, degrees.pipeline, one, coefficients)
-    hidden_s, chunks = setting.overlaps_data * stage.busy_s, np.asarray(config.chunks)
-    each_s = exposed_s(ranks.each_s, hidden_s, config.zero == GATHERED)
-    beside_s = setting.overlaps_pipeline * stage.busy_s - (ranks.each_s - each_s)
-    sent_s = exposed_exchange_s(stage.exchange_s, beside_s, chunks)
-    taken_s = ranks.each_s + chunks * (stage.exchange_s - sent_s)
-    rounds = hiding_rounds(np.asarray(config.pipeline), chunks, np.asarray(config.num_microbatches))
-    left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
-    after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
-    return _KindTimes(
-        layer=layer_times(setting, slices, coefficients),
-        each_s=each_s.item(),
-        after_s=after_s.item(),
-    )
+    Three parts of a layer, the embedding, the output layer forward and backward, the constant part
+    of each chunk, and the time after the last backward pass.
+    """
+    times, chunks = times_of_each(setting, ParallelConfigs.of([config])), config.chunks
+    exposed, layer = times.exposed(), times.stages.layer
+    each_s = CONSTANTS.microbatch_s + exposed.each_s + (chunks - 1) * CONSTANTS.chunk_s
+    columns = (
+        layer.forward_s, layer.input_gradient_s, layer.weight_gradient_s, layer.embedding_s,
+        layer.logits_s, layer.logits_backward_s, each_s / chunks,
+        exposed.once_s + times.ranks.optimizer_s,
+    )  # fmt: skip
+    return tuple(column.item() for column in columns)
 
 
 def _kinds(
@@ -135,44 +101,13 @@ def _kinds(
     return [known[name] for name in names]
 
 
-def _sends_s(
-    config: ParallelConfig, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
-) -> tuple[float, ...]:
+def _sends_s(config: ParallelConfig, ranks: Sequence[int], setting: Setting) -> tuple[float, ...]:
     """Seconds from each stage to the next: 0 on the same rank, less inside a host."""
     per_rank = config.tensor * config.context * config.data
-    per_host = int(setting.devices_per_host)
-    hosts = [rank * per_rank // per_host for rank in ranks]
-    near, far = (
-        boundary_s(setting, _slices(config), np.full(1, flag), coefficients).item()
-        for flag in (0.0, 1.0)
-    )
+    hosts = [rank * per_rank // int(setting.devices_per_host) for rank in ranks]
+    slices = slices_of(vars(ParallelConfigs.of([config])))
+    near, far = (boundary_s(setting, slices, np.full(1, flag)).item() for flag in (0.0, 1.0))
     return tuple(
         0.0 if ranks[i] == ranks[i + 1] else near if hosts[i] == hosts[i + 1] else far
         for i in range(len(ranks) - 1)
     )
-
-
-def _slices(config: ParallelConfig) -> LayerSlices:
-    return LayerSlices(
-        tensor=_one(config.tensor),
-        context=_one(config.context),
-        expert=_one(config.expert),
-        microbatch=_one(config.microbatch),
-        recompute=_one(RECOMPUTES.index(config.recompute)),
-        sequence_parallel=_one(config.sequence_parallel),
-    )
-
-
-def _degrees(config: ParallelConfig) -> Degrees:
-    return Degrees(
-        tensor=_one(config.tensor),
-        pipeline=_one(config.pipeline),
-        data=_one(config.data),
-        context=_one(config.context),
-        expert=_one(config.expert),
-        zero=_one(config.zero),
-    )
-
-
-def _one(value: float) -> FloatArray:
-    return np.full(1, value, dtype=np.float64)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.software import Software
-from hocket.transformer import Transformer
+from hocket.transformer import ParallelConfigs, Transformer
 from hocket.transformer.counts import mlp_parameters, norm_parameters
 
 WEIGHT_BYTES = 2
@@ -37,18 +38,18 @@ class StateTables:
 def state_tables(model: Transformer, max_tensor: int) -> StateTables:
     """Parameters of one device for every tensor degree up to ``max_tensor``."""
     tensor = np.maximum(np.arange(max_tensor + 1, dtype=np.float64), 1.0)
-    hidden, bias = model.hidden, float(model.biases)
-    query = model.heads * model.head_width / tensor
+    own, norm = model.attention, norm_parameters(model)
     # Heads of keys and values are copied where tensor-parallel ranks outnumber them.
-    key = np.maximum(model.kv_heads / tensor, 1.0) * model.head_width
-    attention = 2 * hidden * query + 2 * hidden * key + bias * (query + 2 * key + hidden)
-    around = attention + 2 * norm_parameters(model)
-    vocabulary = model.vocabulary * hidden / tensor
-    positions = model.sequence * hidden if model.learned_positions else 0
-    norm = norm_parameters(model)
+    key_share = np.maximum(1 / tensor, 1 / model.kv_heads)
+    columns = own.query_width / tensor + own.up_width * key_share
+    attention = own.query_rank * own.query_width / tensor + own.key_rank * own.up_width * key_share
+    attention = attention + model.hidden * (own.output_width / tensor + own.latent_width)
+    around = attention + float(model.biases) * (columns + model.hidden) + 2 * norm
+    vocabulary = model.vocabulary * model.hidden / tensor
+    positions = model.sequence * model.hidden if model.learned_positions else 0
     experts = model.experts
     shared = _mlp(model, experts.shared_width, tensor) if experts else 0.0
-    router = hidden * experts.count if experts else 0
+    router = model.hidden * experts.count if experts else 0
     return StateTables(
         dense_layer=around + _mlp(model, model.mlp_width, tensor),
         sparse_layer=around + router + shared,
@@ -61,8 +62,25 @@ def state_tables(model: Transformer, max_tensor: int) -> StateTables:
     )
 
 
-def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
-    """Bytes per parameter at each ZeRO stage: replicated on every rank, and sharded over the ranks.
+class StateRates(NamedTuple):
+    """Bytes of state per parameter of one rank, and its routed experts, one entry per config."""
+
+    per_parameter: FloatArray
+    """Bytes per parameter without routed experts."""
+    per_routed: FloatArray
+    """Bytes per parameter of routed experts."""
+    routed: FloatArray
+    """Parameters of a layer's routed experts on the rank."""
+    live: FloatArray
+    """Bytes per parameter of a layer that are unsharded only while it runs.
+
+    ZeRO-2 computes one layer's gradients before they are sharded. ZeRO-3 also gathers the weights
+    of that layer and prefetches those of the next one.
+    """
+
+
+def state_rates(tables: StateTables, configs: ParallelConfigs, software: Software) -> StateRates:
+    """Bytes of state per parameter of every config.
 
     The sharded bytes are 0 if they are offloaded to the host. The optimizer works on 32-bit
     gradients and copies its shard if gradients are summed in fewer bits. So a parameter takes 18
@@ -71,18 +89,21 @@ def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
     gradient = software.gradient_bytes + software.spare_gradient_bytes
     is_copied = software.copies_gradients and software.gradient_bytes < _FLOAT32_BYTES
     optimizer = software.optimizer_bytes + (_FLOAT32_BYTES if is_copied else 0)
-    kept = np.cumsum([0, WEIGHT_BYTES, gradient, optimizer], dtype=np.float64)[::-1]
-    return kept, (0.0 if software.offloads else 1.0) * (kept[0] - kept)
-
-
-def live_bytes_per_parameter(software: Software) -> FloatArray:
-    """Bytes per parameter of a layer that are unsharded only while it runs, at each ZeRO stage.
-
-    ZeRO-2 computes one layer's gradients before they are sharded. ZeRO-3 also gathers the weights
-    of that layer and prefetches those of the next one.
-    """
-    gradient = software.gradient_bytes
-    return np.array([0, 0, gradient, gradient + 2 * WEIGHT_BYTES], dtype=np.float64)
+    # By ZeRO stage: 0 replicates everything, 3 shards weights too.
+    replicated = np.cumsum([0, WEIGHT_BYTES, gradient, optimizer], dtype=np.float64)[::-1]
+    sharded = (0.0 if software.offloads else 1.0) * (replicated[0] - replicated)
+    gathered = software.gradient_bytes + 2 * WEIGHT_BYTES
+    live = np.array([0, 0, software.gradient_bytes, gathered], dtype=np.float64)
+    replicated, sharded, live = (column[configs.zero] for column in (replicated, sharded, live))
+    ranks = configs.data * configs.context
+    shards = np.minimum(ranks, software.most_shards)
+    expert_ranks = np.minimum(configs.expert, ranks)
+    return StateRates(
+        per_parameter=replicated + sharded / shards,
+        per_routed=replicated + sharded * np.minimum(expert_ranks / shards, 1.0),
+        routed=tables.routed[configs.tensor] / expert_ranks,
+        live=live,
+    )
 
 
 def _mlp(model: Transformer, width: int, tensor: FloatArray) -> FloatArray:

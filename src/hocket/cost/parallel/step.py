@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.base.errors import UsageError
-from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.cost.parallel.layer import LayerSlices
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
@@ -82,6 +82,17 @@ _PATTERNS = {
 _PATTERN = np.array([_PATTERNS[name] for name in SCHEDULES], dtype=np.int32)
 
 
+class ExposedTimes(NamedTuple):
+    """Seconds of collectives and transfers that no work hides, one entry per config."""
+
+    each_s: FloatArray
+    """Data-parallel collectives, per microbatch."""
+    sent_s: FloatArray
+    """Transfers between stages, per chunk of a microbatch."""
+    once_s: FloatArray
+    """Data-parallel collectives, once per step."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Times:
     """Times of distinct stages and ranks, and the position of each config's own."""
@@ -93,36 +104,42 @@ class Times:
     stage: IntArray
     rank: IntArray
 
+    @property
+    def count(self) -> IntArray:
+        """Microbatches per pipeline in a step."""
+        return self.configs.global_batch // (self.configs.microbatch * self.configs.data)
+
+    def exposed(self) -> ExposedTimes:
+        """Exposed seconds of collectives and transfers."""
+        configs, stages, ranks, stage = self.configs, self.stages, self.ranks, self.stage
+        each_s, exchange_s = ranks.each_s[self.rank], stages.exchange_s[stage]
+        hidden_s = (self.setting.overlaps_data * stages.busy_s)[stage]
+        beside_s = (self.setting.overlaps_pipeline * stages.busy_s)[stage]
+        left_each_s = exposed_s(each_s, hidden_s, configs.zero == GATHERED)
+        beside_s = beside_s - (each_s - left_each_s)
+        sent_s = exposed_exchange_s(exchange_s, beside_s, configs.chunks)
+        # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
+        taken_s = each_s + configs.chunks * (exchange_s - sent_s)
+        rounds = hiding_rounds(configs.pipeline, configs.chunks, self.count)
+        left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
+        once_s = exposed_s(ranks.once_s[self.rank], left_s) + ranks.ends_s[self.rank]
+        return ExposedTimes(left_each_s, sent_s, once_s)
+
     def parts(self) -> dict[str, FloatArray]:
         """Seconds of each part of the step by name, one entry per config."""
-        configs, stages, ranks, stage, rank = (
-            self.configs, self.stages, self.ranks, self.stage, self.rank,
-        )  # fmt: skip
-        count = configs.global_batch // (configs.microbatch * configs.data)
+        count, chunks, found = self.count, self.configs.chunks, self.exposed()
         busy_s, tensor_s, other_s = (
-            stages.busy_s[stage],
-            stages.tensor_s[stage],
-            stages.other_s[stage],
+            column[self.stage]
+            for column in (self.stages.busy_s, self.stages.tensor_s, self.stages.other_s)
         )
-        hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
-        each_s = exposed_s(ranks.each_s[rank], hidden_s, configs.zero == GATHERED)
-        gathered_s = ranks.each_s[rank] - each_s
-        beside_s = (self.setting.overlaps_pipeline * stages.busy_s)[stage] - gathered_s
-        sent_s = exposed_exchange_s(stages.exchange_s[stage], beside_s, configs.chunks)
-        # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
-        taken_s = ranks.each_s[rank] + configs.chunks * (stages.exchange_s[stage] - sent_s)
-        rounds = hiding_rounds(configs.pipeline, configs.chunks, count)
-        left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
-        once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
-            "bubble": self._bubble_s(count, each_s),
+            "bubble": self._bubble_s(count, found.each_s),
             "tensor": count * tensor_s,
             "other": count * other_s,
-            "pipeline": count
-            * (configs.chunks * sent_s + (configs.chunks - 1) * efficiency.CONSTANTS.chunk_s),
-            "data": once_s + count * each_s,
-            "optimizer": ranks.optimizer_s[rank],
+            "pipeline": (found.sent_s * chunks + CONSTANTS.chunk_s * (chunks - 1)) * count,
+            "data": found.once_s + count * found.each_s,
+            "optimizer": self.ranks.optimizer_s[self.rank],
         }
 
     def _bubble_s(self, count: IntArray, each_s: FloatArray) -> FloatArray:
@@ -186,13 +203,12 @@ def predict(
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
 ) -> StepPrediction:
     """Predict step times of configs of one model, as if all devices were of the slowest type."""
-    network = cluster.network
-    setting = setting_of(model, software, slowest_kind(cluster, software), network)
-    crosses = num_devices(configs) > network.devices_per_host
-    columns = {**vars(configs), "crosses_hosts": crosses}
-    stages, stage = distinct({name: columns[name] for name in STAGE_FIELDS})
-    ranks, rank = distinct({name: columns[name] for name in RANK_FIELDS})
-    times = _times(setting, configs, (stages, stage), (ranks, rank), coefficients)
+    kind = slowest_kind(cluster, software)
+    setting = setting_of(model, software, kind, cluster.network, coefficients)
+    columns = _columns(setting, configs)
+    stages = distinct({name: columns[name] for name in STAGE_FIELDS})
+    ranks = distinct({name: columns[name] for name in RANK_FIELDS})
+    times = _times(setting, configs, stages, ranks)
     factor = factors(coefficients.anchors, model, software, configs)
     return StepPrediction(
         step_s=factor * _sum(times.parts()),
@@ -203,15 +219,27 @@ def predict(
     )
 
 
-def predict_settings(
-    setting: Setting, configs: ParallelConfigs, coefficients: Coefficients
-) -> FloatArray:
-    """Step times of configs with a setting each (model or program), without anchors."""
+def times_of_each(setting: Setting, configs: ParallelConfigs) -> Times:
+    """Times of configs, each with its own entry in the setting (another model or program)."""
     index = np.arange(len(configs), dtype=np.int32)
-    columns = {name: column.astype(np.float64) for name, column in vars(configs).items()}
-    columns["crosses_hosts"] = (num_devices(configs) > setting.devices_per_host).astype(np.float64)
-    times = _times(setting, configs, (columns, index), (columns, index), coefficients)
-    return _sum(times.parts())
+    columns = {
+        name: values.astype(np.float64) for name, values in _columns(setting, configs).items()
+    }
+    return _times(setting, configs, (columns, index), (columns, index))
+
+
+def predict_settings(setting: Setting, configs: ParallelConfigs) -> FloatArray:
+    """Step times of configs with a setting each, without anchors."""
+    return _sum(times_of_each(setting, configs).parts())
+
+
+def slices_of(columns: Mapping[str, FloatArray]) -> LayerSlices:
+    """Fields of configs that a layer's time depends on."""
+    return LayerSlices(**{field.name: columns[field.name] for field in fields(LayerSlices)})
+
+
+def _columns(setting: Setting, configs: ParallelConfigs) -> dict[str, NDArray[Any]]:
+    return {**vars(configs), "crosses_hosts": num_devices(configs) > setting.devices_per_host}
 
 
 def _times(
@@ -219,19 +247,16 @@ def _times(
     configs: ParallelConfigs,
     stages: tuple[Mapping[str, FloatArray], IntArray],
     ranks: tuple[Mapping[str, FloatArray], IntArray],
-    coefficients: Coefficients,
 ) -> Times:
     """Times of combinations of fields, each with the position of every config's combination."""
     by_stage, stage = stages
     by_rank, rank = ranks
-    slices = LayerSlices(**{field.name: by_stage[field.name] for field in fields(LayerSlices)})
     pipeline, crosses_hosts = by_stage["pipeline"], by_stage["crosses_hosts"]
-    degrees = Degrees(**{name: by_rank[name] for name in RANK_FIELDS})
     return Times(
         setting=setting,
         configs=configs,
-        stages=stage_times(setting, slices, pipeline, crosses_hosts, coefficients),
-        ranks=rank_times(setting, degrees, coefficients),
+        stages=stage_times(setting, slices_of(by_stage), pipeline, crosses_hosts),
+        ranks=rank_times(setting, Degrees(**{name: by_rank[name] for name in RANK_FIELDS})),
         stage=stage,
         rank=rank,
     )
@@ -256,7 +281,7 @@ def exposed_s(
     """
     waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
     left_s = np.where(is_waited_for, waited_s, collective_s - hidden_s)
-    return np.maximum(efficiency.CONSTANTS.never_hidden * collective_s, left_s)
+    return np.maximum(CONSTANTS.never_hidden * collective_s, left_s)
 
 
 def exposed_exchange_s(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.cost.parallel import efficiency
-from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.cost.parallel.setting import Setting
 
 
@@ -22,7 +21,7 @@ class RankGroup:
     """Ranks of one communication group."""
 
     num_ranks: FloatArray
-    stride: FloatArray
+    stride: FloatArray | float = 1.0
     """Number of devices from one rank of the group to the next."""
 
     def is_inside(self, setting: Setting) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
@@ -34,18 +33,14 @@ class RankGroup:
         return np.clip(setting.devices_per_host / self.stride, 1, self.num_ranks)
 
 
-def all_reduce_s(
-    size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
-) -> FloatArray:
+def all_reduce_s(size_bytes: FloatArray, group: RankGroup, setting: Setting) -> FloatArray:
     """Seconds of an all-reduce of ``size_bytes``."""
-    return _collective_s(2 * size_bytes, group, setting, coefficients, starts=1.0)
+    return _collective_s(2 * size_bytes, group, setting, starts=1.0)
 
 
-def all_gather_s(
-    size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
-) -> FloatArray:
+def all_gather_s(size_bytes: FloatArray, group: RankGroup, setting: Setting) -> FloatArray:
     """Seconds of an all-gather with a result of ``size_bytes``; a reduce-scatter takes as long."""
-    return _collective_s(size_bytes, group, setting, coefficients, starts=0.6)
+    return _collective_s(size_bytes, group, setting, starts=0.6)
 
 
 def token_exchange_s(
@@ -53,7 +48,6 @@ def token_exchange_s(
     num_copies: FloatArray,
     group: RankGroup,
     setting: Setting,
-    coefficients: Coefficients,
 ) -> FloatArray:
     """Seconds to send ``num_copies`` copies of every rank's tokens to experts on any rank.
 
@@ -61,68 +55,50 @@ def token_exchange_s(
     links. If a token is sent to each host once, a host receives it if any of the token's experts is
     there, with probability 1 - (1 - 1 / hosts)^copies under even routing.
     """
-    constants = efficiency.CONSTANTS
     ranks, near = group.num_ranks, np.minimum(group.per_host(setting), group.num_ranks)
     num_hosts = ranks / near
     far = num_copies * (1 - 1 / num_hosts)
     once = (num_hosts - 1) * (1 - (1 - 1 / num_hosts) ** num_copies)
     far = np.where(setting.sends_once > 0, once, far)
-    inside_bps = setting.inside_bps * constants.inside_share / coefficients.tensor
-    between_bps = setting.between_bps * constants.between_share / coefficients.network
+    inside_bps = setting.inside_bps * CONSTANTS.inside_share / setting.coefficients.tensor
+    between_bps = setting.between_bps * CONSTANTS.between_share / setting.coefficients.network
     inside_s = size_bytes * num_copies * (near - 1) / near / inside_bps
     between_s = size_bytes * far / between_bps
-    start_s = coefficients.latency * _start_s(group, setting)
-    return np.where(ranks > 1, start_s + inside_s + between_s, 0.0)
+    exchange_s = _start_s(group, setting) + inside_s + between_s
+    return np.where(ranks > 1, exchange_s, 0.0)
 
 
 def send_s(
     size_bytes: FloatArray,
     crosses_hosts: FloatArray,
     setting: Setting,
-    coefficients: Coefficients,
 ) -> FloatArray:
     """Seconds to send to the next stage, while all other devices of the host send as well."""
-    constants = efficiency.CONSTANTS
     bandwidth_bps = np.where(
         crosses_hosts > 0,
-        setting.between_bps * constants.send_share,
-        setting.inside_bps * constants.inside_share,
+        setting.between_bps * CONSTANTS.send_share,
+        setting.inside_bps * CONSTANTS.inside_share,
     )
-    return coefficients.pipeline * (constants.send_s + size_bytes / bandwidth_bps)
-
-
-def inside_bandwidth_bps(
-    group: RankGroup, setting: Setting, coefficients: Coefficients
-) -> FloatArray:
-    """Bus bandwidth of large collectives inside a host, in bytes per second."""
-    constants = efficiency.CONSTANTS
-    share = constants.inside_share * group.num_ranks / (group.num_ranks + constants.inside_ranks)
-    return setting.inside_bps * share / coefficients.tensor
+    return setting.coefficients.pipeline * (CONSTANTS.send_s + size_bytes / bandwidth_bps)
 
 
 def _collective_s(
-    size_bytes: FloatArray,
-    group: RankGroup,
-    setting: Setting,
-    coefficients: Coefficients,
-    starts: float,
+    size_bytes: FloatArray, group: RankGroup, setting: Setting, starts: float
 ) -> FloatArray:
-    ranks = group.num_ranks
-    inside_bps = inside_bandwidth_bps(group, setting, coefficients)
-    share = efficiency.CONSTANTS.between_share / coefficients.network
-    between_bps = np.minimum(setting.between_bps * share * group.per_host(setting), inside_bps)
+    ranks, coefficients = group.num_ranks, setting.coefficients
+    # Few ranks attain a smaller fraction of the links inside a host.
+    inside_share = CONSTANTS.inside_share * ranks / (ranks + CONSTANTS.inside_ranks)
+    inside_bps = setting.inside_bps * inside_share / coefficients.tensor
+    between_share = CONSTANTS.between_share * group.per_host(setting) / coefficients.network
+    between_bps = np.minimum(setting.between_bps * between_share, inside_bps)
     bandwidth_bps = np.where(group.is_inside(setting), inside_bps, between_bps)
-    start_s = starts * coefficients.latency * _start_s(group, setting)
+    start_s = starts * _start_s(group, setting)
     return np.where(ranks > 1, start_s + size_bytes * (ranks - 1) / ranks / bandwidth_bps, 0.0)
 
 
 def _start_s(group: RankGroup, setting: Setting) -> FloatArray:
-    constants = efficiency.CONSTANTS
     near = np.minimum(group.num_ranks, group.per_host(setting))
     num_hosts = group.num_ranks / near
-    far_hop_s = constants.far_hop_s + setting.between_latency_s
-    return (
-        constants.start_s
-        + near * (constants.hop_s + setting.inside_latency_s)
-        + 2 * np.log2(num_hosts) * far_hop_s
-    )
+    near_s = near * (CONSTANTS.hop_s + setting.inside_latency_s)
+    far_s = 2 * np.log2(num_hosts) * (CONSTANTS.far_hop_s + setting.between_latency_s)
+    return setting.coefficients.latency * (CONSTANTS.start_s + near_s + far_s)

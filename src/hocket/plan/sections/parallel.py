@@ -38,7 +38,6 @@ from hocket.transformer.parallel_config import (
 )
 from hocket.transformer.rules import broken_rules
 from hocket.transformer.shape import Transformer
-from hocket.transformer.stages import stage_layers
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
@@ -127,7 +126,7 @@ class Parallel(Section):
         return cls(
             replicas=replicas, tensor=config.tensor, context=config.context, expert=config.expert,
             zero=config.zero, schedule=config.schedule, recompute=config.recompute,
-            sequence_parallel=config.sequence_parallel, layers=stage_layers(model, config),
+            sequence_parallel=config.sequence_parallel, layers=config.stage_layers(model.layers),
         )  # fmt: skip
 
     @property
