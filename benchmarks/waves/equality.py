@@ -32,7 +32,7 @@ from hocket.planners.waves.wave_search import WaveFit, fit_waves
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.planned_optimizer import torch_optimizer
 from hocket.runtime.strategies.batch_split import microbatches
-from hocket.runtime.synthetic_training import SyntheticTraining
+from hocket.runtime.synthetic_training import SyntheticModel, SyntheticTraining
 
 
 def doubled(batch: Any) -> Any:
@@ -66,9 +66,8 @@ def waved(
 ) -> tuple[list[float], int]:
     """Losses in two streams, and the most that was held in the second step."""
     plan = fit.plan_of(candidate)
-    train = SyntheticTraining(
-        SavedPlan(fit.problem, plan), model, lambda step: batch, torch.device("cpu")
-    ).loop
+    synthetic = SyntheticModel(model, lambda step: batch)
+    train = SyntheticTraining(SavedPlan(fit.problem, plan), synthetic, torch.device("cpu")).loop
     tracker, losses = MemoryTracker(), []
     with tracker:
         tracker.track((*model.parameters(), *model.buffers()))

@@ -34,7 +34,7 @@ from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit
 from hocket.runtime.planned_optimizer import planned_update
-from hocket.runtime.synthetic_training import SyntheticTraining
+from hocket.runtime.synthetic_training import SyntheticModel, SyntheticTraining
 from hocket.runtime.trace_options import TraceOptions
 from hocket.simulate.parallel.wave_streams import pass_order
 from hocket.training import prepare
@@ -80,7 +80,8 @@ class Case:
     def planned(self, plan: Plan) -> Callable[[], Any]:
         """A step of a plan with waves."""
         saved = SavedPlan(self.fit.problem, plan)
-        train = SyntheticTraining(saved, self.fresh(), lambda step: self.batch, self.device).loop
+        synthetic = SyntheticModel(self.fresh(), lambda step: self.batch)
+        train = SyntheticTraining(saved, synthetic, self.device).loop
         return lambda: train.step(self.batch)
 
     def rows(self) -> dict[str, tuple[Callable[[], Callable[[], Any]], WaveCandidate]]:

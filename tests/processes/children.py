@@ -17,12 +17,12 @@ def report_then_work(parent):
 
 
 def count_in_one_piece(parent):
-    parent.move(1, 0)
+    parent.move(1)
     sum(range(parent.receive().header["count"]))  # no other thread gets a turn meanwhile
 
 
 def fail(parent):
-    parent.move(2, 7)
+    parent.move(2)
     raise ValueError("no such thing\nwith a second line")
 
 

@@ -1,5 +1,6 @@
 """Processes for tests."""
 
+import os
 from pathlib import Path
 
 from hocket.processes.worker import WorkerSpec
@@ -13,7 +14,7 @@ def spec(work, **options):
         name=options.pop("name", work),
         module="processes.children",
         arguments=(work,),
-        environment={"PYTHONPATH": TESTS},
-        describe=lambda position: f"at {position.step}.{position.instruction}",
+        environment={"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
+        describe=lambda position: f"at {position.step}",
         **options,
     )

@@ -70,7 +70,7 @@ def hurt(index, number):
 
 def test_who_was_killed_is_named_and_not_who_lost_it():
     error = blamed("lose_another", "sleep", then=hurt(1, signal.SIGKILL))
-    assert error.message == "sleep was killed by signal 9 (SIGKILL) while at 0.0"
+    assert error.message == "sleep was killed by signal 9 (SIGKILL) while at 0"
     assert error.root_cause.index == 1
     assert "memory" in error.hint
 
@@ -83,12 +83,12 @@ def test_who_is_stopped_is_named():
 
 def test_an_error_is_told_with_its_first_line_and_what_was_done():
     error = blamed("fail", "sleep")
-    assert error.message == "fail failed while at 2.7: ValueError: no such thing"
+    assert error.message == "fail failed while at 2: ValueError: no such thing"
     assert error.exit_code == 5
 
 
 def test_an_exit_is_told_with_the_last_words():
-    assert blamed("leave").message == "leave ended with code 3 while at 0.0: last words"
+    assert blamed("leave").message == "leave ended with code 3 while at 0: last words"
 
 
 def test_what_is_printed_without_end_does_not_fill_the_disk():
@@ -104,7 +104,7 @@ def test_what_is_printed_without_end_does_not_fill_the_disk():
             group.send(0, {})
 
     error = blamed("print_without_end", then=nudge)
-    assert error.message.endswith("ended with code 4 while at 0.0: the end")
+    assert error.message.endswith("ended with code 4 while at 0: the end")
     assert largest < 20_000_000, "of 27 MB that were printed"
 
 
@@ -162,7 +162,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing():
 
 def test_the_exit_of_a_process_that_says_nothing_more_is_waited_for(monkeypatch):
     monkeypatch.setattr(group_module, "_CAUSE_S", 0.0)
-    assert blamed("leave_slowly").message == "leave_slowly ended with code 3 while at 0.0"
+    assert blamed("leave_slowly").message == "leave_slowly ended with code 3 while at 0"
 
 
 def test_a_module_that_is_not_there_is_told_in_its_own_words():

@@ -114,22 +114,3 @@ def test_the_processor_takes_the_place_of_the_meta_device():
         moved = torch.zeros(2).to("meta")
         asked = torch.empty(2, device=torch.device("meta"))
     assert not any(tensor.is_meta for tensor in (layer.weight, moved, asked))
-
-
-def test_a_part_of_the_batch_runs_the_same_placement(tmp_path):
-    (tmp_path / "m.py").write_text(MODELS)
-    plan = ["plan", "m.py:solid", "--on", "2xcpu-core", "--planner", "m-topo", "--batch", 8]
-    hocket(*plan, cwd=tmp_path)
-    whole = hocket("run", "plan.json", "--backend", "single", "--json", cwd=tmp_path).stdout
-    part = hocket("run", "plan.json", "--backend", "single", "--scale", 0.5, "--json", cwd=tmp_path)
-    import json
-
-    peaks = [
-        {d["name"]: d["peak_bytes"]["measured"] for d in json.loads(text)["devices"]}
-        for text in (whole, part.stdout)
-    ]
-    assert peaks[0].keys() == peaks[1].keys()
-    assert all(peaks[1][name] < peaks[0][name] for name in peaks[0])
-    for wrong in ("0", "1.5", "-1"):
-        refused = hocket("run", "plan.json", "--scale", wrong, cwd=tmp_path, expect=2)
-        assert "is no part of the batch" in refused.stderr

@@ -20,7 +20,7 @@ from hocket.plan.files import read_plan, write_plan
 from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.runtime.planned_model import build
-from hocket.runtime.run import choose_backend, run_plan
+from hocket.runtime.run import choose_backend
 from hocket.runtime.run_options import RunOptions, middle_step
 from hocket.runtime.step_record import StepRecord
 from hocket.simulate import simulate
@@ -228,17 +228,6 @@ def test_zoo_models_are_found_again_from_their_graphs():
             assert found.module.get_parameter(parameter).shape == value.shape
 
 
-@pytest.mark.parametrize(
-    ("slowdown", "message"),
-    [({"gpu7": 2.0}, "'gpu7', which the plan's cluster"), ({"gpu0": 0.5}, "only become slower")],
-)
-def test_slowdowns_that_mean_nothing_are_refused(plan_file, slowdown, message):
-    saved = read_plan(plan_file)
-    options = RunOptions(backend="gloo", slowdown=slowdown)
-    with pytest.raises(UsageError, match=message):
-        run_plan(saved.problem, saved.plan, options)
-
-
 def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
     devices = read_plan(plan_file).problem.cluster.devices
     assert choose_backend("placement", "auto", devices) == ("gloo", ["cpu", "cpu"])
@@ -258,11 +247,11 @@ def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
 
 
 def test_options_of_another_kind_of_plan_are_refused():
-    RunOptions(steps=3, scale=0.5).require_meaning("placement")
+    RunOptions(steps=3, model="mlp").require_meaning("placement")
     with pytest.raises(UsageError, match="dtype has no meaning for a placement"):
         RunOptions(dtype="bfloat16").require_meaning("placement")
-    with pytest.raises(UsageError, match="scale has no meaning for a transformer plan"):
-        RunOptions(scale=0.5).require_meaning("transformer")
+    with pytest.raises(UsageError, match="model has no meaning for a transformer plan"):
+        RunOptions(model="mlp").require_meaning("transformer")
 
 
 # ── interrupted and killed ───────────────────────────────────────────────────────────────────────

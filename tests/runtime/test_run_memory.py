@@ -11,8 +11,6 @@ from hocket.api.planned import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.runtime import run_limits
-from hocket.runtime.run import WALK_S, with_walk
-from hocket.simulate import simulate
 
 
 class Wide(nn.Module):
@@ -62,13 +60,3 @@ def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(run_limits, "available_bytes", lambda: 1)
     refused = hocket("run", "plan.json", "--json", cwd=tmp_path, expect=2)
     assert "are free" in json.loads(refused.stdout)["error"]["message"]
-
-
-def test_ops_on_a_processor_take_as_much_longer_as_the_walk_over_them(planned):
-    def op_s(places):
-        timeline = simulate(with_walk(planned.problem, places), planned.plan)
-        return timeline.op_end_s - timeline.op_start_s
-
-    alone = planned.timeline.op_end_s - planned.timeline.op_start_s
-    assert op_s({0: "cpu", 1: "cpu"}) == pytest.approx(alone + WALK_S)
-    assert op_s({0: "cuda:0", 1: "cuda:1"}) == pytest.approx(alone)

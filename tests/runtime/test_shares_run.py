@@ -130,29 +130,13 @@ def test_shards_and_pipelines_run_as_planned_and_train_as_the_whole_batch_does(
     assert list(found.runs_on) == ["cpu0", "cpu1"], "a process per device, not per replica"
 
 
-def test_progress_grows_within_a_microbatch(folder):
-    with_shares(folder, [[5, 3]])
-    saved, told = read_plan(folder / "shared.json"), []
-    options = RunOptions(steps=2, backend="single", model=f"{folder / 'm.py'}:net")
-    run_plan(saved.problem, saved.plan, options, on_progress=told.append)
-    for step in (1, 2):
-        shown = [text for text in told if text.startswith(f"step {step} of 2: ")]
-        done = [int(text.split()[-2]) for text in shown]
-        assert done == sorted(done)
-        assert min(done) == 0
-        # At every op, of each of two microbatches.
-        assert len(set(done)) > 2 * 9
-
-
 def test_who_waits_for_minutes_is_told_before(folder, monkeypatch):
     with_shares(folder, [[8]])
-    seconds = {1.0: 240.0, 0.5: 3.0}
-    monkeypatch.setattr(run_limits, "cpu_step_s", lambda problem, scale: seconds[scale])
     run = ("run", "shared.json", "--steps", 1, "--backend", "single")
-    said = hocket(*run, cwd=folder).stderr
-    assert "about 4 min per step" in said
-    assert "--scale" in said
-    assert "per step" not in hocket(*run, "--scale", 0.5, cwd=folder).stderr
+    monkeypatch.setattr(run_limits, "cpu_step_s", lambda problem: 240.0)
+    assert "about 4 min per step" in hocket(*run, cwd=folder).stderr
+    monkeypatch.setattr(run_limits, "cpu_step_s", lambda problem: 3.0)
+    assert "per step" not in hocket(*run, cwd=folder).stderr
 
 
 def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
@@ -164,14 +148,13 @@ def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     problem = make_problem(generate("layered", 30, 0), "2xt4")
     flops = np.full(problem.graph.num_ops, 1e12)
     large = replace(problem, work=replace(problem.graph, flops=flops))
-    assert run_limits.cpu_step_s(problem, 1.0) is None
+    assert run_limits.cpu_step_s(problem) is None
     assert not rated
-    whole_s = run_limits.cpu_step_s(large, 1.0)
+    whole_s = run_limits.cpu_step_s(large)
     peak = cluster_from_text("1xcpu-core").kinds[0].peak_flops["float32"]
     assert whole_s >= flops.sum() / peak
-    assert run_limits.cpu_step_s(large, 0.5) == pytest.approx(whole_s / 2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert run_limits.cpu_step_s(large, 1.0) is None
+    assert run_limits.cpu_step_s(large) is None
 
 
 def test_the_whole_batch_is_what_plain_pytorch_does(whole):
@@ -216,30 +199,6 @@ def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
     assert "planned again with measured times" in said
     assert {entry.kind for entry in read_profile(folder / "times.json").entries} >= {"aten.addmm"}
     assert read_plan(folder / "shared.refined.json").predicted_step_s > 0
-
-
-def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monkeypatch):
-    from hocket.plan.files import read_plan
-    from hocket.plan.sections import Parallel
-    from hocket.runtime.scaled_batch import smaller_batch
-    from hocket.simulate import simulate
-
-    with_shares(folder, [[3, 3], [2]])
-    saved = read_plan(folder / "shared.json")
-    for scale, sizes in ((1.0, [(3, 3), (2,)]), (0.5, [(2, 1), (1,)]), (1e-9, [(1,), (1,)])):
-        problem, shares = smaller_batch(saved.problem, saved.plan[Parallel], scale)
-        assert [replica.microbatches for replica in shares.replicas] == sizes
-        plan = saved.plan.having(shares)
-        assert not list(shares.verify(problem, plan))
-        assert simulate(problem, plan).makespan_s > 0
-    half = losses(folder, "--scale", "0.5", "--backend", "single")
-    assert len(half) == 4
-    few = ("run", "shared.json", "--steps", 1, "--scale", "1e-9", "--backend", "single")
-    told = hocket(*few, cwd=folder).stdout
-    rows = [line.split() for line in told.splitlines() if line.split()[:1] in (["cpu0"], ["cpu1"])]
-    assert [row[2:] for row in rows] == [["1", "1"], ["1", "1"]], "what ran, not what was planned"
-    refused = hocket("run", "shared.json", "--scale", "nan", cwd=folder, expect=2)
-    assert "no part of the batch" in refused.stderr
 
 
 @pytest.mark.parametrize("backend", ["single", "gloo"])

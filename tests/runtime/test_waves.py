@@ -169,7 +169,7 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
     assert [train.step(batch).item() for _ in losses] == losses
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert losses != accumulated(case)[0]
-    with pytest.raises(UsageError, match="no gradients to add up"):
+    with pytest.raises(UsageError, match="no gradients to accumulate"):
         train.step(batch, accumulate=True)
     # Waves that have trained go on from a checkpoint as if they began with it.
     train.load_state_dict(first)
@@ -309,7 +309,7 @@ def test_waves_of_several_devices_are_for_a_launcher(case):
     shares = even_split(problem, 2)
     assert [replica.microbatches for replica in shares.replicas] == [(256, 256), (256, 256)]
     plan = fit_waves(problem).plan()
-    with pytest.raises(UsageError, match="a process for each"):
+    with pytest.raises(UsageError, match="one process per device"):
         run_plan(problem, plan, RunOptions())
 
 

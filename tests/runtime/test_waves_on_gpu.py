@@ -11,7 +11,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched, make_problem
 from hocket.plan.sections import Waves
 from hocket.planners.waves.wave_search import fit_waves
-from hocket.runtime.synthetic_training import SyntheticTraining
+from hocket.runtime.synthetic_training import SyntheticModel, SyntheticTraining
 from hocket.simulate.parallel.wave_streams import pass_order
 
 
@@ -24,9 +24,8 @@ def fit_of(model, batch):
 def started(fit, plan, model, batch):
     device = torch.device("cuda")
     saved = SavedPlan(fit.problem, plan)
-    return SyntheticTraining(
-        saved, copy.deepcopy(model), lambda step: batch.to(device), device
-    ).loop
+    synthetic = SyntheticModel(copy.deepcopy(model), lambda step: batch.to(device))
+    return SyntheticTraining(saved, synthetic, device).loop
 
 
 @pytest.mark.gpu

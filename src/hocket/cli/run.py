@@ -44,14 +44,6 @@ _LONG_STEP_S = 20.0
     help="Model to use if the plan's name cannot be resolved.",
 )
 @click.option(
-    "--scale",
-    type=float,
-    default=1.0,
-    metavar="PART",
-    help="Part of the planned batch that each step takes, such as 0.25: a trial of the same plan "
-    "on a smaller machine.",
-)
-@click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
     default=0,
@@ -81,7 +73,6 @@ def command(
     steps: int,
     backend: Any,
     model: str | None,
-    scale: float,
     seed: int,
     threads: int | None,
     trace_file: Path | None,
@@ -98,7 +89,7 @@ def command(
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
     is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
-        "--model": model, "--trace": trace_file, "--scale": scale != 1,
+        "--model": model, "--trace": trace_file,
         "--backend single": backend == "single",
     })  # fmt: skip
     if check_only:
@@ -116,7 +107,6 @@ def command(
         seed=seed,
         threads=threads,
         model=model,
-        scale=scale,
     )
     if trace_file is None and not as_json and not is_divided:
         trace_file = _beside(plan_file)
@@ -124,7 +114,7 @@ def command(
         require_folder(trace_file)
     announce_compilation()
     if not is_divided:
-        _say_how_long(saved.problem, scale)
+        _say_how_long(saved.problem)
     with working(f"building {saved.problem.work_name}") as progress:
 
         def show(number: int, record: StepRecord) -> None:
@@ -137,7 +127,7 @@ def command(
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
-    problem, plan = result.executed or (saved.problem, saved.plan)
+    problem, plan = saved.problem, saved.plan
     if not as_json:
         # Before the trace is written: a full disk must not swallow what was measured.
         console().print(run_table(problem, plan, result))
@@ -204,16 +194,16 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
     click.echo(f"step {number:>4}{loss}  {format_seconds(record.step_s)}", err=as_json)
 
 
-def _say_how_long(problem: Problem, scale: float) -> None:
+def _say_how_long(problem: Problem) -> None:
     """Print the estimated step time before a long wait."""
     from hocket.base.units import words_for_seconds
     from hocket.runtime.run_limits import cpu_step_s
 
-    step_s = cpu_step_s(problem, scale)
+    step_s = cpu_step_s(problem)
     if step_s is not None and step_s > _LONG_STEP_S:
         say(
-            f"note: no GPU here: about {words_for_seconds(step_s)} per step on the CPU; a smaller "
-            "--scale takes less"
+            f"note: no GPU here: about {words_for_seconds(step_s)} per step on the CPU; a plan of "
+            "a smaller batch takes less"
         )
 
 

@@ -39,9 +39,9 @@ class Parent:
         self._writer.put(header, buffers)
         self._writer.flush()
 
-    def move(self, step: int, instruction: int) -> None:
-        """Report the current position, which error messages name if this process dies."""
-        self._progress.move(step, instruction)
+    def move(self, step: int) -> None:
+        """Report the current step, which error messages name if this process dies."""
+        self._progress.move(step)
 
 
 def live(work: Callable[[Parent], None]) -> NoReturn:

@@ -2,8 +2,11 @@
 
 Keys and shapes are those of ``model.state_dict()`` and ``optimizer.state_dict()``, independent of
 the plan, so that training can continue under another plan. A tensor with several names (tied
-weights) is written once, and the manifest refers to it from each name. Ranks that hold shards may
-write a file each; one manifest then records the tensors and pieces of tensors in each file.
+weights) is written once, and the manifest refers to it from each name. Ranks that hold parts of the
+state may write a file each; one manifest then records the tensors and pieces of tensors in each
+file. Ranks exchange their parts in the same form.
+
+Not torch.distributed.checkpoint: it pickles its metadata, and loading a pickle runs code.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_json
@@ -30,6 +33,7 @@ _TENSOR = "$tensor"
 """Manifest key whose value names a tensor in the safetensors file."""
 _PIECE, _CUT = "$piece", ("dim", "num_pieces", "blocks")
 _DAMAGED = "the checkpoint is damaged; take an older one"
+_OWN_MODEL = "load it into the model that it was saved from"
 
 State = dict[str, Any]
 """State with tensors under ``model``, ``optimizer``, ``gradients``, ``generators``; also ``loop``,
@@ -73,53 +77,46 @@ class TensorPiece:
     index: int
 
 
+class StatePart(NamedTuple):
+    """The part of a state that one rank holds."""
+
+    plain: str
+    """JSON of the part; it names the tensors."""
+    tensors: bytes
+    """The tensors, in the format of safetensors."""
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
 def write_state(folder: Path, state: State) -> None:
     """Write a state into an existing folder."""
-    tensors: dict[str, torch.Tensor] = {}
-    written: dict[tuple[Any, ...], str] = {}
-    manifest = {"format": FORMAT, **{key: _plain(value, key, tensors, written)
-                                     for key, value in state.items()}}  # fmt: skip
-    text = json.dumps(manifest, indent=1, sort_keys=True)
+    plain, tensors = _taken_apart(state)
     save_file(tensors, folder / TENSORS)
-    (folder / MANIFEST).write_text(text)
-
-
-def _plain(
-    value: Any, place: str, tensors: dict[str, torch.Tensor], written: dict[tuple[Any, ...], str]
-) -> Any:
-    if isinstance(value, torch.Tensor):
-        look = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
-        if look not in written or not value.numel():
-            written[look] = place
-            tensors[place] = value.detach().contiguous().cpu()
-        return {_TENSOR: written[look]}
-    if isinstance(value, TensorPiece):
-        tensor = _plain(value.tensor, place, tensors, written)
-        return {**tensor, _PIECE: value.index, **asdict(value.cut)}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{place}/{k}", tensors, written) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v, f"{place}/{i}", tensors, written) for i, v in enumerate(value)]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise UsageError(
-        f"{place} is of type {type(value).__name__!r}, which a checkpoint cannot hold",
-        hint="keep tensors, numbers, texts, lists and dicts in what is saved",
-    )
+    _write_manifest(folder, {"format": FORMAT, **plain})
 
 
 def write_part(folder: Path, state: State, rank: int) -> str:
     """Write the part of one rank into an existing folder; return its manifest as JSON."""
-    tensors: dict[str, torch.Tensor] = {}
-    plain = _plain(state, "", tensors, {})
+    plain, tensors = _taken_apart(state)
     save_file(tensors, folder / _part_name(rank))
     return json.dumps(plain)
 
 
 def write_manifest(folder: Path, parts: Sequence[str], extra: Mapping[str, Any]) -> None:
     """Write the manifest of a checkpoint whose parts were written by the ranks."""
-    manifest = {"format": PARTS_FORMAT, "parts": [json.loads(part) for part in parts],
-                "extra": _plain(extra, "extra", {}, {})}  # fmt: skip
+    plain = [json.loads(part) for part in parts]
+    extra = _taken_apart(extra)[0]
+    _write_manifest(folder, {"format": PARTS_FORMAT, "parts": plain, "extra": extra})
+
+
+def packed_part(state: State) -> StatePart:
+    """Return the part of one rank in a form that can be sent to other ranks."""
+    plain, tensors = _taken_apart(state)
+    return StatePart(json.dumps(plain), save(tensors))
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
@@ -127,45 +124,35 @@ def _part_name(rank: int) -> str:
     return f"tensors-{rank:05d}.safetensors"
 
 
-def _joined_parts(place: Path, manifest: dict[str, Any]) -> State:
-    """Read the parts of all ranks, and join the pieces of tensors."""
-    found: State = {}
-    pieces: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
-    cuts: dict[tuple[str, ...], TensorCut] = {}
-    for rank, part in enumerate(manifest.get("parts", [])):
-        tensors = _read_tensors(place / _part_name(rank))
-        for path, leaf in _leaves(part, ()):
-            if isinstance(leaf, dict) and _PIECE in leaf:
-                cuts[path] = TensorCut(*(leaf[key] for key in _CUT))
-                pieces.setdefault(path, {})[leaf[_PIECE]] = _opened(
-                    {_TENSOR: leaf[_TENSOR]}, tensors, str(place)
-                )
-            else:
-                _put(found, path, _opened(leaf, tensors, str(place)))
-    for path, by_index in pieces.items():
-        if sorted(by_index) != list(range(cuts[path].num_pieces)):
-            raise InputFileError(f"pieces of {'/'.join(path)!r} are missing", where=str(place),
-                                 hint=_DAMAGED)  # fmt: skip
-        _put(found, path, cuts[path].whole([by_index[i] for i in sorted(by_index)]))
-    return {**{key: {} for key in ("model", "gradients")}, **found, "extra": manifest["extra"]}
+def _taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a state with names in place of tensors, and the tensors by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    written: dict[tuple[Any, ...], str] = {}
+
+    def plain(value: Any, place: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            look = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+            if look not in written or not value.numel():
+                written[look] = place
+                tensors[place] = value.detach().contiguous().cpu()
+            return {_TENSOR: written[look]}
+        if isinstance(value, TensorPiece):
+            return {**plain(value.tensor, place), _PIECE: value.index, **asdict(value.cut)}
+        if isinstance(value, Mapping):
+            return {str(key): plain(item, f"{place}/{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item, f"{place}/{index}") for index, item in enumerate(value)]
+        if value is None or isinstance(value, str | int | float | bool):
+            return value
+        raise UsageError(
+            f"{place} is of type {type(value).__name__!r}, which a checkpoint cannot hold",
+            hint="keep tensors, numbers, texts, lists and dicts in what is saved",
+        )
+
+    return {key: plain(value, key) for key, value in state.items()}, tensors
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield leaves of nested dicts with their paths; tensors and empty dicts are leaves."""
-    if isinstance(value, dict) and value and _TENSOR not in value:
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key))
-    else:
-        yield path, value
-
-
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    if not isinstance(value, dict) or value:
-        tree[path[-1]] = value
-    else:
-        tree.setdefault(path[-1], {})
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def newest_checkpoint(folder: str | Path) -> Path:
@@ -188,15 +175,22 @@ def newest_checkpoint(folder: str | Path) -> Path:
 def read_state(folder: str | Path) -> State:
     """Read a checkpoint, without running any code from it."""
     place = Path(folder)
-    manifest = read_json(place / MANIFEST)
+    manifest: Any = read_json(place / MANIFEST)
     kind = manifest.pop("format", None) if isinstance(manifest, dict) else None
-    if isinstance(manifest, dict) and kind == PARTS_FORMAT:
-        return _joined_parts(place, manifest)
-    if not isinstance(manifest, dict) or kind != FORMAT:
+    if kind == PARTS_FORMAT:
+        names = [_part_name(rank) for rank in range(len(manifest["parts"]))]
+        parts = zip(manifest["parts"], (_read_tensors(place / name) for name in names), strict=True)
+        return {**_joined(parts, str(place)), "extra": manifest["extra"]}
+    if kind != FORMAT:
         raise InputFileError(f"not a manifest of {FORMAT}", where=str(place / MANIFEST),
                              hint="name a folder that train.save wrote")  # fmt: skip
     tensors = _read_tensors(place / TENSORS)
     return {key: _opened(value, tensors, str(place)) for key, value in manifest.items()}
+
+
+def joined_parts(parts: Sequence[StatePart]) -> State:
+    """Join the parts of all ranks into one state."""
+    return _joined(((json.loads(part.plain), load(part.tensors)) for part in parts), "ranks")
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -207,7 +201,46 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
                              hint=_DAMAGED) from error  # fmt: skip
 
 
+def _joined(parts: Iterator[tuple[Any, dict[str, torch.Tensor]]], where: str) -> State:
+    found: State = {"model": {}, "gradients": {}}
+    pieces: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
+    cuts: dict[tuple[str, ...], TensorCut] = {}
+    for plain, tensors in parts:
+        for path, leaf in _leaves(plain, ()):
+            if isinstance(leaf, dict) and _PIECE in leaf:
+                cuts[path] = TensorCut(*(leaf.pop(key) for key in _CUT))
+                index = leaf.pop(_PIECE)
+                pieces.setdefault(path, {})[index] = _opened(leaf, tensors, where)
+            else:
+                _put(found, path, _opened(leaf, tensors, where))
+    for path, by_index in pieces.items():
+        if sorted(by_index) != list(range(cuts[path].num_pieces)):
+            raise InputFileError(f"pieces of {'/'.join(path)!r} are missing", where=where,
+                                 hint=_DAMAGED)  # fmt: skip
+        _put(found, path, cuts[path].whole([by_index[i] for i in sorted(by_index)]))
+    return found
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield leaves of nested dicts with their paths; tensors and empty dicts are leaves."""
+    if isinstance(value, dict) and value and _TENSOR not in value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    if not isinstance(value, dict) or value:
+        tree[path[-1]] = value
+    else:
+        tree.setdefault(path[-1], {})
+
+
 def _opened(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
+    """Return a part of a manifest with tensors in place of their names."""
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             if value[_TENSOR] not in tensors:
@@ -216,6 +249,9 @@ def _opened(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
             return tensors[value[_TENSOR]]
         return {key: _opened(item, tensors, where) for key, item in value.items()}
     return [_opened(item, tensors, where) for item in value] if isinstance(value, list) else value
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def refitted_optimizer(state: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -244,14 +280,15 @@ def require_same_model(state: Mapping[str, torch.Tensor], own: Mapping[str, torc
     """Refuse a checkpoint of another model than ``own``; the error names the first difference."""
     for name in own:
         if name not in state:
-            raise UsageError(f"the checkpoint has no {name!r}", hint="load it into its own model")
+            raise UsageError(f"the checkpoint has no {name!r}", hint=_OWN_MODEL)
     for name, tensor in state.items():
         if name not in own:
-            raise UsageError(f"the checkpoint has {name!r}, which the model has not",
-                             hint="load it into its own model")  # fmt: skip
+            raise UsageError(
+                f"the checkpoint has {name!r}, which the model does not have", hint=_OWN_MODEL
+            )
         if tensor.shape != own[name].shape:
             raise UsageError(
                 f"{name!r} is {list(tensor.shape)} in the checkpoint and {list(own[name].shape)} "
                 "in the model",
-                hint="load it into its own model",
+                hint=_OWN_MODEL,
             )

@@ -243,10 +243,6 @@ class OpCalls:
         return weighted
 
 
-_NUM_MOVES = 100
-"""Approximate number of progress reports per step."""
-
-
 class BoundOp(NamedTuple):
     """An op as a function, and the slots to clear after it."""
 
@@ -275,8 +271,6 @@ class EagerStep(OpCalls):
         """Called with a parameter and its gradient after the op that computes it; returns the
         tensor to use as the gradient from then on."""
         self._gradients_of = _gradients_of_ops(setup.program)
-        self.on_move: Callable[[float], None] | None = None
-        """Called about `_NUM_MOVES` times per step with the finished fraction of the step."""
         self._redraws = RecomputedDraws(setup.program, device)
         ops = self._ops(setup)
         num_forward = 1 + max(
@@ -324,12 +318,8 @@ class EagerStep(OpCalls):
         self.gradients = {}
 
     def _run_all(self, ops: Sequence[BoundOp]) -> None:
-        total = sum(map(len, self._parts))
-        first = 0 if ops is self._parts[0] else len(self._parts[0])
         with self.as_traced():
-            for index, (do, op, drops) in enumerate(ops, first):
-                if self.on_move is not None and index % max(1, total // _NUM_MOVES) == 0:
-                    self.on_move(index / total)
+            for do, op, drops in ops:
                 self.perform(do, op, drops, self.draw)
 
     # ── made once ────────────────────────────────────────────────────────────────────────────

@@ -19,9 +19,8 @@ from hocket.runtime.process_settings import torch_threads
 from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.runtime.run_ranks import run_ranks
 from hocket.runtime.step_record import StepRecord
-from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.transformer_model import built_in_model, token_batch
-from hocket.runtime.transformer_refusals import refuse_plan, str_of
+from hocket.runtime.transformer_refusals import refuse_degrees, refuse_plan, str_of
 from hocket.transformer import ParallelConfig, Transformer
 
 # A parallel configuration at small size: the same structure on few processes and a model of a few

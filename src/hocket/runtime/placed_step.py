@@ -1,11 +1,10 @@
 """Run a traced step on several devices of this process, with streams, transfers and timestamps.
 
-The host launches everything in the global order of the instructions. On CUDA devices this only
-fills streams: a compute stream per logical device, a transfer stream per pair of devices, and
-events where one stream has to wait for another. Sources of copies are held until they have been
-sent. On a CPU the instructions run in that order. Timestamps of every op and transfer give the step
-a measured timeline. `ranked_step` instead runs the instructions of one device per rank, with
-messages for transfers.
+The host launches all instructions in their global order. On CUDA devices this only fills streams: a
+compute stream per logical device, a transfer stream per pair of devices, and events if one stream
+has to wait for another. Several logical devices may share a real one. Sources of copies are held
+until they are sent. On a CPU the instructions run in that order. Timestamps of every op and
+transfer give a measured timeline.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from hocket.runtime.step_record import StepRecord
 from hocket.runtime.tensor_bytes import pack, unpack
 from hocket.runtime.trace_options import Weight
 from hocket.runtime.traced_recompute import RecomputedDraws
-
-_SPIN_S = 2e-4
-"""Precision of sleeping in seconds; shorter waits spin."""
 
 
 class HeldTensors(dict[int, torch.Tensor]):
@@ -72,9 +68,6 @@ class HeldTensors(dict[int, torch.Tensor]):
 class PlacedStep:
     """Forward and backward of a step on several logical devices, each mapped to a real one."""
 
-    slowdown = 1.0
-    """Factor by which ops take longer; a testing aid for unequal devices."""
-
     def __init__(
         self, setup: Setup, devices: Mapping[int, torch.device], *, seed: int | None,
         keep: frozenset[int] = frozenset(),
@@ -86,6 +79,8 @@ class PlacedStep:
         of PyTorch's generators.
         """
         self.setup, self._seed = setup, seed
+        self.record: StepRecord | None = None
+        """Times of the last step."""
         program = setup.program
         self._keep = keep | {*program.outputs}
         self.streams = {index: new_stream(device) for index, device in devices.items()}
@@ -157,6 +152,7 @@ class PlacedStep:
         self._produced.clear()
         self._events.clear()
         self._take_gradients()
+        self.record = record
         return record
 
     def value(self, tensor: int) -> torch.Tensor:
@@ -197,11 +193,7 @@ class PlacedStep:
             channel = self._channels.get((src, dst))
             if channel is None:
                 channel = self._channels[src, dst] = Channel(self.streams[src], receiver)
-            if self.streams[src].is_cuda and not value.is_cuda:
-                # Some kernels hand small things, such as the state of a generator, to the host.
-                arrival = channel.copy_on_host(packed(value))
-            else:
-                arrival = channel.copy(value, packed, produced)
+            arrival = channel.copy(value, packed, produced)
             self._arriving[number], start, end = arrival, arrival.start, arrival.end
         for kind, mark in (("sent", start), ("posted", start), ("arrived", end)):
             self._marks[kind][number] = receiver, mark
@@ -251,19 +243,17 @@ class PlacedStep:
             del self.held[device][number]
 
     def _run_op(self, device: int, op: int, step: int) -> None:
-        held, stream, started_s = self.held[device], self.streams[device], time.perf_counter()
+        held, stream = self.held[device], self.streams[device]
         start = stream.mark()
         self._memory[device].append((start, held.num_bytes))
         try:
             self._perform(device, op)
-        # Whatever an op of a user's model raises is a failed run, not a bug of ours.
+        # Whatever an op of a user's model raises is a failed run, not a bug of hocket.
         except Exception as error:
             name = self.setup.graph.op_names[op]
             raise RunError(
                 f"op {name!r} failed on {stream.device} in step {step}: {one_line(error)}"
             ) from error
-        if self.slowdown > 1.0:
-            _stand_still((time.perf_counter() - started_s) * (self.slowdown - 1.0))
         end = stream.mark()
         self._marks["start"][op], self._marks["end"][op] = (stream, start), (stream, end)
         self._memory[device].append((end, held.num_bytes))
@@ -273,7 +263,7 @@ class PlacedStep:
     def _perform(self, device: int, op: int) -> None:
         call = self.program.calls[op]
         if call.phase == Phase.OPTIMIZER:
-            # The user's own optimizer updates; it is handed the gradient.
+            # The user's own optimizer updates the parameter.
             self.gradients[call.args[0].number] = self.held[device][call.args[1].number]
         elif self._seed is None:
             self._redraws[self.streams[device].device].run(op, self._bound[op])
@@ -299,25 +289,15 @@ class PlacedStep:
             )
 
 
-def _stand_still(duration_s: float) -> None:
-    until_s = time.perf_counter() + duration_s
-    if duration_s > 2 * _SPIN_S:
-        time.sleep(duration_s - _SPIN_S)
-    while time.perf_counter() < until_s:
-        pass
-
-
-# One logical device inside one process: a CPU, or a stream of a CUDA device.
-#
-# Several logical devices may share one real one; then their streams share it. Marks are points in
-# time: the host's clock for CPUs, events on the stream for CUDA, converted to seconds when the step
-# is over.
-
 Packing = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeviceStream:
-    """A logical device on the CPU: everything happens when it is called."""
+    """A logical device on the CPU, where every call blocks until it is done.
+
+    A mark is a point in time: of the host's clock for CPUs, an event on the stream for CUDA. Marks
+    are converted to seconds when the step is over.
+    """
 
     is_cuda = False
 
@@ -380,13 +360,13 @@ class CudaStream(DeviceStream):
         self._base_s = time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all that was launched so far."""
+        """Return a timed event after everything launched so far."""
         event = _timed_event()
         event.record(self.stream)
         return event
 
     def seconds(self, mark: Any) -> float:
-        """A mark in seconds of the host's clock."""
+        """Convert a mark to seconds of the host's clock; only after `finish`."""
         if isinstance(mark, float):
             return mark
         return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
@@ -405,7 +385,7 @@ class CudaStream(DeviceStream):
             self.stream.wait_event(event)
 
     def event(self) -> torch.cuda.Event:
-        """An event behind all that was launched so far, without a time."""
+        """Return an event without a time, after everything launched so far."""
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return event
@@ -421,12 +401,12 @@ def _timed_event() -> torch.cuda.Event:
 
 
 def new_stream(device: torch.device) -> DeviceStream:
-    """The stream of a real device."""
+    """Return a stream for a logical device on a real device."""
     return CudaStream(device) if device.type == "cuda" else DeviceStream(device)
 
 
 class Channel:
-    """The connection between two logical devices; between CUDA devices, a stream at each end."""
+    """Connection of two logical devices, with a stream at each end between CUDA devices."""
 
     def __init__(self, src: DeviceStream, dst: DeviceStream) -> None:
         self.src, self.dst = src, dst
@@ -436,31 +416,29 @@ class Channel:
             if src.device != dst.device:
                 self._receive = torch.cuda.Stream(dst.device)  # type: ignore[no-untyped-call]
 
-    def copy_on_host(self, data: torch.Tensor) -> Arrival:
-        """Copy a tensor within the host's memory."""
-        now_s = time.perf_counter()
-        return Arrival(data.clone(), None, now_s, now_s)
-
     def copy(self, value: torch.Tensor, packed: Packing, produced: Any) -> Arrival:
         """Copy ``packed(value)`` once the event ``produced`` is reached."""
-        if self.src.is_cuda and self.dst.is_cuda:
+        # Some kernels of CUDA leave small tensors, such as the generator state of fused attention,
+        # on the host.
+        is_host = self.src.is_cuda and not value.is_cuda
+        if self.src.is_cuda and self.dst.is_cuda and not is_host:
             return self._copy_on_streams(value, packed, produced)
         if produced is not None:
             produced.synchronize()
         began_s = time.perf_counter()
-        arrived = packed(value).to(self.dst.device, copy=True)
+        arrived = packed(value).to(value.device if is_host else self.dst.device, copy=True)
         return Arrival(arrived, None, began_s, time.perf_counter())
 
     def _copy_on_streams(self, value: torch.Tensor, packed: Packing, produced: Any) -> Arrival:
         start, end = _timed_event(), _timed_event()
         with torch.cuda.stream(self._send):
             self._send.wait_event(produced)
-            # This stream reads the tensor, also to pack it, and it may be dropped before that.
+            # This stream reads the tensor, which may be dropped before the stream has read it.
             value.record_stream(self._send)
             sent = packed(value)
-            # Both streams are current, each on its device: PyTorch copies on the one and makes the
-            # other wait. Memory is taken on the receiving stream, not on the compute stream, whose
-            # kernels may be far behind.
+            # Both streams are current, each on its device: PyTorch copies on one and makes the
+            # other wait. Memory is allocated on the receiving stream, because kernels of the
+            # compute stream may be far behind.
             with torch.cuda.stream(self._receive):
                 self._receive.wait_stream(self._send)
                 start.record(self._receive)
@@ -475,7 +453,7 @@ class Arrival(NamedTuple):
 
     data: torch.Tensor
     event: Any
-    """Reached when all bytes are there; None where they already are."""
+    """Event after the copy; None if the copy is complete."""
     start: Any
-    """Marks around the copy, in the time of the device that receives."""
+    """Marks before and after the copy, on the clock of the receiving device."""
     end: Any

@@ -1,4 +1,4 @@
-"""Builds the model of a plan again, captures it and compares it with the plan."""
+"""Build the model of a plan again, capture its step, and compare the graph with the plan."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hocket.graph.graph import Graph
 _NOT_COMPARED = frozenset(
     {"name", "workspace_bytes", "tensor_bytes", "stated", "other_batch", "meta"}
 )
-"""Fields that a profile changes, or that do not say what is computed."""
+"""Fields that a profile changes, or that do not determine what is computed."""
 _KINDS: Mapping[str, type] = {
     "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str, "amp": str,
 }  # fmt: skip
-"""Types of the entries that a graph has about its capture; anyone may have written them."""
+"""Expected types of the entries about a graph's capture, which come from a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """A model of this program, such as a notebook's, with the inputs of its capture."""
+    """A model that exists in this program, with the inputs of its capture."""
 
     model: torch.nn.Module
     batch: Any
@@ -39,59 +39,43 @@ class ModelSource:
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model that can be trained, and how other processes build the same."""
+    """A model that can be trained, and how other processes build the same model."""
 
     module: torch.nn.Module
     batch: Any
     loss: Loss | str | None
     name: str
-    """Empty where no other process can build it."""
+    """Empty if no other process can build the model."""
     options: Mapping[str, Any]
-    graph: Graph
-    """As it was captured here; of a smaller batch where it was scaled."""
 
 
 def build(
-    graph: Graph,
-    *,
-    model: str | None = None,
-    source: ModelSource | None = None,
-    seed: int = 0,
-    scale: float = 1.0,
-    is_scaled: bool = False,
+    graph: Graph, *, model: str | None = None, source: ModelSource | None = None, seed: int = 0
 ) -> BuiltModel:
     """Build the model and batch that ``graph`` was captured from, with weights from ``seed``.
 
-    ``model`` names it where the graph's own name does not lead to it any more; ``source`` is the
-    model itself, which is not changed. ``scale`` below 1 takes that part of the batch; a graph that
-    ``is_scaled`` is that of such a part already.
+    ``model`` is a name or factory to use instead of the name in the graph. ``source`` is the model
+    itself, which is not changed.
     """
-    is_scaled = is_scaled or scale < 1
     if model is None and source is not None:
-        if is_scaled:
-            raise UsageError(
-                "only a model that hocket builds can have a smaller batch",
-                hint="plan the smaller batch itself, or name a function that builds the model",
-            )
         module, batch = made_real(source.model, source.batch, seed)
-        captured = _captured(graph, module, batch, graph.name, source.loss)
-        return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {}, captured)
-    name = _name_of(graph, model)
-    read_off = _read_off(graph)
-    if scale < 1:
-        read_off["batch"] = scaled_batch(graph, scale)
-    loss = _noted_loss(graph)
-    # Sizes were read off the batch; to the user's function they may mean something else.
-    attempts = [read_off, {}] if ":" in name and not is_scaled else [read_off]
+        _require_planned(graph, module, batch, graph.name, source.loss)
+        return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {})
+    name, loss = _name_of(graph, model), _noted_loss(graph)
+    keys = ("batch", "seq", "dtype")
+    sizes = {key: graph.meta[key] for key in keys if graph.meta.get(key) is not None}
+    # Capture read the sizes off the batch; parameters of the user's function with these names may
+    # mean something else.
+    attempts = [sizes, {}] if ":" in name else [sizes]
     for options in attempts:
         try:
             module, batch = built_by_name(name, options, seed, is_named=model is not None)
-            captured = _captured(graph, module, batch, name, loss, is_scaled=is_scaled)
+            _require_planned(graph, module, batch, name, loss)
         except UsageError:
             if options is attempts[-1]:
                 raise
             continue
-        return BuiltModel(module, batch, loss, name, options, captured)
+        return BuiltModel(module, batch, loss, name, options)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -124,21 +108,6 @@ def _name_of(graph: Graph, model: str | None) -> str:
     return name
 
 
-def _read_off(graph: Graph) -> dict[str, Any]:
-    """Return the sizes with which the model was captured."""
-    return {
-        key: graph.meta[key] for key in ("batch", "seq", "dtype") if graph.meta.get(key) is not None
-    }
-
-
-def scaled_batch(graph: Graph, scale: float) -> int:
-    """Return the samples of a part of the planned batch, at least one."""
-    batch = graph.meta.get("batch")
-    if not isinstance(batch, int):
-        raise UsageError("the plan does not say how large its batch is", hint="leave out --scale")
-    return max(1, round(batch * scale))
-
-
 def _check_types(graph: Graph) -> None:
     for key, kind in _KINDS.items():
         value = graph.meta.get(key)
@@ -148,22 +117,17 @@ def _check_types(graph: Graph) -> None:
             )
 
 
-def _captured(
-    graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None,
-    *, is_scaled: bool = False,
-) -> Graph:  # fmt: skip
-    """Capture the step again, and refuse one that is not the planned one."""
+def _require_planned(
+    graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None
+) -> None:
+    """Capture the step again, and refuse a graph that differs from the planned one."""
     meta = graph.meta
     captured, _ = capture_program(
         model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,
         device=str(meta.get("device")),
         forward=amp_forward(meta.get("amp"), str(meta.get("device"))),
     )  # fmt: skip
-    if is_scaled:
-        _require_same_shape(graph, captured, name)
-    else:
-        require_same(graph, captured, name)
-    return captured
+    require_same(graph, captured, name)
 
 
 def _noted_loss(graph: Graph) -> str | None:
@@ -186,7 +150,7 @@ def _load(name: str, options: dict[str, Any], *, is_named: bool) -> tuple[Any, A
             with BuiltForReal():
                 return load_model(name, **options, device="cpu")
         except UsageError as error:
-            # The user's function decides by itself what it was not asked for.
+            # Leave out options that the user's function does not take.
             refusals = {key: (f"has no parameter {key!r}", f"unknown {key} ") for key in options}
             refused = [key for key, texts in refusals.items()
                        if any(text in error.message for text in texts)]  # fmt: skip
@@ -201,21 +165,8 @@ def _load(name: str, options: dict[str, Any], *, is_named: bool) -> tuple[Any, A
             raise
 
 
-def _require_same_shape(planned: Graph, captured: Graph, name: str) -> None:
-    """Refuse a smaller batch whose ops are not those of the plan, which places them by position."""
-    are_same = planned.op_names == captured.op_names and all(
-        np.array_equal(getattr(planned, array), getattr(captured, array))
-        for array in ("read_ptr", "reads", "tensor_producer", "alias_of", "group")
-    )
-    if not are_same:
-        raise UsageError(
-            f"with a smaller batch {name!r} is another graph: {_difference(planned, captured)}",
-            hint="take a larger part of the batch, or plan the smaller batch itself",
-        )
-
-
 def require_same(planned: Graph, captured: Graph, name: str) -> None:
-    """Refuse to run a model whose graph is not the planned one."""
+    """Refuse a model whose graph differs from the planned one."""
     for spec in fields(Graph):
         if spec.name in _NOT_COMPARED:
             continue

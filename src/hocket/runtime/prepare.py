@@ -1,6 +1,6 @@
-"""One entry to execute a plan: `choose_strategy` maps what a plan decides to what runs it.
+"""Choose the strategy that executes a plan.
 
-`hocket.prepare` uses it for a user's loop, `hocket run` for a loop over synthetic batches.
+`hocket.prepare` uses `choose_strategy` for the user's loop, `hocket run` for synthetic batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hocket.runtime.strategies.budget import budget_strategy
 from hocket.runtime.strategies.ddp import priority_obstacle
 from hocket.runtime.strategies.parallel import parallel_strategy, stated_degrees_strategy
 from hocket.runtime.strategies.parallel_task import ParallelTask, ParallelWarning, agree_on_model
-from hocket.runtime.strategies.placed import placed_strategy
+from hocket.runtime.strategies.placed import Placing, placed_strategy
 from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s
 from hocket.transformer import ParallelConfig
 
@@ -45,7 +45,7 @@ def is_parallel(given: Given | None) -> bool:
 def may_take_budget(given: Given | None) -> bool:
     """True for plans of several ranks, each of which may be given a memory budget.
 
-    A plan of one device, or of a round-robin pipeline, has decided what is saved where.
+    Plans of one device and of round-robin pipelines have decided which tensors stay on the device.
     """
     if isinstance(given, ParallelConfig):
         return given.num_devices > 1
@@ -62,11 +62,11 @@ def choose_strategy(
 ) -> Prepared:
     """Prepare the strategy that executes a plan; all ranks call it together.
 
-    Without a plan one is searched: the fastest within ``memory`` on one device where that is given,
-    else a placement on the devices of ``on``. With a data-parallel plan, ``memory`` is the budget
-    of each device.
+    Without a plan, one is searched: the fastest within ``memory`` on one device if a budget is
+    given, else a placement on the devices of ``on``. With a data-parallel plan, ``memory`` is the
+    budget of each device.
     """
-    # Trials while tracing must not change what the loop draws.
+    # Trials while tracing must not change the random draws of the loop.
     with torch.random.fork_rng():
         if isinstance(given, ParallelConfig):
             named = Plan(planner="parallel config", notes={"how": repr(given)})
@@ -84,11 +84,11 @@ def choose_strategy(
             agree_on_model(task.model, task.device)
         if memory is not None or (given is not None and given.plan.get(Memory) is not None):
             return budget_strategy(task, given, on, memory)
-        return placed_strategy(task, given, on)
+        return placed_strategy(task, Placing(saved=given, on=on))
 
 
 def _require_memory(model: nn.Module) -> None:
-    """Refuse parameters on the meta device, which only ranks of a parallel plan fill in."""
+    """Refuse parameters on the meta device, which only parallel plans read from files."""
     empty = [name for name, _, tensor in model_tensors(model) if tensor.is_meta]
     if empty:
         raise UsageError(
@@ -112,14 +112,14 @@ def _parallel_task(
 
 
 def _reduce_backend(task: TrainingTask, saved: SavedPlan | None) -> str | None:
-    """Name the backend that sums gradients: trees over the links where the plan has them."""
+    """Return the backend that sums gradients: planned trees, if the plan has them."""
     if saved is None or saved.plan.get(Communication) is None:
         return None
     if task.device.type == "cpu":
         register(find_cluster)
         return PLANNED
     warn_user(
-        "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
+        "the plan has trees for gradients, but GPUs sum gradients by NCCL",
         ParallelWarning,
     )
     return None
@@ -128,14 +128,14 @@ def _reduce_backend(task: TrainingTask, saved: SavedPlan | None) -> str | None:
 def _propagation_of(
     task: TrainingTask, saved: SavedPlan | None
 ) -> Callable[[], Propagation] | None:
-    """Return what starts priority gradient sync, where the plan has it and this training can."""
+    """Return what starts priority gradient sync; None if it is not planned or not possible."""
     if saved is None or (priority := saved.plan.get(Priority)) is None:
         return None
     require_structure(saved.plan, saved.problem)
     if obstacle := priority_obstacle(task.model, task.optimizer, task.options):
         warn_user(
-            f"the plan sends gradients by priority, and {obstacle}: they are summed at the end of "
-            "each step, and the numbers are the same",
+            f"the plan sends gradients by priority, but {obstacle}: gradients are summed at the "
+            "end of each step, with the same numbers",
             ParallelWarning,
         )
         return None

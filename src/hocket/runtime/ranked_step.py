@@ -1,18 +1,8 @@
-"""Op placement across ranks: each rank runs the instructions of its device in a traced step.
-
-All ranks run the same script and trace the same program. Losses and outputs of the model are
-broadcast to all ranks. Gradients stay on the rank whose device has the parameter, where the user's
-optimizer applies them; on other ranks the parameter has no gradient, and the optimizer skips it.
-This file also clips gradients by their norm over all ranks, and gathers weights and optimizer
-states.
-"""
+"""The instructions of one rank's device in a traced step, with messages for transfers."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,54 +13,8 @@ from hocket.capture.program import TensorSpec
 from hocket.graph.graph import Phase
 from hocket.runtime.device_instructions import Setup
 from hocket.runtime.placed_step import PlacedStep
-from hocket.runtime.ranks import CommunicationError, broadcast_slots
-from hocket.runtime.step_record import StepRecord
+from hocket.runtime.ranks import CommunicationError, PendingSends
 from hocket.runtime.tensor_bytes import pack, package_bytes, unpack
-from hocket.runtime.trace_options import Weight
-
-# Tensors in flight to other ranks are held until their send has completed, and no longer.
-#
-# Gloo finds out that a send is over only when it is waited for, so a thread waits; the memory of a
-# tensor that was dropped is free again as soon as it has left, not at the end of the step.
-
-
-class Outbox:
-    """Sends in flight, in order; a thread holds each tensor until its send is complete."""
-
-    def __init__(self) -> None:
-        self._sends: queue.Queue[tuple[Any, torch.Tensor]] = queue.Queue()
-        self._error: RuntimeError | None = None
-        threading.Thread(target=self._wait_for_all, daemon=True).start()
-
-    def put(self, work: Any, data: torch.Tensor) -> None:
-        """Hold ``data`` until its send ``work`` is complete."""
-        self._sends.put((work, data))
-
-    def flush(self) -> None:
-        """Wait until all sends are complete; raises the error of a failed send."""
-        self._sends.join()
-        if self._error is not None:
-            raise self._error
-
-    def _wait_for_all(self) -> None:
-        while True:
-            work, data = self._sends.get()
-            try:
-                _wait_for(work, data)
-            except RuntimeError as error:
-                self._error = error
-            del work, data
-            self._sends.task_done()
-
-
-def _wait_for(work: Any, data: torch.Tensor) -> None:
-    if not data.is_cuda:
-        work.wait()
-        return
-    # With NCCL only the current stream waits, so the host waits for that stream.
-    with torch.cuda.device(data.device):
-        work.wait()
-        torch.cuda.current_stream().synchronize()
 
 
 class RankedStep(PlacedStep):
@@ -93,17 +37,11 @@ class RankedStep(PlacedStep):
             )
         self.device_index, self.device = used[dist.get_rank()], device
         super().__init__(setup, {self.device_index: device}, seed=seed or 0, keep=keep)
-        self._outbox = Outbox()
+        self._sends = PendingSends()
         self._posted: dict[int, tuple[Any, torch.Tensor]] = {}
-        self.record = StepRecord()
-        """Times of the last step."""
-
-    def run(
-        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
-    ) -> StepRecord:
-        """Run forward and backward of a step, together with all other ranks."""
-        self.record = super().run(given, step, weight)
-        return self.record
+        # Kernels of accelerators leave the generator state of fused attention with dropout on the
+        # host.
+        self._host_tensors = setup.host_tensors
 
     def value(self, tensor: int) -> torch.Tensor:
         """Return a tensor that was kept, on every rank. Collective: all ranks call it together."""
@@ -146,7 +84,7 @@ class RankedStep(PlacedStep):
             _talk(dist.barrier)
 
     def _flush(self) -> None:
-        _talk(self._outbox.flush)
+        _talk(self._sends.wait)
 
     def _mark(self, kind: str, number: int) -> None:
         stream = self.streams[self.device_index]
@@ -164,15 +102,12 @@ class RankedStep(PlacedStep):
         if package_bytes(spec, whole):
             data = pack(self.held[device][tensor], spec, whole).to(self.device)
         else:
-            data = self._nothing()
-        self._outbox.put(_talk(lambda: dist.isend(data, rank, tag=number)), data)
+            data = self._buffer(0)
+        _talk(lambda: self._sends.put(dist.isend(data, rank, tag=number), data))
 
     def _post(self, number: int) -> None:
         _, rank, spec, whole = self._peer(number)
-        size = package_bytes(spec, whole)
-        data = self._nothing() if not size else torch.empty(
-            size, dtype=torch.uint8, device=self.device
-        )  # fmt: skip
+        data = self._buffer(package_bytes(spec, whole))
         self._mark("posted", number)
         self._posted[number] = _talk(lambda: dist.irecv(data, rank, tag=number)), data
 
@@ -181,16 +116,14 @@ class RankedStep(PlacedStep):
         _talk(work.wait)
         self._mark("arrived", number)
         tensor, _, spec, whole = self._peer(number)
-        if spec.layout is None:
-            return
-        arrived = unpack(data if package_bytes(spec, whole) else data[:0], spec, whole)
-        # Some kernels of accelerators leave small tensors in the memory of the host.
-        is_host = tensor in self.setup.host_tensors
-        self.held[device][tensor] = arrived.cpu() if is_host else arrived
+        if spec.layout is not None:
+            arrived = unpack(data[: package_bytes(spec, whole)], spec, whole)
+            is_host = tensor in self._host_tensors
+            self.held[device][tensor] = arrived.cpu() if is_host else arrived
 
-    def _nothing(self) -> torch.Tensor:
-        """Return one byte, as the message of a transfer that only orders ops."""
-        return torch.zeros(1, dtype=torch.uint8, device=self.device)
+    def _buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return memory for a message; a message that only orders ops has one byte."""
+        return torch.empty(max(1, num_bytes), dtype=torch.uint8, device=self.device)
 
 
 def _talk(action: Callable[[], Any]) -> Any:
@@ -198,62 +131,3 @@ def _talk(action: Callable[[], Any]) -> Any:
         return action()
     except RuntimeError as error:
         raise CommunicationError(f"lost another rank: {error}") from error
-
-
-# ── collectives of all ranks ─────────────────────────────────────────────────────────────────
-
-
-def clip_together(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> None:
-    """Clip gradients by their norm over all ranks, with the same bits as in one process.
-
-    Each rank contributes the norms of its local gradients; the global norm is computed from all of
-    them in the order of the parameters.
-    """
-    device = next((p.grad.device for p in parameters if p.grad is not None), torch.device("cpu"))
-    # Norms have the type of the gradients, also of those that other ranks have.
-    dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters))
-    norms = torch.zeros(2, len(parameters), device=device, dtype=dtype)
-    own = []
-    for at, parameter in enumerate(parameters):
-        if parameter.grad is not None:
-            own.append(parameter)
-            norms[0, at], norms[1, at] = 1, torch.linalg.vector_norm(parameter.grad)
-    dist.all_reduce(norms)
-    total = torch.linalg.vector_norm(norms[1][norms[0] > 0])
-    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
-
-
-def gather_state(
-    step: RankedStep, tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
-) -> None:
-    """Broadcast weights, buffers and optimizer states from their owners to all ranks."""
-    program = step.setup.program
-    owner_of: dict[int, int] = {}
-    for number, name in program.names.items():
-        if name in tensors:
-            owner = owner_of[id(tensors[name])] = step.owner(number)
-            _share(tensors[name].data, owner, step.device)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in owner_of:
-                _share_slots(optimizer, parameter, owner_of[id(parameter)], step.device)
-
-
-def _share(tensor: torch.Tensor, owner: int, device: torch.device) -> None:
-    sent = tensor.detach().to(device).contiguous()
-    dist.broadcast(sent, owner)
-    if owner != dist.get_rank():
-        tensor.copy_(sent)
-
-
-def _share_slots(
-    optimizer: torch.optim.Optimizer,
-    parameter: torch.nn.Parameter,
-    owner: int,
-    device: torch.device,
-) -> None:
-    """Broadcast the optimizer states of one parameter."""
-    own = optimizer.state[parameter] if owner == dist.get_rank() else {}
-    slots = broadcast_slots(own, owner, device)
-    if owner != dist.get_rank() and slots:
-        optimizer.state[parameter] = slots

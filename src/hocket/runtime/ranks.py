@@ -1,15 +1,15 @@
-"""Join the ranks of a training, broadcast between them, and recognise the loss of another rank.
+"""Join the ranks of a training, track sends between them, and recognise the loss of another rank.
 
-Ranks meet at a key-value store, which the process that started them holds, on loopback by default.
+Ranks rendezvous at a key-value store in the process that started them, on loopback by default.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from hocket.base.errors import RunError, UsageError
 from hocket.processes.root_cause import CONSEQUENCE
 
 _PATIENCE = timedelta(days=1)
-"""The supervisor notices ranks that hang; an op may take as long as it takes."""
+"""Timeout of collectives: practically none, since the supervisor detects ranks that hang."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -30,7 +30,7 @@ class MeetingStore:
     """A key-value store that listens at an address; its port is free again when it is closed."""
 
     def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
-        """Port 0 is any that is free."""
+        """Port 0 means any free port."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -42,7 +42,7 @@ class MeetingStore:
             ) from error
         listener.listen()
         self.port = int(listener.getsockname()[1])
-        # The store owns the descriptor from here on.
+        # The store owns and closes the descriptor from here on.
         self._store: Any = TCPStore(
             host, self.port, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
             master_listen_fd=listener.detach(),
@@ -80,14 +80,14 @@ def join_group(header: dict[str, Any], device: torch.device) -> None:
 def join_ranks(environment: Mapping[str, str]) -> bool:
     """Join the ranks that ``hocket launch``, torchrun or ``accelerate launch`` has started.
 
-    False where this process is alone.
+    Return False if there is only this process.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     if int(environment.get("WORLD_SIZE", "1")) < 2 or "RANK" not in environment:
         return False
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    # Threads of groups that are still there when Python ends take the process down with them.
+    # Threads of process groups that outlive the interpreter crash the process.
     atexit.register(_leave_ranks)
     return True
 
@@ -104,14 +104,12 @@ def rank_device(environment: Mapping[str, str]) -> torch.device:
     return torch.device("cuda", int(environment.get("LOCAL_RANK", "0")))
 
 
-# Errors of a rank that only say that another one is gone, so that it is not the root cause.
-
 _SIGNS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
-"""Messages of gloo and NCCL where another rank is gone."""
+"""Messages of gloo and NCCL if another rank is gone."""
 
 
 class CommunicationError(RunError):
-    """Another rank went away."""
+    """Another rank is gone, so this rank is not the root cause."""
 
     code = CONSEQUENCE
 
@@ -128,44 +126,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-# Broadcasts of optimizer states (tensors and numbers) and of texts from one rank to all ranks.
-
-
-def broadcast_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
-    """Broadcast the state entries ``slots`` of rank ``owner``: first their names, then the tensors.
-
-    Collective: all ranks call it together. Tensors are sent through ``device``; the owner gets its
-    own tensors back.
-    """
-    is_owner = owner == dist.get_rank()
-    found: dict[str, Any] = {}
-    for entry in json.loads(broadcast_text(_listed(slots) if is_owner else "", owner, device)):
-        key, value, shape = entry
-        if shape is None:
-            found[key] = value
-            continue
-        dtype = getattr(torch, value)
-        own = slots[key] if is_owner else torch.empty(shape, dtype=dtype, device=device)
-        sent = own.detach().to(device).contiguous()
-        dist.broadcast(sent, owner)
-        found[key] = own if is_owner else sent
-    return found
-
-
-def _listed(slots: Mapping[str, Any]) -> str:
-    return json.dumps([
-        [key, str(v.dtype).removeprefix("torch."), list(v.shape)]
-        if isinstance(v, torch.Tensor) else [key, v, None] for key, v in slots.items()
-    ])  # fmt: skip
-
-
 def broadcast_text(text: str, owner: int, device: torch.device) -> str:
     """Broadcast the text of rank ``owner``. Collective: all ranks call it together."""
-    data = text.encode()
-    size = torch.tensor([len(data)], device=device)
-    dist.broadcast(size, owner)
-    sent = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if owner == dist.get_rank():
-        sent.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    dist.broadcast(sent, owner)
-    return bytes(sent.cpu().tolist()).decode()
+    sent = [text]
+    dist.broadcast_object_list(sent, owner, device=device)
+    return sent[0]
+
+
+class PendingSends:
+    """Sends in flight; tensors are held until they are sent."""
+
+    def __init__(self) -> None:
+        self._sends: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def put(self, work: Any, data: torch.Tensor) -> None:
+        """Hold ``data`` until its send ``work`` is complete."""
+        # Gloo reports a send as complete only after `wait`, so its tensors are held until then.
+        while self._sends and self._sends[0][0].is_completed():
+            self._sends.popleft()
+        self._sends.append((work, data))
+
+    def wait(self) -> None:
+        """Wait until all sends are complete."""
+        while self._sends:
+            self._sends.popleft()[0].wait()

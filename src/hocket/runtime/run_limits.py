@@ -1,4 +1,4 @@
-"""Refuse runs that need more memory than this machine has; estimate step times on its CPU."""
+"""Refuse runs that need more memory than this machine has, and estimate step times on its CPU."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def require_memory_here(
     *,
     num_processes: int,
 ) -> None:
-    """Refuse a run whose predicted peaks are more than is free where it would run.
+    """Refuse a run whose predicted peaks exceed the free memory of the devices that run it.
 
-    ``places`` are real devices by device of the plan. The process that starts the others holds the
-    model as well, until they have it.
+    ``places`` maps devices of the plan to real devices.
     """
     graph = problem.graph
     stays = np.isin(graph.tensor_role, (Role.PARAMETER, Role.BUFFER)) & (graph.tensor_producer < 0)
@@ -40,6 +39,7 @@ def require_memory_here(
         needed[place] = needed.get(place, 0) + int(predicted.peak_bytes[device])
     for place, peak_bytes in needed.items():
         if place == "cpu":
+            # The process that starts the ranks builds the model as well.
             peak_bytes += held + num_processes * PROCESS_BYTES
             free_bytes = available_bytes()
         else:
@@ -48,8 +48,8 @@ def require_memory_here(
             raise UsageError(
                 f"running {graph.name} here takes {format_bytes(peak_bytes)} on {place}, and "
                 f"{format_bytes(free_bytes)} are free",
-                hint="run a part of the batch with --scale 0.5, take one microbatch after the "
-                "other with --backend single, or use a machine with more memory",
+                hint="plan a smaller batch, run one microbatch after the other with --backend "
+                "single, or use a machine with more memory",
             )
 
 
@@ -93,18 +93,13 @@ def num_parameters(model: Transformer) -> int:
     return whole + (model.layers - 1) * layer
 
 
-# Estimated time of a step where the CPU runs a plan for accelerators.
-
 _QUICK_FLOPS = 1e12
-"""A step with less is done in seconds on any CPU; rating this one takes one of them."""
+"""Steps with fewer operations take seconds on any CPU, so they are not estimated."""
 
 
-def cpu_step_s(problem: Problem, scale: float) -> float | None:
-    """Estimate the seconds of a step here for a part of the batch; None with a GPU or little work.
-
-    The processes of a run share the cores, so it is all work after each other on all of them.
-    """
-    if problem.graph.flops.sum() * scale < _QUICK_FLOPS or torch.cuda.device_count():
+def cpu_step_s(problem: Problem) -> float | None:
+    """Estimate the seconds of a step on this CPU; None with a GPU, or if a step is short."""
+    if problem.graph.flops.sum() < _QUICK_FLOPS or torch.cuda.device_count():
         return None
-    costs = estimate_costs(problem.graph, detect_cpu())
-    return float(costs.op_s[0].sum()) * scale
+    # The processes of a run share the cores, so their work adds up.
+    return float(estimate_costs(problem.graph, detect_cpu()).op_s[0].sum())

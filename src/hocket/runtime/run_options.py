@@ -1,11 +1,11 @@
-"""Options, callbacks and result of running a plan for some steps."""
+"""Options, callbacks and result of ``hocket run``."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
@@ -13,18 +13,14 @@ from hocket.processes.worker_group import Timeouts
 from hocket.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
-    from hocket.runtime.step_record import StepRecord
-if TYPE_CHECKING:
-    from hocket.plan.plan import Plan
-    from hocket.plan.problem import Problem
     from hocket.runtime.numerics_check import Agreement
     from hocket.runtime.step_record import StepRecord
 
 SILENCE_S = Timeouts().silence_s
-"""A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
+"""A rank without heartbeat and without CPU use for this long counts as stopped."""
 
 BACKENDS = ("auto", "single", "gloo", "nccl")
-"""One process, or a process per device that exchanges over gloo (CPUs) or NCCL (GPUs)."""
+"""One process; or a process per device, with gloo on CPUs or NCCL on GPUs."""
 
 OnStart = Callable[[list[int]], None]
 OnStep = Callable[[int, "StepRecord"], None]
@@ -37,40 +33,28 @@ class RunOptions:
 
     steps: int = 1
     backend: str = "auto"
-    """One of `BACKENDS`: ``auto`` takes the one that suits plan and machine."""
+    """One of `BACKENDS`; ``auto`` chooses by plan and machine."""
     seed: int = 0
     threads: int | None = None
-    """Threads of each process on CPUs; None shares the cores among them."""
+    """Threads of each process on CPUs; None divides the cores among the processes."""
     silence_s: float = SILENCE_S
-
-    slowdown: Mapping[str, float] = field(default_factory=dict)
-    """By device: how many times as long its ops take; a testing aid for placements on `gloo`."""
     model: str | None = None
-    """Of a placement: the planned model, where its name does not lead to it any more."""
-    scale: float = 1.0
-    """Of a placement or shares: part of the planned batch that each step takes; who does what stays
-    the same."""
-
+    """Name or factory of the planned model, if the name in the plan cannot be resolved."""
     checks: bool = True
-    """Of a config: whether it is first compared with one device at toy size."""
+    """For a plan of a transformer's shape: compare a small copy with one device first."""
     dtype: str | None = None
-    """Of a config: type of weights and activations; None: float32 on CPUs, on GPUs the
-    planned one where training in it needs no scaling, else bfloat16."""
+    """For a plan of a transformer's shape: dtype of weights and activations. None means float32 on
+    CPUs; on GPUs the planned dtype, or bfloat16 if the planned dtype needs loss scaling."""
 
     def require_meaning(self, kind: str) -> None:
-        """Refuse options that another kind of plan takes, and what is no part of a batch."""
-        for field_ in fields(self):
-            default = {} if field_.name == "slowdown" else field_.default
-            kinds = _ONLY_FOR.get(field_.name, (kind,))
-            if kind not in kinds and getattr(self, field_.name) != default:
-                hint = f"leave it out: it is for a {kinds[0]}"
+        """Refuse options that apply to other kinds of plans only."""
+        for each in fields(self):
+            kinds = _ONLY_FOR.get(each.name, (kind,))
+            if kind not in kinds and getattr(self, each.name) != each.default:
                 raise UsageError(
-                    f"{field_.name} has no meaning for {KIND_NAMES.get(kind, kind)}", hint=hint
+                    f"{each.name} has no meaning for {KIND_NAMES.get(kind, kind)}",
+                    hint=f"leave it out: it applies to {KIND_NAMES[kinds[0]]}",
                 )
-        if not 0 < self.scale <= 1:
-            raise UsageError(
-                f"--scale {self.scale:g} is no part of the batch", hint="give one above 0, up to 1"
-            )
 
 
 KIND_NAMES = {
@@ -78,8 +62,7 @@ KIND_NAMES = {
     "budget": "a memory plan", "waves": "waves",
 }  # fmt: skip
 _ONLY_FOR = {
-    "slowdown": ("placement",), "model": ("placement", "shares", "budget", "waves"),
-    "scale": ("placement", "shares"),
+    "model": ("placement", "shares", "budget", "waves"),
     "checks": ("transformer",), "dtype": ("transformer",),
 }  # fmt: skip
 
@@ -89,45 +72,38 @@ class RunCallbacks:
     """Callbacks of a run."""
 
     on_start: OnStart = lambda process_ids: None
-    """Called with the process ids of the ranks, if there are any."""
+    """Called with the process ids of the ranks, if ranks are started."""
     on_step: OnStep = lambda number, record: None
     """Called after each step."""
     on_progress: OnProgress = lambda what: None
-    """Called now and then with the current activity."""
-
-
-# Result of running a plan.
+    """Called with the current activity whenever it changes."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunResult:
-    """Measured steps, with the prediction."""
+    """Measured steps of a plan, with the prediction."""
 
     backend: str
     runs_on: Mapping[str, str]
-    """By device of the plan: the real device that ran it."""
+    """The real device of each device of the plan."""
     losses: tuple[float | None, ...]
-    """Of every step; None in inference."""
+    """Loss of each step; None in inference."""
     step_s: tuple[float, ...]
     predicted_step_s: float
-    """Of a config, with what surrounds its pipeline."""
     predicted: Timeline
-    """By device; of a config, by pipeline rank, of which all devices are alike."""
+    """Per device; for a plan of a transformer's shape, per pipeline rank."""
     measured: Timeline | None
-    """The step that took the middle time; None where its parts were not timed (configs on
-    GPUs)."""
+    """Timeline of a typical step; None if ops were not timed."""
     peak_bytes: Mapping[str, int]
-    """By device, measured: on CPUs of a placement, on GPUs always."""
-    executed: tuple[Problem, Plan] | None = None
-    """Problem and plan of the part of the batch that ran, where that was not the whole plan."""
+    """Measured peak per device; empty if it was not measured."""
     dtype: str | None = None
-    """Of a config: type of weights and activations."""
+    """Dtype of weights and activations, for a plan of a transformer's shape."""
     agreement: Agreement | None = None
-    """Of a config: how far it is from one device at toy size, where that was checked."""
+    """Differences between a small copy and one device, if they were checked."""
 
     @property
     def median_step_s(self) -> float:
-        """Middle time of all steps but the first, which warms up, where there are more."""
+        """Median time of all steps without the first one, which warms up."""
         return _median(self.step_s)
 
     @property
@@ -137,8 +113,10 @@ class RunResult:
 
 
 def middle_step(records: Sequence[StepRecord], step_s: Sequence[float]) -> StepRecord:
-    """The step that stands for the others: not the first, and the one nearest to the middle time of
-    all that takes no longer. ``records`` are those of the last of the steps."""
+    """Return a typical step: the longest of ``records`` that took at most the median of all steps.
+
+    ``records`` are those of the latest steps; the first step of a run is left out.
+    """
     shown = records[1:] if 1 < len(records) == len(step_s) else records
     median_s = _median(step_s)
     within = [record for record in shown if record.step_s <= median_s]

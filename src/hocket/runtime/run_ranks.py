@@ -1,4 +1,4 @@
-"""A run in one process per device: start the ranks, watch over them, collect their steps."""
+"""``hocket run`` in one process per device: start ranks, watch them, and collect their steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.plan.files import SavedPlan, plan_to_data
-from hocket.processes.heartbeat import Position, how_far
+from hocket.processes.heartbeat import Position
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import Timeouts, WorkerGroup
 from hocket.runtime.device_instructions import Transfer
 from hocket.runtime.ranks import MeetingStore
 from hocket.runtime.run_options import RunCallbacks, RunOptions
-from hocket.runtime.step_record import StepParts, StepRecord
-from hocket.runtime.synthetic_training import PER_STEP
+from hocket.runtime.step_record import StepRecord, joined
 
 
 @dataclass
@@ -28,9 +27,9 @@ class RanksReport:
     """Reports of ranks other than their steps."""
 
     transfers: tuple[Transfer, ...] | None = None
-    """Of a placement."""
+    """Transfers between the devices of a placement."""
     state: dict[str, FloatArray] = field(default_factory=dict)
-    """Parameters and buffers, flat, where they were asked for."""
+    """Flat parameters and buffers, if they were requested."""
 
 
 def run_ranks(
@@ -41,10 +40,10 @@ def run_ranks(
     backend: str,
     watch: RunCallbacks,
 ) -> RanksReport:
-    """Train for all steps in one process per device; ``watch`` gets each step of all ranks.
+    """Train all steps in one process per device; ``watch`` gets the joined record of each step.
 
-    ``places`` are the real devices by device of the plan, in the order of ranks; ``given`` says
-    what model they build.
+    ``places`` maps the devices of the plan, in the order of ranks, to real devices; ``given``
+    describes the model that the ranks build.
     """
     threads = options.threads or max(1, (os.cpu_count() or 1) // len(places))
     specs = [
@@ -56,32 +55,29 @@ def run_ranks(
         )
         for rank, name in enumerate(places)
     ]
-    counts, report = [PER_STEP] * len(specs), RanksReport()
 
-    def tell(positions: Sequence[Position]) -> None:
-        watch.on_progress(how_far(positions, counts, options.steps))
+    def show(positions: Sequence[Position]) -> None:
+        step = min(position.step for position in positions)
+        watch.on_progress(f"step {step} of {options.steps}" if step else "starting the processes")
 
-    timeouts = Timeouts(silence_s=options.silence_s)
-    plan = plan_to_data(saved.problem, saved.plan)
     with (
         closing(MeetingStore()) as store,
-        WorkerGroup(specs, timeouts=timeouts, on_wait=tell) as group,
+        WorkerGroup(specs, timeouts=Timeouts(silence_s=options.silence_s), on_wait=show) as group,
     ):
         watch.on_start(group.process_ids)
-        for rank, (name, place) in enumerate(places.items()):
-            group.send(rank, {
-                **given, "rank": rank, "num_ranks": len(specs), "device": place,
-                "backend": backend, "port": store.port, "threads": threads, "plan": plan,
-                "steps": options.steps, "seed": options.seed,
-                "slowdown": options.slowdown.get(name, 1.0), "import_paths": sys.path,
-            })  # fmt: skip
-        _collect(group, StepParts(len(specs)), report, watch)
-    return report
+        header = {
+            **given, "num_ranks": len(specs), "backend": backend, "port": store.port,
+            "threads": threads, "plan": plan_to_data(saved.problem, saved.plan),
+            "steps": options.steps, "seed": options.seed, "import_paths": sys.path,
+        }  # fmt: skip
+        for rank, place in enumerate(places.values()):
+            group.send(rank, {**header, "rank": rank, "device": place})
+        return _collect(group, len(specs), watch)
 
 
-def _collect(
-    group: WorkerGroup, parts: StepParts, report: RanksReport, watch: RunCallbacks
-) -> None:
+def _collect(group: WorkerGroup, num_ranks: int, watch: RunCallbacks) -> RanksReport:
+    """Pass on each step once all ranks have reported it; return the other reports."""
+    report, steps = RanksReport(), dict[int, list[StepRecord]]()
     for _, header, buffers in group.messages():
         if header["what"] == "state":
             values = [np.frombuffer(data, dtype=np.float64) for data in buffers]
@@ -89,10 +85,12 @@ def _collect(
             continue
         if "transfers" in header:
             report.transfers = tuple(Transfer(*each) for each in header["transfers"])
-        own = StepRecord.from_arrays(header["record"], buffers)
-        record = parts.add(header["number"], own)
-        if record is not None:
-            watch.on_step(header["number"], record)
+        number = header["number"]
+        records = steps.setdefault(number, [])
+        records.append(StepRecord.from_data(header["record"]))
+        if len(records) == num_ranks:
+            watch.on_step(number, joined(steps.pop(number)))
+    return report
 
 
 def _describe(position: Position) -> str:

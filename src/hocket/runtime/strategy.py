@@ -1,21 +1,16 @@
-"""The contract of strategies, which execute a plan in a training loop.
+"""The interface of strategies, which execute a plan in a training loop.
 
-A strategy computes losses and gradients of whole batches where its plan says, and adds gradients to
-``parameter.grad``, so that the user's optimizer, clipping and schedulers work as in plain PyTorch:
-
-* ``train`` (forward and backward at once), or ``forward`` for the user's own ``backward()``;
-* ``evaluate`` and ``predict`` change nothing that is trained;
-* ``update`` steps the optimizer, where ``expect`` announced it maybe earlier, gradient by gradient;
-* ``gather`` brings parameters and states to this process; a strategy whose ranks hold parts of the
-  model has `HoldsParts` instead, from which checkpoints of any other strategy can be made.
-
-Numbers are those of the same training in one process: bit for bit where sums have the same order.
-Optional abilities are protocols of their own below; a loop asks for them by ``isinstance``.
+A strategy computes losses and gradients of batches on the devices of its plan. It adds gradients to
+``parameter.grad``, so the user's optimizer, gradient clipping and schedulers work as in plain
+PyTorch. Losses and weights are those of the same training in one process: bit for bit if sums have
+the same order. Strategies that run a part of a batch (a replica, a stage, a microbatch) are nested
+in strategies that split the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -45,7 +40,7 @@ class StepOutput(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """A step as it was predicted and as it was."""
+    """Predicted and measured timeline of a step."""
 
     problem: Problem
     plan: Plan
@@ -53,134 +48,106 @@ class Timings(NamedTuple):
     measured: Timeline
 
 
-class Passes(Protocol):
-    """Computes losses and gradients where a plan says, and has the optimizer use them.
-
-    Ranks that train together compose several of these: microbatches of a stage of a replica.
-    """
+class Strategy(ABC):
+    """Computes losses and gradients as a plan says, and steps the user's optimizer."""
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
     predicted_s: float | None = None
-    """Predicted step time; None where the plan's devices are emulated."""
+    """Predicted step time; None if other devices emulate the plan's devices."""
     lost: str = ""
-    """Message about what the plan cannot do here; empty where it does everything."""
+    """Parts of the plan that cannot be applied to the model; empty if there are none."""
+
+    @property
+    def replays(self) -> str:
+        """Description of how the next step is launched; empty if that is unknown."""
+        return ""
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Announce the optimizer whose step follows the next batch with nothing in between, if one
-        does: a strategy may update as gradients arrive. By default updates wait for all."""
+        """Announce the optimizer that is stepped after the next batch, or None.
+
+        The strategy may then update parameters as their gradients arrive. By default updates wait
+        for all gradients.
+        """
         return
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer, as far as that was not done as gradients arrived."""
-
+    @abstractmethod
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Return the loss of a batch; adds ``weight`` times its gradients to the parameters'."""
+        """Return the loss of a batch; add ``weight`` times its gradients to the parameters'."""
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
-        """As `train`, with every op timed where that is possible; by default none is."""
+        """Train like `train`, and time every op if the strategy can."""
         return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Return the loss of a batch, whose ``backward()`` adds the gradients. By default refused:
-        forward and backward passes of microbatches, stages or devices alternate."""
+        """Return the loss of a batch, for the user's own ``backward()``; refused by default."""
         raise UsageError(
             "the plan runs forward and backward passes as one list of instructions",
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
         )
 
+    @abstractmethod
     def evaluate(self, batch: Any) -> StepOutput:
         """Return the loss of a batch in evaluation mode."""
 
+    @abstractmethod
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs in evaluation mode."""
 
-
-class Strategy(Passes, Protocol):
-    """Passes that know all ranks of the training, as the training loop needs it."""
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer for the parameters that are not updated yet."""
+        optimizer.step()
 
     def clip(self, max_norm: float) -> None:
-        """Clip the gradients of all parameters, wherever they are, by their common norm."""
+        """Clip the gradients of all parameters by their common norm."""
+        nn.utils.clip_grad_norm_(
+            [tensor for tensor in self.tensors.values() if isinstance(tensor, nn.Parameter)],
+            max_norm,
+        )
 
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the newest weights and states here that other processes have; by default none."""
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish pending updates, so that parameters and states can be read."""
+        return
+
+    def feed(self, reducer: GradientReducer) -> None:
+        """Pass gradients to a reducer as they are computed; by default autograd's hooks do."""
+        reducer.watch_autograd()
+
+    def set_requires_gradient_sync(self, is_required: bool) -> None:
+        """With False, more batches of the same update follow the next one (as in FSDP2)."""
+        return
+
+    def wave_state(self) -> dict[str, Any]:
+        """Return state of waves that outlasts a step, for a checkpoint; empty without waves."""
+        return {}
+
+    def load_wave_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of a checkpoint; an empty state starts anew."""
         return
 
 
 @runtime_checkable
 class HoldsParts(Protocol):
-    """A strategy whose ranks hold parts of the model, so that its state is put together."""
+    """A strategy whose ranks hold parts of the model, so that its state must be joined."""
 
     computed_s: float | None
-    """Seconds that this rank computed in the last timed step; None before one."""
+    """Seconds that this rank computed in the last timed step; None before a timed step."""
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """``model``, ``optimizer`` and, where they are ``pending``, ``gradients`` of all ranks."""
+        """Return ``model``, ``optimizer`` and, if ``pending``, ``gradients`` of all ranks."""
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of such a state, where each rank writes its own."""
+        """Return this rank's part of the same state, for a checkpoint that all ranks write."""
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load this rank's part of such a state."""
 
 
-@runtime_checkable
-class ReportsReplay(Protocol):
-    """A strategy that knows whether its steps are replayed as CUDA graphs."""
-
-    @property
-    def replays(self) -> str:
-        """Describe how the next step is launched, and why not by CUDA graph replay."""
-
-
-@runtime_checkable
-class HasWaveState(Protocol):
-    """A strategy with state of waves that outlasts a step."""
-
-    def wave_state(self) -> dict[str, Any]:
-        """Return the state to save; empty if there is none."""
-
-    def load_wave_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, or anew where it is empty."""
-
-
-@runtime_checkable
-class FeedsReducer(Protocol):
-    """Passes that hand gradients over as they become final, by other means than autograd."""
-
-    def feed(self, reducer: GradientReducer) -> None:
-        """Give gradients to a reducer from the next step on."""
-
-
-def feed(passes: Passes, reducer: GradientReducer) -> None:
-    """Connect passes with a reducer: through `FeedsReducer`, else by hooks of autograd."""
-    if isinstance(passes, FeedsReducer):
-        passes.feed(reducer)
-    else:
-        reducer.watch_autograd()
-
-
-def innermost(passes: Any) -> Any:
-    """Return the passes that call the model, inside of those that split a batch."""
-    while hasattr(passes, "inner"):
-        passes = passes.inner
-    return passes
-
-
-@runtime_checkable
-class SyncsGradients(Protocol):
-    """A strategy whose ranks sum gradients once per update."""
-
-    def set_requires_gradient_sync(self, is_required: bool) -> None:
-        """False if more batches of the same update follow the next one (as in FSDP2)."""
-
-
-@runtime_checkable
-class ReportsProgress(Protocol):
-    """Passes that know how far a step is."""
-
-    def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call ``tell`` with the part of a batch that is done, from 0 to 1, in later steps."""
+def innermost(strategy: Any) -> Any:
+    """Return the strategy that calls the model, inside of strategies that split a batch."""
+    while hasattr(strategy, "inner"):
+        strategy = strategy.inner
+    return strategy
 
 
 class Correction(Protocol):
@@ -189,10 +156,7 @@ class Correction(Protocol):
     is_over: bool
 
     def note(self, step_s: float) -> Strategy | None:
-        """Note a step that has ended on the device; returns the next strategy if it changes."""
-
-
-# The input of every strategy, and the result of preparing one.
+        """Note a step that has ended on the device; return the next strategy if it changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,22 +164,22 @@ class LoopOptions:
     """Options of the training loop."""
 
     accumulate: int = 1
-    """Batches per update; each counts this share of the loss."""
+    """Batches per update; the loss of each is divided by this number."""
     clip_norm: float | None = None
     """Largest norm of all gradients together."""
     seed: int | None = None
-    """Of random draws, each with its own; None continues PyTorch's generator."""
+    """Seed of random draws, per step and op; None continues PyTorch's generator."""
     outputs: bool = False
-    """True if all that the model returns is kept, not only single numbers."""
+    """True if all outputs of the model are kept, not only single numbers."""
     max_shapes: int = 8
-    """Shapes of batches of each kind that are traced."""
+    """Number of batch shapes of each kind that are traced."""
     pad: Padding | None = None
-    """Makes each batch one of few shapes."""
+    """Pads each batch to one of few shapes."""
     replay: bool = True
     """True if a step on one CUDA device is replayed as a CUDA graph."""
     async_update: bool = False
-    """Within a memory budget, updates on the host run into the next step: faster, but a parameter
-    that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
+    """Within a memory budget, let updates on the host run into the next step. That is faster, but
+    a parameter that is read between steps may not be updated yet; ``state_dict()`` waits."""
 
 
 class Prepared(NamedTuple):
@@ -224,38 +188,35 @@ class Prepared(NamedTuple):
     strategy: Strategy
     plan: Plan
     step_s: float | None
-    """Predicted on the plan's devices, also where others emulate them; None where nobody knows."""
+    """Predicted on the plan's devices, also if others emulate them; None if it is unknown."""
     searched: SavedPlan | None = None
-    """The placement that was found for several devices of this process, where none was given."""
+    """The placement on several devices of this process, if it was searched and not given."""
     correction: Correction | None = None
-    """Replaces the memory plan by another one if the first steps show that it is faster."""
+    """Replaces the memory plan if the first steps show that another one is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTask:
-    """Model, optimizer, batch and options of a training, whatever the strategy."""
+    """Model, optimizer, batch and options of a training: the input of every strategy."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batch: Any
-    """A whole batch of all ranks."""
+    """The global batch of all ranks."""
     recipe: TraceOptions
     options: LoopOptions
     device: torch.device
-    """Of this process."""
+    """Device of this process."""
     is_ranked: bool = False
-    """True where several ranks were started."""
+    """True if several ranks run."""
     count: Count | None = None
     weights: str | Path | None = None
     reduce_dtype: torch.dtype | None = None
 
 
-# Predicted step time of a plan on the device that runs it.
-
-
 def predicted_s(problem: Problem, plan: Plan, device: torch.device) -> float | None:
     """Return the predicted step time; None if the plan's devices are only emulated."""
-    return None if are_played(problem, plan, device) else claimed_step_s(problem, plan)
+    return None if is_emulated(problem, plan, device) else claimed_step_s(problem, plan)
 
 
 def claimed_step_s(problem: Problem, plan: Plan) -> float:
@@ -267,8 +228,8 @@ def claimed_step_s(problem: Problem, plan: Plan) -> float:
     return simulate(problem, plan).makespan_s
 
 
-def are_played(problem: Problem, plan: Plan, device: torch.device) -> bool:
-    """True if the plan's device types are emulated: CPUs in place of GPUs, or the reverse."""
+def is_emulated(problem: Problem, plan: Plan, device: torch.device) -> bool:
+    """True if CPUs take the place of the plan's GPUs, or GPUs the place of its CPUs."""
     kinds = {each.name: each.kind for each in problem.cluster.devices}
     is_cpu = device.type == "cpu"
     return any(kinds[name].is_cpu != is_cpu for name in used_devices(problem, plan))

@@ -1,11 +1,11 @@
-"""A plan's own model in training on synthetic batches, by the strategies of `hocket.prepare`."""
+"""Training of a plan's own model on synthetic batches, with the strategies of `hocket.prepare`."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,50 +25,52 @@ from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.step_record import StepRecord
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.runtime.strategies.traced import TracedModel
-from hocket.runtime.strategy import LoopOptions, ReportsProgress, TrainingTask
+from hocket.runtime.strategy import LoopOptions, TrainingTask
 from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop
 from hocket.runtime.transformer_model import built_in_model, token_batch
 
-PER_STEP = 1_000
-"""Resolution of the progress within a step."""
-MakeBatch = Callable[[int], Any]
-"""The batch of a step."""
+
+class SyntheticModel(NamedTuple):
+    """A model with random weights, and its synthetic batches."""
+
+    module: nn.Module
+    make_batch: Callable[[int], Any]
+    """Returns the batch of a step."""
+    loss: Loss | str | None = None
+    name: str = ""
 
 
 class SyntheticTraining:
-    """A model trained on synthetic batches as a plan says; all ranks of the plan make one."""
+    """Training of a model on synthetic batches under a plan; each rank of the plan has one."""
 
     def __init__(
         self,
         saved: SavedPlan,
-        model: nn.Module,
-        make_batch: MakeBatch,
+        synthetic: SyntheticModel,
         device: torch.device,
         *,
-        loss: Loss | str | None = None,
         seed: int = 0,
-        name: str = "",
         update: Optimizer | None = None,
         is_ranked: bool = False,
     ) -> None:
-        """``device`` is that of this process; ``update`` that of the plan where it is not given."""
+        """``device`` is that of this process; ``update`` replaces the plan's optimizer."""
         meta = (
             {} if isinstance(saved.problem.work, TransformerTraining) else saved.problem.graph.meta
         )
+        model, self._make_batch, loss, name = synthetic
         self._update = update or optimizer_of_meta(meta)
-        if self._update is None:  # inference updates nothing
-            parameters = list(model.parameters())
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.0)
+        if self._update is None:
+            # A plan of inference; the loop needs an optimizer that changes nothing.
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         else:
-            parameters = trained_parameters(self._update, model)
-            self.optimizer = torch_optimizer(self._update, parameters)
-        # Kernels are those of the plan, whatever emulates its devices.
+            self.optimizer = torch_optimizer(self._update, trained_parameters(self._update, model))
+        # Kernels are those of the planned device, also if another device runs them.
         kernels = str(meta.get("device") or device.type)
         self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Waves))
-        self._seed, self._make_batch = seed, make_batch
+        self._seed = seed
         task = TrainingTask(
-            model=model, optimizer=self.optimizer, batch=make_batch(1), device=device,
+            model=model, optimizer=self.optimizer, batch=self._make_batch(1), device=device,
             recipe=TraceOptions(
                 loss=loss, update=self._update, device=kernels,
                 name=name or saved.problem.work_name, forward=amp_forward(meta.get("amp"), kernels),
@@ -76,22 +78,16 @@ class SyntheticTraining:
             options=LoopOptions(seed=None if self._is_seeded else seed), is_ranked=is_ranked,
         )  # fmt: skip
         with warnings.catch_warnings():
-            # They warn of what a loop may rely on (batch norm); a run is a trial. It reports the
-            # loss that it minimises itself.
+            # These warn of differences that matter in a real training, such as batch norms.
             warnings.simplefilter("ignore", ParallelWarning)
             warnings.simplefilter("ignore", CaptureWarning)
             self.strategy = choose_strategy(task, saved).strategy
         self.loop = TrainingLoop(model, self.optimizer, self.strategy, task.options)
-        # The run itself compares measured with predicted, at its end.
+        # `hocket run` compares measured with predicted times itself.
         self.loop.watch.predicted_s = None
 
-    def step(
-        self, number: int, on_move: Callable[[int, int], None], *, timed: bool = False
-    ) -> StepRecord:
-        """Train once; ``on_move`` gets the step and how far it is, of `PER_STEP`."""
-        if isinstance(self.strategy, ReportsProgress):
-            self.strategy.report_progress(lambda part: on_move(number, int(part * PER_STEP)))
-        on_move(number, 0)
+    def step(self, number: int, *, timed: bool = False) -> StepRecord:
+        """Train one step; with ``timed`` every op is timed."""
         batch = self._make_batch(number)
         if self._is_seeded:
             torch.manual_seed(draw_seed(self._seed, number, 0))
@@ -108,9 +104,9 @@ class SyntheticTraining:
         return record
 
     def state_bytes(self) -> dict[int, int]:
-        """Bytes of optimizer states by device of a placement on the CPU.
+        """Return the bytes of optimizer states on each device of a placement on the CPU.
 
-        They belong to the user's optimizer, so that no traced step counts them.
+        The user's optimizer holds them, so the bytes that a traced step counts do not include them.
         """
         programs = self.strategy
         if not isinstance(programs, TracedModel) or programs.devices[0].type != "cpu":
@@ -142,14 +138,15 @@ def transformer_training(
     dtype: torch.dtype,
     update: Optimizer | None = None,
 ) -> SyntheticTraining:
-    """Train the built-in model of a plan's shape on synthetic text; all ranks call it."""
+    """Train the built-in model of a plan's shape on synthetic text; all ranks call it together."""
     shape, num_samples = saved.problem.training.model, saved.problem.training.global_batch
 
     def make_batch(number: int) -> Any:
         return token_batch(shape, range(num_samples), seed=seed, step=number)
 
     usual = Optimizer("adamw", {"lr": 1e-3, "weight_decay": 0.0})
+    model = built_in_model(shape, seed=seed, dtype=dtype)
     return SyntheticTraining(
-        saved, built_in_model(shape, seed=seed, dtype=dtype), make_batch, device,
-        seed=seed, name=shape.name, update=update or usual, is_ranked=True,
+        saved, SyntheticModel(model, make_batch, name=shape.name), device,
+        seed=seed, update=update or usual, is_ranked=True,
     )  # fmt: skip

@@ -1,14 +1,15 @@
 """A training step traced for one shape of batch, with its placement and its runner.
 
-The file also places steps that were traced later like the planned one: another shape of batch, or a
-step without gradients.
+Steps that are traced later, for another shape of batch or without gradients, are placed like the
+planned step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from hocket.base.arrays import IntArray
 from hocket.capture.fake import all_tensors, batch_tensors
 from hocket.capture.program import Program
 from hocket.capture.recording import Ref
+from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -33,15 +35,20 @@ from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
 
-# Place the ops of another step of the same model: another shape of batch, or no gradients.
-#
-# Where both have the same ops, each goes where it went. Else an op goes where the op of its name
-# went, or where most ops of its module are, or where its input is. Ops that must share a device
-# follow the first of them. O(ops + reads).
+
+def with_graph(problem: Problem, graph: Graph) -> Problem:
+    """Return the same problem with another graph."""
+    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    return replace(problem, work=graph, op_costs=costs)
 
 
 def placement_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
-    """Return a device for each op of ``graph``, following the placement of ``planned``."""
+    """Return a device for each op of ``graph``, following the placement of ``planned``.
+
+    ``graph`` is another step of the same model: another shape of batch, or no gradients. An op gets
+    the device of the planned op with its name; else the device of most ops of its module; else the
+    device of its input. Ops that must share a device follow the first of them. O(ops + reads).
+    """
     if graph.op_names == planned.op_names and np.array_equal(graph.group, planned.group):
         return device_of
     by_name = dict(zip(planned.op_names, device_of.tolist(), strict=True))
@@ -78,9 +85,16 @@ def _place(
     return next((found[maker] for maker in makers if maker >= 0), 0)
 
 
-def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
-    """Return a plan that places the problem's graph like another graph of the same model."""
-    return Plan(planner=planner).placing(placement_like(problem.graph, planned, device_of))
+class PlacedProgram(NamedTuple):
+    """A traced program, and the device of each of its ops."""
+
+    problem: Problem
+    """The problem of the plan, with the graph of the program."""
+    plan: Plan
+    program: Program
+    devices: Sequence[torch.device]
+    """The real device of each device of the plan; all name the device of this rank if each rank
+    runs the ops of one device."""
 
 
 class TracedStep:
@@ -88,10 +102,7 @@ class TracedStep:
 
     def __init__(
         self,
-        problem: Problem,
-        plan: Plan,
-        program: Program,
-        devices: Sequence[torch.device],
+        placed: PlacedProgram,
         *,
         seed: int | None,
         everything: bool,
@@ -100,9 +111,9 @@ class TracedStep:
     ) -> None:
         """``everything`` keeps all outputs of the model, not only single numbers.
 
-        With ``replay`` a step on one CUDA device is replayed as one CUDA graph. If ranks of a
-        launcher run the plan together, ``devices`` all name the device of this rank.
+        With ``replay`` a step on one CUDA device is replayed as one CUDA graph.
         """
+        problem, plan, program, devices = placed
         assert plan.device_of is not None
         found = list(structure_violations(plan, problem))
         found += [] if found else list(update_violations(plan.device_of, problem))
@@ -188,12 +199,9 @@ class TracedStep:
 def _parts(
     problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
 ) -> StepCalls:
-    """Return the instructions of each device, in planned order if possible.
+    """Return the instructions of each device, in planned order if possible, else in traced order.
 
-    One device has one generator of random numbers. Its draws equal those of the unsplit model if
-    ops draw in traced order. Forward must also end before backward begins, so that both can be
-    called separately. Otherwise, and with recompute, ops run in traced order, in which second runs
-    are as late as possible.
+    With recompute ops run in traced order, in which second runs are as late as possible.
     """
     tables = instructions_of(problem, plan)
     planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
@@ -203,13 +211,14 @@ def _parts(
 
 
 def _keeps_order(parts: StepCalls, program: Program) -> bool:
-    ops = np.array([number for _, (do, number) in parts.sequence if do == Do.RUN], dtype=np.int64)
-    drawn = [op for op in ops.tolist() if program.calls[op].draws]
-    phases = [program.calls[op].phase for op in ops.tolist()]
-    starts = [
-        at for at, op in enumerate(ops.tolist()) if starts_backward(program, program.calls[op])
-    ]
-    last_forward = max(
-        (at for at, phase in enumerate(phases) if phase == Phase.FORWARD), default=-1
-    )
-    return drawn == sorted(drawn) and all(at > last_forward for at in starts)
+    """True if ops on one device may run in planned order.
+
+    Random draws of the unsplit model need the traced order of drawing ops. Forward must end before
+    backward begins, so that both can be called separately.
+    """
+    ops = [number for _, (do, number) in parts.sequence if do == Do.RUN]
+    calls = [program.calls[op] for op in ops]
+    drawn = [op for op, call in zip(ops, calls, strict=True) if call.draws]
+    starts = [at for at, call in enumerate(calls) if starts_backward(program, call)]
+    forward = [at for at, call in enumerate(calls) if call.phase == Phase.FORWARD]
+    return drawn == sorted(drawn) and max(forward, default=-1) < min(starts, default=len(ops))

@@ -1,8 +1,8 @@
-"""The training loop around a strategy: the user's model, optimizer, batches, progress, drift.
+"""The training loop around a strategy: steps, checkpoints, progress, and drift of step times.
 
-Forward and backward run where the plan says; the update is the user's own optimizer, called as they
-would call it, so that every class, group, schedule and setting of it holds. After a step
-``model.parameters()`` have the new values.
+The strategy runs forward and backward. The update is a call of the user's own optimizer, so every
+class, group, schedule and setting of it works. After a step ``model.parameters()`` have the new
+values.
 """
 
 from __future__ import annotations
@@ -44,12 +44,9 @@ from hocket.runtime.ranks import broadcast_text, rank_device
 from hocket.runtime.replay import REPLAYED
 from hocket.runtime.strategy import (
     Correction,
-    HasWaveState,
     HoldsParts,
     LoopOptions,
-    ReportsReplay,
     Strategy,
-    SyncsGradients,
     Timings,
     innermost,
 )
@@ -72,21 +69,21 @@ class TrainingLoop:
     ) -> None:
         self.model, self.optimizer, self.options = model, optimizer, options
         self.num_steps = 0
-        """Batches that were trained on."""
+        """Number of batches trained so far."""
         self.num_updates = 0
         self.outputs: Any = None
         """Outputs of the model in the last step or evaluation, as far as they were kept."""
         self.watch = Watch(strategy.predicted_s)
         self.timings: Timings | None = None
-        """Of the last step that was timed."""
+        """Timelines of the last timed step."""
         self._wants_cause = False
         self._strategy = strategy
         self.correction: Correction | None = None
-        """Replaces the strategy by another one if the first steps show that it is faster."""
+        """Replaces the strategy if the first steps show that another one is faster."""
         self._is_updated = False
-        """True if the gradients that are there were used."""
+        """True if an update has used the current gradients."""
         self._turn = threading.RLock()
-        """Of the thread that steps or evaluates: one at a time, or both would have the model."""
+        """Held by the thread that steps or evaluates, since both use the same model."""
 
     def __repr__(self) -> str:
         name, line = type(self.model).__name__, self.progress()
@@ -94,16 +91,16 @@ class TrainingLoop:
 
     @property
     def lost(self) -> str:
-        """Describe what the plan cannot do for this model; empty if nothing."""
+        """Parts of the plan that cannot be applied to this model; empty if there are none."""
         return self._strategy.lost
 
     @property
     def replays(self) -> str:
-        """Describe how the next step is launched: replayed as a CUDA graph, or why not.
+        """Description of how the next step is launched: as a CUDA graph, or why not.
 
-        Empty where that is unknown: modules were moved, or ranks share the model.
+        Empty if that is unknown: modules are placed on several devices, or ranks share the model.
         """
-        return self._strategy.replays if isinstance(self._strategy, ReportsReplay) else ""
+        return self._strategy.replays
 
     def step(
         self,
@@ -115,13 +112,13 @@ class TrainingLoop:
     ) -> torch.Tensor:
         """Train on a batch and return its loss.
 
-        ``accumulate=True`` adds the gradients and leaves the update to a later step; without it the
-        loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
-        default its share of an update. With ``timed`` every op is timed, for a report.
+        With ``accumulate=True`` a later step updates; by default the loop updates every
+        `LoopOptions.accumulate` steps. ``weight`` multiplies the gradients, by default one over the
+        batches of an update. With ``timed`` every op is timed, for a report.
         """
         with self._turn, self._correcting():
             require_unclaimed(self.model, innermost(self._strategy))
-            # What was returned before is not held beside a step, which may fill its budget.
+            # Not held during a step, which may fill its memory budget.
             self.outputs = None
             if self._wants_cause:
                 self.watch.enter()
@@ -133,9 +130,8 @@ class TrainingLoop:
             batch = self._padded(batch)
             is_alone = not accumulate and self.options.clip_norm is None
             self._strategy.expect(self.optimizer if is_alone else None)
-            if isinstance(self._strategy, SyncsGradients):
-                self._strategy.set_requires_gradient_sync(not accumulate)
-            # Ops that are timed one by one need memory of their own beside that of a graph.
+            self._strategy.set_requires_gradient_sync(not accumulate)
+            # Timed ops need memory of their own beside that of a CUDA graph.
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
                 found, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
             else:
@@ -150,7 +146,7 @@ class TrainingLoop:
 
     @contextmanager
     def _correcting(self) -> Iterator[None]:
-        """Time the first steps, which may change the strategy of the others."""
+        """Time the first steps, which may change the strategy of later steps."""
         if self.correction is None:
             yield
             return
@@ -167,8 +163,7 @@ class TrainingLoop:
         require_unclaimed(self.model, innermost(self._strategy))
         self._is_updated, self.outputs = False, None
         self._strategy.expect(None)
-        if isinstance(self._strategy, SyncsGradients):
-            self._strategy.set_requires_gradient_sync(True)
+        self._strategy.set_requires_gradient_sync(True)
         loss, self.outputs = self._strategy.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1
         return loss
@@ -189,51 +184,49 @@ class TrainingLoop:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> State:
-        """Return the whole state of the training, to continue under this plan or another.
+        """Return the full state of the training, to continue under this plan or another.
 
-        ``model`` and ``optimizer`` are the state dicts that they give themselves.
+        ``model`` and ``optimizer`` are like ``model.state_dict()`` and ``optimizer.state_dict()``.
         """
         with self._turn:
-            return {**self._whole_state(pending=not self._is_updated), **self._progress_state()}
+            strategy, pending = self._strategy, not self._is_updated
+            strategy.settle(self.optimizer)
+            if isinstance(strategy, HoldsParts):
+                return self._with_progress(strategy.gathered(self.optimizer, pending=pending))
+            named = self.model.named_parameters() if pending else ()
+            return self._with_progress({
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "gradients": {name: p.grad for name, p in named if p.grad is not None},
+            })  # fmt: skip
 
-    def parts(self) -> State | None:
-        """Return this rank's part of a state that ranks write together; None where it has all."""
-        if not isinstance(self._strategy, HoldsParts):
-            return None
-        pending = not self._is_updated
-        found = self._strategy.parts(self.optimizer, pending=pending)
-        found["optimizer"]["param_groups"] = self.optimizer.state_dict()["param_groups"]
-        return {**found, **self._progress_state()}
-
-    def _progress_state(self) -> dict[str, Any]:
+    def _with_progress(self, state: State) -> State:
+        """Add counters, and state of random generators and waves."""
+        waves = self._strategy.wave_state()
         return {
+            **state,
+            **({"waves": waves} if waves else {}),
             "generators": _generator_states(),
             "loop": {"num_steps": self.num_steps, "num_updates": self.num_updates},
         }
 
-    def _whole_state(self, *, pending: bool) -> dict[str, Any]:
-        if isinstance(self._strategy, HoldsParts):
-            return self._strategy.gathered(self.optimizer, pending=pending)
-        self._strategy.gather(self.optimizer)
-        waves = self._strategy.wave_state() if isinstance(self._strategy, HasWaveState) else {}
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "gradients": self._gradients() if pending else {},
-            **({"waves": waves} if waves else {}),
-        }
-
     def load_state_dict(self, state: State) -> None:
         """Load a state that `state_dict` returned."""
-        if not isinstance(self._strategy, HoldsParts):
+        strategy = self._strategy
+        if not isinstance(strategy, HoldsParts):
             require_same_model(state["model"], self.model.state_dict())
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
+        strategy.settle(self.optimizer)
         self._drop_gradients()
-        if isinstance(self._strategy, HoldsParts):
-            self._strategy.take({**state, "optimizer": optimizer}, self.optimizer)
+        if isinstance(strategy, HoldsParts):
+            strategy.take({**state, "optimizer": optimizer}, self.optimizer)
         else:
-            self._strategy.gather(self.optimizer)
-            self._take(state, optimizer)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(optimizer)
+            for name, parameter in self.model.named_parameters():
+                if name in state["gradients"]:
+                    parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
+        strategy.load_wave_state(state.get("waves", {}))
         self.num_steps = int(state["loop"]["num_steps"])
         self.num_updates = int(state["loop"]["num_updates"])
         _set_generator_states(state["generators"])
@@ -245,11 +238,11 @@ class TrainingLoop:
         *,
         sharded: bool = False,
     ) -> Path:
-        """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
+        """Write a checkpoint below ``folder`` and return its path; never an incomplete one.
 
-        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
-        it, and the first one writes; with ``sharded`` each rank of a config writes what it has,
-        into a folder that all of them see.
+        ``extra`` is saved with it: the ``state_dict()`` of a scheduler, an epoch. All ranks must
+        call `save`; rank 0 writes. With ``sharded`` each rank writes the part that it holds, into
+        a folder that all ranks see.
         """
         try:
             return self._save(folder, extra or {}, sharded=sharded)
@@ -262,39 +255,28 @@ class TrainingLoop:
             ) from error
 
     def _save(self, folder: str | Path, extra: Mapping[str, Any], *, sharded: bool) -> Path:
-        parts = self.parts() if sharded else None
-        if parts is not None:
-            return save_parts(folder, self.num_steps, parts, extra, rank_device(rank_variables()))
+        strategy, device = self._strategy, rank_device(rank_variables())
+        if sharded and isinstance(strategy, HoldsParts):
+            strategy.settle(self.optimizer)
+            own = strategy.parts(self.optimizer, pending=not self._is_updated)
+            return save_parts(folder, self.num_steps, self._with_progress(own), extra, device)
         state = {**self.state_dict(), "extra": dict(extra)}
         path = Path(folder)
         if is_first_rank():
             path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
         if not torch.distributed.is_initialized():
             return path
-        return Path(broadcast_text(str(path), 0, rank_device(rank_variables())))
+        return Path(broadcast_text(str(path), 0, device))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
-        """Load a checkpoint, of this plan or another; returns its ``extra``.
+        """Load a checkpoint, of this plan or another, and return its ``extra``.
 
-        Of a folder that `save` was given the last one is taken.
+        If ``checkpoint`` is a folder that was given to `save`, the newest one in it is loaded.
         """
         state = read_state(newest_checkpoint(checkpoint))
         extra: dict[str, Any] = state.pop("extra", {})
         self.load_state_dict(state)
         return extra
-
-    def _take(self, state: State, optimizer: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(optimizer)
-        for name, parameter in self.model.named_parameters():
-            if name in state["gradients"]:
-                parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
-        if isinstance(self._strategy, HasWaveState):
-            self._strategy.load_wave_state(state.get("waves", {}))
-
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        named = self.model.named_parameters()
-        return {name: p.grad for name, p in named if p.grad is not None}
 
     def _padded(self, batch: Any) -> Any:
         return batch if self.options.pad is None else self.options.pad(batch)
@@ -310,11 +292,11 @@ class TrainingLoop:
         self._wants_cause = self.watch.note(loss, batch)
         if self._wants_cause:
             if torch.cuda.is_available():
-                torch.cuda.synchronize()  # else what devices still do counts as the loop's time
+                torch.cuda.synchronize()  # else running kernels count as time of the loop
             self.watch.leave()
 
     def _cause(self) -> str:
-        """Return why steps take longer or shorter than predicted, by the last timed step."""
+        """Return why steps take longer or shorter than predicted, from the last timed step."""
         if cause := self.watch.loop_cause():
             return cause
         if isinstance(self._strategy, HoldsParts):
@@ -327,8 +309,7 @@ class TrainingLoop:
         return likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
 
     def _update(self) -> None:
-        # Gradients can be looked at until the next step begins, which adds to none of them, also
-        # where their update fails.
+        # Gradients can be read until the next step, which drops them even if this update fails.
         self._is_updated = True
         if self.options.clip_norm is not None:
             self._strategy.clip(self.options.clip_norm)
@@ -342,7 +323,7 @@ class TrainingLoop:
 
 
 def is_first_rank() -> bool:
-    """True in rank 0, and where there is one process."""
+    """True in rank 0, and if there is only one process."""
     return rank_variables().get("RANK", "0") == "0"
 
 
@@ -357,8 +338,8 @@ def save_parts(
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def write(place: Path) -> None:
-        said = write_part(place, parts, rank)
-        listed = [broadcast_text(said, each, device) for each in range(num_ranks)]
+        plain = write_part(place, parts, rank)
+        listed = [broadcast_text(plain, each, device) for each in range(num_ranks)]
         if not rank:
             write_manifest(place, listed, extra)
 
@@ -393,14 +374,10 @@ def _set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
             torch.cuda.set_rng_state(state, device)
 
 
-# Progress of a training loop: loss, samples/s, step time against the prediction, and drift.
-#
-# A step is timed from the end of the last one to its own end, so that asynchronous GPU work is
-# counted where it is waited for. Drift is reported once: when ten steps in a row differ from the
-# prediction by more than a fifth, with the likely cause according to a timed step, and advice.
-
 DRIFT = 0.2
+"""Relative difference from the prediction from which a step counts as drifting."""
 NUM_DRIFTING = 10
+"""Drifting steps in a row after which a warning is issued, once."""
 _REFINE = "train.refine() plans again with the times of this step"
 UNTIMED = (
     "plan again with measured times: hocket profile MODEL -o times.json, then hocket plan (or fit) "
@@ -412,10 +389,14 @@ _NUM_SHOWN = 20
 
 
 class Watch:
-    """Step times and losses of a training loop."""
+    """Step times and losses of a training loop, compared with the prediction.
+
+    A step is timed from the end of the previous step to its own end, so that asynchronous work of
+    a GPU counts in the step that waits for it.
+    """
 
     def __init__(self, predicted_s: float | None) -> None:
-        """``predicted_s`` is None if the plan's devices are not the ones that run it."""
+        """``predicted_s`` is None if other devices emulate those of the plan."""
         self.predicted_s = predicted_s
         self.step_s: deque[float] = deque(maxlen=_NUM_SHOWN)
         self.loss: torch.Tensor | None = None
@@ -425,7 +406,7 @@ class Watch:
         self._left_s = self._between_s = math.nan
 
     def leave(self) -> None:
-        """Note the end of a step on all devices; until `enter`, time belongs to the user's loop."""
+        """Note the end of a step on all devices; time until `enter` is spent in the user's loop."""
         self._left_s = time.perf_counter()
 
     def enter(self) -> None:
@@ -453,8 +434,7 @@ class Watch:
         return statistics.median(self.step_s) if self.step_s else None
 
     def loop_cause(self) -> str:
-        """Return a message if the user's loop takes notable time between slow steps, else
-        nothing."""
+        """Return a message if the user's loop makes steps slow, else an empty string."""
         predicted_s, step_s = self.predicted_s, self.median_step_s
         if predicted_s is None or step_s is None or not self._between_s > DRIFT * predicted_s:
             return ""
@@ -466,8 +446,7 @@ class Watch:
         )
 
     def rank_cause(self, computed_s: float | None) -> str:
-        """Return a message on a drift from the view of one rank: time it computes, and time it
-        waits."""
+        """Return a message with the time that one rank computes, and the time that it waits."""
         step_s = self.median_step_s
         if computed_s is None or step_s is None:
             return ""

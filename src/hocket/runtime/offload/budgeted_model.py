@@ -176,7 +176,7 @@ class BudgetedModel(Strategy):
 
     @property
     def replays(self) -> str:
-        """Describe how steps are launched; see `ReportsReplay`."""
+        """Description of how the next step is launched."""
         return self._graph.replay.message
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
@@ -256,7 +256,7 @@ class BudgetedModel(Strategy):
         self._settle()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for running updates, and drop empty optimizer states of parameters never updated."""
         self._require_model()
         self._settle()

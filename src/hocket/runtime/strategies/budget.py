@@ -49,7 +49,7 @@ from hocket.runtime.offload.plan_choice import BudgetPlan
 from hocket.runtime.offload.plan_correction import PlanCorrection
 from hocket.runtime.planned_model import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
-from hocket.runtime.strategy import Prepared, TrainingTask, are_played, claimed_step_s, predicted_s
+from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s, is_emulated, predicted_s
 
 
 def budget_strategy(
@@ -160,7 +160,7 @@ def _fastest_within(
     else:
         found, is_confirmed = recalled
     plan = alone.having(found.section).claiming(step_s=found.step_s)
-    if are_played(problem, alone, device):
+    if is_emulated(problem, alone, device):
         found = found._replace(step_s=None)
     doing.stage("move parameters to where they are kept")
     strategy = dry_runs.strategy(found)

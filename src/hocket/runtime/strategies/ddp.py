@@ -1,21 +1,21 @@
-"""Data parallelism around any other strategy: each rank trains on its rows of the batch.
+"""Data parallelism around another strategy: each rank trains on its rows of the batch.
 
-Our own reducer instead of torch's DDP, because replicas may have batches, stages and stage
-boundaries of their own, and traced steps are replayed without autograd, whose hooks DDP needs.
-A rank's loss is weighted by its part of the batch before backward, and gradients are summed over
-ranks once per update, during the last backward pass of it (`GradientReducer`), so the result is the
-gradient of the mean over the batch however it is split.
+Not torch's DDP: replicas may differ in batch size, stages and stage boundaries, and traced steps
+are replayed without autograd, whose hooks DDP needs. The loss of a rank is weighted by its part of
+the batch before the backward pass. `GradientReducer` sums gradients over ranks during the last
+backward pass of an update. So the result is the gradient of the mean over the batch, however the
+batch is split.
 
-With ZeRO 1 and 2 (Rajbhandari et al., 2020) each parameter has an owner among the replicas:
-gradients are reduced there alone, the user's own optimizer finds them there alone and keeps its
-states there, and the new weights are broadcast. `ZeroRedundancyOptimizer` would replace the user's
-optimizer by one that it constructs.
+With ZeRO 1 and 2 (Rajbhandari et al., 2020) each parameter has an owner among the replicas. Its
+gradient is reduced to the owner alone, whose optimizer updates it and keeps its state; the new
+weight is broadcast. Not torch's ZeroRedundancyOptimizer: it replaces the user's optimizer by one
+that it constructs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -25,41 +25,32 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
 from hocket.plan.gradient_buckets import fill_buckets
-from hocket.runtime.batches import settled
+from hocket.runtime.batches import brought, settled
 from hocket.runtime.checkpoint import TensorCut
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.strategies.accumulate import seeded_rng
+from hocket.runtime.strategies.accumulate import join_trees, seeded_rng
 from hocket.runtime.strategies.batch_split import loss_weights, num_rows, split_rows, take_rows
 from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
 from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
 from hocket.runtime.strategies.pipeline import Pipeline
 from hocket.runtime.strategies.tensor import all_reduce_both
-from hocket.runtime.strategy import (
-    LoopOptions,
-    Passes,
-    ReportsProgress,
-    StepOutput,
-    Strategy,
-    Timings,
-    feed,
-)
+from hocket.runtime.strategy import LoopOptions, StepOutput, Strategy, Timings
 from hocket.runtime.trace_options import Weight
 
 
 class DataParallel(Strategy):
-    """Ranks that each train on their own samples of one batch."""
+    """Ranks that each train on their own samples of one batch; see also `HoldsParts`."""
 
     _has_reducer = True
 
     def __init__(
         self,
-        inner: Passes,
+        inner: Strategy,
         task: ParallelTask,
         part: RankPart,
         *,
@@ -72,6 +63,7 @@ class DataParallel(Strategy):
         """
         self.inner, self._model, self._mesh = inner, task.model, part.mesh
         self._has_budget = task.memory is not None
+        self._updates_in_waves = task.waves is not None and task.waves.changes == "wave"
         self._batch_split, self._count = tuple(part.batch_split), task.count
         self._seed = task.options.seed or 0
         self._cuts, self._pipeline = cuts, pipeline
@@ -82,7 +74,9 @@ class DataParallel(Strategy):
         self.predicted_s, self.lost = task.predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
         self._stages = self._stages_everywhere()
-        self._state = ParallelState(task.model, self._owner, part.mesh)
+        self._state = ParallelState(
+            task.model, self._owner, part.mesh.device, part.mesh.tensor_rank
+        )
         self.computed_s: float | None = None
         self._is_reduced = True
         """True if the current gradients are already summed over all ranks."""
@@ -91,18 +85,17 @@ class DataParallel(Strategy):
         self._pending: list[Any] = []
         """Asynchronous loss sums that are not finished yet."""
         self.owner_of = self._owners() if part.zero in (1, 2) and is_replicated else {}
-        """The replica that updates each parameter, by the parameter's id; empty if every replica
-        does."""
+        """The replica that updates each parameter, by the parameter's id; empty if all do."""
         self._reducer: GradientReducer | None = None
         if self._has_reducer and part.zero != 3 and is_replicated:
             self._reducer = self._make_reducer(task)
-            feed(inner, self._reducer)
+            inner.feed(self._reducer)
 
     def _make_reducer(self, task: ParallelTask) -> GradientReducer:
         mesh = self._mesh
         used = [self._stages[id(p)] for p in self._model.parameters()]
         # Under a memory budget gradients are reduced on the host, where they do not count.
-        on_host = torch.device("cpu") if task.memory is not None else None
+        on_host = torch.device("cpu") if self._has_budget else None
         backend = "gloo" if on_host is not None else task.reduce_backend
         partners = [
             (group, [p for p in self._held() if self._stages[id(p)] == stages])
@@ -111,7 +104,7 @@ class DataParallel(Strategy):
         ]
         return GradientReducer(
             partners, root_of=self._root_of, dtype=task.reduce_dtype, device=on_host,
-            # NCCL may block where ranks issue collectives of several groups in other orders.
+            # NCCL may block if ranks issue collectives of several groups in different orders.
             overlaps=task.overlaps and (mesh.device.type == "cpu" or len(partners) < 2),
         )  # fmt: skip
 
@@ -123,7 +116,7 @@ class DataParallel(Strategy):
         self._start_update()
         with self._own_rng(step), self._reducing():
             found = self.inner.train(rows, step, weight * part)
-        # The sum of losses may overlap: gradients are waited for before anyone reads it.
+        # Gradients are waited for before anyone reads the loss, so its sum may overlap.
         is_async = self._is_last and self._reducer is not None
         return StepOutput(self._mean_loss(found.loss, part, is_async=is_async), found.outputs)
 
@@ -140,8 +133,7 @@ class DataParallel(Strategy):
         return StepOutput(self._mean_loss(found.loss, part), found.outputs), timings
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Return the loss of the full batch; its ``backward()`` goes through this rank's
-        samples."""
+        """Return the loss of the full batch; ``backward()`` goes through this rank's samples."""
         if self.owner_of or self._has_budget:
             raise UsageError(
                 "ranks that share the optimizer's states (ZeRO 1 and 2) or keep a memory budget do "
@@ -168,37 +160,26 @@ class DataParallel(Strategy):
         return StepOutput(self._mean_loss(found.loss, part), found.outputs)
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs for all samples: every rank computes its own and gathers the
-        rest."""
-        total = num_rows(batch)
-        if total < len(self._batch_split):
+        """Return the model's outputs for all samples, each computed by one replica."""
+        total, device = num_rows(batch), self._mesh.device
+        if len(self._batch_split) == 1 or total < len(self._batch_split):
             return self.inner.predict(batch)
         parts = split_rows(total, self._batch_split)
-        own = parts[self._mesh.data_rank]
         self._broadcast_statistics()
-        found = self.inner.predict(settled(take_rows(batch, own)))
-
-        def whole(leaf: Any) -> Any:
-            is_rows = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == len(own)
-            return self._gathered_rows(leaf, parts) if is_rows else leaf
-
-        return found if len(parts) == 1 else tree_map(whole, found)
+        own = self.inner.predict(settled(take_rows(batch, parts[self._mesh.data_rank])))
+        found = self._mesh.of_each_replica(brought(own, torch.device("cpu")))
+        sizes = [len(rows) for rows in parts]
+        return brought(join_trees(found, [size / total for size in sizes], sizes), device)
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Let updates wait for the gradients of all ranks."""
-        self.inner.expect(None)
+        """Let updates wait for the gradients of all ranks, unless each wave has an update."""
+        self.inner.expect(optimizer if self._updates_in_waves else None)
 
     def set_requires_gradient_sync(self, is_required: bool) -> None:
-        """With False, gradients of the next batch stay on this rank; see `SyncsGradients`."""
+        """With False, gradients of the next batch stay on this rank."""
         self._is_last = is_required
-
-    def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call ``tell`` with the finished fraction of this rank's samples; see
-        `ReportsProgress`."""
-        if isinstance(self.inner, ReportsProgress):
-            self.inner.report_progress(tell)
 
     @contextmanager
     def _reducing(self) -> Iterator[None]:
@@ -243,32 +224,28 @@ class DataParallel(Strategy):
             bucket, (owner, _) = [trained[at] for at in members], keys[members[0]]
             flat = torch.cat([p.reshape(-1) for p in bucket])
             dist.broadcast(flat, self._data_peer(owner), group=self._mesh.data_group)
-            if owner != self._mesh.data_rank:
-                for p, value in zip(
-                    bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True
-                ):
-                    p.copy_(value.view_as(p))
+            for p, value in zip(
+                bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True
+            ):
+                p.copy_(value.view_as(p))
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> None:
-        """Clip by the norm of all gradients of all ranks, each counted once.
-
-        Squares are summed in double precision, since ranks sum them in another order than one
-        process.
-        """
+        """Clip by the norm of all gradients of all ranks, each counted once."""
         self._reduce()
+        # In double precision, since ranks sum squares in another order than one process.
         square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-        held = [p for p in self._held() if p.grad is not None]
-        for parameter in held:
+        held = [(p, _local(p.grad)) for p in self._held() if p.grad is not None]
+        for parameter, gradient in held:
             if self._counts(parameter):
-                own = _local(parameter.grad)
-                norm = torch.linalg.vector_norm(own, dtype=torch.float64)
+                norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
                 square += norm.square().to(square.device)
         dist.all_reduce(square)
         scale = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
-        for parameter in held:
-            own = _local(parameter.grad)
-            own.mul_(scale.to(own.device, own.dtype))
+        for _, gradient in held:
+            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
         """Return the state as one process would have it, on every rank."""
@@ -283,31 +260,22 @@ class DataParallel(Strategy):
         return self._state.parts(optimizer, pending=pending)
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a state; gradients in a checkpoint are already summed over
-        ranks."""
+        """Load this rank's part of a state, whose gradients are summed over ranks."""
         self._state.take(state, optimizer)
         self._is_reduced = True
 
-    # ── parts ────────────────────────────────────────────────────────────────────────────────
+    def wave_state(self) -> dict[str, Any]:
+        """Return the state of the waves, which is the same on all ranks."""
+        return self.inner.wave_state()
 
-    def _waited_s(self) -> float:
-        """Seconds in which this rank has waited for other stages so far."""
-        return self._pipeline.channels.waited_s if self._pipeline is not None else 0.0
-
-    def _is_own(self, parameter: torch.Tensor) -> bool:
-        """True if this replica owns a parameter; without ZeRO 1 or 2 the first replica owns all."""
-        return self.owner_of.get(id(parameter), 0) == self._mesh.data_rank
-
-    def _counts(self, parameter: nn.Parameter) -> bool:
-        """True if this rank adds a gradient to the global norm, so that each gradient is counted
-        once."""
-        is_first = not self._mesh.tensor_rank or id(parameter) in self._cuts
-        return is_first and (isinstance(parameter, DTensor) or self._is_own(parameter))
+    def load_wave_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state of the waves."""
+        self.inner.load_wave_state(state)
 
     def _owner(self, tensor: torch.Tensor) -> TensorOwner:
         cut, owner = self._cuts.get(id(tensor)), self.owner_of.get(id(tensor), 0)
         mesh = self._mesh
-        # A buffer that a module has made anew is with every stage.
+        # A buffer that a module has replaced is held by every stage.
         stages = self._stages.get(id(tensor), (0,) * len(self._batch_split))
         ranks = tuple(
             mesh.rank_of(pipeline=stages[owner], data=owner, tensor=piece)
@@ -319,8 +287,7 @@ class DataParallel(Strategy):
         return TensorOwner(ranks, cut, is_here=not tensor.is_meta, is_updated=is_updated)
 
     def _owners(self) -> dict[int, int]:
-        """Assign each parameter of a stage to a replica: greedy, largest first, to the least
-        loaded."""
+        """Assign each parameter to the replica with the least load, the largest first."""
         load: dict[tuple[int, int], int] = {}
         found: dict[int, int] = {}
         for parameter in sorted(self._model.parameters(), key=lambda p: -p.numel()):
@@ -335,17 +302,26 @@ class DataParallel(Strategy):
         """Return the pipeline rank that updates a tensor, in each replica, by the tensor's id."""
         tensors = [tensor for _, _, tensor in model_tensors(self._model)]
         pipeline = self._pipeline
-        stages = [0 if pipeline is None else pipeline.stage_of(tensor) for tensor in tensors]
-        own = torch.tensor(stages, device=self._mesh.device)
-        everywhere = torch.stack(self._mesh.of_each_replica(own)).T.tolist()
-        return {id(t): tuple(stages) for t, stages in zip(tensors, everywhere, strict=True)}
+        own = [0 if pipeline is None else pipeline.stage_of(tensor) for tensor in tensors]
+        everywhere = zip(*self._mesh.of_each_replica(own), strict=True)
+        return {id(t): stages for t, stages in zip(tensors, everywhere, strict=True)}
+
+    # ── parts of this rank ───────────────────────────────────────────────────────────────────
 
     def _held(self) -> list[nn.Parameter]:
         return [p for p in self._model.parameters() if not p.is_meta]
 
+    def _is_own(self, parameter: torch.Tensor) -> bool:
+        """True if this replica owns a parameter; without ZeRO 1 or 2 the first replica owns all."""
+        return self.owner_of.get(id(parameter), 0) == self._mesh.data_rank
+
+    def _counts(self, parameter: nn.Parameter) -> bool:
+        """True if this rank adds a gradient to the common norm, so that it is counted once."""
+        is_first = not self._mesh.tensor_rank or id(parameter) in self._cuts
+        return is_first and (isinstance(parameter, DTensor) or self._is_own(parameter))
+
     def _own_rows(self, batch: Any) -> tuple[Any, float]:
-        """Return the samples of this rank, and the weight of their loss in the loss of the
-        batch."""
+        """Return the samples of this rank, and the weight of their loss in the batch's loss."""
         parts = split_rows(num_rows(batch), self._batch_split)
         own = self._mesh.data_rank
         rows = batch if len(parts) == 1 else settled(take_rows(batch, parts[own]))
@@ -369,6 +345,10 @@ class DataParallel(Strategy):
         place = self._mesh.pipeline_rank * len(self._batch_split) + self._mesh.data_rank
         return seeded_rng(draw_seed(self._seed, step, place), self._mesh.device)
 
+    def _waited_s(self) -> float:
+        """Return the seconds in which this rank has waited for other stages so far."""
+        return self._pipeline.channels.waited_s if self._pipeline is not None else 0.0
+
     def _broadcast_statistics(self) -> None:
         """Copy the first replica's batch-norm statistics to all replicas."""
         if self._has_own_statistics:
@@ -386,15 +366,6 @@ class DataParallel(Strategy):
             else:
                 work.wait()
         return whole
-
-    def _gathered_rows(self, own: torch.Tensor, parts: Sequence[range]) -> torch.Tensor:
-        """Gather the samples of all ranks, padded to one size, since all-gather needs equal
-        messages."""
-        most = max(len(rows) for rows in parts)
-        padded = own.new_zeros(most, *own.shape[1:])
-        padded[: len(own)] = own
-        found = self._mesh.of_each_replica(padded)
-        return torch.cat([part[: len(rows)] for part, rows in zip(found, parts, strict=True)])
 
     def _root_of(self, parameter: nn.Parameter) -> int | None:
         """Return the only rank that needs the sum of a gradient; None if all do."""
@@ -429,21 +400,21 @@ class _ReducedAfter(torch.autograd.Function):
 
 
 class PriorityDataParallel(DataParallel):
-    """Data parallelism whose next step starts while gradients are in flight (P3); see `Strategy`.
+    """Data parallelism whose next step starts while gradients are in flight (P3).
 
     `hocket.runtime.collectives.priority_sync` works by hooks of modules and parameters, so the
-    model itself is run, not a traced step.
+    model itself is run, not a traced step. Torch's DDP waits for all gradients before the update.
     """
 
     _has_reducer = False
 
-    def __init__(self, inner: Passes, task: ParallelTask, part: RankPart, **options: Any) -> None:
+    def __init__(self, inner: Strategy, task: ParallelTask, part: RankPart, **options: Any) -> None:
         super().__init__(inner, task, part, **options)
         assert task.start_propagation is not None
         self._propagation = task.start_propagation()
 
     def _own_rows(self, batch: Any) -> tuple[Any, float]:
-        # Propagation takes the mean over ranks, and parts are of a sum.
+        # Propagation takes the mean over ranks, and `part` weights a sum.
         rows, part = super()._own_rows(batch)
         return rows, part * len(self._batch_split)
 
@@ -461,7 +432,7 @@ class PriorityDataParallel(DataParallel):
                 yield
 
     def _start_update(self) -> None:
-        """Do nothing: gradients of the previous step are in flight, none is left on this rank."""
+        """Do nothing: gradients of the previous step are in flight."""
 
     def _reduce(self) -> None:
         """Do nothing: gradients are summed while ranks compute."""
@@ -473,20 +444,17 @@ class PriorityDataParallel(DataParallel):
             hint="plan without the section priority, or leave clipping out",
         )
 
-    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return the state as one process would have it, after all pending sums are applied."""
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Apply the sums that are in flight."""
         self._propagation.finish()
+
+    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return the state as one process would have it, without gradients of this rank alone."""
         return super().gathered(optimizer, pending=False)
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of a state, after all pending sums are applied."""
-        self._propagation.finish()
+        """Return this rank's part of a state, without gradients of this rank alone."""
         return super().parts(optimizer, pending=False)
-
-    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load a state, after sums of earlier steps are finished."""
-        self._propagation.finish()
-        super().take(state, optimizer)
 
 
 def priority_obstacle(
@@ -506,12 +474,11 @@ def priority_obstacle(
 # ── batch norm ───────────────────────────────────────────────────────────────────────────────────
 #
 # Mean and variance are sums over ranks, and their gradients are sums over ranks as well (Zhang et
-# al., "Context Encoding", 2018). PyTorch's SyncBatchNorm is for GPUs alone and for equal batches.
+# al., "Context Encoding", 2018). Torch's SyncBatchNorm runs on GPUs alone.
 
 
 def join_batch_norms(model: nn.Module, group: Any) -> None:
-    """Let every batch norm of a model compute its statistics over the samples of all ranks of a
-    group."""
+    """Let every batch norm compute its statistics over the samples of all ranks of a group."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # The class stays, with names and parameters; a copy of the module binds to itself.
@@ -520,8 +487,7 @@ def join_batch_norms(model: nn.Module, group: Any) -> None:
 
 
 def batch_norms_in_training(model: nn.Module) -> list[str]:
-    """Return the names of the batch norms that would normalise by statistics of the current
-    batch."""
+    """Return the names of batch norms that would normalise by statistics of the current batch."""
     return [
         name
         for name, module in model.named_modules()
@@ -557,10 +523,9 @@ def _update_statistics(norm: _BatchNorm, mean: torch.Tensor, unbiased: torch.Ten
         return
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
-    if norm.momentum is None:
+    # Without a momentum the statistics are means over all batches so far.
+    rate: Any = norm.momentum
+    if rate is None:
         rate = 1.0 / norm.num_batches_tracked.to(mean.dtype)
-        norm.running_mean.add_(rate * (mean - norm.running_mean))
-        norm.running_var.add_(rate * (unbiased - norm.running_var))
-        return
-    norm.running_mean.mul_(1 - norm.momentum).add_(norm.momentum * mean)
-    norm.running_var.mul_(1 - norm.momentum).add_(norm.momentum * unbiased)
+    norm.running_mean.add_(rate * (mean - norm.running_mean))
+    norm.running_var.add_(rate * (unbiased - norm.running_var))

@@ -1,11 +1,11 @@
 """Strategies that call the model itself: on one device, placed by modules, or compiled.
 
-`PlacedModules` is for models that cannot be traced op by op: their control flow depends on data, or
-their gradients have no fixed size. Each module with ops of its own is placed on one device. Its
-inputs are copied to that device, and its outputs to the device of the calling module. Autograd runs
-the backward pass, so the numbers are those of plain PyTorch. Modules do not overlap, and the plan's
-op order, splits within modules and CUDA graph replay are lost. `CompiledModel` runs kernels of
-``torch.compile``.
+`PlacedModules` is for models that cannot be traced op by op, because their control flow depends on
+data or their gradients have no fixed size. Each module with ops of its own is placed on one device.
+Its inputs are copied to that device, and its outputs to the device of the calling module. Autograd
+runs the backward pass, so the numbers are those of plain PyTorch. Modules do not overlap, and the
+plan's op order, splits within modules and CUDA graph replay are lost. `CompiledModel` runs kernels
+of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hocket.base.arrays import IntArray
-from hocket.capture.fake import batch_tensors, map_batch, model_tensors
+from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph, Phase
@@ -33,11 +33,11 @@ from hocket.runtime.replay import (
     on_stream,
     with_update,
 )
-from hocket.runtime.strategy import Passes, StepOutput, Strategy
+from hocket.runtime.strategy import StepOutput, Strategy
 from hocket.runtime.trace_options import TraceOptions, Weight, in_mode
 
 
-class EagerModel(Passes):
+class EagerModel(Strategy):
     """A model that runs its own code for every batch."""
 
     def __init__(
@@ -48,17 +48,15 @@ class EagerModel(Passes):
         self._loss = ChosenLoss(recipe.loss)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
 
-    def _apply(self, batch: Any) -> Any:
+    def _apply(self, batch: Any, model: Any = None) -> Any:
+        """Return the model's outputs; ``model`` is called in place of the model itself."""
         if self._batch_device is not None:
-            moved = {
-                id(tensor): tensor.to(self._batch_device) for _, tensor in batch_tensors(batch)
-            }
-            batch = map_batch(batch, moved)
-        return (self._recipe.forward or apply_model)(self._model, batch)
+            batch = on_device(batch, self._batch_device)
+        return (self._recipe.forward or apply_model)(self._model if model is None else model, batch)
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer."""
-        optimizer.step()
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of the parameters that the model has now."""
+        nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Run forward and backward of the model."""
@@ -83,7 +81,7 @@ class EagerModel(Passes):
             return self._apply(batch)
 
 
-class PlacedModules(EagerModel, Strategy):
+class PlacedModules(EagerModel):
     """A model whose modules are on the devices of a plan."""
 
     def __init__(
@@ -97,38 +95,31 @@ class PlacedModules(EagerModel, Strategy):
         lost: str,
     ) -> None:
         self.lost = lost
-        self._model = model
         places = module_places(model, graph, device_of)
-        self._devices = {path: devices[place] for path, place in places.items()}
-        self._root = self._devices[""]
+        device_of_path = {path: devices[place] for path, place in places.items()}
         if len(set(devices)) > 1:
-            self._move()
-        super().__init__(model, recipe)
+            _place_modules(model, device_of_path)
+        super().__init__(model, recipe, device_of_path[""])
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer."""
         self._recipe.make_update(optimizer)
 
-    def clip(self, max_norm: float) -> None:
-        """Clip the gradients by their global norm."""
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
-    def _apply(self, batch: Any) -> Any:
-        return super()._apply(on_device(batch, self._root))
-
-    def _move(self) -> None:
-        moved: set[int] = set()
-        for path, module in self._model.named_modules():
-            device = self._devices[path]
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                # A tied weight stays with the first module that has it; others get it by hooks.
-                if id(tensor) not in moved:
-                    moved.add(id(tensor))
-                    tensor.data = tensor.data.to(device)
-            caller = self._devices[path.rpartition(".")[0]] if path else device
-            module.register_forward_pre_hook(_bring_inputs(device), with_kwargs=True)
-            if caller != device:
-                module.register_forward_hook(_bring_result(caller))
+def _place_modules(model: nn.Module, device_of_path: Mapping[str, torch.device]) -> None:
+    """Move each module to its device, and copy inputs and outputs between devices by hooks."""
+    moved: set[int] = set()
+    for path, module in model.named_modules():
+        device = device_of_path[path]
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            # A tied weight stays with the first module that has it.
+            if id(tensor) not in moved:
+                moved.add(id(tensor))
+                tensor.data = tensor.data.to(device)
+        caller = device_of_path[path.rpartition(".")[0]] if path else device
+        module.register_forward_pre_hook(_bring_inputs(device), with_kwargs=True)
+        if caller != device:
+            module.register_forward_hook(_bring_result(caller))
 
 
 def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
@@ -161,15 +152,6 @@ def _bring_result(device: torch.device) -> Any:
     return lambda module, args, result: brought(result, device)
 
 
-# Steps with kernels of ``torch.compile``, replayed as CUDA graphs.
-#
-# ``torch.compile`` generates fewer and larger kernels; its own CUDA graphs hold one pass each and
-# leave the update to the host, which for small models takes longer than both passes. Here forward
-# and backward are one graph and the update another (`ReplayedUpdate`), so the host launches twice
-# per step. The first steps run without graphs on a side stream, so that kernels are compiled and
-# chosen before the capture. Steps that add to existing gradients run without graphs.
-
-
 class _CapturedPasses(NamedTuple):
     """A CUDA graph of forward and backward, with its inputs and results."""
 
@@ -180,8 +162,13 @@ class _CapturedPasses(NamedTuple):
     gradients: list[torch.Tensor | None]
 
 
-class CompiledModel(EagerModel, Strategy):
-    """A model on one device whose steps run kernels of ``torch.compile``."""
+class CompiledModel(EagerModel):
+    """A model on one device whose steps run kernels of ``torch.compile``.
+
+    The CUDA graphs of ``torch.compile`` itself hold one pass each and leave the update to the host,
+    which takes longer than both passes of a small model. Here forward and backward are one graph
+    and the update another one (`ReplayedUpdate`), so the host launches twice per step.
+    """
 
     def __init__(
         self,
@@ -192,37 +179,38 @@ class CompiledModel(EagerModel, Strategy):
         backend: str,
         replay: bool,
     ) -> None:
-        super().__init__(model.to(device), recipe)
+        super().__init__(model.to(device), recipe, device)
         self._device = device
         self._run: Any = torch.compile(model, dynamic=False, backend=backend)
-        self._is_replayed = replay and device.type == "cuda"
-        self._aside = torch.cuda.Stream(device) if self._is_replayed else None  # type: ignore[no-untyped-call]
+        is_replayed = replay and device.type == "cuda"
+        # The first steps run on a side stream without a graph: kernels are compiled and chosen
+        # there before the capture.
+        self._aside = torch.cuda.Stream(device) if is_replayed else None  # type: ignore[no-untyped-call]
         self._update: Any = recipe.make_update
-        if self._is_replayed and recipe.calls_optimizer:
+        if is_replayed and recipe.calls_optimizer:
             self._update = ReplayedUpdate()
-        self.replay: GraphReplay[_CapturedPasses] = GraphReplay(
-            "" if self._is_replayed else NOT_CUDA
-        )
+        self.replay: GraphReplay[_CapturedPasses] = GraphReplay("" if is_replayed else NOT_CUDA)
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
         """Parameters that require gradients at present."""
         return [each for each in self._model.parameters() if each.requires_grad]
 
+    @property
+    def replays(self) -> str:
+        """Description of how the next step is launched."""
+        return with_update(self.replay.message, self._update)
+
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer."""
         self._update(optimizer)
 
-    def clip(self, max_norm: float) -> None:
-        """Clip the gradients by their global norm."""
-        torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
-
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Run forward and backward by compiled kernels."""
         batch = on_device(batch, self._device)
-        is_pending = any(parameter.grad is not None for parameter in self._parameters)
         found = None
-        if not (is_pending or self.replay.refusal):
+        # A graph overwrites gradients, so steps that add to existing gradients run without it.
+        if all(p.grad is None for p in self._parameters) and not self.replay.refusal:
             key = signature_of(batch), model_key(self._model, self._device)
             found = self.replay.find(key, lambda: self._capture(batch))
         if found is None:
@@ -238,18 +226,10 @@ class CompiledModel(EagerModel, Strategy):
         self._add(gradients)
         return StepOutput(outcome.loss.clone(), cloned(outcome.outputs))
 
-    def _apply(self, batch: Any) -> Any:
-        return super()._apply(on_device(batch, self._device))
-
-    @property
-    def replays(self) -> str:
-        """Describe how steps are launched; see `ReportsReplay`."""
-        return with_update(self.replay.message, self._update)
-
     def _passes(
         self, batch: Any, scale: torch.Tensor
     ) -> tuple[StepOutput, list[torch.Tensor | None]]:
-        returned = (self._recipe.forward or apply_model)(self._run, batch)
+        returned = self._apply(batch, self._run)
         loss = self._loss(returned)
         gradients = torch.autograd.grad(
             loss, self._parameters, scale.to(loss.dtype).expand_as(loss), allow_unused=True
@@ -266,9 +246,7 @@ class CompiledModel(EagerModel, Strategy):
     @torch.no_grad()
     def _add(self, gradients: list[torch.Tensor | None]) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
+            if gradient is not None and parameter.grad is not None:
                 parameter.grad.add_(gradient)
+            elif gradient is not None:
+                parameter.grad = gradient

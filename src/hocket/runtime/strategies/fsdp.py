@@ -1,8 +1,8 @@
 """Sharded data parallelism (ZeRO 3) by PyTorch's FSDP2.
 
-Every layer of the model is a unit whose weights are gathered when it is used and resharded after.
-FSDP2 works by hooks of modules, so the model itself is run, not a traced step. It replaces
-parameters by shards; the user's optimizer gets these in their place.
+Every layer of the model is a unit: its weights are gathered before the layer runs and resharded
+after it. FSDP2 works by hooks of modules, so the model itself is run, not a traced step. FSDP2
+replaces parameters by shards, and the user's optimizer gets the shards in their place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Applied(nn.Module):
 
 
 class ShardedModel(EagerModel):
-    """A model whose weights are sharded over replicas; see `Passes`."""
+    """A model whose weights are sharded over replicas."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ShardedModel(EagerModel):
     ) -> None:
         """``axis`` is the mesh of the replicas; ``recomputed`` modules save only their input.
 
-        If weights are offloaded, shards and the optimizer's states are kept on the host.
+        With ``is_offloaded``, shards and the optimizer's states are kept on the host.
         """
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         _refuse_states(optimizer)
@@ -68,8 +68,8 @@ class ShardedModel(EagerModel):
         fully_shard(self._applied, mesh=axis, offload_policy=policy)
         for module in self._applied.modules():
             if isinstance(module, FSDPModule):
-                # Losses are weighted by their share, so gradients are summed and not averaged: by a
-                # plain sum, since Gloo has none that multiplies, which single precision would get.
+                # Losses are already weighted by the part of each rank, so gradients are summed
+                # and not averaged. Gloo has no sum that multiplies by a factor.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         after = dict(model.named_parameters())
@@ -77,7 +77,7 @@ class ShardedModel(EagerModel):
             group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
         super().__init__(model, recipe)
 
-    def _apply(self, batch: Any) -> Any:
+    def _apply(self, batch: Any, model: Any = None) -> Any:
         return self._applied(batch)
 
 

@@ -2,13 +2,12 @@
 
 Tensor parallelism changes the model's layers before anything is traced, a pipeline cuts the traced
 step, and data parallelism wraps either. All ranks run the same script on the same batches, and each
-takes its samples. A plan either splits a batch over replicas of a captured graph, each with its own
-stages and microbatches, or states degrees of parallelism.
+rank takes its samples. A plan either splits a batch over replicas of a captured graph, each with
+its own stages and microbatches, or states degrees of parallelism.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import nn
 
 from hocket.base.arrays import IntArray
 from hocket.base.errors import InputFileError, UsageError
+from hocket.base.warn import warn_user
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.allocation import aligned
@@ -32,7 +32,7 @@ from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.batches import settled
 from hocket.runtime.checkpoint import TensorCut
 from hocket.runtime.optimizer_parts import HostUpdate
-from hocket.runtime.strategies.accumulate import Accumulated, AccumulatedAlone
+from hocket.runtime.strategies.accumulate import Accumulated
 from hocket.runtime.strategies.batch_split import (
     has_ignored_labels,
     microbatches,
@@ -61,17 +61,14 @@ from hocket.runtime.strategies.round_robin import RoundRobinPipeline
 from hocket.runtime.strategies.stage_cuts import cut_at_ops, cut_by_layers
 from hocket.runtime.strategies.tensor import shard_layers
 from hocket.runtime.strategies.traced import TracedModel
-from hocket.runtime.strategies.waves import WaveRunner, make_waves, wave_order
-from hocket.runtime.strategy import Passes, Strategy, predicted_s
+from hocket.runtime.strategies.waves import make_waves, wave_order
+from hocket.runtime.strategy import Strategy, predicted_s
 from hocket.runtime.traced_recompute import RecomputedBlocks
 from hocket.runtime.traced_step import placement_like
+from hocket.runtime.transformer_refusals import refuse_degrees
 from hocket.simulate.parallel.recompute_and_host import second_run
 from hocket.simulate.parallel.replayed import replayed_step_s
 from hocket.transformer import ParallelConfig
-from hocket.transformer.rules import broken_shares
-
-_WARNED_LEVEL = 7
-"""Stack frames between a warning of this file and the user's script."""
 
 
 def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
@@ -131,8 +128,7 @@ def _degrees_strategy(
 def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
     """Prepare a batch split over replicas of the problem's graph.
 
-    A weight may be in a different stage in each replica; the ranks that hold it sum its
-    gradients.
+    A weight may be in a different stage in each replica; the ranks that hold it sum its gradients.
     """
     graph, parallel = problem.graph, plan[Parallel]
     _require_same_weights(graph, task.model)
@@ -147,7 +143,7 @@ def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> S
     num_stages = [parallel.num_stages(replica) for replica in replicas]
     mesh = RankMesh.of_replicas(num_stages, task.device, tensor=parallel.tensor)
     if parallel.tensor > 1:
-        # Planned trees are between all ranks, and these have different parts of weights.
+        # Planned trees connect all ranks, but tensor-parallel ranks hold different weights.
         task = replace(task, reduce_backend=None)
     agree_on_model(task.model, task.device)
     task = _replayed_where_shorter(task, problem, parallel, plan.get(Communication))
@@ -177,10 +173,24 @@ def _single_device_strategy(task: ParallelTask, sizes: Sequence[int]) -> Strateg
         return task.on_one_device(task.batch, seed)
     _warn_of_norms(task.model)
     inner = task.on_one_device(microbatches(task.batch, sizes, task.count)[0][0], None)
-    return AccumulatedAlone(
-        inner, sizes, count=task.count, device=task.device, seed=seed,
-        predicted_s=task.predicted_s, waves=_waves_of(task, inner),
-    )  # fmt: skip
+    return _accumulated(task, inner, sizes, seed=seed)
+
+
+def _accumulated(
+    task: ParallelTask, inner: Strategy, sizes: Sequence[int], *, seed: int | None = None
+) -> Strategy:
+    """Run microbatches of these sizes, in waves if the plan has them."""
+    if len(sizes) == 1:
+        return inner
+    waves = None
+    if task.waves is not None and isinstance(inner, TracedModel):
+        waves = make_waves(inner, task.waves, task.device)
+    elif task.waves is not None:
+        _warn(
+            "the step of this model cannot be traced, so its waves run one after the other, with "
+            "the same numbers"
+        )
+    return Accumulated(inner, sizes, task, seed=seed, waves=waves)
 
 
 def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
@@ -188,7 +198,7 @@ def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
     model, mesh = task.model, part.mesh
     if task.memory is not None:
         _refuse_budget(task, part)
-        # Batch norms that exchange statistics would do so again where they are recomputed.
+        # Joined batch norms would exchange statistics again when they are recomputed.
         part = replace(part, joins_norms=False)
     rows = settled(
         take_rows(task.batch, split_rows(num_rows(task.batch), part.batch_split)[mesh.data_rank])
@@ -207,12 +217,12 @@ def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
     cuts: Mapping[int, TensorCut] = {}
     if part.tensor > 1:
         cuts = shard_layers(model, mesh.tensor_group, mesh.tensor_rank, part.tensor)
-    inner: Passes
+    inner: Strategy
     pipeline = None
     if part.pipeline is not None:
         inner = pipeline = Pipeline(task, part, rows)
         _load_meta_tensors(task, mesh, pipeline.is_needed, cuts)
-        pipeline.settle()
+        pipeline.place_weights()
     else:
         _load_meta_tensors(task, mesh, lambda tensor: True, cuts)
         inner, cuts = _without_stages(task, part, rows, cuts)
@@ -222,32 +232,27 @@ def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
 
 def _without_stages(
     task: ParallelTask, part: RankPart, rows: Any, cuts: Mapping[int, TensorCut]
-) -> tuple[Passes, Mapping[int, TensorCut]]:
-    """Prepare a replica without a pipeline; returns its passes and the updated ``cuts``.
+) -> tuple[Strategy, Mapping[int, TensorCut]]:
+    """Prepare a replica without a pipeline; returns its strategy and the updated ``cuts``.
 
     FSDP2 replaces parameters by shards, so their ids change.
     """
     sizes = part.microbatches
-    inner: Passes
     if task.start_propagation is not None:
         task.model.to(task.device)
         return EagerModel(task.model, task.recipe, task.device), cuts
     if part.zero == 3 and len(part.batch_split) > 1:
         named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
-        inner = ShardedModel(
+        sharded = ShardedModel(
             task.model, task.optimizer, task.recipe, part.mesh.data_axis,
             recomputed=part.recomputed,
             is_offloaded=part.is_offloaded and task.device.type != "cpu",
         )  # fmt: skip
         now = dict(task.model.named_parameters())
         cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
-    else:
-        first = microbatches(rows, sizes, task.count)[0][0] if len(sizes) > 1 else rows
-        inner = task.on_one_device(first, None)
-    if len(sizes) > 1:
-        waves = _waves_of(task, inner)
-        inner = Accumulated(inner, sizes, count=task.count, device=task.device, waves=waves)
-    return inner, cuts
+        return _accumulated(task, sharded, sizes), cuts
+    first = microbatches(rows, sizes, task.count)[0][0] if len(sizes) > 1 else rows
+    return _accumulated(task, task.on_one_device(first, None), sizes), cuts
 
 
 # ── options of a plan ────────────────────────────────────────────────────────────────────────────
@@ -278,21 +283,9 @@ def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) ->
     waves = plan.get(Waves)
     if waves is None:
         return task
-    # Streams take the ops of the plan in turns, so the kernels of the plan are traced.
+    # The order of ops is that of the plan, so the kernels of the plan are traced.
     task = _with_planned_kernels(task, problem.graph)
     return replace(task, waves=wave_order(problem, plan[Parallel], waves, replica))
-
-
-def _waves_of(task: ParallelTask, inner: Passes) -> WaveRunner | None:
-    if task.waves is None:
-        return None
-    if isinstance(inner, TracedModel):
-        return make_waves(inner, task.waves, task.device)
-    _warn(
-        "the step of this model cannot be traced, so its waves run one after the other: numbers "
-        "are the same"
-    )
-    return None
 
 
 def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> ParallelTask:
@@ -364,9 +357,16 @@ def _load_meta_tensors(
     place, found = Path(task.weights), set()
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     for name, whole in _tensors_of(files, wanted):
-        cut = cuts.get(id(wanted[name]))
+        tensor, cut = wanted[name], cuts.get(id(wanted[name]))
         value = whole if cut is None else cut.piece(whole, mesh.tensor_rank)
-        _fill_meta_tensor(wanted[name], value, name, mesh.device)
+        if tensor.shape != value.shape:
+            raise InputFileError(
+                f"{name!r} is {list(value.shape)} in the file and {list(tensor.shape)} in the model"
+            )
+        real: torch.Tensor = value.to(mesh.device, tensor.dtype, copy=True)
+        if isinstance(tensor, nn.Parameter):
+            real = nn.Parameter(real, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
         found.add(name)
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -387,20 +387,6 @@ def _tensors_of(
                     yield name, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise InputFileError(f"cannot read the weights: {error}", where=str(path)) from error
-
-
-@torch.no_grad()
-def _fill_meta_tensor(
-    tensor: torch.Tensor, value: torch.Tensor, name: str, device: torch.device
-) -> None:
-    if tensor.shape != value.shape:
-        raise InputFileError(
-            f"{name!r} is {list(value.shape)} in the file and {list(tensor.shape)} in the model"
-        )
-    real: torch.Tensor = value.to(device, tensor.dtype, copy=True)
-    if isinstance(tensor, nn.Parameter):
-        real = nn.Parameter(real, requires_grad=tensor.requires_grad)
-    torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
 
 
 # ── refusals and warnings ────────────────────────────────────────────────────────────────────────
@@ -446,24 +432,6 @@ def _require_same_weights(graph: Graph, model: nn.Module) -> None:
         )
 
 
-def refuse_degrees(config: ParallelConfig) -> None:
-    """Refuse degrees of parallelism that no strategy runs."""
-    for degree, what in ((config.context, "context"), (config.expert, "expert")):
-        if degree > 1:
-            raise UsageError(
-                f"{what} parallelism is planned and predicted but not run",
-                hint=f"plan without it: hocket parallel … --fix {what}=1",
-            )
-    if config.zero == 3 and config.pipeline > 1:
-        raise UsageError(
-            "a pipeline whose replicas shard the weights (ZeRO 3) is not run",
-            hint="use zero=1 or 2, which shard the optimizer's states",
-        )
-    broken = next(broken_shares(config), "") if config.shares is not None else ""
-    if broken:
-        raise UsageError(broken, hint="give one share per replica")
-
-
 def _refuse_budget(task: ParallelTask, part: RankPart) -> None:
     """Refuse a memory budget for anything but plain data parallelism."""
     is_plain = part.pipeline is None and part.tensor == 1 and not part.zero
@@ -477,7 +445,7 @@ def _refuse_budget(task: ParallelTask, part: RankPart) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, ParallelWarning, _WARNED_LEVEL + 1)
+    warn_user(text, ParallelWarning)
 
 
 def _warn_of_memory(config: ParallelConfig) -> None:

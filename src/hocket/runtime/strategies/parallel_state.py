@@ -1,8 +1,9 @@
-"""Gather the state of a parallel training as one process would have it, and load it again.
+"""State of a training whose ranks hold parts of the model: collect it, and load it again.
 
 Every tensor is owned by some ranks: its pipeline stage of one replica, with one tensor-parallel
-rank per piece. A plain state is gathered tensor by tensor: each owner sends its piece, and the
-pieces are joined. To load a plain state, each rank slices its pieces out of the full tensors.
+rank per piece, or the device that op placement gives it. A rank's part consists of the tensors and
+pieces that it owns. The parts are written to files, or exchanged and joined into the state that one
+process would have. To load such a state, each rank slices its pieces out of the full tensors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hocket.runtime.checkpoint import TensorCut, TensorPiece, require_same_model
-from hocket.runtime.ranks import broadcast_slots
-from hocket.runtime.strategies.rank_mesh import RankMesh
+from hocket.runtime.checkpoint import (
+    StatePart,
+    TensorCut,
+    TensorPiece,
+    joined_parts,
+    packed_part,
+    require_same_model,
+)
 
-_WEIGHT, _GRADIENT = "weight", "gradient"
+_WEIGHT, _GRADIENT = "$weight", "$gradient"
+"""Keys of a parameter and its gradient among the states of its optimizer."""
 
 
 class TensorOwner(NamedTuple):
@@ -29,108 +36,98 @@ class TensorOwner(NamedTuple):
     """Ranks that own the pieces, in order; one rank if the tensor is not split."""
     cut: TensorCut | None
     is_here: bool
-    """True if this rank holds it, or a piece of it."""
+    """True if this rank holds the tensor, or a piece of it."""
     is_updated: bool
     """True if this rank's optimizer updates it."""
 
 
 class ParallelState:
-    """Gathers and scatters the state of a model whose tensors are owned by several ranks."""
+    """Collects and loads the state of a model whose tensors are owned by several ranks."""
 
     def __init__(
-        self, model: nn.Module, owner_of: Callable[[torch.Tensor], TensorOwner], mesh: RankMesh
+        self,
+        model: nn.Module,
+        owner_of: Callable[[torch.Tensor], TensorOwner],
+        device: torch.device,
+        tensor_rank: int = 0,
     ) -> None:
         self._model, self._owner_of = model, owner_of
-        self._device, self._tensor_rank = mesh.device, mesh.tensor_rank
-
-    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return ``model``, ``optimizer`` and ``gradients`` of all ranks on every rank.
-
-        All ranks must call it. Gradients are included only if they are ``pending``.
-        """
-        tensors = self._model.state_dict(keep_vars=True)
-        names = _parameter_names(self._model)
-        weights: dict[str, torch.Tensor] = {}
-        gradients: dict[str, torch.Tensor] = {}
-        states: dict[str, dict[str, Any]] = {}
-        done: dict[int, str] = {}
-        for name, tensor in tensors.items():
-            if id(tensor) in done:
-                weights[name] = weights[done[id(tensor)]]
-                continue
-            done[id(tensor)] = name
-            owner = self._owner_of(tensor)
-            slots = self._whole_slots(owner, tensor, optimizer, pending)
-            weights[name] = slots.pop(_WEIGHT)
-            if _GRADIENT in slots:
-                gradients[names[id(tensor)]] = slots.pop(_GRADIENT)
-            if id(tensor) in names:
-                states[names[id(tensor)]] = slots
-        return {
-            "model": weights,
-            "optimizer": _optimizer_state(optimizer, names, states),
-            "gradients": gradients,
-        }
+        self._device, self._tensor_rank = device, tensor_rank
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of a state that all ranks write, in the layout of `gathered`.
+        """Return ``model``, ``optimizer`` and ``gradients`` as far as this rank owns them.
 
-        Split tensors are `TensorPiece`s. No tensors are gathered except parts of FSDP2.
+        All ranks must call it. Split tensors are `TensorPiece`s; gradients are included only if
+        they are ``pending``.
         """
         weights: dict[str, Any] = {}
         gradients: dict[str, Any] = {}
         states: dict[int, dict[str, Any]] = {}
-        names, indices, done = _parameter_names(self._model), _indices(optimizer), set[int]()
+        names, indices = _parameter_names(self._model), _indices(optimizer)
         for name, tensor in self._model.state_dict(keep_vars=True).items():
-            owner = self._owner_of(tensor)
-            slots = self._own_slots(owner, tensor, optimizer, pending)
-            if dist.get_rank() not in owner.ranks:
+            owner, rank = self._owner_of(tensor), dist.get_rank()
+            if not owner.is_here:
                 continue
-            shape = slots[_WEIGHT].shape
-            piece = owner.ranks.index(dist.get_rank())
-            kept = {
-                key: TensorPiece(value, owner.cut, piece)
-                if owner.cut is not None
-                and isinstance(value, torch.Tensor)
-                and value.shape == shape
-                else value
-                for key, value in slots.items()
-            }
-            weights[name] = kept.pop(_WEIGHT)
-            if id(tensor) in done:
+            slots = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
+            if pending and tensor.grad is not None:
+                slots[_GRADIENT] = tensor.grad
+            # Ranks that share a tensor of FSDP2 put it together at the same time.
+            whole = {key: v.full_tensor() if isinstance(v, DTensor) else v
+                     for key, v in slots.items()}  # fmt: skip
+            if rank not in owner.ranks:
                 continue
-            done.add(id(tensor))
-            if _GRADIENT in kept:
-                gradients[names[id(tensor)]] = kept.pop(_GRADIENT)
-            if kept and id(tensor) in indices:
-                states[indices[id(tensor)]] = kept
-        return {"model": weights, "optimizer": {"state": states}, "gradients": gradients}
+            if owner.cut is not None:
+                index, shape = owner.ranks.index(rank), whole[_WEIGHT].shape
+                whole = {
+                    key: TensorPiece(value, owner.cut, index)
+                    if isinstance(value, torch.Tensor) and value.shape == shape
+                    else value
+                    for key, value in whole.items()
+                }
+            weights[name] = whole.pop(_WEIGHT)
+            if _GRADIENT in whole:
+                gradients[names[id(tensor)]] = whole.pop(_GRADIENT)
+            if whole and id(tensor) in indices:
+                states[indices[id(tensor)]] = whole
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer_state = {"state": states, "param_groups": groups}
+        return {"model": weights, "optimizer": optimizer_state, "gradients": gradients}
+
+    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return the state as one process would have it, on every rank. All ranks must call it."""
+        own = self.parts(optimizer, pending=pending)
+        groups = own["optimizer"].pop("param_groups")
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, tuple(packed_part(own)))
+        state = joined_parts([StatePart(*part) for part in everyone])
+        numbered = {int(index): slots for index, slots in state["optimizer"]["state"].items()}
+        weights = {name: state["model"][name] for name in self._model.state_dict(keep_vars=True)}
+        optimizer_state = {"state": numbered, "param_groups": groups}
+        return {**state, "model": weights, "optimizer": optimizer_state}
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a plain state; its ``optimizer`` entry must already fit the
-        optimizer."""
+        """Load this rank's part of a state; its ``optimizer`` entry must fit the optimizer."""
         require_same_model(state["model"], self._whole_shapes())
         kept: dict[int, dict[str, Any]] = {}
-        indices = _indices(optimizer)
-        names = _parameter_names(self._model)
+        names, indices = _parameter_names(self._model), _indices(optimizer)
         with torch.no_grad():
             for name, tensor in self._model.state_dict(keep_vars=True).items():
                 owner = self._owner_of(tensor)
                 if not owner.is_here:
                     continue
                 whole = state["model"][name]
-                _copy(tensor, self._piece(whole, owner))
+                tensor.copy_(self._piece(whole, owner, tensor))
                 if not owner.is_updated:
                     continue
                 own_name = names.get(id(tensor))
                 if own_name in state["gradients"]:
-                    gradient = self._piece(state["gradients"][own_name], owner)
-                    tensor.grad = _like(gradient.to(tensor.dtype), tensor, self._device)
+                    gradient = state["gradients"][own_name].to(tensor.dtype)
+                    tensor.grad = self._piece(gradient, owner, tensor)
                 index = indices.get(id(tensor), -1)
                 slots = state["optimizer"]["state"].get(index)
                 if slots is not None:
                     kept[index] = {
-                        key: _like(self._piece(value, owner), tensor, self._device)
+                        key: self._piece(value, owner, tensor)
                         if isinstance(value, torch.Tensor) and value.shape == whole.shape
                         else value
                         for key, value in slots.items()
@@ -148,47 +145,13 @@ class ParallelState:
             found[name] = torch.empty(shape, device="meta")
         return found
 
-    def _piece(self, whole: torch.Tensor, owner: TensorOwner) -> torch.Tensor:
-        return whole if owner.cut is None else owner.cut.piece(whole, self._tensor_rank)
-
-    def _whole_slots(
-        self,
-        owner: TensorOwner,
-        tensor: torch.Tensor,
-        optimizer: torch.optim.Optimizer,
-        pending: bool,
-    ) -> dict[str, Any]:
-        own = self._own_slots(owner, tensor, optimizer, pending)
-        pieces = [
-            broadcast_slots(own if rank == dist.get_rank() else {}, rank, self._device)
-            for rank in owner.ranks
-        ]
-        if owner.cut is None:
-            return pieces[0]
-        shape = tuple(pieces[0][_WEIGHT].shape)
-        return {
-            key: owner.cut.whole([piece[key] for piece in pieces])
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == shape
-            else value
-            for key, value in pieces[0].items()
-        }
-
-    def _own_slots(
-        self,
-        owner: TensorOwner,
-        tensor: torch.Tensor,
-        optimizer: torch.optim.Optimizer,
-        pending: bool,
-    ) -> dict[str, Any]:
-        """Return weight, gradient and optimizer states of a tensor that this rank has a piece
-        of."""
-        if not owner.is_here:
-            return {}
-        own = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
-        if pending and tensor.grad is not None:
-            own[_GRADIENT] = tensor.grad
-        # Weights that replicas hold parts of are put together by all of them at once.
-        return {key: v.full_tensor() if isinstance(v, DTensor) else v for key, v in own.items()}
+    def _piece(self, whole: torch.Tensor, owner: TensorOwner, like: torch.Tensor) -> torch.Tensor:
+        """Return this rank's piece of a full tensor, sharded or placed like a parameter."""
+        own = whole if owner.cut is None else owner.cut.piece(whole, self._tensor_rank)
+        own = own.to(self._device, copy=True)
+        if isinstance(like, DTensor):
+            return distribute_tensor(own, like.device_mesh, like.placements)
+        return own
 
 
 def _parameter_names(model: nn.Module) -> dict[int, str]:
@@ -198,30 +161,3 @@ def _parameter_names(model: nn.Module) -> dict[int, str]:
 def _indices(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {id(parameter): index for index, parameter in enumerate(parameters)}
-
-
-def _optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], states: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
-    found = {
-        index: states[names[number]]
-        for number, index in _indices(optimizer).items()
-        if number in names and states.get(names[number])
-    }
-    return {"state": found, "param_groups": optimizer.state_dict()["param_groups"]}
-
-
-def _copy(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    if isinstance(tensor, DTensor):
-        here = value.to(tensor.to_local().device, tensor.dtype)
-        tensor.copy_(distribute_tensor(here, tensor.device_mesh, tensor.placements))
-    else:
-        tensor.data.copy_(value)
-
-
-def _like(value: torch.Tensor, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a value with the layout of a parameter: sharded as a DTensor, or on this device."""
-    value = value.to(device, copy=True)
-    if isinstance(tensor, DTensor):
-        return distribute_tensor(value, tensor.device_mesh, tensor.placements)
-    return value

@@ -18,7 +18,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Schedule
 from hocket.runtime.collectives.priority_sync import Propagation
 from hocket.runtime.strategies.budget import budget_strategy
-from hocket.runtime.strategies.placed import placed_strategy
+from hocket.runtime.strategies.placed import Placing, placed_strategy
 from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.strategies.stage_cuts import StageCuts
 from hocket.runtime.strategies.waves import WaveOrder
@@ -38,22 +38,23 @@ class ParallelTask(TrainingTask):
     costs_of: Problem | None = None
     """The planned problem, whose costs predict the step time of this rank."""
     reduce_backend: str | None = None
-    """The torch.distributed backend for gradients, if it differs from that of other collectives."""
+    """Backend of torch.distributed for gradients, if it differs from that of other collectives."""
     overlaps: bool = True
     """True if gradients are reduced during the backward pass; CUDA graph replay cannot do that."""
     predicted_s: float | None = None
     start_propagation: Callable[[], Propagation] | None = None
-    """Starts priority gradient sync, if the plan has it; called once by each rank."""
+    """Starts priority gradient sync, if the plan has it; each rank calls it once."""
     waves: WaveOrder | None = None
-    """Order in which two streams run the microbatches of this rank; None: one after the other."""
+    """Order in which two streams run the microbatches of this rank, if the plan has waves."""
 
     def on_one_device(self, batch: Any, seed: int | None) -> Strategy:
         """Prepare the full model on the device of this rank; random draws use ``seed``."""
         options = replace(self.options, seed=seed)
         alone = replace(self, batch=batch, options=options, is_ranked=False)
         if self.memory is None:
-            return placed_strategy(alone, alone=self.device, costs_of=self.costs_of).strategy
-        # Dry runs hold gradients until all ranks have them, as with accumulated batches.
+            placing = Placing(alone=self.device, costs_of=self.costs_of)
+            return placed_strategy(alone, placing).strategy
+        # Dry runs must hold all gradients until ranks have summed them, as with accumulation.
         options = replace(options, accumulate=max(2, options.accumulate))
         return budget_strategy(
             replace(alone, options=options), None, ON_THIS_MACHINE, self.memory
@@ -72,11 +73,11 @@ class RankPart:
     zero: int = 0
     tensor: int = 1
     joins_norms: bool = True
-    """True if all replicas run a batch at the same time, so that batch norms can be
-    synchronised."""
+    """True if all replicas run the same layers at the same time, so that batch norms can sum
+    statistics over replicas."""
     pipeline: tuple[StageCuts, Schedule] | None = None
     recomputed: Sequence[str] = ()
-    """Modules that are recomputed in the backward pass if weights are sharded."""
+    """Modules that are recomputed in the backward pass, if weights are sharded."""
     is_offloaded: bool = False
     """True if sharded weights and optimizer states are kept on the host."""
 
@@ -87,12 +88,9 @@ def agree_on_model(model: nn.Module, device: torch.device) -> None:
     Ranks with different models would wait for each other for ever.
     """
     text = [(name, list(t.shape), str(t.dtype), t.is_meta) for name, _, t in model_tensors(model)]
-    digest = int.from_bytes(hashlib.blake2b(repr(text).encode(), digest_size=7).digest(), "big")
-    own = torch.tensor([digest], device=device)
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    others = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
-    if others:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, hashlib.blake2b(repr(text).encode()).hexdigest())
+    if others := [rank for rank, other in enumerate(found) if other != found[0]]:
         raise UsageError(
             f"rank {others[0]} has built another model than rank 0",
             hint="build the same model on every rank: names, shapes, types and device",

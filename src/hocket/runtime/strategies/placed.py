@@ -1,7 +1,10 @@
 """Op placement in one process, or in one rank per device.
 
-A model whose step can be traced is placed op by op; one that cannot is placed module by module,
-with a warning that says why and what is lost.
+A model whose step can be traced is placed op by op. Another model is placed module by module, with
+a warning that gives the reason and what is lost.
+
+Torch's engines have no op placement; Accelerate's ``device_map`` places modules and runs them one
+after the other.
 """
 
 from __future__ import annotations
@@ -9,10 +12,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,91 +35,116 @@ from hocket.plan.problem import Problem
 from hocket.planners.compare import compare
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.planned_model import require_same
-from hocket.runtime.scaled_batch import with_graph
 from hocket.runtime.strategies.eager import PlacedModules
+from hocket.runtime.strategies.ranked import RankedModel
 from hocket.runtime.strategies.traced import TracedModel
 from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s
-from hocket.runtime.trace_options import TraceOptions
+from hocket.runtime.traced_step import PlacedProgram, with_graph
 
 
-def placed_strategy(
-    task: TrainingTask,
-    saved: SavedPlan | None = None,
-    on: str | Path | Cluster = ON_THIS_MACHINE,
-    alone: torch.device | None = None,
-    costs_of: Problem | None = None,
-) -> Prepared:
-    """Prepare the model as a plan places it, or entirely on the device ``alone``.
+class HookWarning(UserWarning):
+    """Hooks of a model do not run in every step."""
 
-    Without a plan, search one for the cluster ``on``, or for the cluster of the problem
-    ``costs_of``.
-    """
-    model, batch, recipe = task.model, task.batch, task.recipe
-    is_given = saved is not None
+
+@dataclass(frozen=True, kw_only=True)
+class Placing:
+    """How to place the ops of a step; by default by a search on this machine."""
+
+    saved: SavedPlan | None = None
+    """A plan to follow."""
+    on: str | Path | Cluster = ON_THIS_MACHINE
+    """The cluster for which a placement is searched."""
+    alone: torch.device | None = None
+    """The only device to use."""
+    costs_of: Problem | None = None
+    """A problem whose costs predict the step time on the device `alone`."""
+
+    def planned(self, graph: Graph, name: str) -> SavedPlan:
+        """Return the plan for a captured step, which is searched if it is not given."""
+        if self.saved is not None:
+            require_same(self.saved.problem.graph, graph, name)
+            if self.saved.plan.device_of is None:
+                raise UsageError(
+                    "the plan does not say where ops run", hint="run a placement planner"
+                )
+            return self.saved
+        if self.alone is not None and self.costs_of is not None:
+            problem = with_graph(self.costs_of, graph)
+            everywhere = np.zeros(graph.num_ops, dtype=np.int32)
+            return SavedPlan(problem, Plan(planner=ONE_DEVICE).placing(everywhere))
+        problem = make_problem(graph, self.on)
+        is_single = self.alone is not None or problem.cluster.num_devices == 1
+        winner = compare(problem, (ONE_DEVICE,) if is_single else ()).required_winner()
+        assert winner.plan is not None
+        return SavedPlan(problem, winner.plan)
+
+    def devices(self, saved: SavedPlan) -> list[torch.device]:
+        """Return the real device of each device of a plan."""
+        assert saved.plan.device_of is not None
+        devices = saved.problem.cluster.devices
+        if self.alone is not None:
+            return [self.alone] * len(devices)
+        used = sorted(set(saved.plan.device_of.tolist())) or [0]
+        found = places_in_process([devices[device] for device in used])
+        places: dict[int, str] = dict(zip(used, found, strict=True))
+        # Unused devices of the plan share the device of the first used one.
+        return [torch.device(places.get(d, places[used[0]])) for d in range(len(devices))]
+
+
+def placed_strategy(task: TrainingTask, placing: Placing) -> Prepared:
+    """Prepare a model that is placed op by op, or by modules if it cannot be traced."""
+    model, recipe, saved = task.model, task.recipe, placing.saved
     if saved is not None:
         noted = saved.problem.graph.meta.get("device")
         recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
+        task = replace(task, recipe=recipe)
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
-        reason = "it makes sparse gradients, whose size depends on the data"
         dense = copy.deepcopy(model)
         for module in dense.modules():
             if getattr(module, "sparse", False) is True:
                 module.sparse = False  # type: ignore[assignment]
-        return _by_modules(model, dense, batch, recipe, saved, on, reason, alone, costs_of)
+        reason = "it makes sparse gradients, whose size depends on the data"
+        return _by_modules(task, placing, dense, reason)
     try:
-        graph, program = recipe.trace(model, batch, "train")
+        graph, program = recipe.trace(model, task.batch, "train")
     except UntraceableError as error:
-        return _by_modules(
-            model, model, batch, recipe, saved, on, described(error), alone, costs_of
-        )
+        return _by_modules(task, placing, model, described(error))
     warn_without_loss(graph, recipe.name)
     _warn_of_hooks(model)
-    saved = _planned(graph, saved, on, recipe.name, costs_of, is_alone=alone is not None)
-    devices = _devices(saved, alone)
-    is_ranked = task.is_ranked and alone is None
+    saved = placing.planned(graph, recipe.name)
+    devices = placing.devices(saved)
+    is_ranked = task.is_ranked and placing.alone is None
     if is_ranked:
         devices = [task.device] * len(devices)
-    options = task.options
-    strategy = TracedModel(
-        model, batch, recipe, saved.problem, saved.plan, program, devices,
-        seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
-        replay=options.replay, is_ranked=is_ranked,
-    )  # fmt: skip
-    is_searched = not is_given and alone is None and not is_ranked
+    placed = PlacedProgram(saved.problem, saved.plan, program, devices)
+    strategy = (RankedModel if is_ranked else TracedModel)(task, placed)
+    is_searched = placing.saved is None and placing.alone is None and not is_ranked
     has_choice = is_searched and saved.problem.cluster.num_devices > 1
     step_s = claimed_step_s(saved.problem, saved.plan)
     return Prepared(strategy, saved.plan, step_s, searched=saved if has_choice else None)
 
 
 def _by_modules(
-    model: nn.Module,
-    traceable: nn.Module,
-    batch: Any,
-    recipe: TraceOptions,
-    saved: SavedPlan | None,
-    on: str | Path | Cluster,
-    reason: str,
-    alone: torch.device | None,
-    costs_of: Problem | None,
+    task: TrainingTask, placing: Placing, traceable: nn.Module, reason: str
 ) -> Prepared:
     """Place the model module by module; its step is captured from ``traceable``."""
+    recipe = task.recipe
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         graph = capture(
-            traceable, batch, loss=recipe.loss, optimizer=recipe.update, name=recipe.name,
+            traceable, task.batch, loss=recipe.loss, optimizer=recipe.update, name=recipe.name,
             device=recipe.device, forward=recipe.forward,
         )  # fmt: skip
     warn_without_loss(graph, recipe.name)
-    saved = _planned(graph, saved, on, recipe.name, costs_of, is_alone=alone is not None)
+    saved = placing.planned(graph, recipe.name)
     assert saved.plan.device_of is not None
     lost = (
         f"{recipe.name} is placed by modules, not by ops, because {reason}; order, overlap of "
         "transfers and replay of the recorded step are lost, the numbers are the same"
     )
     warn_user(lost, CaptureWarning)
-    strategy = PlacedModules(
-        model, recipe, graph, saved.plan.device_of, _devices(saved, alone), lost=lost
-    )
+    devices = placing.devices(saved)
+    strategy = PlacedModules(task.model, recipe, graph, saved.plan.device_of, devices, lost=lost)
     return Prepared(strategy, saved.plan, claimed_step_s(saved.problem, saved.plan))
 
 
@@ -126,15 +153,11 @@ def _warn_of_hooks(model: nn.Module) -> None:
     if hooked := hooked_modules(model):
         named = ", ".join(repr(path) for path in hooked[:3]) + (", …" if len(hooked) > 3 else "")
         warn_user(
-            f"hooks of {named} run when a step is traced and not in every step: tensors that they "
-            "compute are part of it, but what they collect or print is not; hint: remove them, or "
-            "train with memory=, which calls the model in every step",
+            f"hooks of {named} run when a step is traced and not in every step: the step contains "
+            "the tensors that they compute, but not what they collect or print; hint: remove "
+            "them, or train with memory=, which calls the model in every step",
             HookWarning,
         )
-
-
-class HookWarning(UserWarning):
-    """Hooks of a model do not run in every step."""
 
 
 def warn_without_loss(graph: Graph, name: str) -> None:
@@ -146,45 +169,6 @@ def warn_without_loss(graph: Graph, name: str) -> None:
             "forward=lambda model, batch: criterion(model(batch[0]), batch[1])",
             CaptureWarning,
         )
-
-
-def _planned(
-    graph: Graph,
-    saved: SavedPlan | None,
-    on: str | Path | Cluster,
-    name: str,
-    costs_of: Problem | None,
-    *,
-    is_alone: bool,
-) -> SavedPlan:
-    if saved is None and is_alone and costs_of is not None:
-        problem = with_graph(costs_of, graph)
-        alone = Plan(planner="one device").placing(np.zeros(graph.num_ops, dtype=np.int32))
-        return SavedPlan(problem, alone)
-    if saved is None:
-        problem = make_problem(graph, on)
-        # Where there is one device there is nothing to compare.
-        planners = (ONE_DEVICE,) if is_alone or problem.cluster.num_devices == 1 else ()
-        winner = compare(problem, planners).required_winner()
-        assert winner.plan is not None
-        return SavedPlan(problem, winner.plan)
-    require_same(saved.problem.graph, graph, name)
-    if saved.plan.device_of is None:
-        raise UsageError("the plan does not say where ops run", hint="run a placement planner")
-    return saved
-
-
-def _devices(saved: SavedPlan, alone: torch.device | None) -> list[torch.device]:
-    """Return the real device of each device of the plan; unused ones share the first used one's."""
-    assert saved.plan.device_of is not None
-    devices = saved.problem.cluster.devices
-    if alone is not None:
-        return [alone] * len(devices)
-    used = sorted(set(saved.plan.device_of.tolist())) or [0]
-    found = places_in_process([devices[device] for device in used])
-    places: dict[int, str] = dict(zip(used, found, strict=True))
-    rest = places[used[0]]
-    return [torch.device(places.get(d, rest)) for d in range(len(devices))]
 
 
 def places_in_process(devices: Sequence[Device]) -> list[str]:

@@ -1,7 +1,7 @@
 """Position of a rank among replicas, pipeline stages and tensor-parallel ranks, and its groups.
 
-A `DeviceMesh` must be a full array of ranks, which replicas with different numbers of stages do not
-form, so groups are made here; FSDP2 gets a `DeviceMesh` of the replicas' axis.
+Not a `DeviceMesh`: it must be a full array of ranks, and replicas may have different numbers of
+stages. FSDP2 gets a `DeviceMesh` of the replicas' axis.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankMesh:
     """The ranks of a parallel training, as seen from this rank."""
 
     def __init__(self, ranks: RankTable, device: torch.device) -> None:
-        """All ranks call it together with the same table."""
+        """All ranks construct it together, with the same table."""
         places = {
             rank: (replica, stage, part)
             for replica, stages in enumerate(ranks)
@@ -87,8 +87,8 @@ class RankMesh:
     ) -> dict[tuple[int, ...], Any]:
         """Return the groups of ranks that hold the same weights, by their stage in each replica.
 
-        The groups are only for gradients: collectives that overlap with the backward pass must not
-        be interleaved with those of batch norms and losses. ``backend`` is their backend.
+        Gradients have groups of their own: collectives that overlap with the backward pass must not
+        be interleaved with collectives of batch norms and losses.
         """
         found: dict[tuple[int, ...], Any] = {}
         for place in sorted(set(stages)):
@@ -100,19 +100,19 @@ class RankMesh:
         return found
 
     def sum_over_replicas(self, own: torch.Tensor) -> Any:
-        """Start to sum a value over replicas; the first rank of each contributes it."""
+        """Start to sum a value over replicas; the first rank of each replica contributes it."""
         if self.pipeline_rank or self.tensor_rank:
             own.zero_()
         return dist.all_reduce(own, async_op=True)
 
-    def of_each_replica(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Gather a tensor of equal shape from each replica, in order."""
-        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, own)
+    def of_each_replica(self, own: Any) -> list[Any]:
+        """Gather an object from the first rank of each replica, in order."""
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
         return [found[stages[0][0]] for stages in self._ranks]
 
     def _own_group(self, groups: Iterable[Sequence[int]] | Iterator[list[int]]) -> Any:
-        """Make all groups, as every rank must, and return the one that contains this rank."""
+        """Make all groups, as every rank must, and return the group of this rank."""
         own = None
         for members in groups:
             group = dist.new_group(list(members))

@@ -1,48 +1,61 @@
 """Round-robin pipeline schedule: model-parallel waves of Wavelet, every rank runs every partition.
 
 Rank (w + s) mod N runs partition s of wave w. A step has 2N slots, N forward and N backward; in
-each, all ranks run the same partition, each for another wave. Activations of a wave stay on the
-rank that computed them until the backward pass; outputs are sent to the next rank, gradients of
+each slot, all ranks run the same partition, each for another wave. Activations of a wave stay on
+the rank that computed them until the backward pass; outputs are sent to the next rank, gradients of
 inputs to the previous one. Every rank keeps master copies of all parameters on its host, and at
 most two partitions on its device: the current slot's, and the next one, which is prefetched. After
 the backward slot of a partition its gradients are summed over all ranks, concurrently with the
 following slots. Every rank then runs the same optimizer update.
+
+Torch's pipelining has no schedule in which every rank runs every stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Parallel
 from hocket.runtime.batches import Signature, signature_of
-from hocket.runtime.eager_step import Slots
 from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
 from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
 from hocket.runtime.strategies.stage_cuts import Part, Segment, cut_at_ops
-from hocket.runtime.strategies.stage_program import StageProgram
+from hocket.runtime.strategies.stage_program import StageProgram, given_slots
 from hocket.runtime.strategy import StepOutput, Strategy
 from hocket.runtime.trace_options import Weight
 
 _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 
 
-def round_robin_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
-    """Return for each slot: the partition, this rank's wave, and True for a backward pass."""
+class Slot(NamedTuple):
+    """What a rank runs at one time: a pass of one wave through one partition."""
+
+    stage: int
+    wave: int
+    is_backward: bool
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Segments of the partition that the pass consists of."""
+        parts = _BACKWARD if self.is_backward else (Part.FORWARD,)
+        return [Segment(self.stage, part) for part in parts]
+
+
+def round_robin_slots(num_ranks: int, rank: int) -> list[Slot]:
+    """Return the slots of a rank in order."""
     stages = [*range(num_ranks), *reversed(range(num_ranks))]
     return [
-        (stage, (rank - stage) % num_ranks, slot >= num_ranks) for slot, stage in enumerate(stages)
+        Slot(stage, (rank - stage) % num_ranks, at >= num_ranks) for at, stage in enumerate(stages)
     ]
 
 
@@ -66,23 +79,17 @@ class RoundRobinProgram(StageProgram):
         self.parameters: list[dict[int, str]] = [{} for _ in self._cuts.device_of_stage]
         """The parameters that each stage computes with, and their names."""
         by_storage = {program.tensors[n].storage: n for n in parameters if n in program.names}
-        for op, tensor in self._reads():
-            segment, spec = self.segments[op], program.tensors[tensor]
+        for _, segment, tensor in self._reads():
+            spec = program.tensors[tensor]
             root = tensor if tensor in parameters else by_storage.get(spec.storage, -1)
-            if segment is not None and root in program.names:
+            if root in program.names:
                 self.parameters[segment.stage][root] = program.names[root]
 
-    def look_again(self, stage: int) -> None:
+    def remake_views(self, stage: int) -> None:
         """Make the views of parameters again after a partition was fetched again."""
         for do, op, _ in self._bound.get(Segment(stage, Part.FORWARD), ()):
             if any(made in self.views[stage] for made in self.program.calls[op].outputs):
                 do()
-
-
-@dataclass(frozen=True, eq=False)
-class _Fetched:
-    tensors: dict[str, torch.Tensor]
-    ticket: CopyEvent
 
 
 class PartitionPrefetch:
@@ -90,25 +97,22 @@ class PartitionPrefetch:
 
     def __init__(self, engines: CopyStreams, host: Mapping[str, torch.Tensor]) -> None:
         self._engines, self._host = engines, host
-        self._here: dict[int, _Fetched] = {}
+        self._here: dict[int, tuple[dict[str, torch.Tensor], CopyEvent]] = {}
 
     def fetch(self, stage: int, names: Sequence[str]) -> None:
         """Start to copy a partition to the device, unless it is resident."""
         if stage in self._here:
             return
-        pairs = []
-        for name in names:
-            source = self._host[name].detach()
-            pairs.append((torch.empty_like(source, device=self._engines.device), source))
-        ticket = self._engines.fetch(pairs)
-        found = {name: target for name, (target, _) in zip(names, pairs, strict=True)}
-        self._here[stage] = _Fetched(found, ticket)
+        sources = [self._host[name].detach() for name in names]
+        targets = [torch.empty_like(each, device=self._engines.device) for each in sources]
+        copied = self._engines.fetch(list(zip(targets, sources, strict=True)))
+        self._here[stage] = dict(zip(names, targets, strict=True)), copied
 
     def use(self, stage: int) -> dict[str, torch.Tensor]:
         """Wait for a fetched partition and return its parameters."""
-        found = self._here[stage]
-        found.ticket.wait()
-        return found.tensors
+        tensors, copied = self._here[stage]
+        copied.wait()
+        return tensors
 
     def leave(self, stage: int) -> None:
         """Release a partition that is not needed any more."""
@@ -118,123 +122,113 @@ class PartitionPrefetch:
 class _RoundRobinRun(SegmentRun):
     """One training step on this rank."""
 
-    def __init__(
-        self, owner: RoundRobinPipeline, programs: Sequence[RoundRobinProgram], *args: Any
-    ) -> None:
-        super().__init__(owner, programs, *args)
-        self._owner = owner
+    def __init__(self, partitions: PartitionPrefetch, *args: Any) -> None:
+        super().__init__(*args)
+        self._partitions = partitions
 
-    def _begin(self, stage_program: StageProgram, segment: Segment) -> None:
-        assert isinstance(stage_program, RoundRobinProgram)
-        here = self._owner.partitions.use(segment.stage)
-        for number, name in stage_program.parameters[segment.stage].items():
-            stage_program.slots[number] = here[name]
+    def _begin(self, traced: StageProgram, segment: Segment) -> None:
+        assert isinstance(traced, RoundRobinProgram)
+        here = self._partitions.use(segment.stage)
+        for number, name in traced.parameters[segment.stage].items():
+            traced.slots[number] = here[name]
         if segment.part != Part.FORWARD:
-            stage_program.look_again(segment.stage)
+            traced.remake_views(segment.stage)
 
-    def _end(self, stage_program: StageProgram, segment: Segment) -> None:
-        assert isinstance(stage_program, RoundRobinProgram)
-        for number in (
-            *stage_program.parameters[segment.stage],
-            *stage_program.views[segment.stage],
-        ):
-            stage_program.slots[number] = None
+    def _end(self, traced: StageProgram, segment: Segment) -> None:
+        assert isinstance(traced, RoundRobinProgram)
+        for number in (*traced.parameters[segment.stage], *traced.views[segment.stage]):
+            traced.slots[number] = None
 
 
 class RoundRobinPipeline(Strategy):
     """One rank of a round-robin pipeline."""
 
-    def __init__(self, task: ParallelTask, planned: Graph, shares: Parallel) -> None:
+    def __init__(self, task: ParallelTask, planned: Graph, parallel: Parallel) -> None:
         self._task, self._recipe = task, task.recipe
         self.predicted_s = task.predicted_s
         self._own, self._count = dist.get_rank(), dist.get_world_size()
-        if self._count != len(shares.replicas):
+        if self._count != len(parallel.replicas):
             raise UsageError(
-                f"the plan takes {len(shares.replicas)} ranks, and {self._count} are running",
+                f"the plan takes {len(parallel.replicas)} ranks, and {self._count} are running",
                 hint="start one per device: hocket launch plan.json script.py",
             )
         agree_on_model(task.model, task.device)
-        cut = cut_at_ops(planned, shares.replicas[0].cuts)
+        cut, ranks = cut_at_ops(planned, parallel.replicas[0].cuts), range(self._count)
         self._cuts = [
-            cut._replace(
-                device_of_stage=tuple((wave + s) % self._count for s in range(self._count))
-            )
-            for wave in range(self._count)
+            cut._replace(device_of_stage=tuple((wave + s) % self._count for s in ranks))
+            for wave in ranks
         ]
-        self._sizes = [replica.num_samples for replica in shares.replicas]
+        self._sizes = [replica.num_samples for replica in parallel.replicas]
         self._programs: dict[tuple[int, Signature], RoundRobinProgram] = {}
         self._whole: Strategy = task.on_one_device(task.batch, task.options.seed)
         self.tensors: Mapping[str, torch.Tensor] = self._whole.tensors
+        self._buffers = {
+            name: t for name, t in self.tensors.items() if not isinstance(t, nn.Parameter)
+        }
         engines = CopyStreams(task.device, is_real=task.device.type == "cuda")
-        self.partitions = PartitionPrefetch(engines, self.tensors)
+        self._partitions = PartitionPrefetch(engines, self.tensors)
         groups = (dist.new_group(), dist.new_group())
-        self.channels = StageChannels(range(self._count), self._own, task.device, groups)
+        self._channels = StageChannels(ranks, self._own, task.device, groups)
         self._sums = dist.new_group()
-
-    # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, with the same gradients on every rank."""
         self._recipe.make_update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Run all waves forward and backward; in each slot this rank runs one partition of one
-        wave."""
+        """Run all waves forward and backward; in each slot this rank runs one pass of one wave."""
         batches, shares = microbatches(batch, self._sizes, self._task.count)
         programs = [self._program(wave, each) for wave, each in enumerate(batches)]
-        run = _RoundRobinRun(self, programs, batches, step, [weight * share for share in shares])
+        held = [
+            given_slots(program, self._task.model, each, self._buffers)
+            for program, each in zip(programs, batches, strict=True)
+        ]
+        weights = [weight * share for share in shares]
+        run = _RoundRobinRun(self._partitions, self._channels, programs, held, step, weights)
         for src in range(self._count):
-            run.expect(src, [
-                (Segment(stage, part), wave)
-                for stage, wave, is_back in round_robin_slots(self._count, src)
-                for part in (_BACKWARD if is_back else (Part.FORWARD,))
-            ])  # fmt: skip
+            slots = round_robin_slots(self._count, src)
+            run.expect(src, [(segment, slot.wave) for slot in slots for segment in slot.segments])
         sums: dict[str, tuple[torch.Tensor, Any]] = {}
         slots = round_robin_slots(self._count, self._own)
         names = [list(dict.fromkeys(each.values())) for each in programs[0].parameters]
-        self.partitions.fetch(slots[0][0], names[slots[0][0]])
-        for at, (stage, wave, is_back) in enumerate(slots):
-            following = slots[at + 1][0] if at + 1 < len(slots) else stage
-            self.partitions.fetch(following, names[following])
-            for part in _BACKWARD if is_back else (Part.FORWARD,):
-                run.do(Segment(stage, part), wave)
-            if following != stage or at + 1 == len(slots):
-                self.partitions.leave(stage)
-            if is_back:
-                self._begin_sums(programs[0], stage, run.gradients, sums)
-        self.channels.settle()
+        self._partitions.fetch(slots[0].stage, names[slots[0].stage])
+        for slot, following in zip(slots, [*slots[1:], None], strict=True):
+            if following is not None:
+                self._partitions.fetch(following.stage, names[following.stage])
+            for segment in slot.segments:
+                run.do(segment, slot.wave)
+            if following is None or following.stage != slot.stage:
+                self._partitions.leave(slot.stage)
+            if slot.is_backward:
+                self._begin_sums(programs[0], slot.stage, run.gradients, sums)
+        self._channels.flush()
         for name, (total, work) in sums.items():
             work.wait()
             tensor = self.tensors[name]
             total = total.to(tensor.device)
             tensor.grad = total if tensor.grad is None else tensor.grad.add_(total)
-        return StepOutput(self._mean_loss(run.losses, shares), None)
+        loss = torch.stack([found * shares[wave] for wave, found in run.losses.items()]).sum(0)
+        dist.all_reduce(loss)
+        return StepOutput(loss, None)
 
     def _begin_sums(
         self,
-        stage_program: RoundRobinProgram,
+        traced: RoundRobinProgram,
         stage: int,
         gradients: Mapping[tuple[str, int], torch.Tensor],
         sums: dict[str, tuple[torch.Tensor, Any]],
     ) -> None:
         """Start to reduce gradients to which no earlier partition will still contribute."""
-        for parameter, parts in stage_program.addends.items():
-            name = stage_program.program.names[parameter]
-            if name in sums or min(_stage_of(stage_program, part) for part in parts) != stage:
+        for parameter, parts in traced.addends.items():
+            name = traced.program.names[parameter]
+            makers = [traced.segments[traced.program.tensors[part].producer] for part in parts]
+            if name in sums or min(maker.stage for maker in makers if maker) != stage:
                 continue
             total = gradients[name, 0]
             for index in range(1, len(parts)):
                 total = total.add_(gradients[name, index])
             total = total.contiguous()
             sums[name] = total, dist.all_reduce(total, group=self._sums, async_op=True)
-
-    def _mean_loss(
-        self, losses: Mapping[int, torch.Tensor], shares: Sequence[float]
-    ) -> torch.Tensor:
-        own = [loss.detach().reshape(()) * shares[wave] for wave, loss in losses.items()]
-        total = torch.stack(own).sum()
-        dist.all_reduce(total)
-        return total
 
     def evaluate(self, batch: Any) -> StepOutput:
         """Return the loss of the full batch, which every rank computes redundantly."""
@@ -243,12 +237,6 @@ class RoundRobinPipeline(Strategy):
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs, which every rank computes redundantly."""
         return self._whole.predict(batch)
-
-    def clip(self, max_norm: float) -> None:
-        """Clip by the norm of all gradients, which every rank has."""
-        nn.utils.clip_grad_norm_(self._task.model.parameters(), max_norm)
-
-    # ── parts ────────────────────────────────────────────────────────────────────────────────
 
     def _program(self, wave: int, batch: Any) -> RoundRobinProgram:
         key = wave, signature_of(batch)
@@ -261,26 +249,6 @@ class RoundRobinPipeline(Strategy):
             )  # fmt: skip
         return self._programs[key]
 
-    def given(self, stage_program: StageProgram, batch: Any) -> Slots:
-        """Return slots with the tensors that exist before a wave, except parameters."""
-        slots: Slots = [None] * len(stage_program.program.tensors)
-        inputs = {n: t for n, role, t in all_tensors(self._task.model, batch) if role == Role.INPUT}
-        for number, name in stage_program.program.names.items():
-            if name in inputs:
-                slots[number] = inputs[name].detach().to(self._task.device)
-            elif (
-                name in self.tensors
-                and stage_program.program.tensors[number].role != Role.PARAMETER
-            ):
-                slots[number] = self.tensors[name].detach().to(self._task.device)
-        return slots
-
-
-def _stage_of(stage_program: StageProgram, tensor: int) -> int:
-    segment = stage_program.segments[stage_program.program.tensors[tensor].producer]
-    assert segment is not None
-    return segment.stage
-
 
 def _require_own_buffers(program: Program) -> None:
     """Refuse ops that change a buffer: its values would differ between ranks."""
@@ -289,7 +257,7 @@ def _require_own_buffers(program: Program) -> None:
             if program.tensors[tensor].role == Role.BUFFER and call.phase != Phase.OPTIMIZER:
                 name = program.names.get(tensor, "a buffer")
                 raise UsageError(
-                    f"the model changes {name!r} while it trains, which waves on different ranks "
-                    "would do each for itself",
+                    f"the model changes {name!r} while it trains, so its values would differ "
+                    "between ranks that run different waves",
                     hint="freeze its batch norms (eval()), or use norms without running means",
                 )

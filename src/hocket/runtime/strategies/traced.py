@@ -1,22 +1,21 @@
-"""Traced steps of a training loop, one per batch shape, mode of the model and autocast state.
+"""Strategy that runs traced steps in place of the model, one per kind of batch.
 
-The first is the planned one; others are traced when needed, and placed like the first. The key of a
-step is everything that its trace depends on and that may change between steps: shapes and constants
-of the batch, training modes of modules, frozen parameters, settings of modules, and the dtype of
-autocast. If a batch cannot be traced, or there are too many shapes, the model itself computes the
-step.
+The first traced step is the planned one; others are traced when needed, and placed like the first.
+The key of a step is everything that its trace depends on and that may change between steps: shapes
+and constants of the batch, training modes of modules, frozen parameters, settings of modules, and
+the dtype of autocast. If a batch cannot be traced, or there are too many shapes, the model itself
+computes the step.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from hocket.base.errors import RunError, UsageError
 from hocket.capture.fake import plain_batch
@@ -26,7 +25,6 @@ from hocket.capture.perform import generator_of
 from hocket.capture.program import Program
 from hocket.capture.trouble import UntraceableError
 from hocket.plan.plan import Plan
-from hocket.plan.problem import Problem
 from hocket.runtime.batches import (
     Signature,
     require_alike,
@@ -43,18 +41,12 @@ from hocket.runtime.model_tensors import (
     setting_values,
     settings_of,
 )
-from hocket.runtime.ranked_step import RankedStep, clip_together, gather_state
 from hocket.runtime.replay import ReplayedUpdate, eager, never_replayed, with_update
-from hocket.runtime.scaled_batch import with_graph
 from hocket.runtime.step_record import StepRecord, measured_timeline
 from hocket.runtime.strategies.eager import EagerModel
-from hocket.runtime.strategy import StepOutput, Strategy, Timings
-from hocket.runtime.trace_options import Kind, TraceOptions, Weight, autocast_state
-from hocket.runtime.traced_step import TracedStep, plan_like
-
-# The first run of a traced step is undone if one of its ops fails: fake tensors may have other
-# strides than a kernel's real results, so that a traced view is wrong for them. The model itself
-# then computes the step, from the same state.
+from hocket.runtime.strategy import StepOutput, Strategy, Timings, TrainingTask
+from hocket.runtime.trace_options import Kind, Weight, autocast_state
+from hocket.runtime.traced_step import PlacedProgram, TracedStep, placement_like, with_graph
 
 
 class StateSnapshot:
@@ -90,48 +82,35 @@ class ManyShapesError(UsageError):
 class TracedModel(Strategy):
     """Strategy that runs traced steps in place of the model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        recipe: TraceOptions,
-        problem: Problem,
-        plan: Plan,
-        program: Program,
-        devices: Sequence[torch.device],
-        *,
-        seed: int | None,
-        outputs: bool,
-        max_shapes: int,
-        replay: bool,
-        is_ranked: bool,
-    ) -> None:
-        """``program`` is the traced program of the planned graph; ``batch`` is settled."""
-        self._model, self._recipe = model, recipe
-        self.problem, self.plan, self.devices = problem, plan, devices
-        self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
-        self.replay, self._is_ranked = replay, is_ranked
-        self._held = ModelTensors(model)
+    is_ranked = False
+    """True if each rank runs the ops of one device."""
+
+    def __init__(self, task: TrainingTask, placed: PlacedProgram) -> None:
+        """``placed`` is the planned step, traced for the task's batch."""
+        self._model, self._recipe, self._options = task.model, task.recipe, task.options
+        self.problem, self.plan, _, self.devices = placed
+        self.replay = task.options.replay
+        self._held = ModelTensors(task.model)
         self._look_at_model()
         self.tensors: Mapping[str, torch.Tensor] = self._held.tensors
-        self._planned = signature_of(batch)
-        self.first = self._ready(problem, plan, program)
+        self._planned = signature_of(task.batch)
+        self.first = self._ready(placed)
         used = set(np.asarray(self.first.setup.device_of).tolist())
-        kinds = problem.cluster.devices
-        are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
+        kinds = self.problem.cluster.devices
+        are_real = all(kinds[d].kind.is_cpu == (self.devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
-        self._recorded = {self._key("train", self._planned, mask_facts(batch)): self.first}
+        self._recorded = {self._key("train", self._planned, mask_facts(task.batch)): self.first}
         self._untraceable: dict[tuple[Any, ...], UntraceableError] = {}
         self._warned: set[str] = set()
         self._reducer: GradientReducer | None = None
-        self._on_move: Callable[[float], None] | None = None
-        self._update = recipe.make_update
-        if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
+        self._update = task.recipe.make_update
+        is_on_cuda = {device.type for device in self.devices} == {"cuda"}
+        if task.recipe.calls_optimizer and self.replay and is_on_cuda:
             self._update = ReplayedUpdate()
 
     @property
     def replays(self) -> str:
-        """Describe how steps of the planned shape are launched; see `ReportsReplay`."""
+        """Description of how steps of the planned shape are launched."""
         if isinstance(self.first.runner, ReplayedStep):
             if self._reducer is not None and self._reducer.overlaps:
                 return eager("gradients are summed while the backward pass runs")
@@ -142,41 +121,10 @@ class TracedModel(Strategy):
 
     @property
     def record(self) -> StepRecord | None:
-        """Times of the last step on this rank's device; None if ops are not placed across ranks."""
-        runner = self.first.runner
-        return runner.record if isinstance(runner, RankedStep) else None
+        """Times of the last step on this rank's device; None if ranks do not place ops."""
+        return None
 
-    def slow_down(self, factor: float) -> None:
-        """Slow down the ops of this rank by a factor; a testing aid for unequal devices."""
-        if isinstance(self.first.runner, RankedStep):
-            self.first.runner.slowdown = factor
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer."""
-        self._update(optimizer)
-
-    def feed(self, reducer: GradientReducer) -> None:
-        """Pass gradients to a reducer once they are computed; see `FeedsReducer`."""
-        self._reducer = reducer
-
-    def report_progress(self, tell: Callable[[float], None]) -> None:
-        """Call ``tell`` with the finished fraction of a step, during eager steps."""
-        self._on_move = tell
-
-    def _hand_over(self, recorded: TracedStep) -> None:
-        """Connect progress callback and reducer to the next run of a traced step."""
-        reducer, runner = self._reducer, recorded.runner
-        if isinstance(runner, EagerStep):
-            runner.on_move = self._on_move
-        if reducer is None or not isinstance(runner, EagerStep):
-            return
-        names = recorded.program.names
-
-        def take(number: int, gradient: torch.Tensor) -> torch.Tensor:
-            parameter: Any = self.tensors[names[number]]
-            return reducer.take(parameter, gradient.to(parameter.device))
-
-        runner.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Run forward and backward by a traced step, or by the model itself."""
@@ -194,26 +142,22 @@ class TracedModel(Strategy):
             self._give_up(recorded, before, error)
             return self._called.train(batch, step, weight)
         recorded.has_run = True
-        return self.taken(recorded)
+        return self._taken(recorded)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Run a training step with every op timed; with ranks the step is not timed."""
         recorded, batch = self._found("train", batch)
-        if recorded is None or self._is_ranked:
+        if recorded is None or self.is_ranked:
             return self.train(batch, step, weight), None
-        usual, timed = recorded.runner, recorded.timed()
-        given = self.given(recorded, batch)
-        before = self._state_before(recorded, given)
-        recorded.runner = timed
+        usual, recorded.runner = recorded.runner, recorded.timed()
         try:
-            record = timed.run(given, step, weight)
-            output = self.taken(recorded)
-        except RunError as error:
-            self._give_up(recorded, before, error)
-            return self._called.train(batch, step, weight), None
+            output = self.train(batch, step, weight)
+            record = recorded.runner.record
         finally:
             recorded.runner = usual
-        recorded.has_run = True
+        if record is None:
+            # The traced step failed, and the model itself has computed the step.
+            return output, None
         setup, problem = recorded.setup, recorded.problem
         measured = measured_timeline(
             record, np.array(setup.device_of, dtype=np.int32), setup.split.transfers,
@@ -226,9 +170,9 @@ class TracedModel(Strategy):
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.forward(batch, step)
-        runner: Any = recorded.runner
         if not recorded.is_on_one_device:
             return super().forward(batch, step)
+        runner: Any = recorded.runner
         self._hand_over(recorded)
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
@@ -237,9 +181,21 @@ class TracedModel(Strategy):
         except RunError as error:
             self._give_up(recorded, before, error)
             return self._called.forward(batch, step)
+
+        def backward(weight: Weight) -> None:
+            try:
+                runner.backward(weight)
+            except RunError as error:
+                # Both passes run again, from the state before the traced forward pass.
+                self._give_up(recorded, before, error)
+                self._called.train(batch, step, weight)
+                return
+            recorded.has_run = True
+            self._add_gradients(recorded)
+            runner.forget()
+
         loss = runner.value(recorded.program.outputs[0])
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        backward = self._backward_of(recorded, before, partial(self._again, batch, step))
         attached = _Recorded.apply(anchor, loss, backward)  # type: ignore[no-untyped-call]
         return StepOutput(attached, recorded.returned())
 
@@ -255,19 +211,29 @@ class TracedModel(Strategy):
         found = self._use("predict", batch)
         return self._called.predict(batch) if found is None else found
 
-    def clip(self, max_norm: float) -> None:
-        """Clip the gradients of all parameters, on all devices and ranks, by their global norm."""
-        if self._is_ranked:
-            clip_together(self._parameters, max_norm)
-        else:
-            torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer."""
+        self._update(optimizer)
 
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gather the newest weights and optimizer states from all ranks."""
-        if isinstance(self.first.runner, RankedStep):
-            gather_state(self.first.runner, self.tensors, optimizer)
+    def feed(self, reducer: GradientReducer) -> None:
+        """Pass gradients to a reducer once they are computed."""
+        self._reducer = reducer
+
+    def _hand_over(self, recorded: TracedStep) -> None:
+        """Let the next run of a traced step pass its gradients to the reducer."""
+        reducer, runner = self._reducer, recorded.runner
+        if reducer is None or not isinstance(runner, EagerStep):
+            return
+        names = recorded.program.names
+
+        def take(number: int, gradient: torch.Tensor) -> torch.Tensor:
+            parameter: Any = self.tensors[names[number]]
+            return reducer.take(parameter, gradient.to(parameter.device))
+
+        runner.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
 
     def _use(self, kind: Kind, batch: Any) -> Any:
+        """Return the outputs of a step without gradients; None if the model must compute it."""
         recorded, batch = self._found(kind, batch)
         if recorded is None:
             return None
@@ -289,29 +255,8 @@ class TracedModel(Strategy):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
-    def _backward_of(
-        self,
-        recorded: TracedStep,
-        before: StateSnapshot | None,
-        by_model: Callable[[Weight], None],
-    ) -> Callable[[Weight], None]:
-        def backward(weight: Weight) -> None:
-            runner: Any = recorded.runner
-            try:
-                runner.backward(weight)
-            except RunError as error:
-                self._give_up(recorded, before, error)
-                by_model(weight)
-                return
-            recorded.has_run = True
-            self._add_gradients(recorded)
-            runner.forget()
-
-        return backward
-
-    def taken(self, recorded: TracedStep) -> StepOutput:
-        """Return loss and outputs of a finished step, add its gradients, and release its
-        tensors."""
+    def _taken(self, recorded: TracedStep) -> StepOutput:
+        """Return loss and outputs of a finished step, add its gradients, and drop its tensors."""
         loss = recorded.runner.value(recorded.program.outputs[0]).detach()
         outcome = StepOutput(loss, recorded.returned())
         self._add_gradients(recorded)
@@ -325,10 +270,14 @@ class TracedModel(Strategy):
             parameter = self.tensors[names[number]]
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
-            elif parameter.grad is not gradient:  # else a reducer has taken it
+            elif parameter.grad is not gradient:  # else the reducer has taken it
                 parameter.grad.add_(gradient.to(parameter.device))
 
-    # ── the model itself, where there is no traced step ──────────────────────────────────────
+    # ── the model itself, if there is no traced step ─────────────────────────────────────────
+    #
+    # Fake tensors may have other strides than a kernel's real results, so that a traced view is
+    # wrong for the real ones. A traced step that fails in its first run is therefore undone, and
+    # the model itself computes the step from the same state.
 
     def _found(self, kind: Kind, batch: Any) -> tuple[TracedStep | None, Any]:
         """Return the result of `find`, with None for a batch that the model itself must compute."""
@@ -347,8 +296,7 @@ class TracedModel(Strategy):
         return StateSnapshot(recorded.program, given, self.devices[0])
 
     def _give_up(self, recorded: TracedStep, before: StateSnapshot | None, error: RunError) -> None:
-        """Undo a traced step that failed in its first run, and use the model itself from then
-        on."""
+        """Undo a traced step that failed in its first run, and use the model itself from now on."""
         if before is None:
             raise error
         before.restore()
@@ -363,8 +311,8 @@ class TracedModel(Strategy):
         if error.message not in self._warned:
             self._warned.add(error.message)
             self.lost = (
-                f"{error.message}; such batches are computed by the model itself, with the same "
-                "numbers; placement, order and replay of traced steps are lost for them"
+                f"{error.message}; the model itself computes such batches, with the same numbers; "
+                "placement, order and replay of traced steps are lost for them"
             )
             hint = f"; hint: {error.hint}" if error.hint else ""
             warnings.warn(self.lost + hint, CaptureWarning, 6)
@@ -373,10 +321,6 @@ class TracedModel(Strategy):
     def _called(self) -> EagerModel:
         self._held.bring(self.devices[0])
         return EagerModel(self._model, self._recipe, self.devices[0])
-
-    def _again(self, batch: Any, step: int, weight: Weight) -> None:
-        """Run forward and backward by the model, from the state before the traced forward pass."""
-        self._called.train(batch, step, weight)
 
     def _look_at_model(self) -> None:
         """Record the model's current modules, tensors and settings."""
@@ -389,7 +333,7 @@ class TracedModel(Strategy):
 
     def _renew(self) -> None:
         """Continue with the tensors and modules that the model holds now."""
-        if self._is_ranked or self._reducer is not None:
+        if self.is_ranked or self._reducer is not None:
             raise replaced_error()
         before = self._tree
         self._held.renew()
@@ -397,10 +341,9 @@ class TracedModel(Strategy):
         if not self._tree.is_alike(before):
             self._recorded.clear()
             self._untraceable.clear()
-        if "_called" in vars(self):
-            del self._called
+        vars(self).pop("_called", None)
 
-    # ── which program ────────────────────────────────────────────────────────────────────────
+    # ── which traced step ────────────────────────────────────────────────────────────────────
 
     def given(self, recorded: TracedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
         """Return the tensors that exist before a step, per device of the plan."""
@@ -431,18 +374,20 @@ class TracedModel(Strategy):
         return kind, signature, modes, frozen, autocast_state(), facts, settings
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
+        """Refuse batches unlike the planned one, and more traced steps than the limit."""
         if kind != "predict":
             require_alike(self._planned, signature)
+        max_shapes = self._options.max_shapes
         alike = [key for key in self._recorded if key[:2] == (kind, signature)]
-        if len({key[-1] for key in alike}) >= self._max_shapes:
+        if len({key[-1] for key in alike}) >= max_shapes:
             raise ManyShapesError(
-                f"attributes of the model had more than {self._max_shapes} values",
+                f"attributes of the model had more than {max_shapes} values",
                 hint="hold what changes in a tensor that is a buffer, or raise max_shapes",
             )
         shapes = {key[1] for key in self._recorded if key[0] == kind}
-        if signature not in shapes and len(shapes) >= self._max_shapes:
+        if signature not in shapes and len(shapes) >= max_shapes:
             raise ManyShapesError(
-                f"batches of more than {self._max_shapes} shapes",
+                f"batches of more than {max_shapes} shapes",
                 where=shapes_text(signature),
                 hint="fill them up to few shapes with pad=hocket.PadTo(64), drop the last batch, "
                 "or raise max_shapes",
@@ -450,18 +395,16 @@ class TracedModel(Strategy):
 
     def _record(self, kind: Kind, batch: Any) -> TracedStep:
         graph, program = self._recipe.trace(self._model, batch, kind)
-        problem = with_graph(self.problem, graph)
         assert self.plan.device_of is not None
-        plan = plan_like(problem, self.problem.graph, self.plan.device_of, self.plan.planner)
-        return self._ready(problem, plan, program, everything=kind != "train")
+        device_of = placement_like(graph, self.problem.graph, self.plan.device_of)
+        plan = Plan(planner=self.plan.planner).placing(device_of)
+        placed = PlacedProgram(with_graph(self.problem, graph), plan, program, self.devices)
+        return self._ready(placed, everything=kind != "train")
 
-    def _ready(
-        self, problem: Problem, plan: Plan, program: Program, *, everything: bool = False
-    ) -> TracedStep:
+    def _ready(self, placed: PlacedProgram, *, everything: bool = False) -> TracedStep:
         return TracedStep(
-            problem, plan, program, self.devices, seed=self._seed,
-            everything=everything or self._outputs, replay=self.replay and not everything,
-            is_ranked=self._is_ranked,
+            placed, seed=self._options.seed, everything=everything or self._options.outputs,
+            replay=self.replay and not everything, is_ranked=self.is_ranked,
         )  # fmt: skip
 
 
@@ -470,7 +413,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, anchor: torch.Tensor, loss: torch.Tensor, backward: Any
+        context: Any, anchor: torch.Tensor, loss: torch.Tensor, backward: Callable[[Weight], None]
     ) -> torch.Tensor:
         context.run = backward
         return loss.clone()

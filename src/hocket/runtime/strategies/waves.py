@@ -1,16 +1,22 @@
 """Wavelet: runs microbatches in waves on two streams, with their ops in planned order.
 
-Every wave is a traced step with slots of its own; parameters and buffers are shared. Calls are
+Each wave is a traced step with slots of its own; parameters and buffers are shared. Ops are
 launched in the order in which the simulator started them: eagerly on one stream, so that no more
-memory is held than planned, or captured on two streams of one CUDA graph, which then overlap.
+memory is held than planned, or captured on two streams of one CUDA graph, where they overlap.
 Gradients are summed as soon as they are computed, in the order of the waves, and random numbers are
-drawn in that order: the result equals gradient accumulation bit for bit. With updates after every
-wave, as Wavelet publishes it, results differ from accumulation.
+drawn in that order. So the result equals gradient accumulation bit for bit.
+
+With an update after every wave, as Wavelet publishes it, results differ from accumulation. With
+several replicas, gradients are summed over replicas: bucket by bucket once the last wave has added
+to them, or after every wave that ends with an update.
+
+Torch has no engine that interleaves two microbatches op by op on one device.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,6 +30,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Waves
 from hocket.plan.sections.waves import NUM_STREAMS, Changes
 from hocket.planners.waves.wave_candidate import wave_sequence
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.device_instructions import Setup
 from hocket.runtime.eager_step import EagerStep, Given, StaticInputs
 from hocket.runtime.optimizer_parts import versions_of
@@ -36,14 +43,16 @@ from hocket.runtime.traced_step import TracedStep
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.wave_streams import WaveOp, pass_order, stream_memory
 
+Gradients = dict[str, torch.Tensor]
+
 
 @lru_cache(maxsize=64)
 def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Return the ops of forward and backward that are no views, each with the calls to run for it.
 
-    Views depend on the memory layout of parameters: cuDNN's layers view all their weights as one
-    buffer if they share a storage, as they do on the device. So a traced step is matched with a
-    plan's graph by ops that are no views, and a view runs with the op before it. O(ops).
+    A traced step is matched with a plan's graph by ops that are no views, since views depend on the
+    memory layout of parameters: cuDNN's layers view all their weights as one buffer if they share a
+    storage, as on the device. A view runs with the op before it. O(ops).
     """
     found: list[tuple[int, list[int]]] = []
     early: list[int] = []
@@ -58,20 +67,16 @@ def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((op, tuple(calls)) for op, calls in found)
 
 
-Gradients = dict[str, torch.Tensor]
-
-
 class WaveWarning(UserWarning):
     """Waves run one after the other instead of interleaved."""
 
 
 class WaveOrder(NamedTuple):
-    """Order in which the ops of all waves are called."""
+    """Order in which the ops of all waves are launched."""
 
     sequence: tuple[WaveOp, ...]
     waits: Mapping[WaveOp, WaveOp]
-    """For an op, the op of the other stream that it waits for, so that results equal
-    accumulation."""
+    """The op of the other stream that an op waits for, so that results equal accumulation."""
     ops: tuple[int, ...]
     """Ops of a wave that are no views, in their order."""
     changes: Changes = "step"
@@ -81,7 +86,7 @@ class WaveOrder(NamedTuple):
 
 
 def wave_order(problem: Problem, parallel: Parallel, waves: Waves, replica: int = 0) -> WaveOrder:
-    """Return the planned order of the waves of one replica; views follow the op before them."""
+    """Return the planned order of the waves of one replica."""
     step, timeline = simulate_parallel(problem, parallel, None, waves)
     found = wave_sequence(problem.graph, step.passes[replica], timeline)
     ops = tuple(op for op, _ in counted_ops(problem.graph))
@@ -100,7 +105,7 @@ class Wave(NamedTuple):
 
 
 class WaveStep(EagerStep):
-    """One wave: a traced step that is called op by op in the order of a plan."""
+    """A traced step that is run op by op in the order of a plan."""
 
     def __init__(
         self,
@@ -126,11 +131,6 @@ class WaveStep(EagerStep):
             )
             self.made_at.setdefault(op_of[last], []).append((parameter, gradient))
 
-    def begin(self, given: Given, step: int, weight: Weight) -> None:
-        """Start a wave from tensors that exist before it, with the weight of its loss."""
-        self.fill(given, step)
-        self.weight = weight
-
     def run_op(self, op: int) -> None:
         """Run an op of the plan, then clear slots; the caller has entered `as_traced`."""
         for do, call, drops in self._bound_of[op]:
@@ -143,15 +143,25 @@ class WaveStep(EagerStep):
 
 
 class WaveRunner:
-    """Runs the microbatches of a step in waves, call by call on one stream."""
+    """Runs the microbatches of a step in waves, op by op on one stream."""
+
+    has_updated = False
+    """True if the optimizer has used the gradients of the last step's waves."""
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
+        self.reducer: GradientReducer | None = None
+        """Sums gradients over replicas, if there are several."""
         self._streams: Sequence[DeviceStream] = [DeviceStream(device) for _ in range(NUM_STREAMS)]
         self._awaited = set(order.waits.values())
-        self._first = {wave: op for wave, op in reversed(order.sequence)}
-        self._last = {wave: op for wave, op in order.sequence}
+        self._first = dict(reversed(order.sequence))
+        self._last = dict(order.sequence)
         self._steps: dict[tuple[int, int], WaveStep] = {}
+        self._early: dict[tuple[str, int], tuple[torch.Tensor, DeviceStream]] = {}
+        """Gradients that wait for an earlier wave, by parameter and wave."""
+        self._num_added: Counter[str] = Counter()
+        self._added: dict[str, Any] = {}
+        """Event after the last sum of each parameter's gradient."""
         self._has_warned = False
 
     def train(
@@ -173,31 +183,32 @@ class WaveRunner:
         return self.run(waves, step)
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """Run waves, whose tensors are ready, in planned order."""
-        sums = self._sums()
+        """Run waves in planned order."""
         events: dict[WaveOp, Any] = {}
         outputs: dict[int, StepOutput] = {}
+        for table in (self._early, self._num_added, self._added):
+            table.clear()
         with self._step(waves[0].recorded, 0).as_traced():
             for at in self._order.sequence:
                 wave, op = at
                 recorded, given, weight = waves[wave]
-                stream = self._streams[wave % NUM_STREAMS]
+                own, stream = self._step(recorded, wave), self._streams[wave % NUM_STREAMS]
                 stream.make_current()
-                own = self._step(recorded, wave)
                 if self._first[wave] == op:
-                    own.begin(sums.read_by(wave, recorded, given), step, weight)
+                    own.fill(self._read_by(wave, recorded, given), step)
+                    own.weight = weight
                 if at in self._order.waits:
                     stream.wait(events[self._order.waits[at]])
                 own.run_op(op)
                 for parameter, gradient in own.made_at.get(op, ()):
                     name = recorded.program.names[parameter]
-                    sums.add(name, wave, own.take(gradient), stream)
+                    self._add(name, wave, own.take(gradient), stream)
                 if at in self._awaited:
                     # After the sums, so that ops that wait for this one may add to them.
                     events[at] = stream.event()
                 if self._last[wave] == op:
                     outputs[wave] = _output(recorded, own)
-                    sums.end(wave)
+                    self._end(wave)
         return [outputs[wave] for wave in range(len(waves))]
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -205,15 +216,8 @@ class WaveRunner:
 
     @property
     def replays(self) -> str:
-        """Describe how waves are launched; see `ReportsReplay`."""
-        if self._order.changes == "wave":
-            return eager("parameters change after every wave")
+        """Description of how waves are launched."""
         return never_replayed(self._device)
-
-    @property
-    def has_updated(self) -> bool:
-        """True if the optimizer has already used the gradients of the waves."""
-        return False
 
     def state(self) -> dict[str, Any]:
         """Return the state to save between steps: none, because parameters change once per step."""
@@ -222,8 +226,40 @@ class WaveRunner:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
 
-    def _sums(self) -> GradientSums:
-        return GradientSums(self._programs.tensors)
+    @torch.no_grad()
+    def _add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
+        """Add a gradient to the parameter's, and gradients of later waves that waited for it."""
+        self._early[name, wave] = gradient, stream
+        parameter: Any = self._programs.tensors[name]
+        while (found := self._early.pop((name, self._num_added[name]), None)) is not None:
+            # On the stream that computed the gradient: its memory can be reused only there, so not
+            # before the sum has read it.
+            gradient, own = found
+            own.make_current()
+            if parameter.grad is None:
+                parameter.grad = gradient.to(parameter.device)
+            else:
+                own.wait(self._added.get(name))
+                parameter.grad.add_(gradient.to(parameter.device))
+            self._added[name] = own.event()
+            self._num_added[name] += 1
+        if self._num_added[name] == len(self._last) and self._overlaps:
+            assert self.reducer is not None
+            self.reducer.take(parameter)
+        stream.make_current()
+
+    @property
+    def _overlaps(self) -> bool:
+        """True if complete gradients are reduced while waves run."""
+        reducer = self.reducer
+        return reducer is not None and reducer.is_enabled and reducer.overlaps
+
+    def _read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
+        """Return the tensors that a wave reads."""
+        return given
+
+    def _end(self, wave: int) -> None:
+        """Handle the end of a wave."""
 
     def _step(self, recorded: TracedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_STREAMS
@@ -244,57 +280,12 @@ class WaveRunner:
         self._has_warned = True
 
 
-class GradientSums:
-    """Adds gradients to ``parameter.grad`` in the order of the waves."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._early: dict[tuple[str, int], tuple[torch.Tensor, DeviceStream]] = {}
-        """Gradients that wait for an earlier wave, by parameter and wave."""
-        self._num_added: dict[str, int] = {}
-        self._added: dict[str, Any] = {}
-
-    @torch.no_grad()
-    def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
-        """Add a gradient, and gradients of later waves that waited for it.
-
-        Each is added on the stream that computed it: its memory can be reused only on that stream,
-        and so not before the sum has read it.
-        """
-        self._early[name, wave] = gradient, stream
-        parameter = self._tensors[name]
-        while (found := self._early.pop((name, self._num_added.get(name, 0)), None)) is not None:
-            gradient, own = found
-            own.make_current()
-            if parameter.grad is None:
-                parameter.grad = gradient.to(parameter.device)
-            else:
-                own.wait(self._added.get(name))
-                parameter.grad.add_(gradient.to(parameter.device))
-            self._added[name] = own.event()
-            self._num_added[name] = self._num_added.get(name, 0) + 1
-        stream.make_current()
-
-    def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
-        """Return the tensors that a wave reads: the parameters themselves, in this class."""
-        return given
-
-    def end(self, wave: int) -> None:
-        """Handle the end of a wave."""
-
-
 def _output(recorded: TracedStep, own: WaveStep) -> StepOutput:
     """Return loss and outputs of a finished wave, and drop its tensors."""
     loss = own.value(recorded.program.outputs[0]).detach()
     returned = recorded.returned(own)
     own.forget()
     return StepOutput(loss, returned)
-
-
-# ── two streams of one CUDA graph ────────────────────────────────────────────────────────────────
-#
-# Two streams of small kernels leave a device idle while the host issues them one by one; a graph
-# has both before it starts. Libraries keep their workspaces per stream, so streams share none.
 
 
 class _Event(NamedTuple):
@@ -339,21 +330,25 @@ class _CapturedWaves(NamedTuple):
     inputs: list[StaticInputs]
     scales: list[torch.Tensor]
     outputs: list[StepOutput]
-    gradients: dict[str, torch.Tensor]
+    gradients: Gradients
 
 
 class CapturedWaveRunner(WaveRunner):
-    """Waves on two streams of one CUDA device, replayed as one graph."""
+    """Waves on two streams of one CUDA device, replayed as one graph.
+
+    Eagerly the host would issue small kernels one by one and leave the device idle; a graph holds
+    the kernels of both streams before it starts.
+    """
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
+        # Libraries keep a workspace per stream, so the streams share none.
         self._pair = [_WaveStream(device) for _ in range(NUM_STREAMS)]
         self._streams = self._pair
         self.replay: GraphReplay[_CapturedWaves] = GraphReplay()
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """Run forward and backward of all waves, by replay unless gradients exist before the
-        step."""
+        """Run all waves, by replay unless gradients exist before the step."""
         tensors = self._programs.tensors.values()
         found = None
         if all(tensor.grad is None for tensor in tensors):
@@ -372,8 +367,13 @@ class CapturedWaveRunner(WaveRunner):
 
     @property
     def replays(self) -> str:
-        """Describe how waves are launched; see `ReportsReplay`."""
+        """Description of how waves are launched."""
         return self.replay.message
+
+    @property
+    def _overlaps(self) -> bool:
+        # Collectives of gloo cannot be captured, so gradients are reduced after the replay.
+        return False
 
     @contextmanager
     def _forked(self, here: torch.cuda.Stream) -> Iterator[None]:
@@ -418,80 +418,19 @@ class CapturedWaveRunner(WaveRunner):
                 tensor.grad = None
 
 
-# ── parameters that change after every wave ──────────────────────────────────────────────────────
-#
-# As Wavelet publishes it: when a wave ends, the optimizer is called with the mean of its gradients
-# and those of the wave before, and the parameters of its stream become those after the update. So a
-# wave is computed with parameters that the other stream's wave has changed meanwhile.
-
-
 class UpdatingWaveRunner(WaveRunner):
-    """Runs waves that each end with an update of the parameters."""
+    """Runs waves that each end with an update of the parameters, as Wavelet publishes it.
+
+    When a wave ends, its gradients are summed over replicas, and the optimizer is called with the
+    mean of these sums and those of the wave before. The parameters of the wave's stream then become
+    the updated ones. So each wave is computed with parameters that the other stream's wave has
+    changed meanwhile.
+    """
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._updates: _WaveUpdates | None = None
-        self._has_updated = False
-
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Set the optimizer that runs at the end of every wave."""
-        if optimizer is None:
-            raise UsageError(
-                "parameters that change after every wave leave no gradients to add up or to clip",
-                hint="plan waves whose parameters change once per step (without --changes wave)",
-            )
-        self._optimizer = optimizer
-
-    @property
-    def has_updated(self) -> bool:
-        """True if each of the last waves has updated; False if the update has yet to run."""
-        return self._has_updated
-
-    def train(
-        self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
-    ) -> list[StepOutput]:
-        """Run forward and backward of all microbatches, each followed by an update."""
-        self._has_updated = False
-        return super().train(batches, step, weights)
-
-    def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """Run waves, whose tensors are ready; each wave's loss gets the weight of an entire
-        step."""
-        self._has_updated = True
-        whole = sum(wave.weight for wave in waves)
-        return super().run([wave._replace(weight=whole) for wave in waves], step)
-
-    def state(self) -> dict[str, Any]:
-        """Return each stream's parameters and the last wave's gradients; empty before the first
-        step."""
-        return {} if self._updates is None else self._updates.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, or with the current parameters if it is empty."""
-        self._updates = None
-        if state:
-            self._updates = _WaveUpdates(self._programs)
-            self._updates.load_state(state)
-
-    def _sums(self) -> GradientSums:
-        assert self._optimizer is not None, "it was expected"
-        if self._updates is None:
-            self._updates = _WaveUpdates(self._programs)
-        self._updates.optimizer = self._optimizer
-        self._updates.drop_if_changed()
-        return self._updates
-
-
-class _WaveUpdates(GradientSums):
-    """Updates the parameters after every wave; its state is kept between steps."""
-
-    optimizer: torch.optim.Optimizer
-
-    def __init__(self, programs: TracedModel) -> None:
-        super().__init__(programs.tensors)
-        self._programs = programs
-        self._own: list[Mapping[str, torch.Tensor] | None] = [None] * NUM_STREAMS
+        self._own: list[Gradients | None] = [None] * NUM_STREAMS
         """Copy of the parameters for each stream."""
         self._made: dict[int, Gradients] = {}
         self._before: Gradients = {}
@@ -499,72 +438,111 @@ class _WaveUpdates(GradientSums):
         self._versions: list[int] = []
         """Version counters of the parameters after the last update."""
 
+    @property
+    def replays(self) -> str:
+        """Description of how waves are launched."""
+        return eager("parameters change after every wave")
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Set the optimizer that runs at the end of every wave."""
+        if optimizer is None:
+            raise UsageError(
+                "parameters that change after every wave leave no gradients to accumulate or clip",
+                hint="plan waves whose parameters change once per step (without --changes wave)",
+            )
+        self._optimizer = optimizer
+
+    def train(
+        self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
+    ) -> list[StepOutput]:
+        """Run forward and backward of all microbatches, each followed by an update."""
+        self.has_updated = False
+        return super().train(batches, step, weights)
+
+    def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
+        """Run waves; the loss of each wave has the weight of an entire step."""
+        self._drop_if_changed()
+        self.has_updated = True
+        whole = sum(wave.weight for wave in waves)
+        return super().run([wave._replace(weight=whole) for wave in waves], step)
+
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; empty if other code has changed the parameters."""
-        self.drop_if_changed()
+        """Return the streams' parameters and the last wave's gradients, for a checkpoint.
+
+        The state is empty before the first step, and if other code has changed the parameters.
+        """
+        self._drop_if_changed()
         own = [dict(each) for each in self._own if each is not None]
         return {"own": own, "before": dict(self._before)} if len(own) == NUM_STREAMS else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the parameters must be the ones saved with it."""
-        self._own = [self._on_device(each) for each in state["own"]]
-        self._before = self._on_device(state["before"])
-        self._versions = self._versions_now()
+        self._own, self._before = [None] * NUM_STREAMS, {}
+        if state:
+            self._own = [self._on_device(each) for each in state["own"]]
+            self._before = self._on_device(state["before"])
+            self._versions = self._versions_now()
 
     def _on_device(self, saved: Mapping[str, torch.Tensor]) -> Gradients:
-        return {n: saved[n].to(self._tensors[n].device, copy=True) for n in saved}
+        tensors = self._programs.tensors
+        return {name: saved[name].to(tensors[name].device, copy=True) for name in saved}
 
-    def drop_if_changed(self) -> None:
+    def _drop_if_changed(self) -> None:
         """Drop the state if parameters were loaded, or changed by a step without waves."""
         if self._versions != self._versions_now():
             self._own, self._before = [None] * NUM_STREAMS, {}
 
     def _versions_now(self) -> list[int]:
-        return versions_of(self._tensors[name] for name in self._own[0] or ())
+        return versions_of(self._programs.tensors[name] for name in self._own[0] or ())
 
-    def read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
-        """Return the tensors of a wave, with the parameters of its stream in place of the
-        model's."""
+    def _read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
+        """Return the tensors of a wave, with its stream's parameters instead of the model's."""
         program, which = recorded.program, wave % NUM_STREAMS
         if self._own[which] is None:
-            names = program.parameters
-            self._own[which] = {name: self._tensors[name].detach().clone() for name in names}
-        own = self._own[which]
-        assert own is not None
+            names, tensors = program.parameters, self._programs.tensors
+            self._own[which] = {name: tensors[name].detach().clone() for name in names}
+        own = self._own[which] or {}
         numbers = {number: name for name, number in program.parameters.items()}
         return [
             {at: own[numbers[at]] if at in numbers else tensor for at, tensor in here.items()}
             for here in given
         ]
 
-    def add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
+    def _add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
         """Hold a gradient until its wave has ended."""
         self._made.setdefault(wave, {})[name] = gradient
 
     @torch.no_grad()
-    def end(self, wave: int) -> None:
-        """Update the parameters by the mean gradients of this wave and the previous one.
-
-        The stream of the wave then gets a copy of the updated parameters.
-        """
-        made = self._made.pop(wave, {})
+    def _end(self, wave: int) -> None:
+        """Update the parameters, and copy them to the stream of the wave."""
+        assert self._optimizer is not None, "`expect` was called"
+        tensors, made = self._programs.tensors, self._summed(self._made.pop(wave, {}))
         for name, gradient in made.items():
             before = self._before.get(name)
             mean = gradient if before is None else (before + gradient) / 2
-            self._tensors[name].grad = mean.to(self._tensors[name].device)
-        self._programs.update(self.optimizer)
-        own = self._own[wave % NUM_STREAMS]
-        assert own is not None, "the wave has begun"
-        for name, copied in own.items():
-            copied.copy_(self._tensors[name])
-            self._tensors[name].grad = None
+            tensors[name].grad = mean.to(tensors[name].device)
+        self._programs.update(self._optimizer)
+        for name, copied in (self._own[wave % NUM_STREAMS] or {}).items():
+            copied.copy_(tensors[name])
+            tensors[name].grad = None
         self._before = made
         self._versions = self._versions_now()
 
+    def _summed(self, made: Gradients) -> Gradients:
+        """Return the gradients of a wave, summed over replicas."""
+        if self.reducer is None:
+            return made
+        tensors: Mapping[str, Any] = self._programs.tensors
+        for name, gradient in made.items():
+            tensors[name].grad = gradient
+        self.reducer.begin()
+        self.reducer.finish()
+        # The next wave overwrites the buckets.
+        return {name: tensors[name].grad.clone() for name in made}
+
 
 def make_waves(programs: TracedModel, order: WaveOrder, device: torch.device) -> WaveRunner:
-    """Return the runner of waves on a device, with CUDA graph replay if steps are to be
-    replayed."""
+    """Return the runner of waves on a device, with CUDA graph replay if steps are replayed."""
     if order.changes == "wave":
         return UpdatingWaveRunner(programs, order, device)
     replayed = programs.replay and device.type == "cuda"
