@@ -15,7 +15,6 @@ from runtime.train_loops import adamw, assert_same_state, plain_steps
 from torch import nn
 
 import hocket
-from hocket.api.planned import run_plan
 from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import capture
 from hocket.plan.files import SavedPlan
@@ -27,6 +26,7 @@ from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.planned_optimizer import planned_update
+from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunOptions
 from hocket.view.measured import run_data
 

@@ -10,7 +10,6 @@ from runtime.budget_models import MODELS
 from torch import nn
 
 import hocket
-from hocket.api.planned import run_plan
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import parse_bytes
 from hocket.capture import capture
@@ -20,6 +19,7 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.given_budget import budget_of
 from hocket.runtime.batches import settled
 from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunOptions
 from hocket.view import fit as view
 

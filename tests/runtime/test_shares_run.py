@@ -11,7 +11,6 @@ from forked_command import ForkedCommand
 from forked_worker_group import forked_worker_groups
 from torch import nn
 
-from hocket.api.planned import run_plan
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.profile import read_profile
@@ -23,6 +22,7 @@ from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import run_limits
+from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunOptions
 from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.training import prepare

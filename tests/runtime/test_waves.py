@@ -10,7 +10,6 @@ from runtime.waved_models import Attends, Net, accumulated, fitted
 from torch import nn
 
 import hocket
-from hocket.api.planned import run_plan
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.perform import draw_seed
@@ -22,6 +21,7 @@ from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.planners.waves.wave_search import even_split, fit_waves, reasons
 from hocket.runtime.placed_step import DeviceStream
 from hocket.runtime.planned_model import ModelSource
+from hocket.runtime.run import run_plan
 from hocket.runtime.run_options import RunOptions
 from hocket.runtime.strategies.waves import WaveStep, WaveWarning, wave_order
 from hocket.simulate.parallel.wave_streams import pass_order
