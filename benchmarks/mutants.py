@@ -1,19 +1,21 @@
-"""Small mistakes made on purpose, one at a time: which of them do the tests not notice?
+"""Mutation tests: change one small thing in the source at a time, and list the changes that no test
+notices.
 
-    .venv/bin/python benchmarks/mutants.py src/hocket/plan/verify.py --tests tests/plan [--count 12]
-    .venv/bin/python benchmarks/mutants.py                # four of each file of ROOMS, 100 in all
+    .venv/bin/python benchmarks/mutants.py --under fleet --under service --count 30 --seed 41
+    .venv/bin/python benchmarks/mutants.py src/hocket/plan/verify.py --tests tests/plan --count 12
 
-A mutant has one comparison turned, one whole number off by one, one sum turned into a difference,
-one `and` turned into `or`, one condition always false or one statement left out. Each is tried in a
-copy of the tree, never in the tree itself, and printed with its line; what lives is to be read:
-some mutants change nothing that anybody could see.
+A mutant has one comparison changed, one integer increased by one, one sum turned into a difference,
+one `and` turned into `or`, one condition that is always false, or one statement left out. Mutants
+are drawn evenly from all places where a change is possible, and each is tested in a copy of the
+tree. The tests of `TESTS` run first, then those of `ALL_TESTS` where the first noticed nothing.
+A failing test is also run without the change, so that a flaky one counts for nothing. Read each
+survivor: some changes have no effect that a user could see.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import multiprocessing
 import os
 import random
@@ -21,81 +23,147 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numba  # noqa: F401 - loaded once, here, for all mutants
 import pytest
 import scipy.optimize  # noqa: F401
 import torch  # noqa: F401
 
-TURNED = {
+CHANGED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)
+OMITTED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)
 NOT_LOADED = ("cacheprovider", "schemathesis", "xdist", "anyio", "faulthandler")
 TOP = Path(__file__).resolve().parents[1]
-ROOMS = {
-    "simulate/verify": "plan/test_verify.py plan/test_limits.py",
-    "simulate/analysis": "simulate/test_simulate_analysis.py",
-    "simulate/timeline": "simulate/test_simulate_closed_forms.py simulate/test_pipeline.py",
-    "simulate/gradients": "simulate/test_gradients.py",
-    "simulate/path": "simulate/test_simulate_analysis.py",
-    "plan/verify": "plan/test_verify.py plan/test_limits.py",
-    "plan/files": "plan/test_plan_files.py",
-    "plan/sections/schedule": "planners/test_schedules.py plan/test_parallel_files.py",
-    "plan/sections/shares": "simulate/test_shares.py planners/parallel/test_whole.py",
-    "plan/sections/memory": "plan/test_memory_section.py simulate/test_rewriting.py",
-    "service/tokens": "service/test_tokens.py",
-    "base/checkpoint_folder": "service/test_checkpoint.py",
-    "service/store/store": "service/test_store_parts.py",
-    "service/daemon/draft": "service/test_daemon_losses.py service/test_daemon_refusals.py",
-    "planners/memory/refine": "planners/memory/test_budget.py",
-    "planners/memory/rounding": "planners/memory/test_budget.py",
-    "planners/parallel/groups": "planners/parallel",
-    "planners/parallel/search": "planners/parallel",
-    "runtime/batches": "runtime/test_train.py",
-    "runtime/train/watch": "runtime/test_train_watch.py",
-    "runtime/collectives/rank_tables": "runtime/collectives/test_tree_executor.py",
-    "tables/budget": "tables/test_protocol.py",
-    "loops/dependence": "loops/test_catalogue.py",
-    "loops/tiles": "loops/test_catalogue.py",
-}  # fmt: skip
-"""The tests that are to notice a change in each file: the smallest selection that covers it."""
+POLICIES = (
+    "fleet/test_policy_promises.py fleet/test_policies_public.py fleet/test_ties_and_bounds.py "
+    "fleet/test_claims.py fleet/test_policies_properties.py fleet/test_policies_against_programs.py"
+)
+ROUNDS = (
+    "fleet/test_rounds_rules.py fleet/test_rounds_step.py fleet/test_reservations.py "
+    "fleet/test_rounds_stops.py fleet/test_rounds_shares.py fleet/test_rounds_gangs.py "
+    "fleet/test_rounds_pairs.py fleet/test_fairness.py fleet/test_dependencies.py "
+    "fleet/test_rounds_refusals.py fleet/test_stored_indices.py fleet/test_rounds_machine.py"
+)
+DAEMON = (
+    "service/test_daemon.py service/test_daemon_refusals.py service/test_daemon_losses.py "
+    "service/test_daemon_features.py service/test_daemon_elastic.py service/test_daemon_untried.py "
+    "service/test_space_sharing.py service/test_daemon_instants.py service/test_daemon_threads.py"
+)
+LOCAL = (
+    "service/test_local.py service/test_limits.py service/test_attempts.py "
+    "service/test_hostile_jobs.py service/test_local_devices.py service/test_local_log.py "
+    "service/test_local_names.py service/test_local_daemon.py service/test_attempt_log.py"
+)
+REST = (
+    "service/test_rest.py service/test_rest_fleet.py service/test_rest_security.py "
+    "service/test_rest_limits.py service/test_rest_logs.py service/test_rest_stream.py "
+    "service/test_roles.py service/test_everyday.py service/test_tokens.py"
+)
+STORE = (
+    "service/test_store.py service/test_store_parts.py service/test_snapshot.py "
+    "service/test_store_damage.py"
+)
+TESTS = {
+    "fleet/policies": POLICIES,
+    "fleet/solve": f"fleet/test_solve.py fleet/test_solve_bound.py {POLICIES}",
+    "fleet/rounds": ROUNDS,
+    "fleet/simulator": "fleet/test_simulator.py fleet/test_published.py fleet/test_elastic.py "
+    "fleet/test_simulate_command.py",
+    "fleet/throughputs": "fleet/test_throughputs.py fleet/test_throughputs_predict.py "
+    "fleet/test_planned_throughputs.py fleet/test_unseen.py fleet/test_unseen_belief.py",
+    "fleet/traces": "fleet/test_traces.py fleet/test_small_files.py",
+    "fleet/problem_file": "fleet/test_allocate.py fleet/test_small_files.py",
+    "fleet/gangs": "fleet/test_elastic.py service/test_daemon_elastic.py",
+    "fleet/": f"fleet/test_forecast.py fleet/test_boundaries.py {POLICIES}",
+    "service/daemon": DAEMON,
+    "service/executors/slurm": "service/test_slurm_nodes.py service/test_slurm.py",
+    "service/executors/agent": "service/test_agents.py service/test_agent_client.py",
+    "service/executors": LOCAL,
+    "service/agent": "service/test_agents.py service/test_agent_client.py",
+    "service/ray": "service/test_ray.py",
+    "service/rest": REST,
+    "service/tokens": "service/test_tokens.py service/test_roles.py service/test_rest_security.py",
+    "service/credentials": "service/test_roles.py service/test_rest_security.py",
+    "service/page": "service/test_page.py service/test_page_recent.py service/test_page_buttons.py "
+    "service/test_page_hostile.py service/test_page_picture.py",
+    "service/forecasts": "service/test_forecasts.py",
+    "service/store": STORE,
+    "service/lease": "service/test_lease.py service/test_lease_away.py "
+    "service/test_lease_revived.py",
+    "service/client": "service/test_fleet_client.py service/test_fleet_commands.py",
+    "service/": f"service/test_fleet_refusals.py service/test_endpoint.py {REST}",
+    "simulate/": "simulate plan/test_verify.py plan/test_limits.py",
+    "plan/": "plan",
+    "base/": "base",
+    "planners/memory": "planners/memory",
+    "planners/parallel": "planners/parallel",
+    "planners/placement": "planners/placement",
+    "runtime/collectives": "runtime/collectives",
+    "tables/": "tables",
+    "loops/": "loops",
+}
+"""Tests that cover the files whose paths begin so, quick ones first; the first entry counts."""
+ALL_TESTS = {"fleet/": "fleet", "service/": "service"}
+"""Tests that a survivor of the tests above has to pass as well."""
 
 
-def places(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """What can be changed, as the sort of change and the number of the node in `ast.walk`."""
-    for number, node in enumerate(ast.walk(tree)):
-        if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp) and type(_sign(node)) in TURNED:
-            yield "turn", number
+TIMEOUT = "the time limit"
+
+
+class Place(NamedTuple):
+    """A place where a file can be changed: the sort of change, and the index in `ast.walk`."""
+
+    path: str
+    change: str
+    index: int
+
+
+def places(path: str) -> Iterator[Place]:
+    """All places where a file below ``src/hocket`` can be changed; imports and settings cannot."""
+    tree = _parsed(path)
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    first = min((node.lineno for node in tree.body if isinstance(node, kinds)), default=1)
+    for index, node in enumerate(ast.walk(tree)):
+        if getattr(node, "lineno", 0) < first:
+            continue
+        if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp) and type(_sign(node)) in CHANGED:
+            yield Place(path, "operator", index)
         elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield "off by one", number
+            yield Place(path, "off by one", index)
         elif isinstance(node, ast.If):
-            yield "never", number
-        elif isinstance(node, DROPPED) and not _is_text(node):
-            yield "leave out", number
+            yield Place(path, "never", index)
+        elif isinstance(node, OMITTED) and not _is_text(node):
+            yield Place(path, "left out", index)
 
 
-def mutant(tree: ast.Module, change: str, number: int) -> tuple[ast.Module, int]:
-    """The tree with one change, and its line."""
-    made = copy.deepcopy(tree)
-    node = list(ast.walk(made))[number]
-    if change == "turn":
-        turned = TURNED[type(_sign(node))]()
+def mutant(place: Place) -> tuple[ast.Module, int]:
+    """The changed file, and the line of the change."""
+    tree = _parsed(place.path)
+    node = list(ast.walk(tree))[place.index]
+    line: int = node.lineno  # type: ignore[attr-defined]
+    if place.change == "operator":
+        changed = CHANGED[type(_sign(node))]()
         if isinstance(node, ast.Compare):
-            node.ops[0] = turned
+            node.ops[0] = changed
         else:
-            node.op = turned  # type: ignore[attr-defined]
-    elif change == "off by one":
+            node.op = changed  # type: ignore[attr-defined]
+    elif place.change == "off by one":
         node.value += 1  # type: ignore[attr-defined]
-    elif change == "never":
+    elif place.change == "never":
         node.test = ast.Constant(value=False)  # type: ignore[attr-defined]
     else:
-        _replace(made, node)
-    return ast.fix_missing_locations(made), node.lineno  # type: ignore[attr-defined]
+        _omit(tree, node)
+    return ast.fix_missing_locations(tree), line
+
+
+def _parsed(path: str) -> ast.Module:
+    return ast.parse((TOP / path).read_text())
 
 
 def _sign(node: ast.AST) -> ast.AST:
@@ -106,7 +174,7 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _replace(tree: ast.Module, gone: ast.AST) -> None:
+def _omit(tree: ast.Module, gone: ast.AST) -> None:
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
@@ -117,90 +185,118 @@ def _replace(tree: ast.Module, gone: ast.AST) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?")
-    parser.add_argument("--tests", nargs="+")
-    parser.add_argument("--room", default="", help="only files of ROOMS that begin so")
-    parser.add_argument("--count", type=int, default=4)
+    parser.add_argument("--tests", nargs="+", help="tests of the file")
+    parser.add_argument("--under", action="append", default=[], help="folder below src/hocket")
+    parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS")
     options = parser.parse_args()
     if (options.file is None) != (options.tests is None):
         parser.error("a file and its --tests go together")
-    rooms = {
-        f"src/hocket/{file}.py": [f"tests/{test}" for test in tests.split()]
-        for file, tests in ROOMS.items()
-        if file.startswith(options.room)
-    }
     if options.file is not None:
-        rooms = {str(options.file.resolve().relative_to(TOP)): options.tests}
-    lives = tried = 0
+        files = [options.file.resolve()]
+    else:
+        roots = [TOP / "src" / "hocket" / name for name in options.under or ["."]]
+        files = sorted(path for root in roots for path in root.rglob("*.py"))
+    found = [place for path in files for place in places(str(path.relative_to(TOP)))]
+    drawn = random.Random(options.seed).sample(found, min(options.count, len(found)))
+    num_living = 0
     with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder)
-        for name in ("src", "tests", "pyproject.toml"):
-            source = TOP / name
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, there / name)
-        for path, tests in rooms.items():
-            if not _passes(there, tests, options.timeout):
-                print(f"{path}: its tests fail as it is", flush=True)
-                continue
-            living, all_ = _try(there, path, tests, options)
-            lives, tried = lives + living, tried + all_
-    print(f"{lives} of {tried} live")
+        for name in (
+            "src",
+            "tests",
+            "benchmarks",
+            "examples",
+            "docs",
+            "README.md",
+            "pyproject.toml",
+        ):
+            copy_of = shutil.copytree if (TOP / name).is_dir() else shutil.copy
+            copy_of(TOP / name, Path(folder) / name)
+        for place in sorted(drawn):
+            num_living += _lives(Path(folder), place, options.tests, options.timeout)
+    print(f"{num_living} of {len(drawn)} live (seed {options.seed}, {len(found)} places)")
     return 0
 
 
-def _try(there: Path, path: str, tests: list[str], options: argparse.Namespace) -> tuple[int, int]:
-    """How many mutants of a file live, and how many were tried; each is printed."""
-    original = (TOP / path).read_text()
-    tree = ast.parse(original)
-    inside = [place for place in places(tree) if _line(tree, place) >= _first_line(tree)]
-    chosen = random.Random(options.seed).sample(inside, min(options.count, len(inside)))
-    lives = 0
-    for change, number in sorted(chosen, key=lambda place: place[1]):
-        made, line = mutant(tree, change, number)
-        (there / path).write_text(ast.unparse(made))
-        is_alive = _passes(there, tests, options.timeout)
-        lives += is_alive
-        text = original.splitlines()[line - 1].strip()
-        print(f"{path}:{line} {change}{' LIVES' * is_alive}: {text}", flush=True)
-    (there / path).write_text(original)
-    print(f"{path}: {lives} of {len(chosen)} live", flush=True)
-    return lives, len(chosen)
+def _lives(folder: Path, place: Place, named: list[str] | None, timeout_s: float) -> bool:
+    """Test a mutant and print the result; True if no test notices the change."""
+    changed, line = mutant(place)
+    original = (TOP / place.path).read_text()
+    stages = [named] if named else [_tests_of(table, place.path) for table in (TESTS, ALL_TESTS)]
+    verdict = "LIVES"
+    for tests in stages:
+        (folder / place.path).write_text(ast.unparse(changed))
+        failed = _first_failure(folder, tests, timeout_s)
+        (folder / place.path).write_text(original)
+        if "::" in failed and _first_failure(folder, [failed], timeout_s):
+            verdict = f"LIVES (or {failed} is flaky)"
+        elif failed:
+            verdict = f"noticed by {failed}"
+            break
+    print(f"{place.path}:{line} {place.change}: {original.splitlines()[line - 1].strip()}")
+    print(f"    {verdict}", flush=True)
+    return verdict.startswith("LIVES")
 
 
-def _first_line(tree: ast.Module) -> int:
-    """Where functions and classes begin: what stands above are imports and settings."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return min((node.lineno for node in tree.body if isinstance(node, kinds)), default=1)
+def _tests_of(table: dict[str, str], path: str) -> list[str]:
+    own = path.removeprefix("src/hocket/")
+    tests = next((text for name, text in table.items() if own.startswith(name)), "")
+    return [f"tests/{test}" for test in tests.split()]
 
 
-def _line(tree: ast.Module, place: tuple[str, int]) -> int:
-    line: int = list(ast.walk(tree))[place[1]].lineno  # type: ignore[attr-defined]
-    return line
+def _first_failure(folder: Path, tests: list[str], timeout_s: float) -> str:
+    """The first test that fails in the copy, or `TIMEOUT`; empty if all pass.
 
-
-def _passes(there: Path, tests: list[str], timeout_s: float) -> bool:
-    """Whether tests pass in the copy, in a fork of this process: what is slow to load is loaded."""
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(there, tests))
+    Tests run in a fork of this process, in which all that is slow to import is loaded.
+    """
+    if not tests:
+        return ""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_test, args=(folder, tests, sender))
     child.start()
-    child.join(timeout_s)
-    if child.is_alive():
+    sender.close()
+    failed = TIMEOUT
+    if receiver.poll(timeout_s):
+        try:
+            failed = receiver.recv()
+        except EOFError:
+            failed = "a crash of the tests"
+    else:
         child.kill()
-        child.join()
-        print("what follows ran out of time, which counts as noticed", flush=True)
-    return child.exitcode == 0
+    child.join()
+    return failed
 
 
-def _test(there: Path, tests: list[str]) -> NoReturn:
+class _Failures:
+    """A plugin of pytest that keeps the name of the first test that fails."""
+
+    def __init__(self) -> None:
+        self.first = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.first = self.first or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.first = self.first or report.nodeid
+
+
+def _test(folder: Path, tests: list[str], sender: Connection) -> NoReturn:
     os.setsid()
-    os.chdir(there)
+    os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
-    sys.path[:0] = [str(there / "src"), str(there / "tests"), str(there)]
-    os.environ["PYTHONPATH"] = f"{there / 'src'}:{there / 'tests'}"
+    sys.path[:0] = [str(folder / "src"), str(folder / "tests"), str(folder)]
+    os.environ["PYTHONPATH"] = f"{folder / 'src'}:{folder / 'tests'}"
     plugins = [word for name in NOT_LOADED for word in ("-p", f"no:{name}")]
-    code = pytest.main(["-q", "-x", "-o", "timeout=0", *plugins, *tests])
-    os._exit(int(code))
+    failures = _Failures()
+    code = pytest.main(["-q", "-x", "-o", "timeout=0", *plugins, *tests], plugins=[failures])
+    sender.send(failures.first or ("" if code == 0 else f"exit code {int(code)}"))
+    os._exit(0)
 
 
 if __name__ == "__main__":

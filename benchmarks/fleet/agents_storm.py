@@ -104,7 +104,8 @@ class Storm:
     def serve(self) -> None:
         """Start the daemon; later ones take the port of the first."""
         port = self.place.get("secure_url", ":0").rpartition(":")[2]
-        words = ["--on", "agents", "--kinds", "cpu", "--tls", f"0.0.0.0:{port}", "--round", "2"]
+        words = ["--on", "agents", "--device-types", "cpu", "--round", "2"]
+        words += ["--tls", f"0.0.0.0:{port}"]
         words += ["--agent-lease", str(self.lease_s), "--state", str(self.state), "--json"]
         words += [
             w for at in range(len(self.machines)) for w in ("--name", f"{self.subnet}.{at}.1")
@@ -200,15 +201,15 @@ class Storm:
                 }  # fmt: skip
                 numbers.append(self.client.submit(spec)["id"])
             if kills and time.monotonic() >= next_harm_s:
-                kind = kills.pop()
-                if self.harm(kind):
-                    self.done[kind] = self.done.get(kind, 0) + 1
+                device_type = kills.pop()
+                if self.harm(device_type):
+                    self.done[device_type] = self.done.get(device_type, 0) + 1
                 else:
                     # Nobody was there: another kind first, and one more job; after the last job
                     # an agent in place of what is no more.
                     misses += 1
                     is_late = len(numbers) == num_jobs and not self._live()
-                    kills.insert(0, "agent" if is_late else kind)
+                    kills.insert(0, "agent" if is_late else device_type)
                 next_harm_s = time.monotonic() + self.random.uniform(0.2, 1.5)
             if len(numbers) == num_jobs and not kills and not self._live():
                 return
@@ -276,8 +277,8 @@ def _ip(*words: str) -> None:
 
 
 def _harms(num_kills: int, num_cuts: int, seed: int) -> list[str]:
-    kinds = ("daemon", "agent", "supervisor", "command")
-    found = [kinds[at % len(kinds)] for at in range(num_kills)] + ["cut"] * num_cuts
+    device_types = ("daemon", "agent", "supervisor", "command")
+    found = [device_types[at % len(device_types)] for at in range(num_kills)] + ["cut"] * num_cuts
     random.Random(seed).shuffle(found)
     return found
 

@@ -17,7 +17,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from gavel_cluster import DATA, KINDS, TABLE
+from gavel_cluster import DATA, DEVICE_TYPES, TABLE
 
 from hocket.fleet.rounds import FleetDevice, Rules
 from hocket.fleet.simulator import bind, elastic_speeds, simulate
@@ -25,7 +25,7 @@ from hocket.fleet.throughputs import JobProfile, Throughputs, read_throughputs
 from hocket.fleet.traces import Trace, read_trace
 
 PHYSICAL = {"v100": 8, "p100": 16, "k80": 24}
-SIMULATED = dict.fromkeys(KINDS, 36)
+SIMULATED = dict.fromkeys(DEVICE_TYPES, 36)
 T4 = {"t4": 64}
 RULES = Rules(restart_s=60.0)
 GAVEL = {
@@ -63,7 +63,9 @@ def main() -> None:
 def _compare(name: str, trace: Trace, table: Throughputs, fleet: dict[str, int]) -> float:
     work = bind(trace, tuple(fleet), table)
     devices = tuple(
-        FleetDevice(name=f"{kind}-{at}", kind=kind) for kind, n in fleet.items() for at in range(n)
+        FleetDevice(name=f"{device_type}-{at}", device_type=device_type)
+        for device_type, n in fleet.items()
+        for at in range(n)
     )
     found = []
     for speeds in (None, elastic_speeds(work, table)):
@@ -100,7 +102,7 @@ def pollux_table(folder: Path, name: str, trace: Trace) -> Throughputs:
             speeds.append([1.0 / step_s])
     count = len(profiles)
     return Throughputs(
-        kinds=("t4",), profiles=tuple(profiles), alone=np.array(speeds),
+        device_types=("t4",), profiles=tuple(profiles), alone=np.array(speeds),
         beside=np.zeros((count, count, 1)),
     )  # fmt: skip
 

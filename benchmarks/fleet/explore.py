@@ -2,7 +2,7 @@
 
 python benchmarks/fleet/explore.py ../shared/data/cluster
 
-Jobs of Gavel's table run on a simulated fleet whose estimates come from one measured kind, their
+Jobs of Gavel's table run on a simulated fleet whose estimates come from one measured type, their
 model being in no table. Average completion times in hours: with true throughputs; with estimates
 that are corrected where a job ran, as `step` does, and the same with a hope of 1 deviation in them,
 as a job file may state; with beliefs shared by jobs of one type; and with hope of 1, 2 and 3
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from gavel_cluster import KINDS, devices_of_each_kind, gavel_table, model_of
+from gavel_cluster import DEVICE_TYPES, devices_of_each_type, gavel_table, model_of
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds import (
@@ -34,7 +34,7 @@ from hocket.fleet.rounds.state import RUNNING
 from hocket.fleet.throughputs import Throughputs
 from hocket.fleet.throughputs.unseen import Belief, belief_from
 
-DEVICES_PER_KIND = 6
+DEVICES_PER_TYPE = 6
 NUM_JOBS = 150
 ROUND_S = 360.0
 
@@ -43,7 +43,7 @@ class Attempt(NamedTuple):
     """A job that runs."""
 
     number: int
-    kind: int
+    device_type: int
     attempt: int
     ready_s: float
 
@@ -52,7 +52,7 @@ class Guess(Protocol):
     """What the scheduler thinks of jobs."""
 
     def row(self, number: int) -> tuple[float, ...]:
-        """Steps per second on each kind, at submission."""
+        """Steps per second on each device type, at submission."""
         ...
 
     def learn(self, fleet: Fleet, state: FleetState, running: list[Attempt]) -> FleetState:
@@ -71,8 +71,10 @@ class Fleet:
 
     def run(self, guess: Guess) -> float:
         """The average completion time in hours; ``guess`` says and learns how fast jobs are."""
-        devices = devices_of_each_kind(DEVICES_PER_KIND)
-        state = new_state(KINDS, devices, Rules(policy="las", round_s=ROUND_S, restart_s=60.0))
+        devices = devices_of_each_type(DEVICES_PER_TYPE)
+        state = new_state(
+            DEVICE_TYPES, devices, Rules(policy="las", round_s=ROUND_S, restart_s=60.0)
+        )
         coming = 0
         while np.isnan(self.end_s).any():
             running = self._running(state)
@@ -103,7 +105,10 @@ class Fleet:
         rows = state.jobs.rows
         return [
             Attempt(
-                int(row["number"]), int(row["kind"]), int(row["attempt"]), float(row["ready_s"])
+                int(row["number"]),
+                int(row["device_type"]),
+                int(row["attempt"]),
+                float(row["ready_s"]),
             )
             for row in rows[rows["phase"] == RUNNING]
         ]
@@ -111,14 +116,14 @@ class Fleet:
     def _ends(self, running: list[Attempt]) -> dict[int, float]:
         return {
             number: max(self.clock_s, ready_s)
-            + (self.total_steps[number] - self.done[number]) / self.truth[number, kind]
-            for number, kind, _, ready_s in running
+            + (self.total_steps[number] - self.done[number]) / self.truth[number, device_type]
+            for number, device_type, _, ready_s in running
         }
 
     def _advance(self, running: list[Attempt], time_s: float) -> None:
-        for number, kind, _, ready_s in running:
+        for number, device_type, _, ready_s in running:
             worked_s = max(time_s - max(self.clock_s, ready_s), 0.0)
-            self.done[number] += worked_s * self.truth[number, kind]
+            self.done[number] += worked_s * self.truth[number, device_type]
         self.clock_s = time_s
 
     def _report(self, state: FleetState, running: list[Attempt], time_s: float) -> FleetState:
@@ -153,36 +158,36 @@ class Shared:
         return tuple(self.beliefs[self.types[number]].steps_per_s(self.boldness).tolist())
 
     def learn(self, fleet: Fleet, state: FleetState, running: list[Attempt]) -> FleetState:
-        for number, kind, _, ready_s in running:
+        for number, device_type, _, ready_s in running:
             if ready_s < state.time_s:
                 name = self.types[number]
-                speed = float(fleet.truth[number, kind])
-                self.beliefs[name] = self.beliefs[name].after(kind, speed)
+                speed = float(fleet.truth[number, device_type])
+                self.beliefs[name] = self.beliefs[name].after(device_type, speed)
         rows = np.array([self.row(number) for number in state.jobs.rows["number"].tolist()])
-        jobs = state.jobs._replace(steps_per_s=rows.reshape(-1, len(KINDS)))
+        jobs = state.jobs._replace(steps_per_s=rows.reshape(-1, len(DEVICE_TYPES)))
         return state.but(jobs=jobs._replace(spread_steps_per_s=jobs.steps_per_s), is_dirty=True)
 
 
 def estimates(table: Throughputs, known: str) -> dict[str, Belief]:
-    """Beliefs of all jobs of one device, each from one kind and tables without its model."""
+    """Beliefs of all jobs of one device, each from one device type and tables without its model."""
     found = {}
     for row, profile in enumerate(table.profiles):
         if profile.gang > 1 or not (table.alone[row] > 0.0).all():
             continue
         model = model_of(profile.job_type)
         others = [at for at, p in enumerate(table.profiles) if model_of(p.job_type) != model]
-        speed = float(table.alone[row, table.kinds.index(known)])
+        speed = float(table.alone[row, table.device_types.index(known)])
         found[profile.job_type] = belief_from(table.only(others), profile, {known: speed})
     return found
 
 
 def main(folder: Path) -> None:
-    """Print average completion times over seeds and known kinds."""
+    """Print average completion times over seeds and known device types."""
     table = gavel_table(folder)
     titles = ("true", "stated", "hope 1", "shared", "hope 1", "hope 2", "hope 3")
     print(" " * 18 + " ".join(f"{title:>8}" for title in titles))
     sums = np.zeros(len(titles))
-    for known in KINDS:
+    for known in DEVICE_TYPES:
         beliefs = estimates(table, known)
         for seed in range(2):
             random = np.random.default_rng(seed)

@@ -3,8 +3,8 @@
 python benchmarks/fleet/gangs.py ../shared/data/cluster [--rows]
 
 Errors are |log(predicted / measured)|: 0.1 is about 10 %. Three columns: nothing but the models and
-the kinds of devices are known; the links of the servers too; the speed of one device too. What the
-links of Gavel's servers do is not published: the network and one figure per kind were chosen so
+the device types are known; the links of the servers too; the speed of one device too. What the
+links of Gavel's servers do is not published: the network and one figure per type were chosen so
 that the median error is smallest, four numbers for 333 entries. The last lines do the same
 for gangs of T4 that Pollux measured, one per server, with one number for each model. Needs torch.
 """
@@ -18,7 +18,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
-from gavel_cluster import BATCHES, KINDS, TABLE
+from gavel_cluster import BATCHES, DEVICE_TYPES, TABLE
 from gavel_models import gavel_graph
 
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
@@ -36,14 +36,14 @@ POLLUX = {"imagenet": "ResNet-50", "cifar10": "ResNet-18"}
 def described(folder: Path) -> list[Servers]:
     """Servers of eight whose devices reach each other as fast as Gavel's seem to have."""
     found = []
-    for kind, bandwidth in LINK.items():
-        hardware = find_servers(kind).hardware
+    for device_type, bandwidth in LINK.items():
+        hardware = find_servers(device_type).hardware
         devices = f'[[devices]]\nkind = "{hardware}"\ncount = 8\n'
         ends = ", ".join(f'["gpu{at}", "host"]' for at in range(8))
         links = f'[[links]]\nbetween = [{ends}]\nbandwidth = "{bandwidth}"\nlatency = "5us"\n'
-        path = folder / f"{kind}.toml"
-        path.write_text(f'name = "{kind}"\n{devices}{links}')
-        found.append(find_servers(f"{kind}={path}", NETWORK_BPS))
+        path = folder / f"{device_type}.toml"
+        path.write_text(f'name = "{device_type}"\n{devices}{links}')
+        found.append(find_servers(f"{device_type}={path}", NETWORK_BPS))
     return found
 
 
@@ -51,8 +51,10 @@ def predictions(folder: Path, table: Throughputs, model: str, batch: int) -> lis
     """The three predictions for one model and batch."""
     graph, servers = gavel_graph(model, batch), described(folder)
     row = table.alone[table.find(graph.name, 1)]
-    measured = {kind: row[table.kinds.index(kind)] for kind in KINDS}
-    plain = [replace(find_servers(kind), name=kind) for kind in KINDS]
+    measured = {
+        device_type: row[table.device_types.index(device_type)] for device_type in DEVICE_TYPES
+    }
+    plain = [replace(find_servers(device_type), name=device_type) for device_type in DEVICE_TYPES]
     return [
         predict(graph, plain, GANGS).throughputs,
         predict(graph, servers, GANGS).throughputs,
@@ -61,19 +63,19 @@ def predictions(folder: Path, table: Throughputs, model: str, batch: int) -> lis
 
 
 def compare(table: Throughputs, folder: Path) -> dict[tuple[str, str, int], list[list[float]]]:
-    """Measured and predicted speeds by model, kind and gang."""
+    """Measured and predicted speeds by model, device type and gang."""
     found: dict[tuple[str, str, int], list[list[float]]] = {}
     for model, batches in BATCHES.items():
         for batch in batches:
             guesses = predictions(folder, table, model, batch)
             name = f"{model} (batch size {batch})"
             for gang in GANGS:
-                for column, kind in enumerate(table.kinds):
+                for column, device_type in enumerate(table.device_types):
                     truth = table.alone[table.find(name, gang), column]
-                    entry = [guess.on(table.kinds).alone[:, column] for guess in guesses]
+                    entry = [guess.on(table.device_types).alone[:, column] for guess in guesses]
                     told = [truth, *(float(row[GANGS.index(gang)]) for row in entry)]
-                    if truth > 0.0 and min(told) > 0.0 and not (gang == 1 and "_" in kind):
-                        found.setdefault((model, kind, gang), []).append([batch, *told])
+                    if truth > 0.0 and min(told) > 0.0 and not (gang == 1 and "_" in device_type):
+                        found.setdefault((model, device_type, gang), []).append([batch, *told])
     return found
 
 
@@ -88,20 +90,24 @@ def show(title: str, entries: list[list[float]]) -> None:
 
 
 def summary(found: dict[tuple[str, str, int], list[list[float]]]) -> None:
-    """Errors by placement, kind and model."""
+    """Errors by placement, device type and model."""
     print(f"{'':38} {'rows':>4} nothing known    links known    speed of one known")
     everything = [(key, entry) for key, entries in found.items() for entry in entries]
     for placement, is_there in (("one device", False), ("gangs", True)):
-        for kind in sorted({key[1] for key in found}):
-            some = [e for key, e in everything if key[1] == kind and (key[2] > 1) == is_there]
+        for device_type in sorted({key[1] for key in found}):
+            some = [
+                e for key, e in everything if key[1] == device_type and (key[2] > 1) == is_there
+            ]
             if some:
-                show(f"{placement}, {kind}", some)
+                show(f"{placement}, {device_type}", some)
     for model in BATCHES:
         for suffix, what in (("_unconsolidated", "spread"), ("", "together")):
             some = [
                 e
                 for key, e in everything
-                if key[0] == model and key[2] > 1 and key[1] in {kind + suffix for kind in KINDS}
+                if key[0] == model
+                and key[2] > 1
+                and key[1] in {device_type + suffix for device_type in DEVICE_TYPES}
             ]
             show(f"gangs {what}, {model}", some)
     show("gangs spread", [e for key, e in everything if key[2] > 1 and "_" in key[1]])
@@ -111,10 +117,10 @@ def summary(found: dict[tuple[str, str, int], list[list[float]]]) -> None:
 def rows(found: dict[tuple[str, str, int], list[list[float]]]) -> None:
     """Every row of the table."""
     print("steps per second: measured, predicted with nothing, links, speed of one known")
-    for (model, kind, gang), entries in found.items():
+    for (model, device_type, gang), entries in found.items():
         for batch, *told in entries:
             cells = " ".join(f"{speed:9.3f}" for speed in told)
-            print(f"{model:12} {batch:4.0f} {kind:20} gang {gang} {cells}")
+            print(f"{model:12} {batch:4.0f} {device_type:20} gang {gang} {cells}")
 
 
 def rules(table: Throughputs) -> None:
@@ -124,11 +130,13 @@ def rules(table: Throughputs) -> None:
     for model, batches in BATCHES.items():
         for batch in batches:
             graph = gavel_graph(model, batch)
-            for step in predict(graph, [find_servers(kind) for kind in KINDS]).steps:
-                at = table.kinds.index(step.servers.name)
+            for step in predict(
+                graph, [find_servers(device_type) for device_type in DEVICE_TYPES]
+            ).steps:
+                at = table.device_types.index(step.servers.name)
                 one_s = 1.0 / table.alone[table.find(graph.name, 1), at]
                 buckets = step.gradients.scaled(one_s / step.step_s)
-                spread = table.kinds.index(step.servers.name + SPREAD)
+                spread = table.device_types.index(step.servers.name + SPREAD)
                 for gang in GANGS[1:]:
                     truth = table.alone[table.find(graph.name, gang), spread]
                     if truth > 0.0:

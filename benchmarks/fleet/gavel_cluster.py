@@ -1,4 +1,4 @@
-"""What benchmarks share of Gavel's evaluation: its kinds of devices, batches, table and fleet."""
+"""What benchmarks share of Gavel's evaluation: its device types, batches, table and fleet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.fleet.throughputs import Throughputs, read_throughputs
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 """Where the public tables are unless a benchmark is told otherwise."""
 TABLE = "gavel/simulation_throughputs.json"
-KINDS = ("v100", "p100", "k80")
+DEVICE_TYPES = ("v100", "p100", "k80")
 BATCHES = {
     "ResNet-18": (16, 32, 64, 128, 256),
     "ResNet-50": (16, 32, 64, 128),
@@ -22,7 +22,7 @@ BATCHES = {
 
 def gavel_table(folder: Path) -> Throughputs:
     """Gavel's table of simulated throughputs, of gangs on one server only."""
-    return read_throughputs(folder / TABLE).on(KINDS)
+    return read_throughputs(folder / TABLE).on(DEVICE_TYPES)
 
 
 def model_of(job_type: str) -> str:
@@ -30,6 +30,10 @@ def model_of(job_type: str) -> str:
     return job_type.split(" (")[0]
 
 
-def devices_of_each_kind(num: int) -> tuple[FleetDevice, ...]:
-    """So many devices of each kind, each a server of its own."""
-    return tuple(FleetDevice(name=f"{kind}-{at}", kind=kind) for kind in KINDS for at in range(num))
+def devices_of_each_type(num: int) -> tuple[FleetDevice, ...]:
+    """So many devices of each device type, each a server of its own."""
+    return tuple(
+        FleetDevice(name=f"{device_type}-{at}", device_type=device_type)
+        for device_type in DEVICE_TYPES
+        for at in range(num)
+    )

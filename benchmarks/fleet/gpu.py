@@ -80,7 +80,7 @@ def try_speed(service: Service, findings: Findings, device: str, predicted: str)
     service.wait_for_success("rate")
     (first_s, first), (last_s, last) = seen[0], seen[-1]
     measured = (last - first) / (last_s - first_s)
-    told = json.loads(predicted)["models"][0]["kinds"]["h200"]["step_s"]
+    told = json.loads(predicted)["models"][0]["device_types"]["h200"]["step_s"]
     findings.facts["speed"] = {"predicted": 1.0 / told, "measured": measured, "seen": seen}
     compared = f" ({1.0 / told / measured - 1.0:+.0%})" if device == "cuda" else " (another model)"
     findings.tell(

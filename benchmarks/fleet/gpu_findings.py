@@ -42,7 +42,7 @@ class Run:
         return [event["time_s"] for event in self.events if event["what"] == what]
 
     def fact(self, what: str, name: str) -> Any:
-        """A fact of the first event of a kind; None where it did not happen."""
+        """A fact of the first event of a device type; None where it did not happen."""
         return next((event[name] for event in self.events if event["what"] == what), None)
 
     @property

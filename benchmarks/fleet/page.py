@@ -23,13 +23,14 @@ from hocket.service.page.router import Foresight
 from hocket.service.page.templating import render
 from hocket.service.page.what_if import what_if_form
 
-KINDS = ("v100", "p100", "k80")
+DEVICE_TYPES = ("v100", "p100", "k80")
 
 
 def fleet(num_jobs: int, num_devices: int, policy: str) -> FleetState:
     random = np.random.default_rng(0)
     devices = tuple(
-        FleetDevice(name=f"{KINDS[at % 3]}-{at}", kind=KINDS[at % 3]) for at in range(num_devices)
+        FleetDevice(name=f"{DEVICE_TYPES[at % 3]}-{at}", device_type=DEVICE_TYPES[at % 3])
+        for at in range(num_devices)
     )
     speeds = random.uniform(1.0, 10.0, (num_jobs, 3)) * (1.0, 0.5, 0.25)
     minutes = 10.0 ** random.uniform(1.5, 4.0, num_jobs)
@@ -43,7 +44,7 @@ def fleet(num_jobs: int, num_devices: int, policy: str) -> FleetState:
         )
         for at in range(num_jobs)
     )
-    state = new_state(KINDS, devices, Rules(policy=policy), time_s=1e9)
+    state = new_state(DEVICE_TYPES, devices, Rules(policy=policy), time_s=1e9)
     state = step(state, Submit(time_s=1e9, jobs=jobs))[0]
     return step(state, Tick(time_s=state.next_tick_s))[0]
 
@@ -72,7 +73,7 @@ def works_of(state: FleetState) -> dict[str, Callable[[], object]]:
         "page, with a new forecast": lambda: page_of(state, Foresight()),
         "page, forecast of this round kept": lambda: page_of(state, kept),
         "what if, another policy": lambda: what_if(state, policy="fifo"),
-        "what if, half more of a kind": lambda: what_if(state, num_devices={"v100": 150}),
+        "what if, half more of a device type": lambda: what_if(state, num_devices={"v100": 150}),
     }
 
 

@@ -1,4 +1,4 @@
-"""CPU time of allocation policies against the number of jobs and kinds.
+"""CPU time of allocation policies against the number of jobs and device types.
 
     python benchmarks/fleet/policies.py [--throughputs FILE] [--draws N]
 
@@ -23,7 +23,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from gavel_cluster import DATA, KINDS, TABLE
+from gavel_cluster import DATA, DEVICE_TYPES, TABLE
 
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
@@ -39,7 +39,7 @@ def profiles(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray
         alone = np.sort(random.lognormal(1.0, 1.0, (26, 3)), axis=1)[:, ::-1]
         beside = alone[:, None, :] * random.uniform(0.3, 1.0, (26, 26, 3))
         return alone, beside, np.ones(26, dtype=np.int64)
-    table = read_throughputs(path).on(KINDS)
+    table = read_throughputs(path).on(DEVICE_TYPES)
     table = table.only([at for at, one in enumerate(table.profiles) if one.gang in gangs])
     return table.alone, table.beside, np.array([one.gang for one in table.profiles])
 
@@ -56,26 +56,28 @@ def gavel_snapshot(
     random = np.random.default_rng(seed)
     alone, beside, gang = profiles(path, (1, 2, 4, 8) if multi else (1,))
     profile = random.integers(0, len(alone), num_jobs)
-    factor = random.uniform(0.7, 1.3, (num_jobs, len(KINDS))) if distinct else 1.0
+    factor = random.uniform(0.7, 1.3, (num_jobs, len(DEVICE_TYPES))) if distinct else 1.0
     pairs = None
     if sharing and distinct:
         rates = beside[profile[:, None], profile[None, :]] * factor[:, None, :]
         pairs = Pairs(profile_of=np.arange(num_jobs), steps_per_s=rates)
     elif sharing:
         pairs = Pairs(profile_of=profile, steps_per_s=beside)
-    return _snapshot(KINDS, alone[profile] * factor, gang[profile], num_jobs // 4, random, pairs)
+    return _snapshot(
+        DEVICE_TYPES, alone[profile] * factor, gang[profile], num_jobs // 4, random, pairs
+    )
 
 
-def wide_snapshot(num_jobs: int, num_kinds: int, devices: int) -> ClusterSnapshot:
-    """Jobs that are all different on many kinds of devices."""
+def wide_snapshot(num_jobs: int, num_types: int, devices: int) -> ClusterSnapshot:
+    """Jobs that are all different on many device types."""
     random = np.random.default_rng(7)
-    steps = random.lognormal(0.0, 0.7, (num_jobs, num_kinds)) * np.linspace(4, 1, num_kinds)
-    kinds = tuple(f"kind{j}" for j in range(num_kinds))
-    return _snapshot(kinds, steps, np.ones(num_jobs, dtype=np.int64), devices, random, None)
+    steps = random.lognormal(0.0, 0.7, (num_jobs, num_types)) * np.linspace(4, 1, num_types)
+    device_types = tuple(f"type{j}" for j in range(num_types))
+    return _snapshot(device_types, steps, np.ones(num_jobs, dtype=np.int64), devices, random, None)
 
 
 def _snapshot(
-    kinds: tuple[str, ...],
+    device_types: tuple[str, ...],
     steps: np.ndarray,
     gang: np.ndarray,
     devices: int,
@@ -84,9 +86,9 @@ def _snapshot(
 ) -> ClusterSnapshot:
     num_jobs, num_teams = len(steps), 50
     return ClusterSnapshot(
-        kinds=kinds,
-        num_devices=np.full(len(kinds), devices),
-        price_per_hour=np.linspace(3.0, 1.0, len(kinds)),
+        device_types=device_types,
+        num_devices=np.full(len(device_types), devices),
+        price_per_hour=np.linspace(3.0, 1.0, len(device_types)),
         ids=tuple(map(str, range(num_jobs))),
         steps_per_s=steps,
         gang=gang,
@@ -137,7 +139,7 @@ def report(label: str, policy: str, snapshot: ClusterSnapshot, repeats: int = 7)
     cold = least_ms(lambda: solve(snapshot), repeats)
     warm = least_ms(lambda: solve(snapshot, answer.warm), repeats)
     print(
-        f"| {label} | {policy} | {snapshot.num_jobs} x {snapshot.num_kinds} | {cold:.1f} "
+        f"| {label} | {policy} | {snapshot.num_jobs} x {snapshot.num_types} | {cold:.1f} "
         f"| {warm:.1f} "
         f"| {answer.gap:.0e} | {answer.notes.get('classes', '–')} | {extra:.0f} |",
         flush=True,
@@ -151,7 +153,7 @@ def report_draws(path: Path, num_draws: int) -> None:
     for seed in range(num_draws):
         snapshot = gavel_snapshot(path, 2048, sharing=True, distinct=True, seed=seed)
         snapshot = replace(snapshot, num_devices=snapshot.num_devices // 2)
-        kept = np.random.default_rng(seed).uniform(0.3, 1.0, (2048, 2048, len(KINDS)))
+        kept = np.random.default_rng(seed).uniform(0.3, 1.0, (2048, 2048, len(DEVICE_TYPES)))
         pairs = Pairs(
             profile_of=np.arange(2048), steps_per_s=snapshot.steps_per_s[:, None, :] * kept
         )

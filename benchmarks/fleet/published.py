@@ -4,7 +4,7 @@
         [--jobs A:B]
 
 DATA is a folder with Gavel's table (``gavel/simulation_throughputs.json``). Workloads are those of
-the published evaluation: its seeded generator is repeated here draw by draw (kinds of jobs, gangs,
+the published evaluation: its seeded generator is repeated here draw by draw (job types, gangs,
 durations and weights from one stream, gaps between arrivals from another), which gives the jobs of
 ``gavel_generated/`` exactly, and so those of every other rate and of the other tables too.
 
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gavel_cluster import BATCHES, DATA, KINDS, devices_of_each_kind, gavel_table
+from gavel_cluster import BATCHES, DATA, DEVICE_TYPES, devices_of_each_type, gavel_table
 
 from hocket.fleet.rounds import Rules
 from hocket.fleet.simulator import FleetRun, TraceWork, bind, simulate
 from hocket.fleet.throughputs import Throughputs
 from hocket.fleet.traces import Trace
 
-FLEET = devices_of_each_kind(36)
+FLEET = devices_of_each_type(36)
 GAVEL, IMPROVED = Rules(mechanism="gavel"), Rules()
 RARELY = replace(IMPROVED, min_solve_s=1920.0)
 NONE = math.nan
@@ -188,7 +188,7 @@ def _by_rate(
                 continue
             if not math.isnan(theirs_h):
                 trace = published_trace(table, 16_000, rate, has_gangs=has_gangs)
-                _compare(f"{name} {rate}", bind(trace, KINDS, table), name, theirs_h)
+                _compare(f"{name} {rate}", bind(trace, DEVICE_TYPES, table), name, theirs_h)
 
 
 def _compare(label: str, work: TraceWork, name: str, theirs_h: float) -> None:
@@ -218,7 +218,7 @@ def multi(table: Throughputs, options: argparse.Namespace) -> None:
 
 def makespan(table: Throughputs, options: argparse.Namespace) -> None:
     """700 jobs with gangs that are all there from the start."""
-    work = bind(published_trace(table, 700, 0.0, has_gangs=True), KINDS, table)
+    work = bind(published_trace(table, 700, 0.0, has_gangs=True), DEVICE_TYPES, table)
     for name, theirs_h in MAKESPAN_H.items():
         if options.policy not in (None, name):
             continue
@@ -238,7 +238,7 @@ def weights(table: Throughputs, options: argparse.Namespace) -> None:
         if options.policy not in (None, name) or options.rate not in (None, rate):
             continue
         trace = published_trace(table, 8_000, rate, has_gangs=True, has_weights=True)
-        work = bind(trace, KINDS, table)
+        work = bind(trace, DEVICE_TYPES, table)
         is_heavy = trace.weight[4000:5000] > 1.0
         for rules in (GAVEL, IMPROVED):
             run = _run(work, rules, name, (4000, 5000))
@@ -259,7 +259,7 @@ def preemptions(table: Throughputs, options: argparse.Namespace) -> None:
     for rate, seed in STUDY:
         if options.rate not in (None, rate):
             continue
-        work = bind(published_trace(table, 4_000, rate, seed), KINDS, table)
+        work = bind(published_trace(table, 4_000, rate, seed), DEVICE_TYPES, table)
         for cost_s in COSTS_S:
             where = (f"{rate} {seed}", (first, end))
             base_h = _report_cost(work, *where, replace(GAVEL, restart_s=cost_s), NONE)

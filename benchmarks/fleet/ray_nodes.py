@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ray_cluster() as cluster:
         for node, devices in NODES.items():
             cluster.add(node, **devices)
-        options = ["--on", "ray", "--kinds", "v100,p100", "--tls", "127.0.1.1:0"]
+        options = ["--on", "ray", "--device-types", "v100,p100", "--tls", "127.0.1.1:0"]
         fleet = Fleet(Path(name), LOAD, [*options, "--agent-lease", "6"])
         try:
             for number in range(1, arguments.trials + 1):

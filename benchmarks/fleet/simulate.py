@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from gavel_cluster import DATA, KINDS, TABLE, devices_of_each_kind
+from gavel_cluster import DATA, DEVICE_TYPES, TABLE, devices_of_each_type
 
 from hocket.fleet.rounds import FleetDevice, Rules
 from hocket.fleet.simulator import TraceWork, bind, simulate
@@ -43,8 +43,8 @@ def main() -> None:
     table = read_throughputs(options.data / TABLE)
     folder = options.data / "gavel_generated"
     trace = read_trace(folder / "gavel_continuous_single_rate5.6_seed0.tsv")
-    work = bind(trace, KINDS, table)
-    fleet = devices_of_each_kind(36)
+    work = bind(trace, DEVICE_TYPES, table)
+    fleet = devices_of_each_type(36)
     _warm_up(work, fleet)
     for name, (rules, shares, reference) in RUNS.items():
         if options.only in (None, name):
@@ -57,9 +57,9 @@ def main() -> None:
     if options.only in (None, "generated"):
         _compare_mechanisms(table, fleet)
     if options.only in (None, "large"):
-        large = generate_trace(table.on(KINDS), num_jobs=100_000, jobs_per_hour=50.0)
+        large = generate_trace(table.on(DEVICE_TYPES), num_jobs=100_000, jobs_per_hour=50.0)
         run = simulate(
-            bind(large, KINDS, table), devices_of_each_kind(334), Rules(min_solve_s=1920.0)
+            bind(large, DEVICE_TYPES, table), devices_of_each_type(334), Rules(min_solve_s=1920.0)
         )
         _report("large", run.figures(), "120 s wanted")
 
@@ -69,9 +69,9 @@ def _compare_mechanisms(table: Throughputs, fleet: tuple[FleetDevice, ...]) -> N
     for jobs_per_hour in (4.0, 4.8, 5.6):
         for seed in (1, 2):
             trace = generate_trace(
-                table.on(KINDS), num_jobs=4000, jobs_per_hour=jobs_per_hour, seed=seed
+                table.on(DEVICE_TYPES), num_jobs=4000, jobs_per_hour=jobs_per_hour, seed=seed
             )
-            work = bind(trace, KINDS, table)
+            work = bind(trace, DEVICE_TYPES, table)
             for rules in (Rules(mechanism="gavel"), Rules()):
                 run = simulate(work, fleet, rules, measured=(1000, 2000))
                 name = f"{jobs_per_hour}/{seed} {rules.mechanism}"

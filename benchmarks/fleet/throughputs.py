@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from gavel_cluster import KINDS, TABLE, model_of
+from gavel_cluster import DEVICE_TYPES, TABLE, model_of
 
 from hocket.fleet.throughputs import Throughputs, read_throughputs
 from hocket.fleet.throughputs.unseen import conditional_row, expected_row, with_unseen_job
@@ -37,7 +37,7 @@ def show(name: str, errors: list[float]) -> None:
 
 
 def alone(name: str, table: Throughputs, *, unseen: str) -> None:
-    """Speeds on two kinds from that on the third; of ``unseen`` jobs nothing was in the table."""
+    """Speeds on two device types from that on the third; the table has nothing of ``unseen``."""
     full = (table.alone > 0.0).all(axis=1)
     logs = np.log(np.where(full[:, None], table.alone, 1.0))
     gang = np.array([profile.gang for profile in table.profiles])
@@ -52,9 +52,9 @@ def alone(name: str, table: Throughputs, *, unseen: str) -> None:
         mean = logs[seen & (gang == gang[row])].mean(axis=0)
         profiles = [table.profiles[at] for at in np.flatnonzero(seen)]
         expected = expected_row(logs[seen], profiles, table.profiles[row])
-        for column in range(len(KINDS)):
-            asked = [at for at in range(len(KINDS)) if at != column]
-            known = np.where(np.arange(len(KINDS)) == column, truth, np.nan)
+        for column in range(len(DEVICE_TYPES)):
+            asked = [at for at in range(len(DEVICE_TYPES)) if at != column]
+            known = np.where(np.arange(len(DEVICE_TYPES)) == column, truth, np.nan)
             found = conditional_row(expected, known)
             guess, deviation = found.mean, found.deviation
             scaled = mean - mean[column] + truth[column]
@@ -64,8 +64,8 @@ def alone(name: str, table: Throughputs, *, unseen: str) -> None:
             plain += np.abs(mean - truth)[asked].tolist()
     what = f"{name}, {unseen} unseen"
     show(f"{what}: estimate", ours)
-    show(f"{what}: mean ratio of kinds", relative)
-    show(f"{what}: mean of the kind", plain)
+    show(f"{what}: mean ratio of device types", relative)
+    show(f"{what}: mean of the device type", plain)
     print(f"{what}: {np.mean(within):.1%} within two deviations")
 
 
@@ -77,13 +77,13 @@ def pairs(table: Throughputs, measured_share: float) -> None:
     for row in single:
         known, beside, hidden = without(table, row), {}, []
         for other in (at for at in single if at != row):
-            for column, kind in enumerate(table.kinds):
+            for column, device_type in enumerate(table.device_types):
                 pair = (table.beside[row, other, column], table.beside[other, row, column])
                 if random.random() < measured_share:
-                    beside[kind, table.profiles[other]] = pair
+                    beside[device_type, table.profiles[other]] = pair
                 elif pair[0] > 0.0:
                     hidden.append((other - (other > row), column, pair[0]))
-        rates = dict(zip(table.kinds, table.alone[row], strict=True))
+        rates = dict(zip(table.device_types, table.alone[row], strict=True))
         found = with_unseen_job(known, table.profiles[row], rates, beside).throughputs
         shares = known.beside / np.where(known.alone > 0.0, known.alone, np.inf)[:, None, :]
         mean = shares[shares > 0.0].mean()
@@ -98,7 +98,7 @@ def pairs(table: Throughputs, measured_share: float) -> None:
 def main(folder: Path) -> None:
     """Print everything."""
     print(f"{'':58} {'median':>7} {'90 %':>7} {'number':>6}")
-    tables = [read_throughputs(folder / path).on(KINDS) for path in TABLES]
+    tables = [read_throughputs(folder / path).on(DEVICE_TYPES) for path in TABLES]
     for path, table in zip(TABLES, tables, strict=True):
         for unseen in ("job", "job type", "model"):
             alone(Path(path).stem, table, unseen=unseen)

@@ -2,7 +2,7 @@
 
     python benchmarks/fleet/under_load.py [--only submit|restart|queue|kill-daemon] [--trials 100]
 
-submit       2,048 live jobs on 3 kinds of devices, rounds of 2 s, a pretended engine: time from
+submit       2,048 live jobs on 3 device types, rounds of 2 s, a pretended engine: time from
              asking to the answer, which comes after the commit is on disk.
 restart      time to open a store with 2,048 live and 10,000 ended jobs, all rows checked.
 queue        20,000 live jobs, of which most wait: processor time per submission and of a restart.
@@ -39,7 +39,7 @@ from hocket.service.store.tables import Batch
 NUM_LIVE = 2048
 NUM_ENDED = 10_000
 NUM_QUEUED = 20_000
-KINDS = ("v100", "p100", "k80")
+DEVICE_TYPES = ("v100", "p100", "k80")
 
 
 def make_spec(random: np.random.Generator) -> JobSpec:
@@ -47,7 +47,9 @@ def make_spec(random: np.random.Generator) -> JobSpec:
     return JobSpec(
         name="benchmark",
         command=("python", "train.py"),
-        throughputs=dict(zip(KINDS, (speed * random.uniform(0.8, 1.2, 3)).tolist(), strict=True)),
+        throughputs=dict(
+            zip(DEVICE_TYPES, (speed * random.uniform(0.8, 1.2, 3)).tolist(), strict=True)
+        ),
         total_steps=float(random.uniform(1e5, 1e7)),
         gang=int(random.choice([1, 1, 1, 2, 4])),
     )
@@ -57,7 +59,7 @@ def filled(folder: Path, num_jobs: int, round_s: float) -> tuple[Store, Daemon, 
     """A daemon with so many live jobs."""
     executor = FakeExecutor(fleet_devices(v100=256, p100=256, k80=256))
     store = Store.open(folder)
-    daemon = Daemon(store, executor, Rules(round_s=round_s), KINDS)
+    daemon = Daemon(store, executor, Rules(round_s=round_s), DEVICE_TYPES)
     daemon.start()
     random = np.random.default_rng(0)
     specs = [make_spec(random) for _ in range(num_jobs)]
@@ -123,7 +125,7 @@ def restart(folder: Path) -> None:
     start_s, cpu_s = time.perf_counter(), time.process_time()
     store = Store.open(folder)
     opened_s = time.perf_counter() - start_s
-    daemon = Daemon(store, executor, Rules(round_s=3600.0), KINDS)
+    daemon = Daemon(store, executor, Rules(round_s=3600.0), DEVICE_TYPES)
     daemon.start()
     daemon.submit(make_spec(np.random.default_rng(2)))
     passed_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
@@ -151,7 +153,7 @@ def queue(folder: Path) -> None:
     cpu_s = time.process_time()
     store = Store.open(folder)
     opened_s = time.process_time() - cpu_s
-    daemon = Daemon(store, executor, Rules(round_s=3600.0), KINDS)
+    daemon = Daemon(store, executor, Rules(round_s=3600.0), DEVICE_TYPES)
     daemon.start()
     daemon.submit(make_spec(random))
     cpu_s = time.process_time() - cpu_s
@@ -164,11 +166,11 @@ def ended_jobs() -> Batch:
     """History: each job had one attempt and four events."""
     random, numbers = np.random.default_rng(0), range(1, NUM_ENDED + 1)
     attempt = AttemptRecord(
-        job=1, attempt=1, devices=("v100-0",), kind="v100", token="x" * 32, decided_s=0.0,
+        job=1, attempt=1, devices=("v100-0",), device_type="v100", token="x" * 32, decided_s=0.0,
         started_s=0.0, ended_s=1.0, outcome="finished", exit_code=0,
     )  # fmt: skip
     return Batch(
-        state=new_state(KINDS, (), Rules()),
+        state=new_state(DEVICE_TYPES, (), Rules()),
         jobs=[
             JobRecord(
                 number=number,

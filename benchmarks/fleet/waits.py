@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gavel_cluster import DATA, KINDS, devices_of_each_kind, gavel_table
+from gavel_cluster import DATA, DEVICE_TYPES, devices_of_each_type, gavel_table
 from published import published_trace
 
 from hocket.fleet.rounds import FleetDevice, Rules
@@ -26,9 +26,13 @@ from hocket.fleet.traces import read_trace
 Case = tuple[str, TraceWork, tuple[FleetDevice, ...], tuple[int, int] | None]
 
 
-def _devices(kind: str, count: int, per_server: int) -> tuple[FleetDevice, ...]:
+def _devices(device_type: str, count: int, per_server: int) -> tuple[FleetDevice, ...]:
     return tuple(
-        FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // per_server}")
+        FleetDevice(
+            name=f"{device_type}-{index}",
+            device_type=device_type,
+            server=f"{device_type}-{index // per_server}",
+        )
         for index in range(count)
     )
 
@@ -40,14 +44,14 @@ def cases(data: Path) -> Iterator[Case]:
         trace = read_trace(data / "shockwave" / f"shockwave_{name}.trace")
         work = bind(trace, ("v100",), table)
         yield f"shockwave-{name}", work, _devices("v100", 32, 4), None
-        mixed = bind(trace, KINDS, table)
-        yield f"shockwave-{name}-mixed", mixed, devices_of_each_kind(12), None
+        mixed = bind(trace, DEVICE_TYPES, table)
+        yield f"shockwave-{name}-mixed", mixed, devices_of_each_type(12), None
     trace = read_trace(data / "pollux" / "workloads" / "workload-1.csv")
     yield "pollux-1", bind(trace, ("v100",), None), _devices("v100", 64, 4), None
     trace = read_trace(data / "tiresias" / "60_job.csv")
     yield "tiresias-60", bind(trace, ("v100",), None), _devices("v100", 32, 4), None
-    published = bind(published_trace(table, 16_000, 2.6, has_gangs=True), KINDS, table)
-    yield "gavel-multi", published, devices_of_each_kind(36), (4000, 5000)
+    published = bind(published_trace(table, 16_000, 2.6, has_gangs=True), DEVICE_TYPES, table)
+    yield "gavel-multi", published, devices_of_each_type(36), (4000, 5000)
 
 
 def _row(name: str, policy: str, work: TraceWork, run: FleetRun) -> str:

@@ -24,7 +24,9 @@ from hocket.service.executors.local import LocalExecutor
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
-DEVICES = tuple(FleetDevice(name=f"v100-{at}", kind="v100", server="here") for at in range(4))
+DEVICES = tuple(
+    FleetDevice(name=f"v100-{at}", device_type="v100", server="here") for at in range(4)
+)
 LIMIT_S, GIVE_UP_S = 2.0, 60.0
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fleet"))
-from gavel_cluster import DATA, KINDS, gavel_table
+from gavel_cluster import DATA, DEVICE_TYPES, gavel_table
 from published import FLEET, GAVEL, published_trace
 
 from hocket.fleet.simulator import bind, simulate
@@ -24,7 +24,7 @@ RATE, NUM_JOBS, MEASURED = 5.6, 16_000, (4000, 5000)
 def average_hours(policy: str, data: Path) -> float:
     """Average completion time of the measured jobs."""
     table = gavel_table(data)
-    work = bind(published_trace(table, NUM_JOBS, RATE), KINDS, table)
+    work = bind(published_trace(table, NUM_JOBS, RATE), DEVICE_TYPES, table)
     run = simulate(work, FLEET, replace(GAVEL, policy=policy), measured=MEASURED)
     return float(run.jct_s.mean()) / 3600.0
 

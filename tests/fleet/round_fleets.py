@@ -1,4 +1,4 @@
-"""A small fleet of two kinds, its jobs, and some rounds of it."""
+"""A small fleet of two device types, its jobs, and some rounds of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ NO_SLACK = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
 
 def fleet(num_fast: int, num_slow: int = 0, rules: Rules = NO_SLACK) -> FleetState:
     devices = [
-        FleetDevice(name=f"fast{i}", kind="fast", server=f"f{i // 4}") for i in range(num_fast)
+        FleetDevice(name=f"fast{i}", device_type="fast", server=f"f{i // 4}")
+        for i in range(num_fast)
     ]
     devices += [
-        FleetDevice(name=f"slow{i}", kind="slow", server=f"s{i // 4}") for i in range(num_slow)
+        FleetDevice(name=f"slow{i}", device_type="slow", server=f"s{i // 4}")
+        for i in range(num_slow)
     ]
     return new_state(("fast", "slow"), tuple(devices), rules)
 

@@ -31,7 +31,7 @@ def make_snapshot(
     team = np.zeros(n, dtype=np.int64) if team_of is None else np.asarray(team_of)
     num_teams = int(team.max(initial=0)) + 1
     snapshot = ClusterSnapshot(
-        kinds=tuple(f"kind{j}" for j in range(k)),
+        device_types=tuple(f"type{j}" for j in range(k)),
         num_devices=np.asarray(num_devices, dtype=np.int64),
         price_per_hour=np.arange(1.0, k + 1.0),
         ids=tuple(f"job{m}" for m in range(n)),
@@ -101,7 +101,7 @@ def shared_snapshot(seed: int, max_jobs: int = 24) -> ClusterSnapshot:
 
 
 def odd_shared_snapshot(seed: int) -> ClusterSnapshot:
-    """Few jobs and one to eight kinds: some without devices, of no use to some, or for nobody else.
+    """Few jobs and one to eight types: some without devices, of no use to some, or for nobody else.
 
     Sizes of throughputs, weights and gangs are far apart; every job can run.
     """
@@ -159,18 +159,18 @@ shared_snapshots = st.builds(shared_snapshot, st.integers(0, 10**6))
 
 
 class PlainProgram:
-    """One variable per job (or pair of jobs) and kind, one row per job; no classes, no prices."""
+    """One variable per job (or pair) and device type, one row per job; no classes, no prices."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.snapshot = snapshot
         n, k = snapshot.steps_per_s.shape
         steps = snapshot.usable_steps_per_s
         self.members: list[tuple[tuple[int, float], ...]] = []
-        self.kind: list[int] = []
+        self.device_type: list[int] = []
         for m in range(n):
             for j in range(k):
                 self.members.append(((m, steps[m, j]),))
-                self.kind.append(j)
+                self.device_type.append(j)
         if snapshot.pairs is not None:
             profile, beside = snapshot.pairs.profile_of, snapshot.pairs.steps_per_s
             for m in range(n):
@@ -182,8 +182,8 @@ class PlainProgram:
                         theirs = beside[profile[other], profile[m], j]
                         if mine > 0 and theirs > 0 and steps[m, j] > 0:
                             self.members.append(((m, mine), (other, theirs)))
-                            self.kind.append(j)
-        size = len(self.kind)
+                            self.device_type.append(j)
+        size = len(self.device_type)
         self.rate = np.zeros((n, size))
         self.time = np.zeros((n, size))
         self.devices = np.zeros((k, size))
@@ -191,7 +191,7 @@ class PlainProgram:
             for job, rate in members:
                 self.rate[job, column] = rate
                 self.time[job, column] = 1.0
-            self.devices[self.kind[column], column] = snapshot.gang[members[0][0]]
+            self.devices[self.device_type[column], column] = snapshot.gang[members[0][0]]
 
     def _limits(self):
         rows = np.vstack([self.time, self.devices])
@@ -218,12 +218,12 @@ class PlainProgram:
         return level
 
     def largest_sum(self, value, needs=None) -> float:
-        """The most sum of value (per step, [job, kind]) with needs met; -inf where impossible."""
+        """The most sum of value (per step, [job, type]) with needs met; -inf where impossible."""
         limits, most = self._limits()
         cost = np.array(
             [
-                -sum(rate * value[job, kind] for job, rate in members)
-                for members, kind in zip(self.members, self.kind, strict=True)
+                -sum(rate * value[job, device_type] for job, rate in members)
+                for members, device_type in zip(self.members, self.device_type, strict=True)
             ]
         )
         needs = np.zeros(len(self.time)) if needs is None else needs

@@ -36,7 +36,7 @@ def run(*arguments):
 
 def test_a_file_becomes_a_snapshot(problem_file):
     snapshot = read_problem(problem_file)
-    assert snapshot.kinds == ("v100", "k80")
+    assert snapshot.device_types == ("v100", "k80")
     assert snapshot.num_devices.tolist() == [2, 3]
     assert snapshot.price_per_hour.tolist() == [1.0, 0.45]
     assert snapshot.steps_per_s.tolist() == [[10, 1], [4, 0], [0, 3]]
@@ -58,7 +58,7 @@ def test_json_has_what_is_promised(problem_file):
     assert answer["solve_seconds"] >= 0
 
 
-def test_the_table_names_jobs_and_kinds(problem_file):
+def test_the_table_names_jobs_and_types(problem_file):
     result = run(problem_file)
     assert result.exit_code == 0, result.output
     assert "v100" in result.output

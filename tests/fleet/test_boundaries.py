@@ -98,7 +98,7 @@ def test_who_has_no_time_in_pairs_is_in_no_pair_and_who_broke_its_word_has_no_sl
         Job(number=n, name="", steps_per_s=(2.0,), total_steps=7200.0, profile=0) for n in range(3)
     )
     beside = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), pair_table=beside)
+    state = new_state(("fast",), (FleetDevice(name="d", device_type="fast"),), pair_table=beside)
     rows = submit(state, *jobs).jobs
     rows.rows["pair_share"] = [0.5, 0.0, 0.5]
     rows.rows["held_s"] = [0.0, 0.0, 2.0 * 3600.0 + 361.0]
@@ -120,7 +120,7 @@ def test_slowdowns_are_those_of_a_closed_form() -> None:
         duration_s=np.full(count, 1000.0),
         slo_s=np.full(count, np.inf),
     )
-    devices = (FleetDevice(name="d", kind="a"),)
+    devices = (FleetDevice(name="d", device_type="a"),)
     run = simulate(bind(trace, ("a",), None), devices, Rules(policy="fifo"))
     figures = run.figures()
     assert run.slowdown == pytest.approx([1.0, 2.0, 3.0])
@@ -153,7 +153,7 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     level_problem = LevelProblem(
         rates=snapshot.usable_steps_per_s, marks=np.arange(snapshot.num_jobs)[:, None]
     )
-    setup = set_up(snapshot, level_problem, pools_kinds=False)
+    setup = set_up(snapshot, level_problem, pools_types=False)
     program = LinearProgram(job_classes=setup.job_classes)
     if shares:
         pairs = pair_rates(

@@ -85,7 +85,7 @@ def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
 def snapshot(remaining: list[float], is_overdue: list[bool], num_devices: int) -> ClusterSnapshot:
     count = len(remaining)
     return ClusterSnapshot(
-        kinds=("fast",),
+        device_types=("fast",),
         num_devices=np.array([num_devices]),
         price_per_hour=np.ones(1),
         ids=tuple(map(str, range(count))),
@@ -136,7 +136,7 @@ def test_a_job_that_is_overdue_counts_as_long_as_the_longest_that_is_not() -> No
 def snapshot_of_two(remaining: tuple[float, float]) -> ClusterSnapshot:
     none = np.zeros(2, dtype=np.int64)
     return ClusterSnapshot(
-        kinds=("fast",),
+        device_types=("fast",),
         num_devices=np.array([1]),
         price_per_hour=np.ones(1),
         ids=("a", "b"),

@@ -158,8 +158,8 @@ def test_drained_devices_finish_what_cannot_be_saved_and_take_nothing_new():
 
 def test_a_device_that_comes_back_is_still_drained():
     state = step(fleet(1), Drain(time_s=0.0, names=("new",)))[0]
-    kind = state.kinds[0]
-    new = FleetDevice(name="new", kind=kind)
+    device_type = state.device_types[0]
+    new = FleetDevice(name="new", device_type=device_type)
     state, _ = step(state, AddDevices(time_s=1.0, devices=(new,)))
     state, _ = step(state, Submit(time_s=2.0, jobs=(job(1), job(2))))
     assert sorted(phases(state).values()) == ["running", "waiting"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.simulate import command
-from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
+from hocket.fleet.gangs import ANY_TYPE, Chosen, ElasticJob, GangSpeeds, choose_gangs
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, new_state, step
 from hocket.fleet.rounds.events import GangSize, Resize
 from hocket.fleet.rounds.sizes import Sizes
@@ -25,7 +25,7 @@ from hocket.fleet.traces import read_trace
 GANGS = (1, 2, 4)
 SCALES = {"linear": (1.0, 2.0, 4.0), "none": (1.0, 1.0, 1.0), "large": (0.0, 0.0, 3.0)}
 TABLE = Throughputs(
-    kinds=("a", "b"),
+    device_types=("a", "b"),
     profiles=tuple(JobProfile(name, gang) for name in SCALES for gang in GANGS),
     alone=np.array([[s, s / 2] for speeds in SCALES.values() for s in speeds]),
     beside=np.zeros((9, 9, 2)),
@@ -44,15 +44,15 @@ def job(number: int, name: str, steps: float = 100.0, now: Chosen | None = None)
     st.lists(st.tuples(st.sampled_from(sorted(SCALES)), st.floats(1.0, 1e6)), max_size=8),
     st.tuples(st.integers(0, 9), st.integers(0, 9)),
 )
-def test_gangs_can_run_and_find_devices_of_their_kind(names, counts):
+def test_gangs_can_run_and_find_devices_of_their_type(names, counts):
     jobs = [job(number, name, steps) for number, (name, steps) in enumerate(names)]
     found = choose_gangs(jobs, np.array(counts), 60.0)
     taken = np.zeros(2, dtype=np.int64)
-    for number, (gang, kind) in found.items():
+    for number, (gang, device_type) in found.items():
         able = jobs[number].speeds.on(np.array(counts))[GANGS.index(gang)]
-        assert able.any() if kind == ANY_KIND else able[kind] > 0.0
-        if kind != ANY_KIND:
-            taken[kind] += gang
+        assert able.any() if device_type == ANY_TYPE else able[device_type] > 0.0
+        if device_type != ANY_TYPE:
+            taken[device_type] += gang
     assert (taken <= counts).all()
     can_run = [each.number for each in jobs if each.speeds.on(np.array(counts)).any()]
     assert sorted(found) == can_run
@@ -63,7 +63,7 @@ def test_devices_go_to_those_that_they_quicken():
     found = choose_gangs(jobs, np.array([9, 0]), 0.0)
     assert {number: gang for number, (gang, _) in found.items()} == {0: 4, 1: 1, 2: 4}
     crowded = choose_gangs(jobs, np.array([2, 0]), 0.0)
-    assert set(crowded.values()) == {Chosen(1, ANY_KIND)}
+    assert set(crowded.values()) == {Chosen(1, ANY_TYPE)}
 
 
 def test_a_job_grows_only_where_that_is_worth_a_stop_and_shrinks_for_others():
@@ -96,7 +96,7 @@ def test_kinds_without_enough_devices_or_memory_do_not_count():
 
 
 def test_a_resized_job_keeps_its_work_and_waits_with_other_needs():
-    devices = tuple(FleetDevice(name=f"a{at}", kind="a") for at in range(4))
+    devices = tuple(FleetDevice(name=f"a{at}", device_type="a") for at in range(4))
     state = new_state(("a",), devices, Rules())
     fresh = Job(number=0, name="j", steps_per_s=(1.0,), total_steps=1000.0)
     state, actions = step(state, Submit(time_s=0.0, jobs=(fresh,)))
@@ -124,7 +124,11 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_simulated_fleet_gives_an_idle_device_to_who_is_there(trace: Path) -> None:
     work = bind(read_trace(trace), ("a", "b"), TABLE)
-    devices = tuple(FleetDevice(name=f"{kind}{at}", kind=kind) for kind in "ab" for at in range(4))
+    devices = tuple(
+        FleetDevice(name=f"{device_type}{at}", device_type=device_type)
+        for device_type in "ab"
+        for at in range(4)
+    )
     fixed = simulate(work, devices)
     sized = simulate(work, devices, elastic=elastic_speeds(work, TABLE), check=Watch())
     assert sized.is_finished.all()
@@ -145,7 +149,7 @@ def test_the_command_shows_both(trace: Path, tmp_path: Path) -> None:
 
 
 def test_a_job_that_runs_where_it_shall_is_left_alone():
-    devices = tuple(FleetDevice(name=f"a{at}", kind="a") for at in range(4))
+    devices = tuple(FleetDevice(name=f"a{at}", device_type="a") for at in range(4))
     state = new_state(("a", "b"), devices, Rules())
     sizes = Sizes({0: speeds("linear")})
     size = sizes.begin(state, 0, 100.0)

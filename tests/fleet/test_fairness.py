@@ -34,7 +34,7 @@ HOUR_S = 3600.0
 
 def shared(num_devices: int, users: int = 2, teams: int = 1, **rules: object) -> FleetState:
     values = {"round_s": 10.0, **rules}
-    devices = tuple(FleetDevice(name=f"d{i}", kind="v100") for i in range(num_devices))
+    devices = tuple(FleetDevice(name=f"d{i}", device_type="v100") for i in range(num_devices))
     return new_state(("v100",), devices, Rules(**values)).but(  # type: ignore[arg-type]
         users=tuple(f"user{n}" for n in range(users)),
         user_weight=np.ones(users),
@@ -192,7 +192,7 @@ def test_traces_with_users_are_simulated_by_user_first(tmp_path: Path) -> None:
     trace = read_trace(path)
     write_trace_csv(trace, tmp_path / "again.csv")
     assert read_trace(tmp_path / "again.csv").users == trace.users == ("many",) * 40 + ("one",)
-    devices = tuple(FleetDevice(name=f"d{i}", kind="v100") for i in range(2))
+    devices = tuple(FleetDevice(name=f"d{i}", device_type="v100") for i in range(2))
 
     def end_s(known: Trace) -> float:
         run = simulate(bind(known, ("v100",), None), devices, Rules(round_s=60.0))

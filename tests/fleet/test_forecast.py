@@ -21,7 +21,7 @@ from hocket.fleet.rounds.state import RUNNING, WAITING
 from hocket.fleet.simulator import simulate
 from hocket.fleet.what_if import TwoFutures, what_if
 
-KINDS = ("fast", "slow")
+DEVICE_TYPES = ("fast", "slow")
 
 
 def fleet(
@@ -29,11 +29,11 @@ def fleet(
 ) -> FleetState:
     """A fleet that was given these jobs at once."""
     all_devices = tuple(
-        FleetDevice(name=f"{kind}-{at}", kind=kind)
-        for kind, count in zip(KINDS, (num_fast, num_slow), strict=True)
+        FleetDevice(name=f"{device_type}-{at}", device_type=device_type)
+        for device_type, count in zip(DEVICE_TYPES, (num_fast, num_slow), strict=True)
         for at in range(count)
     )
-    state = new_state(KINDS, all_devices, rules or Rules(policy="fifo", slack_rounds=0.0))
+    state = new_state(DEVICE_TYPES, all_devices, rules or Rules(policy="fifo", slack_rounds=0.0))
     full = tuple(
         Job(**{"number": at + 1, "name": f"job {at + 1}", "steps_per_s": (1.0, 0.5), **job})
         for at, job in enumerate(jobs)
@@ -72,7 +72,7 @@ def test_forecast_decides_as_the_simulator_does(seed, policy, mechanism, restart
             seen.append(state)
 
     rules = Rules(policy=policy, mechanism=mechanism, restart_s=restart_s)
-    run = simulate(work, devices(2, work.kinds), rules, check=check)
+    run = simulate(work, devices(2, work.device_types), rules, check=check)
     ahead = forecast(seen[-1], max_events=100_000)
     assert not ahead.is_cut_off
     np.testing.assert_array_equal(ahead.end_s, run.end_s[ahead.numbers])
@@ -97,7 +97,9 @@ def test_forecast_in_closed_form():
 def test_forecast_leaves_the_state_alone():
     state = fleet([{"total_steps": 100.0}, {"total_steps": 50.0}])
     before = (state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes())
-    forecast(state, policy="las", add=(FleetDevice(name="x", kind="fast"),), remove=("fast-0",))
+    forecast(
+        state, policy="las", add=(FleetDevice(name="x", device_type="fast"),), remove=("fast-0",)
+    )
     assert before == (
         state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes()
     )  # fmt: skip
@@ -169,7 +171,7 @@ def test_devices_that_go_are_idle_ones_first():
     assert held not in resized(state, {"fast": 1})[1]
     assert len(resized(state, {"fast": 1})[1]) == 2
     add, remove = resized(state, {"fast": 5, "slow": 1})
-    assert [device.kind for device in add] == ["fast", "fast", "slow"]
+    assert [device.device_type for device in add] == ["fast", "fast", "slow"]
     assert remove == ()
     assert not {device.name for device in add} & set(state.device_names)
 
@@ -229,10 +231,16 @@ def test_explanation_says_why_who_and_when():
     # Nothing but the reservation, which says the same.
     assert told.sentence.endswith("it starts in 150 s at the latest")
     assert told.evidence["holders"] == [
-        {"job": 1, "kind": "fast", "devices": 1, "seconds_left": 100.0}
+        {"job": 1, "device_type": "fast", "devices": 1, "seconds_left": 100.0}
     ]
-    (kind,) = [kind for kind in told.evidence["kinds"] if kind["devices"]]
-    assert (kind["kind"], kind["devices"], kind["free"]) == ("fast", 1, 0)
+    (device_type,) = [
+        device_type for device_type in told.evidence["device_types"] if device_type["devices"]
+    ]
+    assert (device_type["device_type"], device_type["devices"], device_type["free"]) == (
+        "fast",
+        1,
+        0,
+    )
 
 
 def test_time_limits_end_jobs_whose_length_nobody_knows():
@@ -290,7 +298,7 @@ def test_evidence_of_a_paused_job_promises_nothing():
     paused = step(state, Pause(time_s=1.0, numbers=(1,)))[0]
     told = explain(paused, 1).evidence
     assert told["target_share"] == 0.0
-    assert [kind["target_share"] for kind in told["kinds"]] == [0.0, 0.0]
+    assert [device_type["target_share"] for device_type in told["device_types"]] == [0.0, 0.0]
 
 
 def test_a_gang_that_no_server_can_hold_never_starts():
@@ -332,9 +340,11 @@ def test_accounts_are_brought_up_to_a_moment():
 
 def test_a_large_fleet_is_explained_within_a_second():
     random = np.random.default_rng(0)
-    kinds = ("v100", "p100", "k80")
+    device_types = ("v100", "p100", "k80")
     all_devices = tuple(
-        FleetDevice(name=f"{kind}-{i}", kind=kind) for kind in kinds for i in range(100)
+        FleetDevice(name=f"{device_type}-{i}", device_type=device_type)
+        for device_type in device_types
+        for i in range(100)
     )
     speeds = random.uniform(1.0, 10.0, (2048, 3)) * (1.0, 0.5, 0.25)
     jobs = tuple(
@@ -347,7 +357,7 @@ def test_a_large_fleet_is_explained_within_a_second():
         )
         for at in range(2048)
     )
-    state = step(new_state(kinds, all_devices), Submit(time_s=0.0, jobs=jobs))[0]
+    state = step(new_state(device_types, all_devices), Submit(time_s=0.0, jobs=jobs))[0]
     state = step(state, Tick(time_s=state.next_tick_s))[0]
     waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING]
     assert (state.jobs.rows["phase"] == RUNNING).any()

@@ -30,7 +30,7 @@ def test_a_gang_is_never_slower_than_a_part_of_it_and_has_a_plan(graph, monkeypa
     monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)  # a search that nothing here looks at
     plans = plan_gangs(graph, [find_servers("t4"), find_servers("v100")], (2, 1))
     table = planned_throughputs(plans, "mine")
-    assert table.kinds == ("t4", "v100")
+    assert table.device_types == ("t4", "v100")
     assert [tuple(profile) for profile in table.profiles] == [("mine", 1), ("mine", 2)]
     assert (table.alone > 0).all()
     assert (table.alone[1] >= table.alone[0] * 0.995).all()
@@ -44,7 +44,7 @@ def test_a_batch_of_one_sample_is_refused(graph):
         plan_gangs(alone, [find_servers("t4")], (1,))
 
 
-def test_a_job_that_names_a_model_gets_a_plan_for_every_kind_that_it_fits(
+def test_a_job_that_names_a_model_gets_a_plan_for_every_type_that_it_fits(
     graph, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
@@ -52,13 +52,13 @@ def test_a_job_that_names_a_model_gets_a_plan_for_every_kind_that_it_fits(
     found = planned_job(spec, graph, ("v100", "t4"), tmp_path / "plans")
     assert found.processes == "per-device"
     assert found.throughputs["v100"] > found.throughputs["t4"] > 0
-    for kind, file in found.plans.items():
+    for device_type, file in found.plans.items():
         saved = read_plan(file)
         assert len(saved.plan[Parallel].devices) == 2, "every device of the gang has a part"
         assert {device.kind.name.partition("-")[0] for device in saved.problem.cluster.devices} == {
-            kind
+            device_type
         }
-        assert 1 / simulate(saved.problem, saved.plan).makespan_s == found.throughputs[kind]
+        assert 1 / simulate(saved.problem, saved.plan).makespan_s == found.throughputs[device_type]
 
 
 def test_an_elastic_job_gets_a_plan_for_every_size_and_for_an_unequal_machine(
@@ -76,6 +76,6 @@ def test_a_job_whose_model_fits_nowhere_is_refused(graph, tmp_path, monkeypatch)
     monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
     monkeypatch.setattr("hocket.api.jobs._on_all", lambda comparison, gang: None)
     spec = JobSpec(name="mine", command=("true",), model="stack")
-    with pytest.raises(NoFeasiblePlanError, match="fits no 1 devices of one kind"):
+    with pytest.raises(NoFeasiblePlanError, match="fits no 1 devices of one type"):
         planned_job(spec, graph, ("t4",), tmp_path / "plans")
     assert not (tmp_path / "plans").exists()

@@ -1,4 +1,4 @@
-"""Policies give the values of plain linear programs with one variable per job and kind."""
+"""Policies give the values of plain linear programs with one variable per job and device type."""
 
 from dataclasses import replace
 
@@ -208,7 +208,7 @@ def test_deadlines_are_kept_by_weight_and_the_rest_is_named():
     # Everybody wants to run at full speed all the time, on very few devices.
     snapshot = replace(
         snapshot,
-        num_devices=np.full(snapshot.num_kinds, 4),
+        num_devices=np.full(snapshot.num_types, 4),
         deadline_s=snapshot.remaining_steps / fastest * 1.01,
     )
     answer = POLICIES["min-cost-slo"](snapshot)

@@ -54,12 +54,12 @@ def test_every_policy_yields_a_legal_allocation_where_jobs_may_share(seed):
 def test_no_job_can_do_better_without_another_doing_worse(snapshot):
     answer = POLICIES["las"](snapshot)
     reached = throughputs(snapshot, answer)
-    # Devices of a kind are only left over if everybody who could use more runs at full speed.
+    # Devices of a type are only left over if everybody who could use more runs at full speed.
     used = snapshot.gang @ answer.shares
     has_room = used < snapshot.num_devices * (1 - 1e-6)
     time = answer.shares.sum(axis=1)
-    for kind in np.flatnonzero(has_room):
-        here = snapshot.usable_steps_per_s[:, kind]
+    for device_type in np.flatnonzero(has_room):
+        here = snapshot.usable_steps_per_s[:, device_type]
         could_add = (here > 0) & (time < 1 - 1e-6)
         assert not could_add.any()
         swaps = (answer.shares > 1e-6) & (snapshot.usable_steps_per_s < here[:, None] * (1 - 1e-6))
@@ -95,9 +95,9 @@ def test_las_does_not_care_in_which_unit_a_job_counts_steps(snapshot, factor):
 
 @given(snapshots, st.integers(0, 4))
 @SETTINGS
-def test_more_devices_never_lower_the_level(snapshot, kind):
+def test_more_devices_never_lower_the_level(snapshot, device_type):
     more = snapshot.num_devices.copy()
-    more[kind % snapshot.num_kinds] += 3
+    more[device_type % snapshot.num_types] += 3
     # The normaliser counts devices, so the old one is kept to compare like with like.
     makespan = POLICIES["makespan"](snapshot).objective
     assert POLICIES["makespan"](replace(snapshot, num_devices=more)).objective <= makespan * (
@@ -106,16 +106,16 @@ def test_more_devices_never_lower_the_level(snapshot, kind):
 
 
 @pytest.mark.parametrize("name", ["las", "finish-time-fairness", "makespan"])
-def test_agnostic_is_aware_where_all_kinds_are_equal(name):
+def test_agnostic_is_aware_where_all_types_are_equal(name):
     snapshot = random_snapshot(11, max_jobs=20, max_kinds=3)
     column = np.maximum(snapshot.steps_per_s.max(axis=1, keepdims=True), 0.1)
-    snapshot = replace(snapshot, steps_per_s=np.repeat(column, snapshot.num_kinds, axis=1))
+    snapshot = replace(snapshot, steps_per_s=np.repeat(column, snapshot.num_types, axis=1))
     twin = "ftf-agnostic" if name == "finish-time-fairness" else f"{name}-agnostic"
     aware, agnostic = POLICIES[name](snapshot), POLICIES[twin](snapshot)
     np.testing.assert_allclose(aware.shares, agnostic.shares, atol=1e-9)
 
 
-def test_agnostic_las_spreads_every_job_over_kinds_by_their_number():
+def test_agnostic_las_spreads_every_job_over_types_by_their_number():
     snapshot = make_snapshot(np.random.default_rng(0).uniform(1, 9, (40, 3)), [10, 5, 5])
     shares = POLICIES["las-agnostic"](snapshot).shares
     np.testing.assert_allclose(shares, np.tile([0.25, 0.125, 0.125], (40, 1)), atol=1e-9)
@@ -187,7 +187,7 @@ def test_fifo_stops_at_the_first_job_that_does_not_fit():
     assert POLICIES["fifo"](snapshot).shares[:, 0].tolist() == [1, 0, 0, 0]
 
 
-def test_shortest_job_first_runs_short_jobs_on_their_fastest_kind():
+def test_shortest_job_first_runs_short_jobs_on_their_fastest_type():
     snapshot = make_snapshot(
         [[1.0, 2.0], [1.0, 3.0], [2.0, 1.0]],
         [1, 1],

@@ -14,7 +14,7 @@ from hocket.fleet.policies.normalise import proportional_steps_per_s
 from hocket.fleet.solve.check import verify_allocation
 
 DATA = Path(__file__).parents[3] / "shared/data/cluster/gavel/simulation_throughputs.json"
-KINDS = ("v100", "p100", "k80")
+DEVICE_TYPES = ("v100", "p100", "k80")
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data beside the repository")
 
@@ -22,9 +22,14 @@ pytestmark = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data bes
 def gavel_snapshot(num_jobs: int, seed: int):
     data = json.loads(DATA.read_text())
     keys = [key for key in data["v100"] if key.endswith(", 1)")]
-    alone = np.array([[data[kind][key]["null"] for kind in KINDS] for key in keys])
+    alone = np.array(
+        [[data[device_type][key]["null"] for device_type in DEVICE_TYPES] for key in keys]
+    )
     beside = np.array(
-        [[[data[kind][a].get(b, [0.0])[0] for kind in KINDS] for b in keys] for a in keys]
+        [
+            [[data[device_type][a].get(b, [0.0])[0] for device_type in DEVICE_TYPES] for b in keys]
+            for a in keys
+        ]
     )
     profile = np.random.default_rng(seed).integers(0, len(keys), num_jobs)
     return make_snapshot(

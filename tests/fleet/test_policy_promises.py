@@ -63,7 +63,9 @@ def test_finish_times_do_not_follow_what_an_overdue_job_claims() -> None:
 def test_a_reserved_gang_lets_others_have_their_turn_first() -> None:
     """Gangs of 3, 3 and 2 on two servers of 4: counted in devices all fit, but not on servers."""
     rules = Rules(round_s=100.0, patience_rounds=3.0, stickiness_rounds=8.0, slack_rounds=0.0)
-    devices = tuple(FleetDevice(name=f"d{at}", kind="fast", server=str(at // 4)) for at in range(8))
+    devices = tuple(
+        FleetDevice(name=f"d{at}", device_type="fast", server=str(at // 4)) for at in range(8)
+    )
     jobs = tuple(
         Job(number=n, name="", steps_per_s=(1.0,), gang=size, spread_steps_per_s=(0.0,))
         for n, size in enumerate((3, 3, 2))
@@ -80,7 +82,10 @@ def test_a_reserved_gang_lets_others_have_their_turn_first() -> None:
 
 
 def test_an_earliest_start_is_told_only_where_it_is_earlier() -> None:
-    devices = (FleetDevice(name="d0", kind="fast"), FleetDevice(name="d1", kind="fast"))
+    devices = (
+        FleetDevice(name="d0", device_type="fast"),
+        FleetDevice(name="d1", device_type="fast"),
+    )
     state = new_state(("fast",), devices, Rules(round_s=100.0))
     unknown = Job(number=0, name="", steps_per_s=(1.0,), total_steps=500.0, preemptible=None)
     bound = replace(unknown, number=1, total_steps=50.0, preemptible=False)

@@ -53,8 +53,8 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published workload is not here")
 def test_the_published_workload_is_drawn_again_exactly(benchmark_module: ModuleType) -> None:
     known = read_trace(DATA / "gavel_generated" / "gavel_continuous_single_rate5.6_seed0.tsv")
-    kinds = ("v100", "p100", "k80")
-    table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json").on(kinds)
+    device_types = ("v100", "p100", "k80")
+    table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json").on(device_types)
     drawn = benchmark_module.published_trace(table, len(known), 5.6)
     assert drawn.job_types == known.job_types
     assert drawn.arrival_s == pytest.approx(known.arrival_s, abs=1e-3)
@@ -88,7 +88,7 @@ def test_jobs_stay_where_they_were_and_devices_are_given_once(name: str, seed: i
     assert not np.any((after_loss > 0.0) & (snapshot.steps_per_s <= 0.0))
 
 
-def test_a_job_draws_its_kind_whoever_else_is_there() -> None:
+def test_a_job_draws_its_type_whoever_else_is_there() -> None:
     random = np.random.default_rng(0)
     snapshot = random_snapshot(3)
     many = replace(
@@ -101,7 +101,7 @@ def test_a_job_draws_its_kind_whoever_else_is_there() -> None:
         isolated_s=np.zeros(300),
         team_of=np.zeros(300, dtype=np.int64),
         arrival=np.arange(300),
-        kinds=("a", "b", "c"),
+        device_types=("a", "b", "c"),
         num_devices=np.full(3, 10_000),
         price_per_hour=np.ones(3),
         steps_per_s=random.uniform(1.0, 2.0, (300, 3)),
@@ -109,12 +109,12 @@ def test_a_job_draws_its_kind_whoever_else_is_there() -> None:
     shares = POLICIES["fifo-agnostic"](many).shares
     turned = replace(many, ids=many.ids[::-1])
     assert np.array_equal(POLICIES["fifo-agnostic"](turned).shares, shares[::-1])
-    assert np.all(shares.sum(axis=0) > 70), "each kind about a third of them"
+    assert np.all(shares.sum(axis=0) > 70), "each device type about a third of them"
 
 
 def _gavel(policy: str, num_fast: int, num_slow: int, *jobs: Job) -> FleetState:
-    devices = [FleetDevice(name=f"fast{i}", kind="fast") for i in range(num_fast)]
-    devices += [FleetDevice(name=f"slow{i}", kind="slow") for i in range(num_slow)]
+    devices = [FleetDevice(name=f"fast{i}", device_type="fast") for i in range(num_fast)]
+    devices += [FleetDevice(name=f"slow{i}", device_type="slow") for i in range(num_slow)]
     rules = Rules(mechanism="gavel", policy=policy)
     state = new_state(("fast", "slow"), tuple(devices), rules)
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]
@@ -142,9 +142,11 @@ def test_first_come_first_served_of_gavel_leaves_devices_idle(policy: str, fills
 
 def test_first_come_first_served_of_gavel_passes_over_who_cannot_run_on_what_is_left() -> None:
     state = _gavel("fifo", 2, 2, _job(0), _gang(1, 2, slow=0.0), _job(2, slow=0.0), _job(3))
-    assert state.jobs.rows["kind"].tolist() == [0, -1, 0, 1], "the gang cannot run on the slow ones"
+    assert state.jobs.rows["device_type"].tolist() == [0, -1, 0, 1], (
+        "the gang cannot run on the slow ones"
+    )
     state = _gavel("fifo", 2, 1, _job(0), _gang(1, 2), _job(2))
-    assert state.jobs.rows["kind"].tolist() == [0, -1, -1], "nowhere is room for the gang"
+    assert state.jobs.rows["device_type"].tolist() == [0, -1, -1], "nowhere is room for the gang"
 
 
 @pytest.mark.parametrize(("policy", "rate"), [("finish-time-fairness", 2.5), ("ftf-agnostic", 4.0)])
@@ -159,5 +161,5 @@ def test_time_alone_is_counted_in_the_eyes_of_the_policy(policy: str, rate: floa
     rows = state.jobs.rows[:8]
     assert np.all(rows["isolated_steps"] >= before)
     assert before.all()
-    # Half of the time each, on both kinds alike.
+    # Half of the time each, on both device types alike.
     assert rows["isolated_s"] == pytest.approx(rows["isolated_steps"] / (0.5 * rate))

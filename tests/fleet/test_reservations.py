@@ -50,7 +50,7 @@ class Stream:
     def drawn(cls, seed: int, policy: str = "las", **more: object) -> Stream:
         source = random.Random(seed)
         rules = Rules(policy=policy, round_s=ROUND_S)
-        devices = tuple(FleetDevice(name=f"d{i}", kind="v100", server="s") for i in range(4))
+        devices = tuple(FleetDevice(name=f"d{i}", device_type="v100", server="s") for i in range(4))
         arrivals, time_s, wide_s = [], 0.0, source.uniform(600.0, 1200.0)
         for number in range(400):
             time_s += source.expovariate(1.3 * 4.0 / 300.0)
@@ -223,7 +223,7 @@ def test_fifo_starts_nobody_later_than_it_was_told_at_first(seed: int) -> None:
 
 
 def test_a_gap_of_exactly_its_length_is_free() -> None:
-    devices = tuple(FleetDevice(name=str(at), kind="a") for at in range(9))
+    devices = tuple(FleetDevice(name=str(at), device_type="a") for at in range(9))
     state = new_state(("a",), devices, Rules())
     pace, speeds = _pace(state.rules, False, False, False), speeds_of(state)
     drawn = new_round(10.0, state.jobs, NO_PAIRS, pace, speeds, state.layout, state.holders)

@@ -12,7 +12,7 @@ ROUND_S = 360.0
 
 def fleet(num_servers: int, size: int, rules: Rules) -> FleetState:
     devices = tuple(
-        FleetDevice(name=f"{server}-{at}", kind="fast", server=str(server))
+        FleetDevice(name=f"{server}-{at}", device_type="fast", server=str(server))
         for server in range(num_servers)
         for at in range(size)
     )
@@ -36,7 +36,7 @@ def longest_waits(state: FleetState, rounds: int, after: int = 0) -> np.ndarray:
     waited = np.zeros(len(state.jobs.rows))
     longest = waited.copy()
     for at in range(rounds):
-        waited = np.where(state.jobs.rows["kind"] < 0, waited + 1, 0)
+        waited = np.where(state.jobs.rows["device_type"] < 0, waited + 1, 0)
         longest = np.maximum(longest, waited if at >= after else 0)
         state, _ = step(state, Tick(time_s=state.next_tick_s))
     return longest

@@ -35,10 +35,14 @@ from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING
 
 from .stored_states import pack, unpack
 
-KINDS = ("fast", "slow")
+DEVICE_TYPES = ("fast", "slow")
 DEVICES = tuple(
-    FleetDevice(name=f"{kind}{index}", kind=kind, server=f"{kind}-server{index // 2}")
-    for kind in KINDS
+    FleetDevice(
+        name=f"{device_type}{index}",
+        device_type=device_type,
+        server=f"{device_type}-server{index // 2}",
+    )
+    for device_type in DEVICE_TYPES
     for index in range(3)
 )
 SPEEDS = ((2.0, 1.0), (3.0, 1.0), (1.0, 1.0), (4.0, 0.0))
@@ -52,7 +56,7 @@ class Fleet:
 
     def __init__(self, rules: Rules, shares: bool) -> None:
         table = PairTable(steps_per_s=BESIDE) if shares else None
-        self.state = new_state(KINDS, DEVICES, rules, pair_table=table)
+        self.state = new_state(DEVICE_TYPES, DEVICES, rules, pair_table=table)
         self.on_device: dict[str, set[int]] = {device.name: set() for device in DEVICES}
         self.attempt: dict[int, int] = {}
         self.alive: set[int] = set()
@@ -123,20 +127,20 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(alive)) if alive else None
 
     @rule(
-        kind=st.integers(0, 3),
+        device_type=st.integers(0, 3),
         gang=st.sampled_from([1, 1, 1, 2, 3]),
         steps=st.floats(100, 1e5),
         preemptible=st.sampled_from([True, True, False, None]),
     )
-    def submit(self, kind: int, gang: int, steps: float, preemptible: bool | None) -> None:
+    def submit(self, device_type: int, gang: int, steps: float, preemptible: bool | None) -> None:
         job = Job(
             number=self.next_number,
             name=f"job{self.next_number}",
-            steps_per_s=SPEEDS[kind],
+            steps_per_s=SPEEDS[device_type],
             total_steps=steps,
             gang=gang,
-            profile=kind if kind < 3 and gang == 1 else -1,
-            spread_steps_per_s=(0.5, 0.0) if kind == 1 else None,
+            profile=device_type if device_type < 3 and gang == 1 else -1,
+            spread_steps_per_s=(0.5, 0.0) if device_type == 1 else None,
             preemptible=preemptible,
         )
         self.next_number += 1

@@ -28,7 +28,7 @@ from .round_fleets import NO_SLACK, fleet, job, submit
 
 
 def test_two_on_a_device_where_that_pays() -> None:
-    devices = (FleetDevice(name="d", kind="fast"),)
+    devices = (FleetDevice(name="d", device_type="fast"),)
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, NO_SLACK, pair_table=table)
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
@@ -42,7 +42,7 @@ def test_two_on_a_device_where_that_pays() -> None:
 
 def test_pairs_stand_beside_jobs_that_run_alone() -> None:
     # Three jobs on two devices: two share one of them all the time, in turns.
-    devices = tuple(FleetDevice(name=f"d{at}", kind="fast") for at in range(2))
+    devices = tuple(FleetDevice(name=f"d{at}", device_type="fast") for at in range(2))
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, Rules(), pair_table=table)
     jobs = [
@@ -51,7 +51,7 @@ def test_pairs_stand_beside_jobs_that_run_alone() -> None:
     ]
     state = submit(state, *jobs)
     for _ in range(30):
-        assert (state.jobs.rows["kind"] >= 0).all()
+        assert (state.jobs.rows["device_type"] >= 0).all()
         assert (state.holders[:, 1] >= 0).sum() == 1
         state, _ = step(state, Tick(time_s=state.next_tick_s))
 
@@ -59,7 +59,7 @@ def test_pairs_stand_beside_jobs_that_run_alone() -> None:
 def shared_gangs(spread: tuple[float, ...]) -> FleetState:
     """Gangs of two over two servers, and one more job than fits, so that two have to share."""
     devices = tuple(
-        FleetDevice(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4)
+        FleetDevice(name=f"d{at}", device_type="fast", server=f"s{at // 2}") for at in range(4)
     )
     table = PairTable(steps_per_s=np.full((1, 1, 1), 6.0))
     rules = Rules(slack_rounds=0.0, stickiness_rounds=2.0, patience_rounds=3.0)
@@ -106,7 +106,9 @@ def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
 
 
 def test_a_pair_of_gangs_that_finds_no_server_leaves_its_devices_to_others() -> None:
-    devices = [FleetDevice(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4)]
+    devices = [
+        FleetDevice(name=f"d{at}", device_type="fast", server=f"s{at // 2}") for at in range(4)
+    ]
     table = PairTable(steps_per_s=np.full((2, 2, 1), 1.8))
     state = new_state(("fast",), (devices[0], devices[2]), NO_SLACK, pair_table=table)
     bound = [Job(number=n, name="", steps_per_s=(2.0,), preemptible=False) for n in (0, 1)]
@@ -123,7 +125,9 @@ def test_a_pair_of_gangs_that_finds_no_server_leaves_its_devices_to_others() -> 
 
 def test_reasons_name_the_partner_and_the_server() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(
+        ("fast",), (FleetDevice(name="d", device_type="fast"),), NO_SLACK, pair_table=table
+    )
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     assert reason(submit(state, *jobs), 1) == "runs on d beside job 0"
     bound = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
@@ -137,7 +141,9 @@ def test_reasons_name_the_partner_and_the_server() -> None:
 
 def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(
+        ("fast",), (FleetDevice(name="d", device_type="fast"),), NO_SLACK, pair_table=table
+    )
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     state = submit(state, *jobs)
     state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
@@ -149,7 +155,9 @@ def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
 
 def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(
+        ("fast",), (FleetDevice(name="d", device_type="fast"),), NO_SLACK, pair_table=table
+    )
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     state, _ = step(submit(state, *jobs), RemoveDevices(time_s=1.0, names=("d",)))
     for _ in range(3):
@@ -160,7 +168,7 @@ def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
 
 
 def test_debts_of_pairs_that_nobody_wants_any_more_are_forgotten() -> None:
-    devices = tuple(FleetDevice(name=f"d{at}", kind="fast") for at in range(2))
+    devices = tuple(FleetDevice(name=f"d{at}", device_type="fast") for at in range(2))
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, Rules(), pair_table=table)
     jobs = (

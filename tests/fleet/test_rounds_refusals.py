@@ -68,7 +68,7 @@ def test_what_cannot_be_is_refused() -> None:
         Submit(time_s=0.0, jobs=(Job(number=9, name="", steps_per_s=(1.0,)),)),
         Cancel(time_s=0.0, numbers=(7,)),
         Tick(time_s=-1.0),
-        AddDevices(time_s=0.0, devices=(FleetDevice(name="x", kind="unheard"),)),
+        AddDevices(time_s=0.0, devices=(FleetDevice(name="x", device_type="unheard"),)),
     ):
         with pytest.raises(UsageError):
             step(state, event)

@@ -30,7 +30,7 @@ def plain(monkeypatch):
 GANG, STARTED_BY_S = 2, 100.0
 
 
-def floor_of(holders, kinds=None, partners=None):
+def floor_of(holders, device_types=None, partners=None):
     """Servers with a list of rows on their devices, -1 for a free one."""
     sizes = [len(server) for server in holders]
     first = np.concatenate(holders)
@@ -38,7 +38,7 @@ def floor_of(holders, kinds=None, partners=None):
     return SimpleNamespace(
         num_free=np.array([server.count(-1) for server in holders]),
         layout=SimpleNamespace(
-            server_kind=np.array(kinds or [0] * len(holders)),
+            server_type=np.array(device_types or [0] * len(holders)),
             server_ptr=np.cumsum([0, *sizes]),
             order=np.arange(len(first)),
         ),
@@ -70,8 +70,8 @@ def test_nobody_leaves_where_a_server_has_room(plain):
     assert cleared(plain, floor_of([[0, -1, -1]])) == []
 
 
-def test_servers_of_another_kind_are_left_alone(plain):
-    assert cleared(plain, floor_of([[0, -1], [1, 2]], kinds=[1, 0])) == [1, 2]
+def test_servers_of_another_type_are_left_alone(plain):
+    assert cleared(plain, floor_of([[0, -1], [1, 2]], device_types=[1, 0])) == [1, 2]
 
 
 def test_kept_jobs_stay_and_so_does_their_server(plain):

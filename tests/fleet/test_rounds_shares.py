@@ -18,24 +18,24 @@ from hocket.fleet.rounds.tables import NO_PAIRS, Round, new_round
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
 
 
-def job_classes(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) -> FleetState:
-    kinds = ("a", "b", "c")
+def job_classes(policy: str, types_of_job: list[int], num_devices: tuple[int, ...]) -> FleetState:
+    device_types = ("a", "b", "c")
     devices = tuple(
-        FleetDevice(name=f"{kind}{at}", kind=kind)
-        for kind, count in zip(kinds, num_devices, strict=True)
+        FleetDevice(name=f"{device_type}{at}", device_type=device_type)
+        for device_type, count in zip(device_types, num_devices, strict=True)
         for at in range(count)
     )
     jobs = tuple(
         Job(
             number=number,
             name="",
-            steps_per_s=tuple(ROWS[kind % 4].tolist()),
-            gang=1 + kind // 4 % 2,
-            weight=1.0 + kind // 8,
+            steps_per_s=tuple(ROWS[device_type % 4].tolist()),
+            gang=1 + device_type // 4 % 2,
+            weight=1.0 + device_type // 8,
         )
-        for number, kind in enumerate(kinds_of_job)
+        for number, device_type in enumerate(types_of_job)
     )
-    state = new_state(kinds, devices, Rules(policy=policy))
+    state = new_state(device_types, devices, Rules(policy=policy))
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]
 
 
@@ -65,19 +65,27 @@ def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) 
     jobs.shares[:] = random.integers(0, 3, jobs.shares.shape) / 4.0
     jobs.received_s[:] = random.integers(1, 3, jobs.shares.shape) * 360.0
     jobs.credit_s[:] = random.integers(-2, 3, jobs.shares.shape) * 1e-3
-    kinds = random.permutation(3)
+    device_types = random.permutation(3)
     pace, speeds = _pace(Rules(), False, False, False), speeds_of(state)
-    asked = NO_PAIRS._replace(kinds=kinds)
+    asked = NO_PAIRS._replace(device_types=device_types)
     r = new_round(0.0, jobs, asked, pace, speeds, state.layout, state.holders)
     num_parts = ordering()(r)
     parts = r.parts[:num_parts].tolist()
     order = [int(wish) for start, stop, _ in parts for wish in r.order[start:stop]]
     expected = []
-    for kind in kinds.tolist():
-        share = jobs.shares[:, kind]
-        keys = (-share, -np.round(jobs.credit_s[:, kind], 3), -share / jobs.received_s[:, kind])
+    for device_type in device_types.tolist():
+        share = jobs.shares[:, device_type]
+        keys = (
+            -share,
+            -np.round(jobs.credit_s[:, device_type], 3),
+            -share / jobs.received_s[:, device_type],
+        )
         rows = np.lexsort(keys)
-        expected += [3 * row + kind for row in rows.tolist() if jobs.steps_per_s[row, kind] > 0.0]
+        expected += [
+            3 * row + device_type
+            for row in rows.tolist()
+            if jobs.steps_per_s[row, device_type] > 0.0
+        ]
     assert order == expected
 
 
@@ -88,7 +96,7 @@ def test_work_done_is_counted_in_the_time_that_an_equal_part_would_have_taken() 
         for number, speed in enumerate((1.0, 5.0))
     )
     rules = Rules(policy="finish-time-fairness", slack_rounds=0.0)
-    state = new_state(("a",), (FleetDevice(name="a0", kind="a"),), rules)
+    state = new_state(("a",), (FleetDevice(name="a0", device_type="a"),), rules)
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
     for _ in range(20):
         state, _ = step(state, Tick(time_s=state.next_tick_s))

@@ -80,7 +80,7 @@ def test_a_gang_is_not_starved_by_small_jobs() -> None:
         fresh = job(9 + round_number, slow=0.0, steps=1e4)
         state = step(state, Submit(time_s=state.time_s + 1.0, jobs=(fresh,)))[0]
         state, _ = step(state, Tick(time_s=state.next_tick_s))
-        runs = state.jobs.rows["kind"][state.row_of(8)] >= 0
+        runs = state.jobs.rows["device_type"][state.row_of(8)] >= 0
         waited = 0 if runs else waited + 1
         longest = max(longest, waited)
     share = float(state.jobs.shares[state.row_of(8)].sum())
@@ -148,11 +148,11 @@ def test_a_late_report_of_an_earlier_attempt_does_not_count() -> None:
     assert state.jobs.rows["done_steps"][0] == state.jobs.rows["saved_steps"][0] == 0.0
 
 
-def test_a_job_that_waits_for_a_kind_does_not_hold_up_those_of_others() -> None:
+def test_a_job_that_waits_for_a_type_does_not_hold_up_those_of_others() -> None:
     rules = Rules(policy="fifo-strict")
     state = submit(fleet(2, 1, rules), job(0, gang=1), job(1, gang=2, slow=0.0))
     state = submit(state, job(2, slow=0.0), job(3))
-    assert state.jobs.rows["kind"].tolist() == [0, -1, -1, 1]
+    assert state.jobs.rows["device_type"].tolist() == [0, -1, -1, 1]
 
 
 def test_a_device_that_a_job_does_not_move_to_is_given_out_in_the_same_round() -> None:
@@ -290,20 +290,20 @@ def test_rounds_go_on_beside_a_drained_device() -> None:
 def test_devices_of_one_server_may_come_one_by_one() -> None:
     state = fleet(0)
     for at in range(4):
-        device = FleetDevice(name=f"d{at}", kind="fast", server="s")
+        device = FleetDevice(name=f"d{at}", device_type="fast", server="s")
         state, _ = step(state, AddDevices(time_s=float(at), devices=(device,)))
         state = unpack(pack(state))
     assert state.layout.largest_server.tolist() == [4, 0]
     state, _ = step(state, RemoveDevices(time_s=5.0, names=("d0", "d1")))
     back = (
-        FleetDevice(name="d0", kind="slow", server="s"),
-        FleetDevice(name="d1", kind="fast", server="t"),
+        FleetDevice(name="d0", device_type="slow", server="s"),
+        FleetDevice(name="d1", device_type="fast", server="t"),
     )
     state, _ = step(state, AddDevices(time_s=6.0, devices=back))
     assert state.num_devices.tolist() == [3, 1]
     assert state.layout.largest_server.tolist() == [2, 1]
     with pytest.raises(UsageError, match="there as"):
-        step(state, AddDevices(time_s=7.0, devices=(FleetDevice(name="d2", kind="slow"),)))
+        step(state, AddDevices(time_s=7.0, devices=(FleetDevice(name="d2", device_type="slow"),)))
 
 
 def test_shares_wait_for_the_next_round_where_no_device_is_free() -> None:

@@ -97,7 +97,7 @@ def preemptions(state: FleetState, rounds: int) -> int:
 
 
 @pytest.mark.parametrize("policy", ["las", "las-agnostic", "finish-time-fairness", "makespan"])
-def test_nobody_is_moved_between_kinds_that_are_equally_fast(policy: str) -> None:
+def test_nobody_is_moved_between_types_that_are_equally_fast(policy: str) -> None:
     rules = Rules(policy=policy)
     alone = submit(fleet(2, 1, rules), job(0, fast=1.0, slow=1.0))
     assert preemptions(alone, 60) == 0
@@ -105,8 +105,8 @@ def test_nobody_is_moved_between_kinds_that_are_equally_fast(policy: str) -> Non
     assert preemptions(full, 60) == 0
 
 
-def test_a_job_stays_on_a_kind_that_nobody_else_wants() -> None:
-    # The first has a deficit on both kinds; when the other has ended it is on the faster one.
+def test_a_job_stays_on_a_type_that_nobody_else_wants() -> None:
+    # The first has a deficit on both types; when the other has ended it is on the faster one.
     both = submit(fleet(1, 1, Rules(policy="las-agnostic")), job(0))
     assert both.holders[:, 0].tolist() == [0, -1]
     assert preemptions(both, 60) == 0
@@ -135,7 +135,9 @@ def test_first_come_first_served_neither_overtakes_nor_preempts() -> None:
     assert preemptions(state, 60) == 0
     state, _ = step(state, Finish(time_s=state.time_s, numbers=(0,)))
     assert state.jobs.rows["phase"].tolist() == [3, 1, 1, 0]
-    assert state.jobs.rows["kind"].tolist()[1:3] == [1, 0], "who runs stays, though slower there"
+    assert state.jobs.rows["device_type"].tolist()[1:3] == [1, 0], (
+        "who runs stays, though slower there"
+    )
 
 
 def test_what_a_checkpoint_saved_is_not_lost_twice() -> None:

@@ -169,8 +169,8 @@ def test_wrong_clusters_are_refused(text: str) -> None:
 
 
 def test_clusters_are_read() -> None:
-    kinds, devices = parse_cluster("v100:2x2, k80:1")
-    assert kinds == ("v100", "k80")
+    device_types, devices = parse_cluster("v100:2x2, k80:1")
+    assert device_types == ("v100", "k80")
     assert [(d.name, d.server) for d in devices] == [
         ("v100-0", "v100/0"),
         ("v100-1", "v100/0"),

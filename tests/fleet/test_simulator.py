@@ -20,18 +20,22 @@ from hocket.fleet.throughputs import JobProfile, Throughputs, read_throughputs
 from hocket.fleet.traces import Trace, generate_trace, read_trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
-KINDS = ("v100", "p100", "k80")
+DEVICE_TYPES = ("v100", "p100", "k80")
 NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "400"))
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 
 
 def devices(
-    count: int, kinds: tuple[str, ...] = KINDS, per_server: int = 1
+    count: int, device_types: tuple[str, ...] = DEVICE_TYPES, per_server: int = 1
 ) -> tuple[FleetDevice, ...]:
     return tuple(
-        FleetDevice(name=f"{kind}{at}", kind=kind, server=f"{kind}{at // per_server}")
-        for kind in kinds
+        FleetDevice(
+            name=f"{device_type}{at}",
+            device_type=device_type,
+            server=f"{device_type}{at // per_server}",
+        )
+        for device_type in device_types
         for at in range(count)
     )
 
@@ -40,7 +44,7 @@ def devices(
 def gavel_work() -> TraceWork:
     trace = read_trace(DATA / "gavel_generated" / "gavel_continuous_single_rate5.6_seed0.tsv")
     table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json")
-    return bind(trace.first(1600), KINDS, table)
+    return bind(trace.first(1600), DEVICE_TYPES, table)
 
 
 def gavel_hours(column: str, first: int, end: int) -> float:
@@ -92,7 +96,7 @@ def small_table() -> Throughputs:
     for a in range(3):
         for b in range(3):
             beside[a, b] = alone[a] * 0.8
-    return Throughputs(kinds=("fast", "slow"), profiles=profiles, alone=alone, beside=beside)
+    return Throughputs(device_types=("fast", "slow"), profiles=profiles, alone=alone, beside=beside)
 
 
 def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> TraceWork:
@@ -108,7 +112,7 @@ def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> TraceWo
             "total_steps": np.minimum(trace.total_steps, most_steps),
         }
     )
-    return bind(short, table.kinds, table)
+    return bind(short, table.device_types, table)
 
 
 def one_job(steps: float, num: int = 1, arrival_s: float = 0.0) -> TraceWork:
@@ -168,7 +172,7 @@ def test_all_figures_of_three_jobs_in_line() -> None:
     slowdown = jct_s / 2000.0
     assert run.start_s.tolist() == [50.0, 50.0, 2070.0]
     assert run.held_s.tolist() == [2020.0, 4020.0, 2020.0]
-    assert figures.pop("utilisation_by_kind") == pytest.approx(
+    assert figures.pop("utilisation_by_type") == pytest.approx(
         {"fast": fast_s / 4090.0, "slow": slow_s / 4090.0}
     )
     assert figures == pytest.approx(
@@ -197,7 +201,7 @@ def test_all_figures_of_three_jobs_in_line() -> None:
     )
 
 
-def test_a_duration_is_that_on_the_first_kind_that_can_run_the_job() -> None:
+def test_a_duration_is_that_on_the_first_type_that_can_run_the_job() -> None:
     trace = Trace(
         **{
             **one_job(1.0).trace.__dict__,
@@ -208,8 +212,8 @@ def test_a_duration_is_that_on_the_first_kind_that_can_run_the_job() -> None:
     table = small_table()
     alone = table.alone.copy()
     alone[0] = (0.0, 2.0)
-    work = bind(trace, table.kinds, Throughputs(**{**table.__dict__, "alone": alone}))
-    assert simulate(work, devices(1, table.kinds)).jct_s == pytest.approx([900.0])
+    work = bind(trace, table.device_types, Throughputs(**{**table.__dict__, "alone": alone}))
+    assert simulate(work, devices(1, table.device_types)).jct_s == pytest.approx([900.0])
 
 
 def test_a_job_without_work_does_not_spoil_the_figures() -> None:
@@ -261,7 +265,7 @@ def test_spans_tile_the_time_that_devices_were_busy() -> None:
 
 def test_gangs_over_servers_take_the_rates_of_spread_gangs() -> None:
     table = Throughputs(
-        kinds=("fast", "fast_unconsolidated"),
+        device_types=("fast", "fast_unconsolidated"),
         profiles=(JobProfile("type0", 2), JobProfile("type0", 4)),
         alone=np.array([[8.0, 5.0], [10.0, 4.0]]),
         beside=np.zeros((2, 2, 2)),

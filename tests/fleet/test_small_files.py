@@ -32,15 +32,15 @@ def test_a_table_of_many_jobs(tmp_path: Path) -> None:
         read_throughputs(path)
 
 
-def test_a_problem_of_many_kinds() -> None:
+def test_a_problem_of_many_types() -> None:
     jobs = [{"id": "a", "throughputs": {}}]
     with pytest.raises(InputFileError, match="devices has 50,000 types"):
         parse_problem({"devices": dict.fromkeys(map(str, range(50_000)), 1), "jobs": jobs})
     jobs = [{"id": str(job), "throughputs": {}} for job in range(20_001)]
     with pytest.raises(InputFileError, match="20,001 jobs on 1,000 device types"):
         parse_problem({"devices": dict.fromkeys(map(str, range(1000)), 1), "jobs": jobs})
-    with pytest.raises(UsageError, match="more than 1000 kinds"):
-        parse_cluster(",".join(f"k{kind}:1" for kind in range(1001)))
+    with pytest.raises(UsageError, match="more than 1000 device types"):
+        parse_cluster(",".join(f"k{device_type}:1" for device_type in range(1001)))
 
 
 @pytest.mark.parametrize("policy", ["las", "fifo", "max-throughput"])

@@ -202,7 +202,7 @@ def test_pairs_by_price_reach_what_all_pairs_reach(seed, monkeypatch):
 
 
 def distinct_sharers(seed: int, num_jobs: int, devices: int):
-    """Jobs of which no two are alike, alone or beside others, on three kinds of devices."""
+    """Jobs of which no two are alike, alone or beside others, on three device types."""
     random = np.random.default_rng(seed)
     alone = random.lognormal(0.0, 0.5, (num_jobs, 3)) * np.array([4.0, 2.0, 1.0])
     beside = alone[:, None, :] * random.uniform(0.3, 0.9, (num_jobs, num_jobs, 3))

@@ -12,7 +12,8 @@ from hocket.fleet.rounds.consistency import refuse_wrong_indices
 def stored() -> FleetState:
     """Two device types, three servers, a running job and one that waits for its end."""
     devices = tuple(
-        FleetDevice(name=name, kind=kind) for name, kind in (("a0", "a"), ("a1", "a"), ("b0", "b"))
+        FleetDevice(name=name, device_type=device_type)
+        for name, device_type in (("a0", "a"), ("a1", "a"), ("b0", "b"))
     )
     jobs = (
         Job(number=3, name="first", steps_per_s=(1.0, 1.0)),
@@ -37,8 +38,12 @@ def with_entry(state: FleetState, table: str, at: tuple[int, ...], value: int) -
 
 CASES = {
     "phase": (lambda state, value: with_row(state, "phase", value), [0, 2, 3, 4], [-1, 5]),
-    "type of a waiting job": (lambda s, value: with_row(s, "kind", value), [-1, 0, 1], [-2, 2]),
-    "type of a running job": (lambda s, value: with_row(s, "kind", value, 0), [0, 1], [-1, 2]),
+    "type of a waiting job": (
+        lambda s, value: with_row(s, "device_type", value), [-1, 0, 1], [-2, 2]
+    ),
+    "type of a running job": (
+        lambda s, value: with_row(s, "device_type", value, 0), [0, 1], [-1, 2]
+    ),
     "team": (lambda state, value: with_row(state, "team", value), [0], [-1, 1]),
     "user": (lambda state, value: with_row(state, "user", value), [0, 1], [-1, 2]),
     "number": (lambda state, value: with_row(state, "number", value), [4, 5, 9], [3, 2, -1]),
@@ -46,7 +51,7 @@ CASES = {
         lambda state, value: with_entry(state, "dependencies", (0, 2), value), [0, 1, 2], [-1, 3]
     ),
     "type of a device": (
-        lambda state, value: with_entry(state, "device_kind", (0,), value), [0, 1], [-1, 2]
+        lambda state, value: with_entry(state, "type_of_device", (0,), value), [0, 1], [-1, 2]
     ),
     "server": (
         lambda state, value: with_entry(state, "device_server", (0,), value), [0, 1, 2], [-1, 3]

@@ -51,7 +51,7 @@ def training_step(
 def test_one_device_takes_the_work_over_the_attainable_rate() -> None:
     table = predict_throughputs(training_step(), [find_servers("k80"), find_servers("v100")])
     rate = np.array([4.37e12, 15.7e12]) * MATMUL_EFFICIENCY
-    assert table.kinds == ("k80", "v100")
+    assert table.device_types == ("k80", "v100")
     assert table.profiles == (JobProfile("two products", 1),)
     assert table.alone[0] == pytest.approx(rate / 2e12)
 
@@ -63,7 +63,7 @@ def test_a_gang_adds_the_sum_of_what_the_last_op_makes() -> None:
     # PCIe inside a server: two links of 5 us from card to card at 12 GB/s.
     ring_s = 2 * 3 * (10e-6 + 4e8 / 4 / 12e9)
     assert table.alone[1, 0] == pytest.approx(4 / (2 * half_s + ring_s))
-    assert table.kinds == ("k80", "k80_unconsolidated")
+    assert table.device_types == ("k80", "k80_unconsolidated")
     assert table.alone[0, 0] == table.alone[0, 1], "one device cannot be spread"
     assert table.alone[1, 1] < table.alone[1, 0]
 
@@ -159,13 +159,13 @@ def test_a_gang_follows_from_what_one_device_was_measured_to_do() -> None:
 @given(
     flops=st.floats(1e9, 1e14),
     weight_bytes=st.integers(4, 4 * 10**9),
-    kind=st.sampled_from(["k80", "v100=dgx1-v100", "a100=dgx-a100-40g"]),
+    device_type=st.sampled_from(["k80", "v100=dgx1-v100", "a100=dgx-a100-40g"]),
 )
 def test_gangs_never_beat_perfect_scaling_and_spreading_never_helps(
-    flops: float, weight_bytes: int, kind: str
+    flops: float, weight_bytes: int, device_type: str
 ) -> None:
     graph = training_step(flops=flops, weight_bytes=weight_bytes)
-    table = predict_throughputs(graph, [find_servers(kind)], (1, 2, 4, 8, 16))
+    table = predict_throughputs(graph, [find_servers(device_type)], (1, 2, 4, 8, 16))
     together, spread = table.alone.T
     gangs = np.array([1, 2, 4, 8, 16])
     assert (together <= gangs * together[0] * (1 + 1e-12)).all()
@@ -211,7 +211,7 @@ def test_a_graph_without_work_is_refused() -> None:
         ("4xv100-16g", "unknown hardware"),
     ],
 )
-def test_hardware_that_is_no_single_kind_is_refused(text: str, message: str) -> None:
+def test_hardware_that_is_no_single_type_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         find_servers(text)
 
@@ -282,7 +282,7 @@ def test_tables_come_back_as_they_were(
     path = tmp_path_factory.mktemp("tables") / "table.json"
     write_throughputs(path, table)
     again = read_throughputs(path)
-    assert again.kinds == table.kinds
+    assert again.device_types == table.device_types
     assert again.profiles == table.profiles
     assert (again.alone == table.alone).all()
 
@@ -319,13 +319,13 @@ def test_the_command_predicts_and_writes(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     result = json.loads(told.stdout)
     assert result["throughputs"] == json.loads(output.read_text())
-    assert "needs" in result["models"][0]["kinds"]["k80"]["obstacle"]
+    assert "needs" in result["models"][0]["device_types"]["k80"]["obstacle"]
     table = read_throughputs(output)
-    assert table.kinds == ("k80", "v100", "k80_unconsolidated", "v100_unconsolidated")
+    assert table.device_types == ("k80", "v100", "k80_unconsolidated", "v100_unconsolidated")
     assert table.alone[table.find("big", 1)].tolist()[0] == 0.0
     slow = CliRunner().invoke(root, [*arguments, "--json", "--network", "1Gbit/s"])
-    kinds = json.loads(slow.stdout)["models"][1]["kinds"]
-    assert {kind["between_servers_bps"] for kind in kinds.values()} == {1.25e8}
+    device_types = json.loads(slow.stdout)["models"][1]["device_types"]
+    assert {device_type["between_servers_bps"] for device_type in device_types.values()} == {1.25e8}
     told = CliRunner().invoke(
         root, [*arguments[:2], *arguments[3:], "--json", "--measured", "k80=2.5"]
     )

@@ -105,7 +105,7 @@ def test_shared_answers_give_every_job_what_they_claim(seed: int) -> None:
         verify_allocation(snapshot, POLICIES[name](snapshot))
 
 
-def test_weights_count_between_jobs_of_one_kind_that_share() -> None:
+def test_weights_count_between_jobs_of_one_type_that_share() -> None:
     beside = np.full((1, 1, 1), 0.6)
     snapshot = make_snapshot(
         np.ones((6, 1)),
@@ -120,7 +120,9 @@ def test_weights_count_between_jobs_of_one_kind_that_share() -> None:
 
 def test_rounds_give_time_in_pairs_by_weight() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.2))
-    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(
+        ("fast",), (FleetDevice(name="d", device_type="fast"),), NO_SLACK, pair_table=table
+    )
     jobs = tuple(
         Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e9, profile=0, weight=weight)
         for n, weight in enumerate([3.0, 3.0, 1.0, 1.0])

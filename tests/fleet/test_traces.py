@@ -15,7 +15,7 @@ from hocket.fleet.traces import generate_trace, read_trace, write_trace_csv
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 TABLE = Throughputs(
-    kinds=("fast",),
+    device_types=("fast",),
     profiles=(
         JobProfile("a", 1),
         JobProfile("b", 1),

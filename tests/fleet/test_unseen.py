@@ -24,7 +24,7 @@ from hocket.fleet.throughputs.unseen import complete, conditional_row, expected_
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
 
-KINDS = ("fast", "slow", "slower")
+DEVICE_TYPES = ("fast", "slow", "slower")
 NEW = JobProfile("new", 1)
 
 
@@ -36,7 +36,7 @@ def product_table(num_jobs: int = 20, seed: int = 0) -> Throughputs:
     delicate = np.exp(-0.5 * random.random(num_jobs))
     kept = delicate[:, None] * rude[None, :]
     return Throughputs(
-        kinds=KINDS,
+        device_types=DEVICE_TYPES,
         profiles=tuple(JobProfile(f"job {at}", 1) for at in range(num_jobs)),
         alone=alone,
         beside=kept[:, :, None] * alone[:, None, :],
@@ -47,7 +47,7 @@ def without(table: Throughputs, row: int) -> Throughputs:
     return table.only([at for at in range(len(table.profiles)) if at != row])
 
 
-def test_a_row_follows_from_one_entry_where_kinds_differ_by_a_factor() -> None:
+def test_a_row_follows_from_one_entry_where_types_differ_by_a_factor() -> None:
     table = product_table()
     known = without(table, 0)
     found = with_unseen_job(known, table.profiles[0], {"slow": table.alone[0, 1]})
@@ -63,12 +63,12 @@ def test_pairs_follow_from_a_few_of_them() -> None:
     table = product_table()
     known = without(table, 0)
     measured = {
-        (kind, other): (table.beside[0, at, column], table.beside[at, 0, column])
-        for column, kind in enumerate(KINDS)
+        (device_type, other): (table.beside[0, at, column], table.beside[at, 0, column])
+        for column, device_type in enumerate(DEVICE_TYPES)
         for at, other in enumerate(table.profiles)
         if at in (3, 8)
     }
-    alone = dict(zip(KINDS, table.alone[0], strict=True))
+    alone = dict(zip(DEVICE_TYPES, table.alone[0], strict=True))
     found = with_unseen_job(known, table.profiles[0], alone, measured)
     assert found.throughputs.beside[-1, :-1] == pytest.approx(table.beside[0, 1:], rel=0.05)
     assert found.throughputs.beside[:-1, -1] == pytest.approx(table.beside[1:, 0], rel=0.05)
@@ -171,7 +171,7 @@ def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:
 
 
 def test_a_job_is_like_those_whose_names_differ_in_a_number() -> None:
-    """Two families prefer opposite kinds; a third is like neither, and so like the mean."""
+    """Two families prefer opposite device types; a third is like neither, and so like the mean."""
     sizes = (8, 16, 64)
     profiles = [JobProfile(f"{name}-{size}", 1) for name in ("net", "text") for size in sizes]
     rows = np.array([[1.0, -1.0]] * 3 + [[-1.0, 1.0]] * 3) + np.arange(6)[:, None]
@@ -216,8 +216,8 @@ def public_table(path: str = "gavel/simulation_throughputs.json") -> Throughputs
         "shockwave/tacc_throughputs.json",
     ],
 )
-def test_speeds_on_other_kinds_are_estimated_better_than_by_means(path: str) -> None:
-    """Each job of a public table in turn is unseen on all gangs, but for one kind.
+def test_speeds_on_other_types_are_estimated_better_than_by_means(path: str) -> None:
+    """Each job of a public table in turn is unseen on all gangs, but for one device type.
 
     The constants were chosen on the first table.
     """
@@ -228,17 +228,17 @@ def test_speeds_on_other_kinds_are_estimated_better_than_by_means(path: str) -> 
         known = table.only([at for at, p in enumerate(table.profiles) if p.job_type != job])
         gang = np.array([p.gang == table.profiles[row].gang for p in known.profiles])
         means = np.exp(np.log(known.alone[gang & (known.alone > 0.0).all(axis=1)]).mean(axis=0))
-        for column, kind in enumerate(table.kinds):
+        for column, device_type in enumerate(table.device_types):
             speed = table.alone[row, column]
             found = with_unseen_job(
                 Throughputs(
-                    kinds=known.kinds,
+                    device_types=known.device_types,
                     profiles=known.profiles,
                     alone=known.alone,
                     beside=np.zeros_like(known.beside),
                 ),
                 table.profiles[row],
-                {kind: speed},
+                {device_type: speed},
             )
             others = [at for at in range(3) if at != column]
             truth = table.alone[row, others]
@@ -286,15 +286,15 @@ def test_unseen_pairs_are_estimated_better_than_by_the_mean(
         known = without(table, row)
         beside, hidden = {}, []
         for other in single:
-            for column, kind in enumerate(table.kinds):
+            for column, device_type in enumerate(table.device_types):
                 pair = (table.beside[row, other, column], table.beside[other, row, column])
                 if other == row:
                     continue
                 if random.random() < measured_share:
-                    beside[kind, table.profiles[other]] = pair
+                    beside[device_type, table.profiles[other]] = pair
                 elif pair[0] > 0.0:
                     hidden.append((other, column, pair[0]))
-        alone = dict(zip(table.kinds, table.alone[row], strict=True))
+        alone = dict(zip(table.device_types, table.alone[row], strict=True))
         found = with_unseen_job(known, table.profiles[row], alone, beside).throughputs
         shares = known.beside / np.where(known.alone > 0.0, known.alone, np.inf)[:, None, :]
         mean = shares[shares > 0.0].mean()
@@ -323,7 +323,7 @@ def measured_rounds(state: FleetState, truth: float, rounds: int) -> list[float]
 @pytest.mark.parametrize("wrong_by", [0.01, 0.5, 3.0, 100.0])
 def test_a_wrong_table_converges_to_what_is_measured(wrong_by: float) -> None:
     truth = 7.0
-    state = new_state(("fast", "slow"), (FleetDevice(name="d", kind="fast"),))
+    state = new_state(("fast", "slow"), (FleetDevice(name="d", device_type="fast"),))
     job = Job(number=0, name="0", steps_per_s=(truth * wrong_by, 1.0))
     state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     believed = measured_rounds(state, truth, 20)
@@ -334,12 +334,12 @@ def test_a_wrong_table_converges_to_what_is_measured(wrong_by: float) -> None:
 
 
 def test_an_estimated_job_moves_to_where_it_is_really_faster() -> None:
-    """The estimate says that a job likes the fast kind; measurements say otherwise."""
+    """The estimate says that a job likes the fast device type; measurements say otherwise."""
     table = product_table()
     found = with_unseen_job(table, NEW, {"slow": 4.0}).throughputs
     rates = found.on(("fast", "slow")).alone[-1]
     assert rates[0] > rates[1]
-    devices = (FleetDevice(name="f", kind="fast"), FleetDevice(name="s", kind="slow"))
+    devices = (FleetDevice(name="f", device_type="fast"), FleetDevice(name="s", device_type="slow"))
     state = new_state(("fast", "slow"), devices)
     state, actions = step(
         state, Submit(time_s=0.0, jobs=(Job(number=0, name="0", steps_per_s=tuple(rates)),))
@@ -355,7 +355,7 @@ def test_an_estimated_job_moves_to_where_it_is_really_faster() -> None:
         state, actions = step(state, Tick(time_s=time_s))
         held = next((start.devices[0] for start in actions.starts), held)
     assert held == "s"
-    # It leaves as soon as the belief falls below the other kind's, which is measured exactly.
+    # It leaves as soon as the belief falls below the other type's, which is measured exactly.
     assert state.jobs.steps_per_s[0, 0] < state.jobs.steps_per_s[0, 1]
     assert state.jobs.steps_per_s[0, 1] == pytest.approx(4.0)
 

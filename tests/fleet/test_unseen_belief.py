@@ -1,4 +1,4 @@
-"""Hope for kinds that were not tried: it ends, and it finds what a low estimate hides."""
+"""Hope for device types that were not tried: it ends, and it finds what a low estimate hides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.fleet.rounds import FleetDevice, Job, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import JobProfile, Throughputs
 from hocket.fleet.throughputs.unseen import Belief, Expected, belief_from
 
-KINDS = ("fast", "slow")
+DEVICE_TYPES = ("fast", "slow")
 
 
 def belief(likely: tuple[float, float], deviation: tuple[float, float]) -> Belief:
@@ -21,15 +21,20 @@ def belief(likely: tuple[float, float], deviation: tuple[float, float]) -> Belie
 
 
 def kinds_held(belief: Belief, truth: dict[str, float], boldness: float, rounds: int) -> list[str]:
-    """Where a job is put, round by round, on a fleet with one device of each kind."""
-    state = new_state(KINDS, tuple(FleetDevice(name=kind, kind=kind) for kind in KINDS))
+    """Where a job is put, round by round, on a fleet with one device of each device type."""
+    state = new_state(
+        DEVICE_TYPES,
+        tuple(
+            FleetDevice(name=device_type, device_type=device_type) for device_type in DEVICE_TYPES
+        ),
+    )
     job = Job(number=0, name="0", steps_per_s=tuple(belief.steps_per_s(boldness).tolist()))
     state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     held = []
     for _ in range(rounds):
-        (kind,) = state.devices_of(0)
-        held.append(kind)
-        belief = belief.after(KINDS.index(kind), truth[kind])
+        (device_type,) = state.devices_of(0)
+        held.append(device_type)
+        belief = belief.after(DEVICE_TYPES.index(device_type), truth[device_type])
         rows = belief.steps_per_s(boldness)[None, :]
         jobs = state.jobs._replace(steps_per_s=rows, spread_steps_per_s=rows.copy())
         state = state.but(jobs=jobs, is_dirty=True)
@@ -37,7 +42,7 @@ def kinds_held(belief: Belief, truth: dict[str, float], boldness: float, rounds:
     return held
 
 
-def test_hope_finds_a_kind_that_its_estimate_hides() -> None:
+def test_hope_finds_a_type_that_its_estimate_hides() -> None:
     """The job is thought to do 2 steps where it does 10, and 4 where it does 4."""
     wrong, truth = belief((2.0, 4.0), (1.0, 0.0)), {"fast": 10.0, "slow": 4.0}
     assert set(kinds_held(wrong, truth, 0.0, 40)) == {"slow"}, "without hope it stays for ever"
@@ -64,19 +69,19 @@ def test_hope_costs_nothing_where_all_is_measured() -> None:
     truth=st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3),
     measured=st.lists(st.integers(0, 2), max_size=30),
 )
-def test_measuring_narrows_every_kind_and_the_variance_falls_with_their_number(
+def test_measuring_narrows_every_type_and_the_variance_falls_with_their_number(
     factors: list[float], truth: list[float], measured: list[int]
 ) -> None:
     mixing = np.array(factors).reshape(3, 3)
     logs = Expected(np.zeros(3), mixing @ mixing.T + 0.01 * np.eye(3))
     now = Belief(logs=logs, can_run=np.ones(3, dtype=bool))
-    for kind in measured:
-        before, now = now, now.after(kind, truth[kind])
+    for device_type in measured:
+        before, now = now, now.after(device_type, truth[device_type])
         assert (now.logs.deviation <= before.logs.deviation + 1e-9).all()
-    for kind in range(3):
-        count = measured.count(kind)
+    for device_type in range(3):
+        count = measured.count(device_type)
         if count:
-            assert now.logs.deviation[kind] <= 0.05 / np.sqrt(count) + 1e-9
+            assert now.logs.deviation[device_type] <= 0.05 / np.sqrt(count) + 1e-9
     assert np.linalg.eigvalsh(now.logs.covariance).min() > -1e-9
 
 
@@ -96,9 +101,9 @@ def test_what_is_hoped_for_is_never_below_the_truth_within_the_deviations(
     assert now.steps_per_s(2.0)[0] >= truth * (1 - 1e-9)
 
 
-def test_one_measurement_tells_the_level_of_kinds_that_differ_little() -> None:
+def test_one_measurement_tells_the_level_of_types_that_differ_little() -> None:
     table = Throughputs(
-        kinds=KINDS,
+        device_types=DEVICE_TYPES,
         profiles=tuple(JobProfile(f"job {'x' * at}", 1) for at in range(4)),
         alone=np.exp(np.arange(4.0))[:, None] * np.array([[3.0, 1.0]]),
         beside=np.zeros((4, 4, 2)),
@@ -111,9 +116,9 @@ def test_one_measurement_tells_the_level_of_kinds_that_differ_little() -> None:
     assert free.steps_per_s() == pytest.approx([7.8, 7.8], rel=0.05)
 
 
-def test_a_kind_that_cannot_be_stays_zero_and_nonsense_is_refused() -> None:
+def test_a_type_that_cannot_be_stays_zero_and_nonsense_is_refused() -> None:
     table = Throughputs(
-        kinds=KINDS, profiles=(), alone=np.zeros((0, 2)), beside=np.zeros((0, 0, 2))
+        device_types=DEVICE_TYPES, profiles=(), alone=np.zeros((0, 2)), beside=np.zeros((0, 0, 2))
     )
     found = belief_from(table, JobProfile("new", 1), {"slow": 5.0, "fast": 0.0})
     assert found.steps_per_s(3.0).tolist() == pytest.approx([0.0, 5.0])

@@ -30,8 +30,12 @@ class Watch:
         self._state = state
 
     def devices(self, state: FleetState) -> None:
-        """No device twice (but for pairs), gangs whole and on one kind, nobody on a broken one."""
-        rows, up, kinds = state.jobs.rows, state.is_up.tolist(), state.device_kind.tolist()
+        """No device twice (but for pairs), gangs whole and on one type, nobody on a broken one."""
+        rows, up, device_types = (
+            state.jobs.rows,
+            state.is_up.tolist(),
+            state.type_of_device.tolist(),
+        )
         held: dict[int, list[int]] = {}
         partner: dict[int, int] = {}
         for device, (one, other) in enumerate(state.holders.tolist()):
@@ -39,14 +43,16 @@ class Watch:
             assert one >= 0 or other < 0
             for number in (one, other):
                 if number >= 0:
-                    held.setdefault(number, []).append(kinds[device])
+                    held.setdefault(number, []).append(device_types[device])
             if other >= 0:
                 assert state.pair_table is not None, "a device was given twice"
                 assert partner.setdefault(one, other) == other
                 assert partner.setdefault(other, one) == one
-        columns = (rows[name].tolist() for name in ("number", "phase", "gang", "kind", "partner"))
-        for number, phase, gang, kind, beside in zip(*columns, strict=True):
-            expected = [kind] * gang if phase == RUNNING else []
+        columns = (
+            rows[name].tolist() for name in ("number", "phase", "gang", "device_type", "partner")
+        )
+        for number, phase, gang, device_type, beside in zip(*columns, strict=True):
+            expected = [device_type] * gang if phase == RUNNING else []
             assert held.pop(number, []) == expected, "gangs run whole or not at all"
             assert partner.get(number, -1) == beside
         assert not held, "a device is held by a job that is not there"
@@ -76,7 +82,7 @@ class Watch:
 
 def assert_same_but_for_time(before: FleetState, after: FleetState) -> None:
     """Nothing was decided, stopped, learnt or saved."""
-    for name in ("phase", "kind", "partner", "attempt", "failures", "saved_steps", "rate"):
+    for name in ("phase", "device_type", "partner", "attempt", "failures", "saved_steps", "rate"):
         assert np.array_equal(before.jobs.rows[name], after.jobs.rows[name]), name
     assert np.array_equal(before.jobs.steps_per_s, after.jobs.steps_per_s)
     assert np.array_equal(before.holders, after.holders)

@@ -24,7 +24,7 @@ from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store.tables import Batch
 
-KINDS = ("v100", "k80")
+DEVICE_TYPES = ("v100", "k80")
 RULES = Rules(round_s=60.0, max_failures=3)
 
 
@@ -52,7 +52,7 @@ class Rig:
         time: Time,
         *,
         rules: Rules = RULES,
-        kinds: tuple[str, ...] = KINDS,
+        device_types: tuple[str, ...] = DEVICE_TYPES,
         on_commit: Callable[[str], None] | None = None,
         team_weights: dict[str, float] | None = None,
         config: ServerConfig | None = None,
@@ -70,7 +70,7 @@ class Rig:
         self._on_commit = on_commit or (lambda moment: None)
         teams = {name: {"weight": weight} for name, weight in (team_weights or {}).items()}
         self.config = config or ServerConfig.model_validate({"teams": teams})
-        service_state = recovered(self.store, rules, kinds, self.config, time.now_s)
+        service_state = recovered(self.store, rules, device_types, self.config, time.now_s)
         # The wall clock stands for the monotonic one as well: tests set it back to show that.
         clock = Clock(service_state.state.time_s, wall_s=time, monotonic_s=time)
         self.decider = Decider(service_state, self.store, clock)

@@ -154,7 +154,11 @@ class FakeExecutor:
 def fleet_devices(**num_of_kind: int) -> tuple[FleetDevice, ...]:
     """``fleet_devices(v100=2, k80=1)``: named ``v100-0`` and so on, four to a server."""
     return tuple(
-        FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-server-{index // 4}")
-        for kind, num in num_of_kind.items()
+        FleetDevice(
+            name=f"{device_type}-{index}",
+            device_type=device_type,
+            server=f"{device_type}-server-{index // 4}",
+        )
+        for device_type, num in num_of_kind.items()
         for index in range(num)
     )

@@ -20,7 +20,9 @@ from hocket.service.executors.local import LocalExecutor
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
-DEVICES = tuple(FleetDevice(name=f"v100-{index}", kind="v100", server="here") for index in range(4))
+DEVICES = tuple(
+    FleetDevice(name=f"v100-{index}", device_type="v100", server="here") for index in range(4)
+)
 # Jobs last a few rounds, and others may take their devices after one.
 RULES = Rules(round_s=1.0, stickiness_rounds=1.0, slack_rounds=0.0, max_failures=3)
 

@@ -15,7 +15,10 @@ from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptN
 from hocket.service.executors.local import LocalExecutor
 
 NAME = AttemptName(7, 2)
-DEVICES = (FleetDevice(name="v100-0", kind="v100"), FleetDevice(name="v100-1", kind="v100"))
+DEVICES = (
+    FleetDevice(name="v100-0", device_type="v100"),
+    FleetDevice(name="v100-1", device_type="v100"),
+)
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
 OBEYS = """
@@ -53,7 +56,7 @@ def assignment(tmp_path: Path, *command: str, **changes) -> Assignment:
         "work_folder": tmp_path,
         "log_file": tmp_path / "log",
         "devices": ("v100-0", "v100-1"),
-        "kind": "v100",
+        "device_type": "v100",
         "grace_s": 20.0,
     }
     return Assignment(**{**values, **changes})

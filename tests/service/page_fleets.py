@@ -38,8 +38,8 @@ HOSTILE = (
 def fleet(
     names: tuple[str, ...] = ("first", "second", "third"), num_devices: int = 2, **rules
 ) -> FleetState:
-    """A fleet of one kind that was given these jobs."""
-    devices = tuple(FleetDevice(name=f"v100-{at}", kind="v100") for at in range(num_devices))
+    """A fleet of one device type that was given these jobs."""
+    devices = tuple(FleetDevice(name=f"v100-{at}", device_type="v100") for at in range(num_devices))
     state = new_state(("v100",), devices, Rules(**rules), time_s=1e9)
     jobs = tuple(
         Job(number=at + 1, name=name, steps_per_s=(2.0,), total_steps=1000.0)
@@ -50,23 +50,24 @@ def fleet(
 
 def large_fleet(num_jobs: int = 2048, num_devices: int = 300) -> FleetState:
     random = np.random.default_rng(0)
-    kinds = ("v100", "p100", "k80")
+    device_types = ("v100", "p100", "k80")
     devices = tuple(
-        FleetDevice(name=f"{kinds[at % 3]}-{at}", kind=kinds[at % 3]) for at in range(num_devices)
+        FleetDevice(name=f"{device_types[at % 3]}-{at}", device_type=device_types[at % 3])
+        for at in range(num_devices)
     )
     speeds = random.uniform(1.0, 10.0, (num_jobs, 3))
     jobs = tuple(
         Job(number=at + 1, name=f"job {at}", steps_per_s=tuple(speeds[at]), total_steps=1e5)
         for at in range(num_jobs)
     )
-    state = step(new_state(kinds, devices, time_s=1e9), Submit(time_s=1e9, jobs=jobs))[0]
+    state = step(new_state(device_types, devices, time_s=1e9), Submit(time_s=1e9, jobs=jobs))[0]
     return step(state, Tick(time_s=state.next_tick_s))[0]
 
 
 def attempt_of(state: FleetState, number: int, start_s: float, **more) -> AttemptRecord:
     devices = state.devices_of(number) or state.device_names[:1]
     return AttemptRecord(
-        job=number, attempt=1, devices=devices, kind="v100", token="", decided_s=start_s,
+        job=number, attempt=1, devices=devices, device_type="v100", token="", decided_s=start_s,
         **{"started_s": start_s, **more},
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ class RayCluster:
 
     def add(self, name: str, **num_devices: int) -> None:
         """Start a node: ``add("a", v100=2)``."""
-        resources = {f"accel_{kind}": number for kind, number in num_devices.items()}
+        resources = {f"accel_{device_type}": number for device_type, number in num_devices.items()}
         self.raylets[name] = self._ask({"verb": "add", "name": name, "resources": resources})
 
     def kill(self, name: str) -> None:

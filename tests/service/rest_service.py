@@ -92,9 +92,11 @@ def serving(
 ) -> Iterator[Service]:
     """A service on fake devices."""
     executor = FakeExecutor(fleet_devices(**(num_of_kind or {"v100": 2, "k80": 1})))
-    kinds = tuple(dict.fromkeys(device.kind for device in executor.devices))
+    device_types = tuple(dict.fromkeys(device.device_type for device in executor.devices))
     store = Store.open(folder)
-    daemon = Daemon(store, executor, rules or Rules(), kinds, poll_s=poll_s, endpoint_url=URL)
+    daemon = Daemon(
+        store, executor, rules or Rules(), device_types, poll_s=poll_s, endpoint_url=URL
+    )
     daemon.start()
     try:
         wait_until(lambda: len(daemon.state.device_names))

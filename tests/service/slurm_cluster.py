@@ -171,8 +171,8 @@ class SlurmCluster:
         folder, host = self._folder, socket.gethostname().partition(".")[0]
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._port()} "
-            f"CPUs={cpus} Feature={kind} State=UNKNOWN"
-            for name, (kind, cpus) in NODES.items()
+            f"CPUs={cpus} Feature={device_type} State=UNKNOWN"
+            for name, (device_type, cpus) in NODES.items()
         ]
         return "\n".join(
             [

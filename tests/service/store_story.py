@@ -30,8 +30,8 @@ def job(number: int, **changes: object) -> JobRecord:
 
 def attempt(number: int, **changes: object) -> AttemptRecord:
     values: dict[str, object] = {
-        "job": number, "attempt": 1, "devices": ("v100-0",), "kind": "v100", "token": "secret",
-        "decided_s": 2.5, **changes,
+        "job": number, "attempt": 1, "devices": ("v100-0",), "device_type": "v100",
+        "token": "secret", "decided_s": 2.5, **changes,
     }  # fmt: skip
     return AttemptRecord(**values)  # type: ignore[arg-type]
 
@@ -45,7 +45,11 @@ def batch(number: int) -> Batch:
         checkpoints=[CheckpointRecord(job=number, attempt=1, step=7.0, path="/c", committed_s=4.0)],
         events=[
             EventRecord(
-                sequence=number, time_s=1.0, kind="submitted", job=number, detail={"name": "ä"}
+                sequence=number,
+                time_s=1.0,
+                kind="submitted",
+                job=number,
+                detail={"name": "ä"},
             )
         ],
         keys=[KeyRecord(key=f"key-{number}", body_hash="00", job=number)],

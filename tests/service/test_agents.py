@@ -52,7 +52,7 @@ class Direct:
         )
         return json.loads(json.dumps({**orders, "checkpoints": self.checkpoints}))
 
-    def call(self, method, path, body, kind):
+    def call(self, method, path, body, device_type):
         if self.is_cut:
             raise RunError("cut")
         path, _, query = path.partition("?")
@@ -424,6 +424,6 @@ def test_only_the_service_with_the_fingerprint_is_spoken_to(tmp_path):
 
 
 def test_devices_of_an_agent_carry_its_name(net):
-    net.join("a", (FleetDevice(name="cpu-0", kind="cpu"),))
+    net.join("a", (FleetDevice(name="cpu-0", device_type="cpu"),))
     (device,) = net.executor.poll().devices
-    assert (device.name, device.kind, device.server) == ("a/cpu-0", "cpu", "a")
+    assert (device.name, device.device_type, device.server) == ("a/cpu-0", "cpu", "a")

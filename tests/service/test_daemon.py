@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from service.daemon_rig import KINDS, RULES, Rig, Time
+from service.daemon_rig import DEVICE_TYPES, RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.base.errors import UsageError
@@ -50,7 +50,7 @@ def test_an_attempt_is_told_all_that_its_processes_must_know(rig, engine):
     assert told.environment["HOCKET_DEVICES"] == "v100-0"
     assert told.environment["HOCKET_PLAN"] == "/plans/v100.json"
     assert "HOCKET_CHECKPOINT" not in told.environment
-    assert (told.kind, told.grace_s, str(told.work_folder)) == ("v100", 5.0, "/data")
+    assert (told.device_type, told.grace_s, str(told.work_folder)) == ("v100", 5.0, "/data")
     assert told.log_file == rig.folder / "logs" / "1" / "attempt-1.log"
     rig.checkpoint(FIRST, 5.0)
     engine.exit(FIRST, 1)
@@ -284,29 +284,29 @@ def test_a_lost_device_is_no_failure_of_its_job(rig, engine):
     assert kinds.count("device-added") == 2
 
 
-def test_devices_of_an_unknown_kind_are_complained_about_not_used(rig, engine):
+def test_devices_of_an_unknown_type_are_complained_about_not_used(rig, engine):
     engine.devices = (*fleet_devices(tpu=1), *fleet_devices(k80=1))
     rig.look(3)
     state = rig.service_state.state
     assert state.device_names == ("v100-0", "k80-0")
-    assert state.is_up.tolist() == [False, True], "those of known kinds are still minded"
+    assert state.is_up.tolist() == [False, True], "those of known device types are still minded"
     assert "'tpu'" in rig.reconciler.trouble
-    told = [event.detail for event in rig.store.events() if event.kind == "kind-unknown"]
-    assert told == [{"device_kind": "tpu"}], "once, not at every look"
+    told = [event.detail for event in rig.store.events() if event.kind == "device-type-unknown"]
+    assert told == [{"device_type": "tpu"}], "once, not at every look"
     engine.devices = engine.devices[1:]
     rig.look()
     assert rig.reconciler.trouble == ""
 
 
-def test_a_device_that_comes_back_as_another_kind_is_used_as_that(rig, engine):
+def test_a_device_that_comes_back_as_another_type_is_used_as_that(rig, engine):
     rig.submit(throughputs={"v100": 1.0})
     rig.look(2)
     engine.lose_devices("v100-0")
-    engine.devices = (FleetDevice(name="v100-0", kind="k80", server="v100-server-0"),)
+    engine.devices = (FleetDevice(name="v100-0", device_type="k80", server="v100-server-0"),)
     rig.look(3)
     state = rig.service_state.state
-    assert [(one, bool(up)) for one, up in zip(state.device_kind, state.is_up, strict=True)] == [
-        (KINDS.index("k80"), True)
+    assert [(one, bool(up)) for one, up in zip(state.type_of_device, state.is_up, strict=True)] == [
+        (DEVICE_TYPES.index("k80"), True)
     ]
     assert (rig.status(1), rig.job(1).failures) == ("queued", 0), "it cannot run there"
 

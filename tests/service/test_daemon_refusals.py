@@ -182,16 +182,16 @@ def test_a_restart_goes_on_where_the_last_daemon_was_killed(rig, engine):
     assert rig.status(1) == "succeeded"
 
 
-def test_new_rules_kinds_and_weights_of_a_restart_hold(rig, engine):
+def test_new_rules_types_and_weights_of_a_restart_hold(rig, engine):
     rig.submit(team="a", throughputs={"v100": 1.0, "a100": 8.0})
     rig.submit()
     engine.devices = (*engine.devices, *fleet_devices(a100=1))
-    rig = rig.again(rules=dataclasses.replace(RULES, policy="fifo"), kinds=("v100", "a100"),
+    rig = rig.again(rules=dataclasses.replace(RULES, policy="fifo"), device_types=("v100", "a100"),
         team_weights={"a": 3.0},
     )  # fmt: skip
     rig.look(2)
     state = rig.service_state.state
-    assert state.kinds == ("v100", "k80", "a100")
+    assert state.device_types == ("v100", "k80", "a100")
     np.testing.assert_array_equal(state.jobs.steps_per_s, [[1.0, 0.0, 8.0], [1.0, 1.0, 1.0]])
     assert (state.rules.policy, state.team_weight.tolist()) == ("fifo", [1.0, 3.0])
     rig.later(61.0)
@@ -303,9 +303,9 @@ def test_a_job_that_the_policy_cannot_serve_is_refused_at_once(rig):
         loose.again(rules=dataclasses.replace(RULES, policy="finish-time-fairness"))
 
 
-def test_a_fleet_without_any_kind_of_device_is_refused(tmp_path):
+def test_a_fleet_without_any_type_of_device_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no devices"):
-        Rig(tmp_path, FakeExecutor(()), Time(), kinds=())
+        Rig(tmp_path, FakeExecutor(()), Time(), device_types=())
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -49,10 +49,10 @@ def test_a_drained_device_takes_no_new_jobs(service):
     assert "k80-0" in is_problem(drain("drain", "k80-00"), 404)["hint"]
 
 
-def held(started_s, ended_s, kind="v100", num=2, job=1):
+def held(started_s, ended_s, device_type="v100", num=2, job=1):
     return AttemptRecord(
-        job=job, attempt=1, devices=tuple(f"d{at}" for at in range(num)), kind=kind, token="",
-        decided_s=started_s, started_s=started_s, ended_s=ended_s,
+        job=job, attempt=1, devices=tuple(f"d{at}" for at in range(num)), device_type=device_type,
+        token="", decided_s=started_s, started_s=started_s, ended_s=ended_s,
     )  # fmt: skip
 
 

@@ -34,9 +34,15 @@ def test_a_token_that_no_header_can_hold_is_refused(token, monkeypatch):
 
 
 def test_explanations_read_well(capsys):
-    kind = {"kind": "v100", "free": 0, "devices": 2, "steps_per_s": 1.0, "target_share": 0.5}
+    device_type = {
+        "device_type": "v100",
+        "free": 0,
+        "devices": 2,
+        "steps_per_s": 1.0,
+        "target_share": 0.5,
+    }
     evidence = {
-        "kinds": [{**kind, "deficit_rounds": -0.001}],
+        "device_types": [{**device_type, "deficit_rounds": -0.001}],
         "holders": [{"job": 2}],
         "num_holders": 3,
     }

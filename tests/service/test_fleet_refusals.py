@@ -37,7 +37,7 @@ def fleet(tmp_path, capsys):
         (("--devices", "v100:1", "--policy", "lass"), "unknown policy"),
         (("--devices", "v100:1", "--host", "0.0.0.0"), "--allow-remote"),
         (("--devices", "v100:1", "--host", "192.0.2.1", "--allow-remote"), "cannot listen"),
-        (("--devices", "v100:1", "--kinds", "v100"), "--kinds is for agents, Ray and Slurm"),
+        (("--devices", "v100:1", "--device-types", "v100"), "--device-types is for agents"),
         (("--devices", "v100:99999999x9"), "more than 1,000,000 devices"),
         (("--devices", "v100:1", "--round", "nan"), "no finite number"),
     ],
@@ -192,7 +192,13 @@ def test_tables_stay_short_and_inert():
         "submitted_s": 0.0, "ended_s": None,
     }  # fmt: skip
     text = plain(lists.jobs_table([{**job, "id": at} for at in range(5000)], 10.0, True))
-    device = {"name": HOSTILE, "kind": HOSTILE, "server": HOSTILE, "is_up": False, "jobs": []}
+    device = {
+        "name": HOSTILE,
+        "device_type": HOSTILE,
+        "server": HOSTILE,
+        "is_up": False,
+        "jobs": [],
+    }
     text += plain(lists.devices_table([device] * 5000))
     assert "4,800 other jobs not shown" in text
     waiting = [{**job, "id": at, "status": "queued"} for at in range(5000)]

@@ -26,7 +26,7 @@ from hocket.service.page.router import Shared
 
 
 def fleet(num_jobs: int = 6) -> FleetState:
-    devices = tuple(FleetDevice(name=f"v100-{at}", kind="v100") for at in range(2))
+    devices = tuple(FleetDevice(name=f"v100-{at}", device_type="v100") for at in range(2))
     jobs = tuple(
         Job(number=at + 1, name=f"job {at}", steps_per_s=(2.0,), total_steps=1000.0 * (at + 1))
         for at in range(num_jobs)

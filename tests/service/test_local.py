@@ -250,12 +250,12 @@ def test_the_environment_is_an_allow_list(executor, tmp_path, monkeypatch):
     assert "secret" not in found.values()
     assert found["LC_ALL"] == "C.UTF-8"
     assert (found["MINE"], found["PATH"]) == ("1", "/mine")
-    assert (found["HOCKET_DEVICES"], found["HOCKET_KIND"]) == ("v100-0,v100-1", "v100")
+    assert (found["HOCKET_DEVICES"], found["HOCKET_DEVICE_TYPE"]) == ("v100-0,v100-1", "v100")
     assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 @pytest.mark.parametrize(
-    ("kind", "devices", "given", "visible"),
+    ("device_type", "devices", "given", "visible"),
     [
         ("a100-80g", ("gpu3", "gpu10"), {}, "3,10"),
         ("cpu", ("cpu0",), {}, None),
@@ -265,8 +265,8 @@ def test_the_environment_is_an_allow_list(executor, tmp_path, monkeypatch):
         ("h100", ("x1",), {"CUDA_VISIBLE_DEVICES": "5"}, "5"),
     ],
 )
-def test_cuda_devices_are_named_by_their_index(tmp_path, kind, devices, given, visible):
-    work = assignment(tmp_path, "true", kind=kind, devices=devices, environment=given)
+def test_cuda_devices_are_named_by_their_index(tmp_path, device_type, devices, given, visible):
+    work = assignment(tmp_path, "true", device_type=device_type, devices=devices, environment=given)
     assert with_cuda(work).environment.get("CUDA_VISIBLE_DEVICES") == visible
 
 

@@ -33,7 +33,10 @@ def machine(tmp_path, monkeypatch):
 
 def shown(devices) -> list[str]:
     """The numbers that the job of each device is told."""
-    works = [assignment(Path("/x"), "true", kind=one.kind, devices=(one.name,)) for one in devices]
+    works = [
+        assignment(Path("/x"), "true", device_type=one.device_type, devices=(one.name,))
+        for one in devices
+    ]
     return [with_cuda(work).environment["CUDA_VISIBLE_DEVICES"] for work in works]
 
 
@@ -59,17 +62,17 @@ def test_gpus_that_are_named_otherwise_are_refused(machine, monkeypatch):
         found_devices()
 
 
-def test_gpus_of_several_kinds_are_numbered_through(tmp_path):
+def test_gpus_of_several_types_are_numbered_through(tmp_path):
     """`--devices v100:2,p100:2` once gave device 0 to jobs on v100-0 and on p100-0."""
     _, devices = parse_cluster("v100:2,cpu:2,p100:2")
     engine = open_engine(ServeSettings(folder=tmp_path, devices=devices), tmp_path, None)
     polled = engine.poll().devices
     engine.close()
-    assert [one.name for one in polled if one.kind == "cpu"] == ["cpu-0", "cpu-1"]
-    assert shown(one for one in polled if one.kind != "cpu") == ["0", "1", "2", "3"]
+    assert [one.name for one in polled if one.device_type == "cpu"] == ["cpu-0", "cpu-1"]
+    assert shown(one for one in polled if one.device_type != "cpu") == ["0", "1", "2", "3"]
 
 
-def test_one_kind_keeps_its_names(tmp_path):
+def test_one_type_keeps_its_names(tmp_path):
     _, devices = parse_cluster("v100:2x4")
     engine = open_engine(ServeSettings(folder=tmp_path, devices=devices), tmp_path, None)
     assert engine.poll().devices == devices
@@ -77,16 +80,16 @@ def test_one_kind_keeps_its_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("models", "arguments", "kinds", "names", "said"),
+    ("models", "arguments", "device_types", "names", "said"),
     [
         (("NVIDIA H200",) * 2, (), ("h200-141g",), ("h200-141g-0", "h200-141g-1"), "found h200"),
         (("Tesla T4",), ("--devices", "v100:1"), ("v100",), ("v100-0",), ""),
         ((), (), None, None, "no GPU was found"),
-        (("Tesla T4",), ("--kinds", "t4"), None, None, "--kinds is for agents, Ray and Slurm"),
+        (("Tesla T4",), ("--device-types", "t4"), None, None, "--device-types is for agents"),
     ],
 )
 def test_serve_takes_the_gpus_of_the_machine_unless_told_otherwise(
-    machine, monkeypatch, tmp_path, models, arguments, kinds, names, said
+    machine, monkeypatch, tmp_path, models, arguments, device_types, names, said
 ):
     machine(*models)
     served = []
@@ -96,6 +99,8 @@ def test_serve_takes_the_gpus_of_the_machine_unless_told_otherwise(
     command = ["fleet", "serve", "--state", str(tmp_path / "state"), *arguments]
     answer = CliRunner().invoke(root, command)
     assert said in f"{answer.output} {answer.exception}"
-    assert [settings.kinds for settings in served] == ([] if kinds is None else [kinds])
+    assert [settings.device_types for settings in served] == (
+        [] if device_types is None else [device_types]
+    )
     for settings in served:
         assert tuple(one.name for one in settings.devices) == names

@@ -55,7 +55,7 @@ def test_page_shows_shares_received_against_target():
 
 def test_time_in_which_a_job_shares_a_device_counts_towards_its_target():
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    devices = (FleetDevice(name="v100-0", kind="v100"),)
+    devices = (FleetDevice(name="v100-0", device_type="v100"),)
     state = new_state(("v100",), devices, Rules(slack_rounds=0.0), pair_table=table)
     jobs = tuple(Job(number=n, name="", steps_per_s=(2.0,), profile=0) for n in (1, 2))
     state = step(state, Submit(time_s=0.0, jobs=jobs))[0]

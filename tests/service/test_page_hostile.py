@@ -26,7 +26,9 @@ from hocket.service.page.what_if import answer_of, what_if_form
 def test_hostile_names_add_no_element_and_steer_nothing(name):
     def shape(text: str) -> list[tuple[str, list[str]]]:
         state = fleet((text, "plain", text), num_devices=1)
-        state = state.but(device_names=(text,), kinds=(text,), teams=(text,), notes={"note": text})
+        state = state.but(
+            device_names=(text,), device_types=(text,), teams=(text,), notes={"note": text}
+        )
         attempts = [attempt_of(state, 1, 1e9 - 20, outcome=text)]
         ended = (record_of(9, text, message=text),)
         html = whole_page(state, lately=lately_of(*attempts, ended=ended, name=text))

@@ -175,14 +175,14 @@ def test_what_if_gives_a_number_with_and_without_scripts(visit, service):
     for options in ({}, {"java_script_enabled": False}):
         page = visit(**options)
         page.select_option("#what-if-policy", "fifo")
-        page.fill("#what-if-kind-1", "6")
+        page.fill("#what-if-type-1", "6")
         page.click("#what-if-form button")
         answer = page.locator("#what-if-answer")
         wait_until(page, lambda: "instead of" in answer.inner_text())  # noqa: B023
         assert "sooner on average" in answer.inner_text()
         assert answer.locator("tbody tr").count() == 5
         # What was asked stays in the form.
-        assert page.input_value("#what-if-kind-1") == "6"
+        assert page.input_value("#what-if-type-1") == "6"
 
 
 def test_page_is_used_by_keyboard_and_keeps_the_focus(visit, service):

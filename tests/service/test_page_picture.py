@@ -21,7 +21,7 @@ def bars_of(svg: str) -> list[tuple[float, float, float]]:
 
 
 def test_bars_stand_where_and_when_attempts_ran():
-    devices = [DeviceRow(name="a", kind="v100"), DeviceRow(name="b", kind="v100")]
+    devices = [DeviceRow(name="a", device_type="v100"), DeviceRow(name="b", device_type="v100")]
     bars = [
         Bar(device=0, job=1, label="one", start_s=0.0, end_s=50.0, note=""),
         Bar(device=1, job=2, label="two", start_s=-100.0, end_s=None, note=""),
@@ -54,7 +54,7 @@ def test_failed_attempts_are_marked():
 
 
 def test_the_picture_is_bounded():
-    devices = [DeviceRow(name=f"d{at}", kind="v100") for at in range(MAX_DEVICES + 9)]
+    devices = [DeviceRow(name=f"d{at}", device_type="v100") for at in range(MAX_DEVICES + 9)]
     bars = [
         Bar(device=at % 70, job=at, label="x", start_s=at / 100, end_s=at / 100 + 1, note="")
         for at in range(2 * MAX_BARS)
@@ -75,8 +75,8 @@ def test_the_picture_goes_no_further_back_than_there_is_something_to_see(age_s, 
         start_s = state.time_s - age_s
         attempts = (
             AttemptRecord(
-                job=1, attempt=1, devices=("v100-0",), kind="v100", token="", decided_s=start_s,
-                started_s=start_s,
+                job=1, attempt=1, devices=("v100-0",), device_type="v100", token="",
+                decided_s=start_s, started_s=start_s,
             ),
         )  # fmt: skip
     assert live_page(state, Lately(attempts=attempts)).window == window

@@ -37,15 +37,15 @@ def test_endings_do_not_repeat_themselves(status, message, told):
     assert ending_of(record) == told
 
 
-def test_the_script_listens_to_every_kind_of_event():
+def test_the_script_listens_to_every_type_of_event():
     folder = Path(daemon_package.__file__).parent
     noted = {
-        kind
+        device_type
         for path in folder.glob("*.py")
-        for kind in re.findall(r'\bnote\(\s*"([a-z-]+)"', path.read_text())
+        for device_type in re.findall(r'\bnote\(\s*"([a-z-]+)"', path.read_text())
     }
     script = static_files()["page.js"][0].decode()
-    listened = set(re.findall(r'"([a-z -]+)"', script.split("KINDS = [")[1].split("]")[0]))
+    listened = set(re.findall(r'"([a-z -]+)"', script.split("EVENTS = [")[1].split("]")[0]))
     assert {"submitted", "started"} <= noted
     assert noted | set(ENDED) <= listened
 

@@ -42,7 +42,7 @@ def test_custom_resources_are_devices_and_gpus_are_reserved_with_them():
 def test_a_label_names_the_type_of_gpus():
     (node,) = read_nodes([row(GPU=2.0, labels={"ray.io/accelerator-type": "A100"})])
     assert (node.num_devices, node.num_gpus) == ({"a100": 2}, 2)
-    both = {"ray.io/accelerator-type": "A100", "hocket/kind": "big"}
+    both = {"ray.io/accelerator-type": "A100", "hocket/device-type": "big"}
     assert read_nodes([row(GPU=2.0, labels=both)])[0].num_devices == {"big": 2}
 
 
@@ -71,7 +71,7 @@ class Service:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hocket", "fleet", "serve", "--on", f"ray://{self.address}",
-             "--tls", f"127.0.1.1:{self.port}", "--kinds", "v100,p100", "--state",
+             "--tls", f"127.0.1.1:{self.port}", "--device-types", "v100,p100", "--state",
              str(self.folder), "--round", "1", "--agent-lease", str(LEASE_S), "--json"],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -127,7 +127,9 @@ def test_a_waiting_job_is_explained(service):
     assert explained["status"] == "queued"
     assert "expected to start" in explained["sentence"]
     assert explained["estimated_start_s"] > 0
-    assert {kind["kind"] for kind in explained["evidence"]["kinds"]} == {"v100", "k80"}
+    assert {
+        device_type["device_type"] for device_type in explained["evidence"]["device_types"]
+    } == {"v100", "k80"}
 
 
 def test_what_is_under_way_is_told(service, monkeypatch):

@@ -51,7 +51,7 @@ def test_metrics_count_what_there_is(service):
     service.wait_for(number, "running")
     text = service.client.get("/metrics").text
     assert 'hocket_jobs{phase="running"} 1' in text
-    assert 'hocket_devices{kind="k80",use="free"} ' in text
+    assert 'hocket_devices{device_type="k80",use="free"} ' in text
     assert all(line.startswith(("# ", "hocket_")) for line in text.splitlines())
 
 
@@ -65,12 +65,12 @@ def test_metrics_count_what_happens(service):
         "waits": 'hocket_job_wait_seconds_count{user="tester"}',
         "succeeded": 'hocket_jobs_ended_total{status="succeeded",user="tester"}',
         "failures": 'hocket_attempt_failures_total{outcome="failed",user="tester"}',
-        "held": 'hocket_device_seconds_total{kind="k80",user="tester"}',
+        "held": 'hocket_device_seconds_total{device_type="k80",user="tester"}',
     }
     before = {key: value(name) for key, name in names.items()}
     number = service.submit(throughputs={"k80": 1.0})["id"]
     service.wait_for(number, "running")
-    assert value('hocket_user_devices{kind="k80",user="tester"}') == 1.0
+    assert value('hocket_user_devices{device_type="k80",user="tester"}') == 1.0
     service.executor.exit(AttemptName(number, 1), 3)
     wait_until(lambda: service.job(number)["attempt"] == 2)
     service.wait_for(number, "running")

@@ -215,13 +215,13 @@ def test_the_token_appears_nowhere(service, caplog):
 
 def test_json_must_be_called_json(service):
     """What forms of other sites can send without asking first is no JSON."""
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+    for device_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         answer = service.client.post(
             "/v1/jobs",
             content=b'{"name": "x", "command": ["true"]}',
-            headers={"content-type": kind},
+            headers={"content-type": device_type},
         )
-        assert answer.status_code == 415, kind
+        assert answer.status_code == 415, device_type
         assert answer.headers["content-type"] == "application/problem+json"
 
 

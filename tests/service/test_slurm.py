@@ -67,7 +67,7 @@ class Bench:
             "work_folder": self.folder,
             "log_file": self.folder / f"log-{job}",
             "devices": devices,
-            "kind": "p100",
+            "device_type": "p100",
             "grace_s": 5.0,
         }
         return Assignment(**{**given, **more})  # type: ignore[arg-type]
@@ -131,10 +131,10 @@ SLEEP = TRACE + "import time; time.sleep(60)\n"
 
 def test_devices_are_the_slots_of_the_nodes(bench: Bench) -> None:
     devices = bench.executor.poll().devices
-    assert [device.name for device in devices if device.kind == "v100"] == [
+    assert [device.name for device in devices if device.device_type == "v100"] == [
         "na/0", "na/1", "na/2", "na/3",
     ]  # fmt: skip
-    assert {device.server for device in devices if device.kind == "p100"} == {"nb", "nc"}
+    assert {device.server for device in devices if device.device_type == "p100"} == {"nb", "nc"}
 
 
 def test_jobs_run_as_they_are_and_tell_their_end(
@@ -149,7 +149,9 @@ def test_jobs_run_as_they_are_and_tell_their_end(
         "sys.exit(3)"
     )
     command = (sys.executable, "-c", script, hostile)
-    bench.executor.start(bench.assignment(1, "", ("na/1", "na/3"), kind="v100", command=command))
+    bench.executor.start(
+        bench.assignment(1, "", ("na/1", "na/3"), device_type="v100", command=command)
+    )
     bench.executor.start(bench.assignment(2, TRACE, ("nb/0", "nb/1"), processes="per-device"))
     assert bench.wait(1, "exited").exit_code == 3
     log = (bench.folder / "log-1").read_text()

@@ -24,11 +24,14 @@ CORE_NODE = "NodeName=c1 CPUTot=8 ActiveFeatures=ib,v100 Gres=(null) State=IDLE 
 
 def test_devices_are_gpus_or_cores() -> None:
     nodes = parse_nodes(f"{GPU_NODE}\n{CORE_NODE}\n")
-    assert [(node.kind, node.num_devices) for node in nodes.values()] == [("a100", 4), ("ib", 4)]
+    assert [(node.device_type, node.num_devices) for node in nodes.values()] == [
+        ("a100", 4),
+        ("ib", 4),
+    ]
     assert [device.name for device in nodes["g1"].devices] == ["g1/0", "g1/1", "g1/2", "g1/3"]
     assert {device.server for device in nodes["g1"].devices} == {"g1"}
-    only = parse_nodes(f"{GPU_NODE}\n{CORE_NODE}\n", kinds=("v100",))
-    assert [(node.name, node.kind) for node in only.values()] == [("c1", "v100")]
+    only = parse_nodes(f"{GPU_NODE}\n{CORE_NODE}\n", device_types=("v100",))
+    assert [(node.name, node.device_type) for node in only.values()] == [("c1", "v100")]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_slurm_is_asked_now_and_then_and_always_after_a_submission(
         work_folder=tmp_path,
         log_file=tmp_path / "log",
         devices=("c1/0",),
-        kind="ib",
+        device_type="ib",
     )
 
     def submit(*_: object) -> str:

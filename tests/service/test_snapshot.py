@@ -32,7 +32,7 @@ from hocket.fleet.rounds import (
 from hocket.fleet.rounds.state import FleetState, PairTable
 from hocket.service.store.snapshot import put_together
 
-KINDS = ("v100", "k80")
+DEVICE_TYPES = ("v100", "k80")
 DEVICES = fleet_devices(v100=3, k80=2)
 
 
@@ -44,7 +44,7 @@ def states(draw: st.DrawFn) -> FleetState:
     shares = mechanism == "improved" and policy == "las" and draw(st.booleans())
     table = PairTable(steps_per_s=np.full((2, 2, 2), 0.7)) if shares else None
     rules = Rules(policy=policy, mechanism=mechanism, round_s=10.0)
-    state = new_state(KINDS, DEVICES, rules, pair_table=table, time_s=5.0)
+    state = new_state(DEVICE_TYPES, DEVICES, rules, pair_table=table, time_s=5.0)
     for number in range(draw(st.integers(0, 12))):
         state = _after(draw, state, number + 1)
     return state
@@ -104,7 +104,7 @@ def test_a_state_comes_back_exactly_and_goes_on_the_same(state):
 
 
 def test_anything_else_is_refused():
-    head, *arrays = packed(new_state(KINDS, DEVICES))
+    head, *arrays = packed(new_state(DEVICE_TYPES, DEVICES))
     assert isinstance(put_together(head, arrays), FleetState)
 
     def changed(**changes: object) -> bytes:
@@ -154,8 +154,8 @@ def _changed(state: FleetState, table: str, name: str, wrong: object) -> FleetSt
     [
         ("rows", "number", [3, 3]),
         ("rows", "phase", [1, 4]),
-        ("rows", "kind", [0, 7]),
-        ("rows", "kind", [-1, 1]),
+        ("rows", "device_type", [0, 7]),
+        ("rows", "device_type", [-1, 1]),
         ("rows", "profile", [0, 2]),
         ("rows", "team", [0, -1]),
         ("rows", "team", [0, 1]),
@@ -165,7 +165,7 @@ def _changed(state: FleetState, table: str, name: str, wrong: object) -> FleetSt
         ("jobs", "credit_s", np.zeros((0, 2))),
         ("state", "holders", [[0, -1], [9, -1]]),
         ("state", "holders", [[0, -1]]),
-        ("state", "device_kind", [0, -1]),
+        ("state", "type_of_device", [0, -1]),
         ("state", "device_server", [0, 2]),
         ("state", "price_per_hour", [1.0]),
         ("state", "pair_plan", None),
@@ -176,7 +176,7 @@ def _changed(state: FleetState, table: str, name: str, wrong: object) -> FleetSt
 def test_a_state_that_points_to_nothing_is_refused(table, name, wrong):
     pairs = PairTable(steps_per_s=np.zeros((1, 1, 2)))
     rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
-    state = new_state(KINDS, fleet_devices(v100=1, k80=1), rules, pair_table=pairs)
+    state = new_state(DEVICE_TYPES, fleet_devices(v100=1, k80=1), rules, pair_table=pairs)
     jobs = tuple(
         Job(number=n, name=str(n), steps_per_s=(2.0, 1.0), total_steps=1e6) for n in range(2)
     )

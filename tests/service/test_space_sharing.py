@@ -160,7 +160,7 @@ def test_first_come_first_served_does_not_share(rig):
 
 def test_more_device_types_come(rig, engine):
     submit(rig, "a")
-    rig = rig.again(kinds=("v100", "k80", "h100"))
+    rig = rig.again(device_types=("v100", "k80", "h100"))
     submit(rig, "b")
     rig.look(2)
     next_round(rig)
@@ -169,7 +169,7 @@ def test_more_device_types_come(rig, engine):
 
 
 REFERENCE = Throughputs(
-    kinds=("v100", "k80"),
+    device_types=("v100", "k80"),
     profiles=(
         JobProfile("LM (batch size 5)", 1),
         JobProfile("LM (batch size 80)", 1),
@@ -199,7 +199,10 @@ def test_pairs_of_the_table_are_known_before_they_run(rig):
     beside = np.zeros((3, 3, 2))
     beside[0, 2], beside[2, 0] = (6.0, 0.5), (1.5, 0.0)
     table = Throughputs(
-        kinds=REFERENCE.kinds, profiles=REFERENCE.profiles, alone=REFERENCE.alone, beside=beside
+        device_types=REFERENCE.device_types,
+        profiles=REFERENCE.profiles,
+        alone=REFERENCE.alone,
+        beside=beside,
     )
     rig = rig.again(reference=table)
     submit(rig, "LM (batch size 5)")

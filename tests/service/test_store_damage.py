@@ -84,7 +84,7 @@ def test_a_deleted_database_is_missed(tmp_path):
         Store.open(tmp_path)
 
 
-@pytest.mark.parametrize(("version", "age"), [(3, "older"), (5, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(4, "older"), (6, "newer")])
 def test_another_schema_is_refused(story, tmp_path, version, age):
     shutil.copytree(story[1], tmp_path / "copy")
     connection = sqlite3.connect(tmp_path / "copy" / "fleet.db")
@@ -93,6 +93,7 @@ def test_another_schema_is_refused(story, tmp_path, version, age):
     with pytest.raises(InputFileError, match=age) as refused:
         Store.open(tmp_path / "copy")
     assert refused.value.exit_code == 3
+    assert "--discard-state" in str(refused.value.hint)
 
 
 def test_discarding_sets_everything_aside_and_deletes_nothing(story, tmp_path):

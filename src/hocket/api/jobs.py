@@ -16,14 +16,14 @@ from hocket.planners.candidates import Candidate, Comparison
 from hocket.service.spec import JobSpec, on_gang
 
 
-def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path) -> JobSpec:
-    """Return the job with a plan in ``folder`` for its gangs on each kind, and the plan's speed.
+def planned_job(spec: JobSpec, graph: Graph, device_types: Sequence[str], folder: Path) -> JobSpec:
+    """Return the job with a plan in ``folder`` for its gangs on each type, and the plan's speed.
 
-    A kind that is a machine of unequal devices is planned as a gang of one. A gang for which
+    A device type that is a machine of unequal devices is planned as a gang of one. A gang for which
     nothing fits is not allowed; raises `NoFeasiblePlanError` if no gang is left.
     """
     gangs = sorted(set(spec.gangs or (spec.gang,)))
-    servers = [find_servers(kind, is_unequal_allowed=True) for kind in kinds]
+    servers = [find_servers(device_type, is_unequal_allowed=True) for device_type in device_types]
     speeds: dict[str, float] = {}
     plans: dict[str, str] = {}
     why = ""
@@ -34,7 +34,7 @@ def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path)
             continue
         name = on_gang(spec, planned.gang, planned.servers.name)
         folder.mkdir(parents=True, exist_ok=True)
-        # The operator chooses the names of kinds: two may differ in unsafe characters only.
+        # The operator chooses the names of device types: two may differ in unsafe characters only.
         file = folder / f"{len(plans)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.json"
         write_plan(file, planned.comparison.problem, chosen.plan)
         speeds[name], plans[name] = 1 / chosen.step_s, str(file.resolve())

@@ -25,7 +25,7 @@ class SharedTime:
 
     profile_a: LongArray
     profile_b: LongArray
-    kind: LongArray
+    device_type: LongArray
     amount: FloatArray
     """Summed shares of all pairs of these two profiles on this device type."""
 
@@ -36,7 +36,7 @@ class PairedTime:
 
     job: LongArray
     profile: LongArray
-    kind: LongArray
+    device_type: LongArray
     amount: FloatArray
     """Part of its time."""
 

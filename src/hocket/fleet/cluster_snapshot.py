@@ -31,7 +31,7 @@ class Pairs:
 class ClusterSnapshot:
     """Devices and jobs at one moment."""
 
-    kinds: tuple[str, ...]
+    device_types: tuple[str, ...]
     num_devices: LongArray
     """Devices of each type."""
     price_per_hour: FloatArray
@@ -73,9 +73,9 @@ class ClusterSnapshot:
         return len(self.ids)
 
     @property
-    def num_kinds(self) -> int:
+    def num_types(self) -> int:
         """Number of device types."""
-        return len(self.kinds)
+        return len(self.device_types)
 
     @property
     def keeps_word(self) -> BoolArray:

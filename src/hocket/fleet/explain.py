@@ -149,17 +149,17 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
         "failures": int(job["failures"]),
         "attempt": int(job["attempt"]),
         "next_round_s": finite_or_none(state.next_tick_s),
-        "kinds": [
+        "device_types": [
             {
-                "kind": state.kinds[kind],
-                "steps_per_s": float(state.jobs.steps_per_s[row, kind]),
-                "devices": int(state.num_devices[kind]),
+                "device_type": state.device_types[device_type],
+                "steps_per_s": float(state.jobs.steps_per_s[row, device_type]),
+                "devices": int(state.num_devices[device_type]),
                 "free": free,
-                "target_share": float(shares[kind]),
-                "deficit_rounds": float(state.jobs.credit_s[row, kind]) / round_s,
+                "target_share": float(shares[device_type]),
+                "deficit_rounds": float(state.jobs.credit_s[row, device_type]) / round_s,
             }
-            for kind, free in enumerate(free_devices(state))
-            if able[kind]
+            for device_type, free in enumerate(free_devices(state))
+            if able[device_type]
         ],
         **_holders(state, row),
     }
@@ -175,7 +175,7 @@ def _holders(state: FleetState, row: int) -> dict[str, Any]:
         "holders": [
             {
                 "job": int(rows["number"][others[at]]),
-                "kind": state.kinds[int(rows["kind"][others[at]])],
+                "device_type": state.device_types[int(rows["device_type"][others[at]])],
                 "devices": int(rows["gang"][others[at]]),
                 "seconds_left": finite_or_none(left_s[at]),
             }
@@ -188,7 +188,9 @@ def _holding(state: FleetState, row: int) -> tuple[LongArray, FloatArray]:
     """Rows of the jobs on suitable devices, and the most seconds that they still hold them."""
     rows = state.jobs.rows
     others = np.flatnonzero(rows["phase"] == RUNNING)
-    others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]
+    others = others[
+        (state.jobs.steps_per_s[row, rows["device_type"][others]] > 0.0) & (others != row)
+    ]
     left = rows["total_steps"][others] - rows["done_steps"][others]
     rate = rows["rate"][others]
     left_s = np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)

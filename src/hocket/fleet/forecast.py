@@ -197,17 +197,17 @@ def resized(
     first."""
     add: list[FleetDevice] = []
     remove: list[str] = []
-    for kind, count in counts.items():
-        if kind not in state.kinds:
-            raise unknown_name("device type", kind, state.kinds)
+    for device_type, count in counts.items():
+        if device_type not in state.device_types:
+            raise unknown_name("device type", device_type, state.device_types)
         if count < 0:
-            raise UsageError(f"there cannot be {count} devices of type {kind!r}")
-        more = count - int(state.num_devices[state.kinds.index(kind)])
+            raise UsageError(f"there cannot be {count} devices of type {device_type!r}")
+        more = count - int(state.num_devices[state.device_types.index(device_type)])
         if more > MAX_ADDED_DEVICES:
             hint = f"at most {MAX_ADDED_DEVICES:,} more than there are"
-            raise UsageError(f"{count} devices of type {kind!r} are too many", hint=hint)
-        add.extend(_fresh_devices(state, kind, more))
-        remove.extend(_least_used(state, kind, -more))
+            raise UsageError(f"{count} devices of type {device_type!r} are too many", hint=hint)
+        add.extend(_fresh_devices(state, device_type, more))
+        remove.extend(_least_used(state, device_type, -more))
     return tuple(add), tuple(remove)
 
 
@@ -260,21 +260,23 @@ def _changes_of_devices(
         yield AddDevices(time_s=state.time_s, devices=add)
 
 
-def _fresh_devices(state: FleetState, kind: str, count: int) -> Iterable[FleetDevice]:
+def _fresh_devices(state: FleetState, device_type: str, count: int) -> Iterable[FleetDevice]:
     taken = set(state.device_names)
     number = 0
     while count > 0:
-        name = f"{kind}-more-{number}"
+        name = f"{device_type}-more-{number}"
         number += 1
         if name not in taken:
             count -= 1
-            yield FleetDevice(name=name, kind=kind)
+            yield FleetDevice(name=name, device_type=device_type)
 
 
-def _least_used(state: FleetState, kind: str, count: int) -> list[str]:
+def _least_used(state: FleetState, device_type: str, count: int) -> list[str]:
     if count <= 0:
         return []
-    up = np.flatnonzero(state.is_up & (state.device_kind == state.kinds.index(kind)))
+    up = np.flatnonzero(
+        state.is_up & (state.type_of_device == state.device_types.index(device_type))
+    )
     is_held = state.holders[up, 0] >= 0
     order = up[np.lexsort((-up, is_held))]
     return [state.device_names[device] for device in order[:count]]
@@ -295,7 +297,7 @@ class _ForecastRun:
         self._end_s = np.full(len(live), np.nan)
         self._can_run = self._can_end = np.zeros(len(live), dtype=bool)
         self._busy = _busy_devices(state)
-        self._busy_device_s, self._up_device_s = np.zeros((2, state.num_kinds))
+        self._busy_device_s, self._up_device_s = np.zeros((2, state.num_types))
 
     def expect(self) -> None:
         """Note which jobs can run on the devices that there are, and which of them will end."""
@@ -368,5 +370,5 @@ class _ForecastRun:
 
 
 def _busy_devices(state: FleetState) -> FloatArray:
-    held = state.device_kind[(state.holders[:, 0] >= 0) & state.is_up]
-    return np.bincount(held, minlength=state.num_kinds).astype(float)
+    held = state.type_of_device[(state.holders[:, 0] >= 0) & state.is_up]
+    return np.bincount(held, minlength=state.num_types).astype(float)

@@ -21,7 +21,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
-ANY_KIND = -1
+ANY_TYPE = -1
 _WORTH = 3.0
 """Stops that a change must save."""
 _NEVER = -1.0
@@ -46,8 +46,8 @@ class Chosen(NamedTuple):
     """A gang size and its device type."""
 
     gang: int
-    kind: int
-    """`ANY_KIND` where the policy decides."""
+    device_type: int
+    """`ANY_TYPE` where the policy decides."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,7 +71,7 @@ def choose_gangs(
     choices = _GangChoices(able, num_devices, restart_s)
     if not choices.begin():
         return {
-            job.number: Chosen(_most_efficient(job.speeds, num_devices), ANY_KIND) for job in able
+            job.number: Chosen(_most_efficient(job.speeds, num_devices), ANY_TYPE) for job in able
         }
     choices.improve()
     return {job.number: choices.chosen(row) for row, job in enumerate(able)}
@@ -92,20 +92,20 @@ class _GangChoices:
         self, jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float
     ) -> None:
         gangs = sorted({gang for job in jobs for gang in job.speeds.gangs})
-        num_kinds = len(num_devices)
-        self.gang = np.repeat(gangs, num_kinds)
-        self.kind = np.tile(np.arange(num_kinds), len(gangs))
+        num_types = len(num_devices)
+        self.gang = np.repeat(gangs, num_types)
+        self.device_type = np.tile(np.arange(num_types), len(gangs))
         self.free = num_devices.copy()
         speed = np.zeros((len(jobs), len(self.gang)))
         stop_s = np.full(speed.shape, _WORTH * restart_s)
         for row, job in enumerate(jobs):
             for gang, known in zip(job.speeds.gangs, job.speeds.on(num_devices), strict=True):
-                first = gangs.index(gang) * num_kinds
-                speed[row, first : first + num_kinds] = known
+                first = gangs.index(gang) * num_types
+                speed[row, first : first + num_types] = known
             if job.now is None:
                 stop_s[row] = 0.0
             elif job.now.gang in gangs:
-                stop_s[row, gangs.index(job.now.gang) * num_kinds + job.now.kind] = 0.0
+                stop_s[row, gangs.index(job.now.gang) * num_types + job.now.device_type] = 0.0
         left = np.array([job.left_steps for job in jobs])[:, None]
         with np.errstate(divide="ignore"):
             time_s = np.where(speed > 0.0, left / speed + stop_s, np.inf)
@@ -118,8 +118,8 @@ class _GangChoices:
         """``[job, choice]``: has the most progress per device of all sizes on its device type."""
         each = np.where(speed > 0.0, speed / self.gang, _NEVER)
         found = np.zeros(speed.shape, dtype=np.bool_)
-        for kind in range(len(self.free)):
-            columns = np.flatnonzero(self.kind == kind)
+        for device_type in range(len(self.free)):
+            columns = np.flatnonzero(self.device_type == device_type)
             best = columns[np.argmax(each[:, columns], axis=1)]
             found[np.arange(len(speed)), best] = True
         return found & (speed > 0.0)
@@ -137,7 +137,7 @@ class _GangChoices:
         # Compared with the mean over device types: a job that gains little takes what is left.
         saved = (np.nanmean(burden, axis=1)[:, None] - burden) / self.gang
         for _ in range(len(self.choice)):
-            fits = self.is_efficient & (self.gang <= self.free[self.kind])
+            fits = self.is_efficient & (self.gang <= self.free[self.device_type])
             offers = np.where(fits & (self.choice < 0)[:, None], saved, -np.inf)
             row, column = np.unravel_index(int(np.argmax(offers)), offers.shape)
             if not np.isfinite(offers[row, column]):
@@ -149,9 +149,11 @@ class _GangChoices:
         """Apply the change with the largest saving per device until none saves anything."""
         rows = np.arange(len(self.choice))
         for _ in range(4 * int(self.free.sum()) + len(rows)):
-            own_gang, own_kind = self.gang[self.choice], self.kind[self.choice]
-            is_own = own_kind[:, None] == self.kind[None, :]
-            available = self.free[self.kind][None, :] + np.where(is_own, own_gang[:, None], 0)
+            own_gang, own_type = self.gang[self.choice], self.device_type[self.choice]
+            is_own = own_type[:, None] == self.device_type[None, :]
+            available = self.free[self.device_type][None, :] + np.where(
+                is_own, own_gang[:, None], 0
+            )
             more = np.maximum(self.gang[None, :] - own_gang[:, None], 1)
             saved = self.burden[rows, self.choice][:, None] - self.burden
             offers = np.where(self.gang[None, :] <= available, saved / more, -np.inf)
@@ -163,10 +165,10 @@ class _GangChoices:
     def _take(self, row: int, column: int) -> None:
         before = self.choice[row]
         if before >= 0:
-            self.free[self.kind[before]] += self.gang[before]
-        self.free[self.kind[column]] -= self.gang[column]
+            self.free[self.device_type[before]] += self.gang[before]
+        self.free[self.device_type[column]] -= self.gang[column]
         self.choice[row] = column
 
     def chosen(self, row: int) -> Chosen:
         column = self.choice[row]
-        return Chosen(int(self.gang[column]), int(self.kind[column]))
+        return Chosen(int(self.gang[column]), int(self.device_type[column]))

@@ -24,7 +24,7 @@ from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
 _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000
-_MAX_KINDS = 1000
+_MAX_TYPES = 1000
 _MAX_CELLS = 20_000_000
 """Jobs times device types: each is a number in several tables."""
 _LARGE = 1e15
@@ -43,8 +43,8 @@ def parse_problem(value: object) -> ClusterSnapshot:
     devices = mapping(top["devices"], "devices")
     if not devices:
         raise InputFileError("devices is empty", hint="name at least one device type")
-    if len(devices) > _MAX_KINDS:
-        raise InputFileError(f"devices has {len(devices):,} types", hint=f"at most {_MAX_KINDS:,}")
+    if len(devices) > _MAX_TYPES:
+        raise InputFileError(f"devices has {len(devices):,} types", hint=f"at most {_MAX_TYPES:,}")
     num_devices, price_per_hour = _devices(devices)
     jobs = [
         record(job, f"jobs[{index}]", required=("id", "throughputs"), optional=_JOB_KEYS)
@@ -58,13 +58,13 @@ def parse_problem(value: object) -> ClusterSnapshot:
             f"{len(jobs):,} jobs on {len(devices):,} device types are too many",
             hint=f"at most {_MAX_CELLS:,} jobs times device types",
         )
-    kinds, teams = tuple(devices), _team_weights(top.get("teams"), jobs)
+    device_types, teams = tuple(devices), _team_weights(top.get("teams"), jobs)
     return ClusterSnapshot(
-        kinds=kinds,
+        device_types=device_types,
         num_devices=num_devices,
         price_per_hour=price_per_hour,
         ids=_ids(jobs),
-        steps_per_s=_throughputs(jobs, kinds),
+        steps_per_s=_throughputs(jobs, device_types),
         gang=_integers(jobs, "gang", 1),
         weight=_numbers(jobs, "weight", 1.0, 1e-6),
         remaining_steps=_numbers(jobs, "remaining_steps", math.inf, 0.0),
@@ -80,8 +80,8 @@ def parse_problem(value: object) -> ClusterSnapshot:
 
 def _devices(devices: Mapping[str, Any]) -> tuple[Any, Any]:
     nums, prices = [], []
-    for kind, entry in devices.items():
-        path = inside("devices", kind)
+    for device_type, entry in devices.items():
+        path = inside("devices", device_type)
         price = 1.0
         if isinstance(entry, Mapping):
             fields = record(entry, path, required=("num",), optional=("price_per_hour",))
@@ -105,17 +105,21 @@ def _ids(jobs: list[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _throughputs(jobs: list[Mapping[str, Any]], kinds: tuple[str, ...]) -> Any:
-    steps = np.zeros((len(jobs), len(kinds)))
-    column = {kind: index for index, kind in enumerate(kinds)}
+def _throughputs(jobs: list[Mapping[str, Any]], device_types: tuple[str, ...]) -> Any:
+    steps = np.zeros((len(jobs), len(device_types)))
+    column = {device_type: index for index, device_type in enumerate(device_types)}
     for row, job in enumerate(jobs):
         path = f"jobs[{row}].throughputs"
-        for kind, value in mapping(job["throughputs"], path).items():
-            if kind not in column:
-                hint = did_you_mean(kind, kinds)
-                raise InputFileError(f"unknown device type {shown(kind)} in {path}", hint=hint)
+        for device_type, value in mapping(job["throughputs"], path).items():
+            if device_type not in column:
+                hint = did_you_mean(device_type, device_types)
+                raise InputFileError(
+                    f"unknown device type {shown(device_type)} in {path}", hint=hint
+                )
             if value is not None:
-                steps[row, column[kind]] = number(value, inside(path, kind), 0.0, _LARGE)
+                steps[row, column[device_type]] = number(
+                    value, inside(path, device_type), 0.0, _LARGE
+                )
     return steps
 
 

@@ -179,7 +179,7 @@ class Agent:
             "/sync",
             {
                 "identity": self._identity,
-                "devices": [[device.name, device.kind] for device in self._devices],
+                "devices": [[device.name, device.device_type] for device in self._devices],
                 "attempts": statuses,
             },
         )

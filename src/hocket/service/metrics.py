@@ -42,7 +42,7 @@ class FleetMetrics(Collector):
             buckets=_WAITS_S, registry=self._registry,
         )  # fmt: skip
         self._runs = Histogram(
-            "hocket_attempt_run_seconds", "Time from start to end of attempts.", ["kind"],
+            "hocket_attempt_run_seconds", "Time from start to end of attempts.", ["device_type"],
             buckets=_RUNS_S, registry=self._registry,
         )  # fmt: skip
         self._ended = Counter(
@@ -85,9 +85,9 @@ class FleetMetrics(Collector):
                 self._waits.labels(user).observe(attempt.started_s - job.submitted_s)
             return
         duration_s = attempt.ended_s - attempt.started_s
-        self._runs.labels(attempt.kind).observe(duration_s)
+        self._runs.labels(attempt.device_type).observe(duration_s)
         with self._counting:
-            self._device_s[attempt.kind, user] += self._held_s(attempt, attempt.ended_s)
+            self._device_s[attempt.device_type, user] += self._held_s(attempt, attempt.ended_s)
         if attempt.outcome in ("failed", "lost"):
             self._failures.labels(attempt.outcome, user).inc()
         if attempt.outcome in PREEMPTED_OUTCOMES:
@@ -114,9 +114,11 @@ class FleetMetrics(Collector):
             [((name,), int((state.jobs.rows["phase"] == at).sum()))
              for at, name in enumerate(PHASES) if name != "ended"],
         )  # fmt: skip
-        yield _family("devices", "Devices by type and use.", ("kind", "use"), _devices(state))
         yield _family(
-            "user_devices", "Devices that a user holds, by type.", ("user", "kind"),
+            "devices", "Devices by type and use.", ("device_type", "use"), _devices(state)
+        )
+        yield _family(
+            "user_devices", "Devices that a user holds, by type.", ("user", "device_type"),
             _user_devices(service_state),
         )  # fmt: skip
         yield self._device_seconds(service_state)
@@ -128,12 +130,12 @@ class FleetMetrics(Collector):
         for attempt in service_state.open_attempts():
             if attempt.started_s is not None and attempt.job in service_state.jobs:
                 user = _shown(service_state.jobs[attempt.job].owner)
-                total[attempt.kind, user] += self._held_s(attempt, now_s)
+                total[attempt.device_type, user] += self._held_s(attempt, now_s)
         family = CounterMetricFamily(
-            "hocket_device_seconds", "Time that devices were held.", labels=("kind", "user")
+            "hocket_device_seconds", "Time that devices were held.", labels=("device_type", "user")
         )
-        for (kind, user), seconds in total.items():
-            family.add_metric([_shown(kind), user], seconds)
+        for (device_type, user), seconds in total.items():
+            family.add_metric([_shown(device_type), user], seconds)
         return family
 
 
@@ -154,16 +156,16 @@ def _shown(text: str) -> str:
 
 def _devices(state: FleetState) -> Samples:
     is_held = state.holders[:, 0] >= 0
-    for index, kind in enumerate(state.kinds):
-        mine = state.device_kind == index
-        yield (kind, "busy"), int((mine & state.is_up & is_held).sum())
-        yield (kind, "free"), int((mine & state.is_up & ~is_held).sum())
-        yield (kind, "lost"), int((mine & ~state.is_up).sum())
+    for index, device_type in enumerate(state.device_types):
+        mine = state.type_of_device == index
+        yield (device_type, "busy"), int((mine & state.is_up & is_held).sum())
+        yield (device_type, "free"), int((mine & state.is_up & ~is_held).sum())
+        yield (device_type, "lost"), int((mine & ~state.is_up).sum())
 
 
 def _user_devices(service_state: ServiceState) -> Samples:
     held: Tally[tuple[str, str]] = Tally()
     for attempt in service_state.open_attempts():
         if attempt.started_s is not None and attempt.job in service_state.jobs:
-            held[service_state.jobs[attempt.job].owner, attempt.kind] += len(attempt.devices)
+            held[service_state.jobs[attempt.job].owner, attempt.device_type] += len(attempt.devices)
     return list(held.items())

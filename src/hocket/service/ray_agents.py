@@ -6,7 +6,7 @@ process starts a detached actor on each node that offers devices. The actor rese
 that Ray gives them to nobody else, and runs an `Agent`. Actors outlive driver and service, and end
 themselves after `PATIENCE_S` without an answer of the service.
 
-A node offers devices by custom resources ``accel_<kind>``, or by Ray's resource ``GPU`` with a
+A node offers devices by custom resources ``accel_<type>``, or by Ray's resource ``GPU`` with a
 label for their device type.
 """
 
@@ -44,7 +44,7 @@ PATIENCE_S = 600.0
 DRIVER_LOG = "ray-driver.log"
 GPU = "GPU"
 _PREFIX = "accel_"
-_KIND_LABELS = ("hocket/kind", "ray.io/accelerator-type")
+_TYPE_LABELS = ("hocket/device-type", "ray.io/accelerator-type")
 _JOINED = b"joined\n"
 
 
@@ -145,7 +145,7 @@ def _read_node(row: Mapping[str, Any]) -> RayNode:
     }
     num_devices = {name.removeprefix(_PREFIX): int(amount) for name, amount in custom.items()}
     labels: Mapping[str, str] = row.get("Labels") or {}
-    label = next((labels[name] for name in _KIND_LABELS if labels.get(name)), "")
+    label = next((labels[name] for name in _TYPE_LABELS if labels.get(name)), "")
     if not num_devices and num_gpus and label:
         num_devices = {label.lower(): num_gpus}
     name = (row.get("NodeName") or row["NodeManagerAddress"]).replace("/", "-")
@@ -158,7 +158,7 @@ class NodeAgent:
     def __init__(
         self,
         name: str,
-        kinds: list[str],
+        device_types: list[str],
         address: tuple[str, str, str],
         namespace: str,
     ) -> None:
@@ -167,10 +167,12 @@ class NodeAgent:
         url, token, fingerprint = address
         # Ray names the GPUs that it reserved for this actor; other devices are only counted.
         gpus = ray.get_runtime_context().get_accelerator_ids().get(GPU, [])
-        numbers = gpus if len(gpus) == len(kinds) else [str(at) for at in range(len(kinds))]
+        numbers = (
+            gpus if len(gpus) == len(device_types) else [str(at) for at in range(len(device_types))]
+        )
         devices = tuple(
-            FleetDevice(name=f"{kind}-{number}", kind=kind)
-            for kind, number in zip(kinds, numbers, strict=True)
+            FleetDevice(name=f"{device_type}-{number}", device_type=device_type)
+            for device_type, number in zip(device_types, numbers, strict=True)
         )
         folder = fleet_folder().parent / namespace / name
         agent = Agent(folder, devices, AgentClient(url, token, fingerprint, name))
@@ -197,7 +199,11 @@ def start_agents(client: FleetClient, url: str, fingerprint: str, namespace: str
             ray.get_actor(actor_name, namespace)
             continue
         token = _new_token(client, node.name)
-        kinds = [kind for kind, count in sorted(node.num_devices.items()) for _ in range(count)]
+        device_types = [
+            device_type
+            for device_type, count in sorted(node.num_devices.items())
+            for _ in range(count)
+        ]
         ray.remote(NodeAgent).options(
             name=actor_name,
             namespace=namespace,
@@ -207,7 +213,7 @@ def start_agents(client: FleetClient, url: str, fingerprint: str, namespace: str
             num_gpus=node.num_gpus or None,
             resources=dict(node.resources),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote(node.name, kinds, (url, token, fingerprint), namespace)
+        ).remote(node.name, device_types, (url, token, fingerprint), namespace)
 
 
 def _new_token(client: FleetClient, name: str) -> str:

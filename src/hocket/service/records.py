@@ -74,7 +74,7 @@ class AttemptRecord:
     job: int
     attempt: int
     devices: tuple[str, ...]
-    kind: str
+    device_type: str
     token: str
     """Secret by which its processes authenticate."""
     decided_s: float
@@ -126,7 +126,7 @@ class DeviceRecord:
     """A device, and the jobs that the state gives it to."""
 
     name: str
-    kind: str
+    device_type: str
     server: str
     is_up: bool
     is_drained: bool

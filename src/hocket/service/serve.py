@@ -62,7 +62,7 @@ class ServeSettings:
     folder: Path
     on: str = "local"
     devices: tuple[FleetDevice, ...] = ()
-    kinds: tuple[str, ...] = ()
+    device_types: tuple[str, ...] = ()
     """Device types in the order of tables; empty for those that the engine has at the start."""
     rules: Rules = field(default_factory=Rules)
     host: str = "127.0.0.1"
@@ -136,7 +136,7 @@ def check_engine(on: str, devices: tuple[FleetDevice, ...]) -> None:
             "no GPU was found that may be used, so local jobs need --devices", hint=hint
         )
     if name != "local" and devices:
-        hint = f"leave it out: {name} knows its own; --kinds says which come first"
+        hint = f"leave it out: {name} knows its own; --device-types says which come first"
         raise UsageError(f"--devices is not for {name}", hint=hint)
 
 
@@ -158,7 +158,7 @@ def open_engine(settings: ServeSettings, folder: Path, secure: SecureListener | 
     if name == "slurm":
         from hocket.service.executors.slurm import SlurmExecutor
 
-        return SlurmExecutor(folder / "attempts", kinds=settings.kinds)
+        return SlurmExecutor(folder / "attempts", device_types=settings.device_types)
     end_set_aside(folder)
     return LocalExecutor(folder / "attempts", with_cuda_indexes(settings.devices))
 
@@ -177,11 +177,14 @@ def _run(
         store,
         executor,
         settings.rules,
-        settings.kinds or tuple(sorted({device.kind for device in executor.poll().devices})),
+        settings.device_types
+        or tuple(sorted({device.device_type for device in executor.poll().devices})),
         config=settings.config,
         endpoint_url=url,
         # Where more devices may come, no job is too large.
-        capacity=Counter(one.kind for one in settings.devices) if settings.on == "local" else None,
+        capacity=Counter(one.device_type for one in settings.devices)
+        if settings.on == "local"
+        else None,
         reference=settings.reference,
         shares_devices=engine_name(settings.on) != "slurm",
     )

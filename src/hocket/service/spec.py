@@ -131,9 +131,9 @@ class JobSpec(BaseModel):
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 
 
-def on_gang(spec: JobSpec, gang: int, kind: str) -> str:
+def on_gang(spec: JobSpec, gang: int, device_type: str) -> str:
     """Key of ``gang`` devices of one type in a job's ``throughputs`` and ``plans``."""
-    return kind if spec.gangs is None else f"{gang}x{kind}"
+    return device_type if spec.gangs is None else f"{gang}x{device_type}"
 
 
 def parse_after(text: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ class UsageRow(NamedTuple):
     """ISO year and week, such as ``2026-W47``."""
     user: str
     team: str
-    kind: str
+    device_type: str
     device_hours: float
 
 
@@ -33,10 +33,12 @@ def count_usage(held: Iterable[HeldAttempt], since_s: float, now_s: float) -> li
             continue
         end_s = now_s if attempt.ended_s is None else attempt.ended_s
         for week_s, duration_s in _by_week(max(attempt.started_s, since_s), end_s):
-            seconds[week_s, user, team, attempt.kind] += duration_s * len(attempt.devices)
+            seconds[week_s, user, team, attempt.device_type] += duration_s * len(attempt.devices)
     return [
-        UsageRow(f"{datetime.fromtimestamp(week_s, UTC):%G-W%V}", user, team, kind, total / 3600.0)
-        for (week_s, user, team, kind), total in sorted(seconds.items())
+        UsageRow(
+            f"{datetime.fromtimestamp(week_s, UTC):%G-W%V}", user, team, device_type, total / 3600.0
+        )
+        for (week_s, user, team, device_type), total in sorted(seconds.items())
     ]
 
 

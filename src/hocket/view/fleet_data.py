@@ -21,7 +21,11 @@ def allocation_data(
 ) -> dict[str, Any]:
     """Fraction of each device type that each job gets, and the objective reported by the policy."""
     allocation = {
-        job: {kind: share for kind, share in zip(snapshot.kinds, row, strict=True) if share > 0.0}
+        job: {
+            device_type: share
+            for device_type, share in zip(snapshot.device_types, row, strict=True)
+            if share > 0.0
+        }
         for job, row in zip(snapshot.ids, answer.shares.tolist(), strict=True)
     }
     return {
@@ -58,7 +62,7 @@ def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
     return {
         "job_type": prediction.throughputs.profiles[0].job_type,
         "gradient_bytes": prediction.gradient_bytes,
-        "kinds": {
+        "device_types": {
             step.servers.name: {
                 "hardware": step.servers.hardware,
                 "step_s": _finite(step.step_s),
@@ -75,7 +79,7 @@ def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
     """The best plan of every gang, and what is missing where there is none."""
     return [
         {
-            "kind": plan.servers.name,
+            "device_type": plan.servers.name,
             "hardware": plan.servers.hardware,
             "gang": plan.gang,
             "steps_per_s": plan.steps_per_s,

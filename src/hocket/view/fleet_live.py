@@ -29,7 +29,7 @@ class DeviceRow:
     """A device as it is shown."""
 
     name: str
-    kind: str
+    device_type: str
     is_up: bool = True
 
 
@@ -128,10 +128,10 @@ def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
             f'height="{_ROW_PX - 4}"/>'
         )
         name = shorten(inert(device.name), 18)
-        kind = f"{inert(device.kind, 40)}{'' if device.is_up else ', not there'}"
+        note = f"{inert(device.device_type, 40)}{'' if device.is_up else ', not there'}"
         yield (
             f'<text x="{MARGIN_PX}" y="{y + 13}" class="small{state}">'
-            f"{escape(name)}<title>{escape(inert(device.name))}, {escape(kind)}</title></text>"
+            f"{escape(name)}<title>{escape(inert(device.name))}, {escape(note)}</title></text>"
         )
 
 

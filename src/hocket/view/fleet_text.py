@@ -76,11 +76,13 @@ def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
 def remarks(runs: Sequence[FleetRun]) -> list[str]:
     """Notes that belong to the figures."""
     first = runs[0]
-    pools = zip(first.kinds, first.num_devices, strict=True)
-    devices = ", ".join(f"{count} {inert(kind, 24)}" for kind, count in pools)
+    pools = zip(first.device_types, first.num_devices, strict=True)
+    devices = ", ".join(f"{count} {inert(device_type, 24)}" for device_type, count in pools)
     lines = [f"{_jobs(len(first.jct_s))} measured on {devices}"]
     if len(first.left_out):
-        lines.append(f"{_jobs(len(first.left_out))} left out: no kind has the devices for them")
+        lines.append(
+            f"{_jobs(len(first.left_out))} left out: no device type has the devices for them"
+        )
     unfinished = max(run.figures()["num_unfinished"] for run in runs)
     if unfinished:
         lines.append(f"{_jobs(unfinished)} ended without finishing")

@@ -25,7 +25,7 @@ from hocket.cli.output import json_option, say
 )
 @click.option(
     "--devices",
-    metavar="KIND:COUNT,...",
+    metavar="TYPE:COUNT,...",
     help="Devices of this machine, such as v100:2. [default: the GPUs that nvidia-smi lists]",
 )
 @click.option(

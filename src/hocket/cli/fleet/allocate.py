@@ -73,7 +73,9 @@ def _print(snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float) 
     from hocket.view.table import Column, FittedTable
 
     steps = throughputs(snapshot, answer)
-    kinds = [Column(title=inert(kind, 24), align="right") for kind in snapshot.kinds]
+    device_types = [
+        Column(title=inert(device_type, 24), align="right") for device_type in snapshot.device_types
+    ]
     rows = [
         [
             Text(inert(snapshot.ids[job], 80)),
@@ -82,7 +84,11 @@ def _print(snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float) 
         ]
         for job in range(min(snapshot.num_jobs, _MAX_SHOWN))
     ]
-    columns = (Column(title="job", is_name=True), *kinds, Column(title="steps/s", align="right"))
+    columns = (
+        Column(title="job", is_name=True),
+        *device_types,
+        Column(title="steps/s", align="right"),
+    )
     out = console()
     out.print(FittedTable(columns=columns, rows=rows))
     if snapshot.num_jobs > _MAX_SHOWN:

@@ -31,12 +31,12 @@ def _print(found: dict[str, Any]) -> None:
     from hocket.view.names import LONGEST_SENTENCE, inert
 
     click.echo(inert(found["sentence"], LONGEST_SENTENCE))
-    for kind in found["evidence"].get("kinds", ()):
+    for row in found["evidence"].get("device_types", ()):
         click.echo(
-            f"  {inert(kind['kind'])}: {kind['free']} of {kind['devices']} free, "
-            f"{kind['steps_per_s']:g} steps/s, share {kind['target_share']:.0%}, "
+            f"  {inert(row['device_type'])}: {row['free']} of {row['devices']} free, "
+            f"{row['steps_per_s']:g} steps/s, share {row['target_share']:.0%}, "
             # Without the zero a tiny deficit would read "-0.0".
-            f"deficit {round(kind['deficit_rounds'], 1) + 0.0:.1f} rounds"
+            f"deficit {round(row['deficit_rounds'], 1) + 0.0:.1f} rounds"
         )
     if pair_share := found["evidence"].get("pair_share", 0.0):
         click.echo(f"  sharing devices with another job: share {pair_share:.0%}")

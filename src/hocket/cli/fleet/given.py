@@ -28,7 +28,7 @@ round_option = click.option(
     help="Length of a round.",
 )
 _MAX_DEVICES = 1_000_000
-_MAX_KINDS = 1000
+_MAX_TYPES = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
 """Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
 
@@ -39,15 +39,23 @@ def parse_cluster(
     """Device types in order and devices of ``v100:36,p100:8x4``."""
     from hocket.fleet.rounds.state import FleetDevice
 
-    kinds: list[str] = []
+    device_types: list[str] = []
     devices: list[FleetDevice] = []
     for part in text.split(","):
-        kind, _, amount = part.strip().partition(":")
+        device_type, _, amount = part.strip().partition(":")
         count, _, size = amount.partition("x")
         is_right = (
-            kind and count.isdecimal() and (not size or size.isdecimal()) and len(amount) < 16
+            device_type
+            and count.isdecimal()
+            and (not size or size.isdecimal())
+            and len(amount) < 16
         )
-        if not is_right or kind in kinds or int(count) < 1 or (size and int(size) < 1):
+        if (
+            not is_right
+            or device_type in device_types
+            or int(count) < 1
+            or (size and int(size) < 1)
+        ):
             raise UsageError(
                 f"cannot read {part.strip()!r} in {option}",
                 hint="write each device type once with a count of at least 1, such as v100:36 or "
@@ -56,14 +64,18 @@ def parse_cluster(
         per_server = int(size or 1)
         if len(devices) + int(count) * per_server > _MAX_DEVICES:
             raise UsageError(f"{option} has more than {_MAX_DEVICES:,} devices")
-        if len(kinds) == _MAX_KINDS:
-            raise UsageError(f"{option} has more than {_MAX_KINDS} kinds")
-        kinds.append(kind)
+        if len(device_types) == _MAX_TYPES:
+            raise UsageError(f"{option} has more than {_MAX_TYPES} device types")
+        device_types.append(device_type)
         devices += [
-            FleetDevice(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")
+            FleetDevice(
+                name=f"{device_type}-{at}",
+                device_type=device_type,
+                server=f"{device_type}/{at // per_server}",
+            )
             for at in range(int(count) * per_server)
         ]
-    return tuple(kinds), tuple(devices)
+    return tuple(device_types), tuple(devices)
 
 
 def job_range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
@@ -96,16 +108,16 @@ def parse_pairs(
     return numbers
 
 
-def prices_of(text: str | None, kinds: tuple[str, ...]) -> FloatArray:
+def prices_of(text: str | None, device_types: tuple[str, ...]) -> FloatArray:
     """The price per hour of a device of each type in ``v100=2.48,k80=0.45``, 1 where not named."""
     import numpy as np
 
-    hint = "write KIND=PRICE for kinds of --cluster, such as v100=2.48"
+    hint = "write TYPE=PRICE for device types of --cluster, such as v100=2.48"
     prices = parse_pairs(text, "--prices", hint, most=1e9)
-    unknown = [kind for kind in prices if kind not in kinds]
+    unknown = [device_type for device_type in prices if device_type not in device_types]
     if unknown:
         raise UsageError(f"cannot read {unknown[0]!r} in --prices", hint=hint)
-    return np.array([prices.get(kind, 1.0) for kind in kinds])
+    return np.array([prices.get(device_type, 1.0) for device_type in device_types])
 
 
 def find_throughputs(path: Path | None, trace: Path) -> Throughputs | None:

@@ -139,10 +139,10 @@ def devices_table(devices: Rows) -> RenderableType:
     if not devices:
         return Text("no devices")
     rows = [
-        [*(Text(inert(device[key])) for key in ("name", "kind", "server")), _use(device)]
+        [*(Text(inert(device[key])) for key in ("name", "device_type", "server")), _use(device)]
         for device in devices[:_MAX_ROWS]
     ]
-    columns = (name("device"), name("kind"), name("server", 1), Column(title="use"))
+    columns = (name("device"), name("device type"), name("server", 1), Column(title="use"))
     hidden = len(devices) - len(rows)
     more = [Text(f"  {count_of(hidden, 'more device')} not shown (--json has all)")]
     return Group(FittedTable(columns=columns, rows=rows), *(more if hidden else []))
@@ -165,7 +165,7 @@ def usage_table(rows: Rows) -> RenderableType:
     if not rows:
         return Text("no device was used")
     cells = [
-        [*(Text(inert(row[key])) for key in ("week", "user", "team", "kind")),
+        [*(Text(inert(row[key])) for key in ("week", "user", "team", "device_type")),
          Text(f"{row['device_hours']:,.2f}")]
         for row in rows
     ]  # fmt: skip

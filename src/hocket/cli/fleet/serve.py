@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--devices",
-    metavar="KIND:COUNT,...",
-    help="Devices by kind, such as v100:2,p100:2; KIND:COUNTxSIZE for servers of SIZE devices. "
+    metavar="TYPE:COUNT,...",
+    help="Devices by type, such as v100:2,p100:2; TYPE:COUNTxSIZE for servers of SIZE devices. "
     "[default for local: the GPUs that nvidia-smi lists, as far as CUDA_VISIBLE_DEVICES names "
     "them] Refused for Ray and Slurm, which know their own.",
 )
 @click.option(
-    "--kinds",
-    metavar="KIND,...",
+    "--device-types",
+    metavar="TYPE,...",
     help="Device types of Ray or Slurm, the fastest first. [default: those there at the start]",
 )
 @click.option(
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
 def command(
     on: str,
     devices: str | None,
-    kinds: str | None,
+    device_types: str | None,
     state: Path | None,
     policy: str,
     round_s: float,
@@ -147,10 +147,12 @@ def command(
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
     find_policy(policy)
-    if devices and kinds:
+    if devices and device_types:
         hint = "leave it out: --devices names the device types, in that order"
-        raise UsageError("--kinds is for agents, Ray and Slurm", hint=hint)
-    named, found = parse_cluster(devices, "--devices") if devices else (_kinds(kinds), ())
+        raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
+    named, found = (
+        parse_cluster(devices, "--devices") if devices else (_device_types(device_types), ())
+    )
     if on == "local" and not devices:
         named, found = _found_here(named)
 
@@ -187,7 +189,7 @@ def command(
             folder=folder,
             on=on,
             devices=found,
-            kinds=named,
+            device_types=named,
             rules=Rules(policy=policy, round_s=round_s, reserve_after_s=reserve_after_s),
             host=host,
             port=port,
@@ -217,17 +219,17 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
+def _found_here(device_types: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Find device types and devices of this machine, and print them: jobs name the types."""
     from hocket.service.executors.local_devices import found_devices
 
-    if kinds:
+    if device_types:
         hint = "leave it out: the GPUs of this machine tell their types"
-        raise UsageError("--kinds is for agents, Ray and Slurm", hint=hint)
+        raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
     devices = found_devices()
     if devices:
         say(f"found {', '.join(device.name for device in devices)}")
-    return tuple(dict.fromkeys(device.kind for device in devices)), devices
+    return tuple(dict.fromkeys(device.device_type for device in devices)), devices
 
 
 def _host_and_port(text: str | None, on: str) -> tuple[str, int] | None:
@@ -244,8 +246,8 @@ def _host_and_port(text: str | None, on: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _kinds(text: str | None) -> tuple[str, ...]:
-    kinds = tuple(part.strip() for part in text.split(",")) if text else ()
-    if not all(kinds) or len(set(kinds)) < len(kinds):
-        raise UsageError(f"cannot read --kinds {text!r}", hint="write each once: v100,p100")
-    return kinds
+def _device_types(text: str | None) -> tuple[str, ...]:
+    device_types = tuple(part.strip() for part in text.split(",")) if text else ()
+    if not all(device_types) or len(set(device_types)) < len(device_types):
+        raise UsageError(f"cannot read --device-types {text!r}", hint="write each once: v100,p100")
+    return device_types

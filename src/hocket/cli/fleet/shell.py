@@ -29,7 +29,7 @@ _LOOK_S = 0.5
 
 @click.command("shell")
 @click.option("--gang", type=click.IntRange(1, 1000), default=1, show_default=True, help="Devices.")
-@click.option("--kind", help="Device type. [default: any]")
+@click.option("--device-type", help="Device type. [default: any]")
 @click.option(
     "--time",
     "time_limit_s",
@@ -44,7 +44,7 @@ _LOOK_S = 0.5
 def command(
     client: FleetClient,
     gang: int,
-    kind: str | None,
+    device_type: str | None,
     time_limit_s: float,
     command: tuple[str, ...],
     as_json: bool,
@@ -61,7 +61,7 @@ def command(
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(path)
             listener.listen(1)
-            job = _submit(client, path, gang, kind, time_limit_s, command)
+            job = _submit(client, path, gang, device_type, time_limit_s, command)
             say(f"job {job} waits for its devices; Ctrl-C cancels it")
             try:
                 with _accepted(client, listener, job) as caller:
@@ -76,7 +76,7 @@ def _submit(
     client: FleetClient,
     path: str,
     gang: int,
-    kind: str | None,
+    device_type: str | None,
     time_limit_s: float,
     command: tuple[str, ...],
 ) -> int:
@@ -95,8 +95,8 @@ def _submit(
         "grace_s": 5.0,
         "preemptible": False,
     }
-    if kind is not None:
-        spec["throughputs"] = {kind: 1.0}
+    if device_type is not None:
+        spec["throughputs"] = {device_type: 1.0}
     number: int = client.submit(spec)["id"]
     return number
 

@@ -41,8 +41,8 @@ NUM_KERNELS = 15
 @click.option(
     "--cluster",
     required=True,
-    metavar="KIND:COUNT,...",
-    help="Devices by kind, fastest first, such as v100:36,p100:36,k80:36; KIND:COUNTxSIZE for "
+    metavar="TYPE:COUNT,...",
+    help="Devices by type, fastest first, such as v100:36,p100:36,k80:36; TYPE:COUNTxSIZE for "
     "servers of SIZE devices.",
 )
 @click.option(
@@ -87,7 +87,7 @@ NUM_KERNELS = 15
     help="Least time between two allocations. [default: 0, one at every change]",
 )
 @click.option(
-    "--prices", metavar="KIND=PRICE,...", help="Price per hour of one device. [default: 1 each]"
+    "--prices", metavar="TYPE=PRICE,...", help="Price per hour of one device. [default: 1 each]"
 )
 @click.option(
     "--arrivals-per-hour",
@@ -133,12 +133,12 @@ def command(
 
     for name in policies:
         find_policy(name)
-    kinds, devices = parse_cluster(cluster)
+    device_types, devices = parse_cluster(cluster)
     work_trace = with_arrivals(read_trace(trace), arrivals_per_hour, seed)
     for name in policies if compatible == "gavel" else ():
         refuse_non_gavel(name, has_gangs=bool((work_trace.gang > 1).any()))
     table = find_throughputs(throughputs, trace)
-    work = bind(work_trace, kinds, table)
+    work = bind(work_trace, device_types, table)
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
     if elastic and (table is None or space_sharing):
@@ -159,7 +159,7 @@ def command(
         work,
         devices,
         shares_devices=space_sharing,
-        price_per_hour=prices_of(prices, kinds),
+        price_per_hour=prices_of(prices, device_types),
         measured=job_range(jobs, len(work_trace)),
         records_spans=html is not None,
     )
@@ -191,8 +191,8 @@ def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str,
     """Jobs that no device type of the cluster can ever run, in words."""
     import numpy as np
 
-    num_devices = Counter(device.kind for device in devices)
-    largest = np.array([num_devices[kind] for kind in work.kinds])
+    num_devices = Counter(device.device_type for device in devices)
+    largest = np.array([num_devices[device_type] for device_type in work.device_types])
     fits = (work.steps_per_s > 0.0) & (work.trace.gang[:, None] <= largest)
     never = np.flatnonzero(~fits.any(axis=1))
     if not len(never):

@@ -100,7 +100,9 @@ def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
         body["folder"] = str((job_file.absolute().parent / spec.folder).resolve())
     if spec.plans is not None:
         folder = job_file.absolute().parent
-        body["plans"] = {kind: str((folder / name).resolve()) for kind, name in spec.plans.items()}
+        body["plans"] = {
+            device_type: str((folder / name).resolve()) for device_type, name in spec.plans.items()
+        }
     return body
 
 
@@ -121,13 +123,17 @@ def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
     from hocket.cli.sources import announce_compilation, load_graph
 
     assert spec.model is not None
-    kinds = sorted({device["kind"] for device in client.get("/v1/devices")["devices"]})
+    device_types = sorted(
+        {device["device_type"] for device in client.get("/v1/devices")["devices"]}
+    )
     graph, _ = load_graph(spec.model, ModelOptions(batch=spec.batch), check=True)
     announce_compilation()
     folder = job_file.absolute().parent / f"{job_file.stem}.plans"
-    with working(f"planning {spec.model} for {', '.join(kinds)}"):
-        found = planned_job(spec, graph, kinds, folder)
-    speeds = ", ".join(f"{kind} {speed:.4g}" for kind, speed in (found.throughputs or {}).items())
+    with working(f"planning {spec.model} for {', '.join(device_types)}"):
+        found = planned_job(spec, graph, device_types, folder)
+    speeds = ", ".join(
+        f"{device_type} {speed:.4g}" for device_type, speed in (found.throughputs or {}).items()
+    )
     say(f"planned for this fleet, steps per second: {speeds}")
     return found
 

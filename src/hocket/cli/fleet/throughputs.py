@@ -30,9 +30,9 @@ _MAX_GANG = 4096
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option(
     "--on",
-    "kinds",
+    "device_types",
     required=True,
-    metavar="KIND,...",
+    metavar="TYPE,...",
     help="Device types, such as v100,p100,k80; NAME=HARDWARE for a type that the fleet calls "
     "NAME, such as v100=dgx1-v100.",
 )
@@ -52,7 +52,7 @@ _MAX_GANG = 4096
 )
 @click.option(
     "--measured",
-    metavar="KIND=STEPS,...",
+    metavar="TYPE=STEPS,...",
     help="Steps per second that one device was measured to do; its gangs follow from them.",
 )
 @click.option("--name", "job_type", help="What the table calls the model. [default: its name]")
@@ -72,7 +72,7 @@ _MAX_GANG = 4096
 @json_option
 def command(
     models: tuple[str, ...],
-    kinds: str,
+    device_types: str,
     gangs: str,
     network: str | None,
     measured: str | None,
@@ -97,7 +97,7 @@ def command(
             raise UsageError(f"{option} is for one model", hint="give one MODEL at a time")
     if planned and measured is not None:
         raise UsageError("--measured is for data parallel gangs", hint="leave out --planned")
-    servers, sizes = _servers(kinds, _bandwidth_bps(network)), _gangs(gangs)
+    servers, sizes = _servers(device_types, _bandwidth_bps(network)), _gangs(gangs)
     speeds = _measured(measured)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
@@ -185,14 +185,14 @@ def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
 
     rows = [
         [
-            Text(inert(str(row["kind"]), 60)),
+            Text(inert(str(row["device_type"]), 60)),
             Text(str(row["gang"])),
             Text(f"{row['steps_per_s']:.4g}" if row["steps_per_s"] else "–"),
             Text(inert(str(row["how"] or row["why"]), LONGEST_SENTENCE)),
         ]
         for row in gang_plans_data(plans)
     ]
-    columns = (names("kind"), numbers("gang"), numbers("steps/s"), names("by"))
+    columns = (names("device type"), numbers("gang"), numbers("steps/s"), names("by"))
     title = Text(f"{inert(name, 200)}: steps of the whole batch per second")
     return [title, FittedTable(columns=columns, rows=rows)]
 
@@ -254,17 +254,17 @@ def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
     hardware = [step.servers.hardware for step in prediction.steps]
     rows = [
         [
-            Text(inert(kind, 60)),
+            Text(inert(device_type, 60)),
             Text(inert(hardware[at % len(hardware)], 60)),
             *(Text(f"{speed:.4g}" if speed > 0.0 else "–") for speed in table.alone[:, at]),
         ]
-        for at, kind in enumerate(table.kinds)
+        for at, device_type in enumerate(table.device_types)
     ]
     model = inert(table.profiles[0].job_type, 200)
     summed = format_bytes(prediction.gradient_bytes)
     return [
         Text(f"{model}: steps per second, {summed} of gradients summed per step"),
-        FittedTable(columns=(name("kind"), name("taken as"), *gangs), rows=rows),
+        FittedTable(columns=(name("device type"), name("taken as"), *gangs), rows=rows),
         *(
             Text(f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}")
             for step in prediction.steps

@@ -34,10 +34,10 @@ def staying_on(snapshot: ClusterSnapshot) -> LongArray:
     free = snapshot.num_devices.astype(np.int64)
     by_arrival = np.argsort(snapshot.arrival, kind="stable")
     for job in by_arrival[had_all[by_arrival].any(axis=1)].tolist():
-        kind = int(np.argmax(had_all[job]))
-        if snapshot.gang[job] <= free[kind]:
-            free[kind] -= snapshot.gang[job]
-            stays_on[job] = kind
+        device_type = int(np.argmax(had_all[job]))
+        if snapshot.gang[job] <= free[device_type]:
+            free[device_type] -= snapshot.gang[job]
+            stays_on[job] = device_type
     return stays_on
 
 
@@ -63,7 +63,7 @@ def fifo_as_gavel(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Alloca
 
 def fifo_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each on any free device type; running jobs stay."""
-    order, liking = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_kinds))
+    order, liking = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_types))
     return _listed(
         "fifo-agnostic", snapshot, order, np.where(snapshot.steps_per_s > 0.0, liking, 0.0)
     )
@@ -88,15 +88,15 @@ def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> A
     return _listed("shortest-job-first", snapshot, order, snapshot.usable_steps_per_s)
 
 
-def _drawn(names: tuple[str, ...], num_kinds: int) -> FloatArray:
+def _drawn(names: tuple[str, ...], num_types: int) -> FloatArray:
     """``[job, type]``: a random preference above 0 that depends on the job name alone."""
-    drawn = b"".join(_draw(name, num_kinds) for name in names)
-    places = np.frombuffer(drawn, dtype=np.uint32).reshape(len(names), num_kinds)
+    drawn = b"".join(_draw(name, num_types) for name in names)
+    places = np.frombuffer(drawn, dtype=np.uint32).reshape(len(names), num_types)
     return places.astype(np.float64) + 1.0
 
 
-def _draw(name: str, num_kinds: int) -> bytes:
-    return shake_128(name.encode(errors="surrogatepass")).digest(4 * num_kinds)
+def _draw(name: str, num_types: int) -> bytes:
+    return shake_128(name.encode(errors="surrogatepass")).digest(4 * num_types)
 
 
 def _listed(
@@ -109,13 +109,13 @@ def _listed(
 ) -> Allocation:
     order = order[snapshot.usable_steps_per_s[order].any(axis=1)]
     shares = np.zeros(snapshot.steps_per_s.shape)
-    kind_of = _place(snapshot, order, speed, is_strict)
-    running = order[kind_of[order] >= 0]
-    shares[running, kind_of[running]] = 1.0
+    type_of_job = _place(snapshot, order, speed, is_strict)
+    running = order[type_of_job[order] >= 0]
+    shares[running, type_of_job[running]] = 1.0
     shared = paired = None
     if snapshot.pairs is not None:
-        couples, kind = _join(snapshot, order, kind_of, shares)
-        shared, paired = time_of_couples(snapshot, couples, kind, np.ones(len(kind)))
+        couples, device_type = _join(snapshot, order, type_of_job, shares)
+        shared, paired = time_of_couples(snapshot, couples, device_type, np.ones(len(device_type)))
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     served = (per_unit(snapshot.usable_steps_per_s, fastest) * shares).sum(axis=1)
     objective = float((served[order] * np.arange(len(order), 0, -1)).sum())
@@ -139,7 +139,7 @@ def _place(
 ) -> LongArray:
     """``[job]``: the device type on which it runs, -1 for none."""
     free = snapshot.num_devices.astype(np.int64)
-    kind_of = np.full(snapshot.num_jobs, -1)
+    type_of_job = np.full(snapshot.num_jobs, -1)
     can_run = (speed > 0.0) & (snapshot.usable_steps_per_s > 0.0)
     for job in order:
         gang = snapshot.gang[job]
@@ -154,56 +154,58 @@ def _place(
             continue
         # Of equally fast types, the one with most free devices.
         best = fits & (speed[job] == speed[job][fits].max())
-        kind = int(np.argmax(np.where(best, free, -1)))
-        kind_of[job] = kind
-        free[kind] -= gang
-    return kind_of
+        device_type = int(np.argmax(np.where(best, free, -1)))
+        type_of_job[job] = device_type
+        free[device_type] -= gang
+    return type_of_job
 
 
 def _join(
-    snapshot: ClusterSnapshot, order: LongArray, kind_of: LongArray, shares: FloatArray
+    snapshot: ClusterSnapshot, order: LongArray, type_of_job: LongArray, shares: FloatArray
 ) -> tuple[LongArray, LongArray]:
     """Let waiting jobs join the running job with the largest summed throughput; returns the couples
     of jobs and their device types."""
     assert snapshot.pairs is not None
     profile, beside = snapshot.pairs.profile_of, snapshot.pairs.steps_per_s
     alone = np.where(snapshot.usable_steps_per_s > 0.0, snapshot.usable_steps_per_s, np.inf)
-    single = order[kind_of[order] >= 0]
+    single = order[type_of_job[order] >= 0]
     couples: list[tuple[int, int]] = []
-    kinds: list[int] = []
-    for job in order[kind_of[order] < 0]:
-        kind = kind_of[single]
-        mine = beside[profile[job], profile[single], kind] / alone[job, kind]
-        theirs = beside[profile[single], profile[job], kind] / alone[single, kind]
+    device_types: list[int] = []
+    for job in order[type_of_job[order] < 0]:
+        device_type = type_of_job[single]
+        mine = beside[profile[job], profile[single], device_type] / alone[job, device_type]
+        theirs = beside[profile[single], profile[job], device_type] / alone[single, device_type]
         is_legal = (mine > 0.0) & (theirs > 0.0) & (snapshot.gang[single] == snapshot.gang[job])
         gain = np.where(is_legal, mine + theirs, 0.0)
         if not len(gain) or gain.max() <= _WORTH_SHARING:
             continue
         partner = int(np.argmax(gain))
         couples.append((int(job), int(single[partner])))
-        kinds.append(int(kind[partner]))
-        shares[single[partner], kind[partner]] = 0.0
+        device_types.append(int(device_type[partner]))
+        shares[single[partner], device_type[partner]] = 0.0
         single = np.delete(single, partner)
         if not len(single):
             break
-    return np.array(couples, dtype=np.int64).reshape(-1, 2), np.array(kinds, dtype=np.int64)
+    return np.array(couples, dtype=np.int64).reshape(-1, 2), np.array(device_types, dtype=np.int64)
 
 
 def time_of_couples(
-    snapshot: ClusterSnapshot, couples: LongArray, kind: LongArray, amount: FloatArray
+    snapshot: ClusterSnapshot, couples: LongArray, device_type: LongArray, amount: FloatArray
 ) -> tuple[SharedTime, PairedTime]:
     """Time of couples ``[couple, 2]``, summed by profile and per job."""
     assert snapshot.pairs is not None
     profile = snapshot.pairs.profile_of[couples]
     keys, at = np.unique(
-        np.column_stack([np.sort(profile, axis=1), kind]), axis=0, return_inverse=True
+        np.column_stack([np.sort(profile, axis=1), device_type]), axis=0, return_inverse=True
     )
     total = np.asarray(np.bincount(at.reshape(-1), amount, len(keys)), dtype=float)
-    shared = SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=total)
+    shared = SharedTime(
+        profile_a=keys[:, 0], profile_b=keys[:, 1], device_type=keys[:, 2], amount=total
+    )
     paired = PairedTime(
         job=couples.T.ravel(),
         profile=profile[:, ::-1].T.ravel(),
-        kind=np.tile(kind, 2),
+        device_type=np.tile(device_type, 2),
         amount=np.tile(amount, 2),
     )
     return shared, paired

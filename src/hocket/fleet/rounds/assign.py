@@ -31,7 +31,7 @@ def assign(
     if pace.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
         jobs.shares[:] = 0.0
-        jobs.shares[running, jobs.rows["kind"][running]] = 1.0
+        jobs.shares[running, jobs.rows["device_type"][running]] = 1.0
     num_stopped, num_started, num_devices = made.sizes.tolist()
     stopped, started = made.stopped[:, :num_stopped], made.started[:, :num_started]
     actions = Actions(
@@ -113,7 +113,7 @@ def speeds_of(state: FleetState) -> Speeds:
     """Tables that rates of running jobs depend on, besides the jobs themselves."""
     whole_s = float(state.rules.round_s) if state.rules.mechanism == "gavel" else 0.0
     pairs = state.pair_table
-    beside = np.zeros((0, 0, state.num_kinds)) if pairs is None else pairs.steps_per_s
+    beside = np.zeros((0, 0, state.num_types)) if pairs is None else pairs.steps_per_s
     return Speeds(beside=beside, whole_s=whole_s)
 
 

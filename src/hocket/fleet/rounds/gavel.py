@@ -24,7 +24,7 @@ NOT_AS_GAVEL: Final = {
     "programs happens to stop, which is not repeated here (average completion 14 % off)",
     "ftf-agnostic": "among equal answers Gavel takes the one at which its solver of cone programs "
     "happens to stop, which is not repeated here (average completion 17 % off)",
-    "fifo-agnostic": "Gavel's own gives some kinds to more jobs than they have devices, which is "
+    "fifo-agnostic": "Gavel's own gives some types to more jobs than they have devices, which is "
     "not repeated here (average completion 26 % off)",
 }
 """Policies whose results in these rounds are not those of Gavel, and why."""
@@ -71,6 +71,6 @@ def _asked(state: FleetState) -> Asked:
     """Device types in the order in which they are handed out: as listed, or shuffled for agnostic
     policies."""
     if not state.rules.policy.endswith("agnostic"):
-        return NO_PAIRS._replace(kinds=np.arange(state.num_kinds))
+        return NO_PAIRS._replace(device_types=np.arange(state.num_types))
     random = np.random.default_rng((state.rules.seed, state.round_number))
-    return NO_PAIRS._replace(kinds=random.permutation(state.num_kinds))
+    return NO_PAIRS._replace(device_types=random.permutation(state.num_types))

@@ -46,7 +46,7 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """Give free devices to waiting jobs without touching those that run."""
     from hocket.fleet.rounds.kernels.release import can_start
 
-    free = np.empty(state.num_kinds, dtype=np.int64)
+    free = np.empty(state.num_types, dtype=np.int64)
     if not can_start(jobs, state.holders, state.layout, free):
         return state, NOTHING
     if state.is_dirty:
@@ -99,9 +99,9 @@ def _pair_wishes(
     """
     if not plan.amount.any():
         return NO_PAIRS.pairs, NO_PAIRS.urgency
-    a, b, kind = np.nonzero(plan.amount)
-    amount = plan.amount[a, b, kind]
-    deficit = plan.credit_s[a, b, kind] / rules.round_s + amount
+    a, b, device_type = np.nonzero(plan.amount)
+    amount = plan.amount[a, b, device_type]
+    deficit = plan.credit_s[a, b, device_type] / rules.round_s + amount
     # One more than planned, for the deficit from earlier rounds.
     copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
@@ -111,7 +111,7 @@ def _pair_wishes(
     members = [_nth_slack(profile[which], nth, queue_at, slack) for profile in (a, b)]
     urgency = deficit[which] - nth + 0.5 * (members[0] + members[1])
     coarse = np.floor(urgency * UNITS_PER_ROUND) / UNITS_PER_ROUND
-    return np.stack([a, b, kind], axis=1)[which], coarse
+    return np.stack([a, b, device_type], axis=1)[which], coarse
 
 
 def _nth_slack(

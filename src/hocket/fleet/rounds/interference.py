@@ -31,7 +31,7 @@ def with_profile(
 ) -> tuple[FleetState, int]:
     """Add a profile whose jobs may share devices; returns the state and the row of the profile, -1
     if there are too many."""
-    known = state.pair_estimates or _nothing(state.num_kinds)
+    known = state.pair_estimates or _nothing(state.num_types)
     if profile in known.profiles:
         return state, known.profiles.index(profile)
     at = len(known.profiles)
@@ -75,7 +75,7 @@ def with_estimates(state: FleetState, known: PairEstimates) -> FleetState:
     )
 
 
-def with_more_kinds(state: FleetState, count: int) -> FleetState:
+def with_more_types(state: FleetState, count: int) -> FleetState:
     """Extend the tables by new device types, on which no pair is known to share yet."""
     known, plan = state.pair_estimates, state.pair_plan
     if known is None or plan is None:
@@ -114,27 +114,27 @@ def learn_together(
 ) -> FleetState:
     """Update the part of its speed that a job keeps beside its partner; ``at`` and ``partner`` are
     rows."""
-    kind = int(jobs.rows["kind"][at])
+    device_type = int(jobs.rows["device_type"][at])
     known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
-    alone = float(known[at, kind])
+    alone = float(known[at, device_type])
     if state.pair_estimates is None or not alone > 0.0:
         return state
     # A job is not faster in company; more is noise of the measurement.
     part = min(steps_per_s / alone, 1.0)
-    return _with_part(state, jobs, [(at, partner)], kind, part, _LEARNING)
+    return _with_part(state, jobs, [(at, partner)], device_type, part, _LEARNING)
 
 
 def forbid_pair(state: FleetState, jobs: Jobs, at: int, partner: int) -> FleetState:
     """Forbid two profiles to share again after one of them failed beside the other."""
-    kind = int(jobs.rows["kind"][at])
-    return _with_part(state, jobs, [(at, partner), (partner, at)], kind, 0.0, 1.0)
+    device_type = int(jobs.rows["device_type"][at])
+    return _with_part(state, jobs, [(at, partner), (partner, at)], device_type, 0.0, 1.0)
 
 
 def _with_part(
     state: FleetState,
     jobs: Jobs,
     pairs: list[tuple[int, int]],
-    kind: int,
+    device_type: int,
     value: float,
     weight: float,
 ) -> FleetState:
@@ -143,18 +143,18 @@ def _with_part(
         return state
     part, measured = known.part.copy(), known.is_measured.copy()
     for one, other in pairs:
-        key = int(profile[one]), int(profile[other]), kind
+        key = int(profile[one]), int(profile[other]), device_type
         if part[key] > 0.0 or not measured[key]:
             part[key] += (weight if measured[key] else 1.0) * (value - part[key])
         measured[key] = True
     return with_estimates(state, replace(known, part=part, is_measured=measured))
 
 
-def _nothing(num_kinds: int) -> PairEstimates:
-    nothing = np.zeros((0, 0, num_kinds))
+def _nothing(num_types: int) -> PairEstimates:
+    nothing = np.zeros((0, 0, num_types))
     return PairEstimates(
         profiles=(),
-        alone=np.zeros((0, num_kinds)),
+        alone=np.zeros((0, num_types)),
         part=nothing,
         is_measured=np.zeros(nothing.shape, dtype=np.bool_),
     )

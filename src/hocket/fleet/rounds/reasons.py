@@ -39,8 +39,8 @@ def reason(state: FleetState, number: int) -> str:
 
 def free_devices(state: FleetState) -> list[int]:
     """Working devices that nobody holds, of each device type."""
-    held = state.device_kind[state.is_up & (state.holders[:, 0] >= 0)]
-    free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_kinds)).tolist()
+    held = state.type_of_device[state.is_up & (state.holders[:, 0] >= 0)]
+    free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_types)).tolist()
     return free
 
 
@@ -63,35 +63,35 @@ def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
     job = state.jobs.rows[row]
     share = float(state.jobs.shares[row].sum() + job["pair_share"])
     free = free_devices(state)
-    kinds = ", ".join(
-        f"{free[kind]} of {int(state.num_devices[kind])} {state.kinds[kind]} free"
-        for kind in np.flatnonzero(fits)
+    counts = ", ".join(
+        f"{free[at]} of {int(state.num_devices[at])} {state.device_types[at]} free"
+        for at in np.flatnonzero(fits)
     )
     if share <= 0.0 and state.is_dirty and job["reserved_s"] <= 0.0:
-        return f"waits for new shares ({kinds}); the next round begins {_soon(state)}"
+        return f"waits for new shares ({counts}); the next round begins {_soon(state)}"
     if share <= 0.0 and job["reserved_s"] <= 0.0:
-        return f"gets no time under {state.rules.policy} now ({kinds})"
+        return f"gets no time under {state.rules.policy} now ({counts})"
     gang = int(job["gang"])
     need = f"{gang} devices" if gang > 1 else "1 device"
     if job["reserved_s"] > 0.0:
-        return _reserved(state, row, need, kinds)
+        return _reserved(state, row, need, counts)
     if gang > 1 and not (state.jobs.spread_steps_per_s[row] > 0.0).any():
         need += " of one server"
     return (
-        f"waits for its turn on {need} ({kinds}): it gets {_part(share)} of its time and "
+        f"waits for its turn on {need} ({counts}): it gets {_part(share)} of its time and "
         f"{_deficit(state, row)}; the next round begins {_soon(state)}"
     )
 
 
-def _reserved(state: FleetState, row: int, need: str, kinds: str) -> str:
+def _reserved(state: FleetState, row: int, need: str, counts: str) -> str:
     """Describe the devices reserved for a job, and from when on."""
     in_s = float(state.jobs.rows["reserved_s"][row]) - state.time_s
     if np.isinf(in_s):
         return (
-            f"is next for {need} ({kinds}): those that become free are kept for it, but jobs "
+            f"is next for {need} ({counts}): those that become free are kept for it, but jobs "
             "without a known end hold the others (a time limit would tell when)"
         )
-    return f"has {need} reserved ({kinds}): it starts in {max(in_s, 0.0):.0f} s at the latest"
+    return f"has {need} reserved ({counts}): it starts in {max(in_s, 0.0):.0f} s at the latest"
 
 
 def _deficit(state: FleetState, row: int) -> str:

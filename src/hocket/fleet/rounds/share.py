@@ -62,7 +62,7 @@ def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArra
         return jobs.shares[wanting]
     if not keeps_line(state):
         return None
-    on = jobs.rows["kind"][wanting][:, None] == np.arange(state.num_kinds)
+    on = jobs.rows["device_type"][wanting][:, None] == np.arange(state.num_types)
     return np.asarray(on, dtype=float)
 
 
@@ -112,7 +112,7 @@ def to_snapshot(
     # one that is half done: it needs as much again as it has had.
     left = np.asarray(rows["total_steps"] - rows["done_steps"])
     return ClusterSnapshot(
-        kinds=state.kinds,
+        device_types=state.device_types,
         num_devices=state.num_devices,
         price_per_hour=state.price_per_hour,
         ids=tuple(map(str, rows["number"].tolist())),
@@ -178,7 +178,7 @@ def _pair_plan(
     if shared is not None and len(shared.amount):
         low = np.minimum(shared.profile_a, shared.profile_b)
         high = np.maximum(shared.profile_a, shared.profile_b)
-        np.add.at(amount, (low, high, shared.kind), _coarse(shared.amount))
+        np.add.at(amount, (low, high, shared.device_type), _coarse(shared.amount))
     if answer.paired is not None:
         time = np.zeros(len(wanting))
         np.add.at(time, answer.paired.job, answer.paired.amount)

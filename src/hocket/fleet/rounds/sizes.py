@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
+from hocket.fleet.gangs import ANY_TYPE, Chosen, ElasticJob, GangSpeeds, choose_gangs
 from hocket.fleet.rounds.events import GangSize, Resize
 from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState, Rows
 
@@ -37,7 +37,7 @@ class Sizes:
             gang for gang, row in zip(speeds.gangs, speeds.steps_per_s, strict=True) if row.any()
         ]
         gang = found[number].gang if number in found else [*able, speeds.gangs[0]][0]
-        return self._size(number, Chosen(gang, ANY_KIND))
+        return self._size(number, Chosen(gang, ANY_TYPE))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
         """Event that resizes jobs now; None if nothing changes."""
@@ -71,8 +71,8 @@ class Sizes:
     def _size(self, number: int, chosen: Chosen) -> GangSize:
         speeds = self._speeds[number]
         row = speeds.steps_per_s[speeds.gangs.index(chosen.gang)]
-        if chosen.kind != ANY_KIND:
-            row = np.where(np.arange(len(row)) == chosen.kind, row, 0.0)
+        if chosen.device_type != ANY_TYPE:
+            row = np.where(np.arange(len(row)) == chosen.device_type, row, 0.0)
         return GangSize(number=number, gang=chosen.gang, steps_per_s=tuple(row.tolist()))
 
 
@@ -89,7 +89,7 @@ def _left_steps(speeds: GangSpeeds, total_steps: float, done_steps: float) -> fl
 
 
 def _now(row: Rows) -> Chosen | None:
-    return Chosen(int(row["gang"]), int(row["kind"])) if row["phase"] == RUNNING else None
+    return Chosen(int(row["gang"]), int(row["device_type"])) if row["phase"] == RUNNING else None
 
 
 def _has(state: FleetState, size: GangSize) -> bool:
@@ -98,5 +98,5 @@ def _has(state: FleetState, size: GangSize) -> bool:
     row, known = state.jobs.rows[at], state.jobs.steps_per_s[at]
     if row["gang"] != size.gang:
         return False
-    stays = row["phase"] == RUNNING and size.steps_per_s[int(row["kind"])] > 0.0
+    stays = row["phase"] == RUNNING and size.steps_per_s[int(row["device_type"])] > 0.0
     return bool(stays) or bool(np.array_equal(known, size.steps_per_s))

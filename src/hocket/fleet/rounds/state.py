@@ -67,7 +67,7 @@ class FleetDevice:
     """One device; devices of one server are joined by faster links."""
 
     name: str
-    kind: str
+    device_type: str
     server: str = ""
 
 
@@ -136,7 +136,7 @@ class PairEstimates:
 
 
 _WHOLE = (
-    "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
+    "number", "gang", "team", "profile", "phase", "device_type", "partner", "attempt", "failures",
     "has_share", "is_spread", "preemptible", "losses", "user", "priority", "max_failures",
     "over_quota",
 )  # fmt: skip
@@ -169,9 +169,9 @@ class Jobs(NamedTuple):
     """Deficit of a job on a device type."""
 
 
-def empty_rows(count: int, num_kinds: int) -> Jobs:
+def empty_rows(count: int, num_types: int) -> Jobs:
     """Rows that nothing is written to yet."""
-    shape, empty = (count, num_kinds), np.empty
+    shape, empty = (count, num_types), np.empty
     rows = empty(count, dtype=JOB_RECORD)
     return Jobs(rows, empty(shape), empty(shape), empty(shape), empty(shape), empty(shape))
 
@@ -191,7 +191,7 @@ class DeviceLayout(NamedTuple):
 
     order: LongArray
     server_ptr: LongArray
-    server_kind: LongArray
+    server_type: LongArray
     num_devices: LongArray
     """Of each device type."""
     largest_server: LongArray
@@ -203,7 +203,7 @@ class FleetState:
     """A fleet at one moment; immutable by convention."""
 
     rules: Rules
-    kinds: tuple[str, ...]
+    device_types: tuple[str, ...]
     price_per_hour: FloatArray
     time_s: float
     next_tick_s: float
@@ -217,7 +217,7 @@ class FleetState:
     names: dict[int, str]
     """Names of the jobs by number."""
     device_names: tuple[str, ...]
-    device_kind: LongArray
+    type_of_device: LongArray
     device_server: LongArray
     is_up: BoolArray
     holders: LongArray
@@ -249,9 +249,9 @@ class FleetState:
     """Notes of the last answer of the policy."""
 
     @property
-    def num_kinds(self) -> int:
+    def num_types(self) -> int:
         """Number of device types."""
-        return len(self.kinds)
+        return len(self.device_types)
 
     @property
     def num_devices(self) -> LongArray:
@@ -287,7 +287,7 @@ class FleetState:
 
 BLANK = {
     **dict.fromkeys(JOB_RECORD.names or (), 0),
-    "kind": -1,
+    "device_type": -1,
     "partner": -1,
     "preemptible": 1,
     "time_limit_s": np.inf,
@@ -326,7 +326,7 @@ def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float
 
 
 def new_state(
-    kinds: tuple[str, ...],
+    device_types: tuple[str, ...],
     devices: tuple[FleetDevice, ...],
     rules: Rules | None = None,
     *,
@@ -336,7 +336,7 @@ def new_state(
 ) -> FleetState:
     """A fleet without jobs."""
     rules = rules or Rules()
-    if not kinds:
+    if not device_types:
         raise UsageError("a fleet needs at least one device type")
     _refuse_wrong_rules(rules)
     if pair_table is not None and rules.mechanism == "gavel":
@@ -350,23 +350,23 @@ def new_state(
         plan = PairPlan(amount=np.zeros(steps_per_s.shape), credit_s=np.zeros(steps_per_s.shape))
     state = FleetState(
         rules=rules,
-        kinds=kinds,
-        price_per_hour=np.ones(len(kinds)) if price_per_hour is None else price_per_hour,
+        device_types=device_types,
+        price_per_hour=np.ones(len(device_types)) if price_per_hour is None else price_per_hour,
         time_s=time_s,
         next_tick_s=np.inf,
         round_number=0,
         solved_s=-np.inf,
         is_dirty=False,
-        jobs=empty_rows(0, len(kinds)),
+        jobs=empty_rows(0, len(device_types)),
         names={},
         device_names=(),
-        device_kind=_NONE,
+        type_of_device=_NONE,
         device_server=_NONE,
         is_up=np.zeros(0, dtype=bool),
         holders=np.zeros((0, 2), dtype=np.int64),
         pair_table=pair_table,
         pair_plan=plan,
-        layout=lay_out(_NONE, _NONE, np.zeros(0, dtype=bool), len(kinds)),
+        layout=lay_out(_NONE, _NONE, np.zeros(0, dtype=bool), len(device_types)),
     )
     return with_devices(state, devices)
 
@@ -387,33 +387,39 @@ def _refuse_wrong_rules(rules: Rules) -> None:
 def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetState:
     """Add devices; a device with a known name works again, at its present server."""
     for device in devices:
-        if device.kind not in state.kinds:
-            raise UsageError(f"device {device.name!r} is of an unknown type {device.kind!r}")
+        if device.device_type not in state.device_types:
+            raise UsageError(f"device {device.name!r} is of an unknown type {device.device_type!r}")
     if len({device.name for device in devices}) != len(devices):
         raise UsageError("two devices have one name")
     known = {name: index for index, name in enumerate(state.device_names)}
     fresh = tuple(device.name for device in devices if device.name not in known)
     known.update((name, len(known)) for name in fresh)
-    kind = np.append(state.device_kind, np.zeros(len(fresh), dtype=np.int64))
+    device_type = np.append(state.type_of_device, np.zeros(len(fresh), dtype=np.int64))
     server = np.append(state.device_server, np.zeros(len(fresh), dtype=np.int64))
     is_up = np.append(state.is_up, np.zeros(len(fresh), dtype=bool))
     servers = {server: index for index, server in enumerate(state.servers)}
     for device in devices:
-        at, its_kind = known[device.name], state.kinds.index(device.kind)
-        if is_up[at] and kind[at] != its_kind:
-            raise UsageError(f"device {device.name!r} is there as {state.kinds[kind[at]]!r}")
+        at, its_type = known[device.name], state.device_types.index(device.device_type)
+        if is_up[at] and device_type[at] != its_type:
+            raise UsageError(
+                f"device {device.name!r} is there as {state.device_types[device_type[at]]!r}"
+            )
         if not is_up[at]:
-            key = (its_kind, device.server or device.name)
-            kind[at], server[at], is_up[at] = its_kind, servers.setdefault(key, len(servers)), True
+            key = (its_type, device.server or device.name)
+            device_type[at], server[at], is_up[at] = (
+                its_type,
+                servers.setdefault(key, len(servers)),
+                True,
+            )
     names = (*state.device_names, *fresh)
     return state.but(
         device_names=names,
-        device_kind=kind,
+        type_of_device=device_type,
         device_server=server,
         servers=tuple(servers),
         is_up=is_up,
         holders=np.concatenate([state.holders, np.full((len(fresh), 2), -1)]),
-        layout=lay_out(kind, server, is_up & ~_are(names, state.drained), state.num_kinds),
+        layout=lay_out(device_type, server, is_up & ~_are(names, state.drained), state.num_types),
         is_dirty=True,
     )
 
@@ -431,19 +437,21 @@ def _are(names: tuple[str, ...], among: tuple[str, ...]) -> BoolArray:
     return np.array([name in found for name in names], dtype=bool)
 
 
-def lay_out(kind: LongArray, server: LongArray, is_up: BoolArray, num_kinds: int) -> DeviceLayout:
+def lay_out(
+    device_type: LongArray, server: LongArray, is_up: BoolArray, num_types: int
+) -> DeviceLayout:
     """Group working devices by server."""
     up = np.flatnonzero(is_up)
     # Stable, so that devices of a server keep their order.
     order = up[np.argsort(server[up], kind="stable")]
     starts = np.flatnonzero(np.diff(server[order], prepend=-1))
-    server_ptr, server_kind = np.append(starts, len(order)), kind[order[starts]]
-    largest = np.zeros(num_kinds, dtype=np.int64)
-    np.maximum.at(largest, server_kind, np.diff(server_ptr))
+    server_ptr, server_type = np.append(starts, len(order)), device_type[order[starts]]
+    largest = np.zeros(num_types, dtype=np.int64)
+    np.maximum.at(largest, server_type, np.diff(server_ptr))
     return DeviceLayout(
         order=order,
         server_ptr=server_ptr,
-        server_kind=server_kind,
-        num_devices=np.bincount(kind[up], minlength=num_kinds),
+        server_type=server_type,
+        num_devices=np.bincount(device_type[up], minlength=num_types),
         largest_server=largest,
     )

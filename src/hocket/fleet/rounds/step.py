@@ -104,7 +104,7 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
         state = state.but(pair_plan=replace(plan, credit_s=credit_s))
     count(jobs, time_s, earns, credit_s, amount)
     if isinstance(event, Submit):
-        fresh = empty_rows(len(event.jobs), state.num_kinds)
+        fresh = empty_rows(len(event.jobs), state.num_types)
         columns = (np.concatenate(both) for both in zip(jobs[1:], fresh[1:], strict=True))
         jobs = Jobs(joined_rows(jobs.rows, fresh.rows), *columns)
     return state.but(time_s=time_s, jobs=jobs, names=names), jobs
@@ -180,12 +180,12 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
 
 def _fits(state: FleetState, job: Job) -> bool:
     """True if a job states a speed for every device type and all its numbers are valid."""
-    speeds, num_kinds = job.steps_per_s, len(state.kinds)
+    speeds, num_types = job.steps_per_s, len(state.device_types)
     if job.spread_steps_per_s:
-        speeds, num_kinds = speeds + job.spread_steps_per_s, 2 * num_kinds
+        speeds, num_types = speeds + job.spread_steps_per_s, 2 * num_types
     return (
-        len(job.steps_per_s) == len(state.kinds)
-        and len(speeds) == num_kinds
+        len(job.steps_per_s) == len(state.device_types)
+        and len(speeds) == num_types
         and all(0.0 <= speed < math.inf for speed in speeds)
         and job.gang >= 1
         and 0.0 < job.weight < math.inf
@@ -288,7 +288,7 @@ def _resize(state: FleetState, jobs: Jobs, event: Resize) -> tuple[FleetState, A
 
 def _is_size(state: FleetState, size: GangSize) -> bool:
     speeds = size.steps_per_s
-    is_known = len(speeds) == len(state.kinds) and all(0.0 <= s < math.inf for s in speeds)
+    is_known = len(speeds) == len(state.device_types) and all(0.0 <= s < math.inf for s in speeds)
     return is_known and size.gang >= 1
 
 
@@ -353,9 +353,9 @@ def _learn(
 ) -> None:
     from hocket.fleet.rounds.kernels.rates import renew_rate
 
-    kind = int(jobs.rows["kind"][at])
+    device_type = int(jobs.rows["device_type"][at])
     known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
-    known[at, kind] += weight * (measured_steps_per_s - known[at, kind])
+    known[at, device_type] += weight * (measured_steps_per_s - known[at, device_type])
     renew_rate(jobs, at, speeds_of(state))
 
 
@@ -399,7 +399,7 @@ def _remove_devices(
 
 def _laid_out(state: FleetState) -> FleetState:
     usable = is_usable(state)
-    layout = lay_out(state.device_kind, state.device_server, usable, state.num_kinds)
+    layout = lay_out(state.type_of_device, state.device_server, usable, state.num_types)
     return state.but(layout=layout, is_dirty=True)
 
 

@@ -56,7 +56,7 @@ class Speeds(NamedTuple):
 class Asked(NamedTuple):
     """Wishes of pairs, and the order of device types in Gavel's rounds."""
 
-    kinds: LongArray
+    device_types: LongArray
     pairs: LongArray
     """``[pair, 3]``: profile, profile and device type."""
     urgency: FloatArray
@@ -68,7 +68,7 @@ class Asked(NamedTuple):
 
 
 NO_PAIRS = Asked(
-    kinds=np.zeros(0, dtype=np.int64),
+    device_types=np.zeros(0, dtype=np.int64),
     pairs=np.zeros((0, 3), dtype=np.int64),
     urgency=np.zeros(0),
     queue=np.zeros(0, dtype=np.int64),
@@ -115,7 +115,7 @@ class Round(NamedTuple):
     """Was given devices."""
     is_spread: BoolArray
     """Its devices are on several servers."""
-    kind: LongArray
+    device_type: LongArray
     """Type of device that it is to run on, -1 for none."""
     partner: LongArray
     """Row of the job that shares the devices, -1 for none."""
@@ -160,8 +160,8 @@ def new_round(
     held: LongArray,
 ) -> Round:
     """Allocate the arrays of a round."""
-    (num_jobs, num_kinds), num_devices = jobs.shares.shape, len(held)
-    num_wishes, num_servers = num_jobs * num_kinds + len(asked.pairs), len(layout.server_kind)
+    (num_jobs, num_types), num_devices = jobs.shares.shape, len(held)
+    num_wishes, num_servers = num_jobs * num_types + len(asked.pairs), len(layout.server_type)
     # A step where a job ends, and two for each that is granted or reserved something.
     num_steps = num_devices + 2 * num_jobs + 2
 
@@ -181,7 +181,7 @@ def new_round(
         held=held,
         holders=whole(num_devices, 2),
         order=whole(num_wishes),
-        parts=whole(2 * num_kinds, 3),
+        parts=whole(2 * num_types, 3),
         rank=whole(num_wishes),
         keys=np.zeros((3, num_wishes)),
         sort_keys=np.empty((2, num_wishes)),
@@ -193,16 +193,16 @@ def new_round(
         stays=marks(num_jobs),
         is_placed=marks(num_jobs),
         is_spread=marks(num_jobs),
-        kind=whole(num_jobs),
+        device_type=whole(num_jobs),
         partner=whole(num_jobs),
         before=whole(num_jobs),
         ends_s=np.empty(num_jobs),
-        free=whole(num_kinds),
-        first=whole(num_kinds),
-        stoppable=whole(num_kinds),
-        step_s=np.empty((num_kinds, num_steps)),
-        step_free=np.empty((num_kinds, num_steps)),
-        num_steps=whole(num_kinds + 1),
+        free=whole(num_types),
+        first=whole(num_types),
+        stoppable=whole(num_types),
+        step_s=np.empty((num_types, num_steps)),
+        step_free=np.empty((num_types, num_steps)),
+        num_steps=whole(num_types + 1),
         num_free=whole(num_servers),
         closed_s=np.empty(num_servers),
         stopped=whole(3, num_jobs),

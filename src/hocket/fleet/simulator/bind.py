@@ -1,9 +1,9 @@
-"""A trace on given kinds of devices: how fast each of its jobs is on each of them.
+"""A trace on given device types: how fast each of its jobs is on each of them.
 
-A job whose kind is in the table gets its row. For a gang larger than measured, the last doubling
+A job whose type is in the table gets its row. For a gang larger than measured, the last doubling
 that was measured goes on. A job of which only a duration is known takes that long on the first
-kind, and on the others as much longer as an average job. A gang that is spread over servers takes
-the throughputs of ``KIND_unconsolidated`` where the table has them.
+device type, and on the others as much longer as an average job. A gang that is spread over servers
+takes the throughputs of ``TYPE_unconsolidated`` where the table has them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TraceWork:
     """The jobs of a trace with their throughputs and steps on given device types."""
 
     trace: Trace
-    kinds: tuple[str, ...]
+    device_types: tuple[str, ...]
     steps_per_s: FloatArray
     """``[job, type]``."""
     spread_steps_per_s: FloatArray
@@ -41,15 +41,17 @@ class TraceWork:
     """Remarks of the trace on its jobs that are not followed."""
 
 
-def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> TraceWork:
+def bind(trace: Trace, device_types: tuple[str, ...], throughputs: Throughputs | None) -> TraceWork:
     """Throughputs and steps of all jobs; raises `UsageError` for one whose speed is not known."""
-    speed = np.ones(len(kinds))
+    speed = np.ones(len(device_types))
     table = spread = None
     if throughputs is not None:
-        table = throughputs.on(kinds)
-        spread = throughputs.on(tuple(_spread_kind(kind, throughputs) for kind in kinds))
+        table = throughputs.on(device_types)
+        spread = throughputs.on(
+            tuple(_spread_type(device_type, throughputs) for device_type in device_types)
+        )
         speed = table.relative_speed
-    steps_per_s = np.zeros((2, len(trace), len(kinds)))
+    steps_per_s = np.zeros((2, len(trace), len(device_types)))
     total_steps = trace.total_steps.copy()
     profile = np.full(len(trace), -1)
     known: dict[JobProfile, tuple[FloatArray | None, int]] = {}
@@ -70,12 +72,12 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
         if math.isnan(total_steps[job]):
             total_steps[job] = trace.duration_s[job]
         steps_per_s[:, job] = rows
-    beside = np.zeros((0, 0, len(kinds))) if table is None else table.beside
-    notes = trace.notes + _other_durations(trace, kinds, steps_per_s[0], total_steps)
+    beside = np.zeros((0, 0, len(device_types))) if table is None else table.beside
+    notes = trace.notes + _other_durations(trace, device_types, steps_per_s[0], total_steps)
     return TraceWork(
         trace=trace,
         notes=notes,
-        kinds=kinds,
+        device_types=device_types,
         steps_per_s=steps_per_s[0],
         spread_steps_per_s=steps_per_s[1],
         total_steps=np.maximum(total_steps, 1e-9),
@@ -85,7 +87,7 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
 
 
 def _other_durations(
-    trace: Trace, kinds: tuple[str, ...], steps_per_s: FloatArray, total_steps: FloatArray
+    trace: Trace, device_types: tuple[str, ...], steps_per_s: FloatArray, total_steps: FloatArray
 ) -> tuple[str, ...]:
     """Notes about jobs whose stated steps and seconds contradict the table."""
     says_both = (trace.total_steps > 0.0) & (trace.duration_s > 0.0)
@@ -99,13 +101,13 @@ def _other_durations(
         return ()
     return (
         f"{count} of {len(trace)} jobs take other times than the trace says on any of "
-        f"{', '.join(kinds)}: the table of throughputs and their steps decide",
+        f"{', '.join(device_types)}: the table of throughputs and their steps decide",
     )
 
 
-def _spread_kind(kind: str, throughputs: Throughputs) -> str:
-    spread = f"{kind}_unconsolidated"
-    return spread if spread in throughputs.kinds else kind
+def _spread_type(device_type: str, throughputs: Throughputs) -> str:
+    spread = f"{device_type}_unconsolidated"
+    return spread if spread in throughputs.device_types else device_type
 
 
 def _rows(

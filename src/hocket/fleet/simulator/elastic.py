@@ -16,7 +16,7 @@ from hocket.fleet.throughputs.table import Throughputs
 
 def elastic_speeds(work: TraceWork, throughputs: Throughputs) -> list[GangSpeeds]:
     """Throughputs of each job with every gang size that the table has for its profile."""
-    table, trace = throughputs.on(work.kinds), work.trace
+    table, trace = throughputs.on(work.device_types), work.trace
     rows: dict[str, list[tuple[int, int]]] = {}
     for row, profile in enumerate(table.profiles):
         rows.setdefault(profile.job_type, []).append((profile.gang, row))

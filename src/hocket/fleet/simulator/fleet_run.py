@@ -30,7 +30,7 @@ class FleetRun:
     policy: str
     mechanism: str
     shares_devices: bool
-    kinds: tuple[str, ...]
+    device_types: tuple[str, ...]
     num_devices: LongArray
     names: tuple[str, ...]
     arrival_s: FloatArray
@@ -108,10 +108,10 @@ class FleetRun:
             "p99_jct_s": float(np.percentile(jct_s, 99)),
             "makespan_s": span_s,
             "utilisation": self.utilisation,
-            "utilisation_by_kind": {
-                kind: float(busy / max(up, 1e-300))
-                for kind, busy, up in zip(
-                    self.kinds, self.busy_device_s, self.up_device_s, strict=True
+            "utilisation_by_type": {
+                device_type: float(busy / max(up, 1e-300))
+                for device_type, busy, up in zip(
+                    self.device_types, self.busy_device_s, self.up_device_s, strict=True
                 )
             },
             "fairness": jain_index(1.0 / slowdown),

@@ -17,12 +17,12 @@ class FleetRecorder:
     """Collects the figures of a `FleetRun` during a simulation."""
 
     def __init__(self, work: TraceWork, state: FleetState, records_spans: bool) -> None:
-        count, num_kinds = len(work.trace), state.num_kinds
+        count, num_types = len(work.trace), state.num_types
         self._work = work
         self._start_s = np.full(count, np.nan)
-        self._busy = np.zeros(num_kinds)
+        self._busy = np.zeros(num_types)
         """Devices of each type that are in use now."""
-        self._busy_device_s, self._up_device_s = np.zeros(num_kinds), np.zeros(num_kinds)
+        self._busy_device_s, self._up_device_s = np.zeros(num_types), np.zeros(num_types)
         self._num_starts = self._num_preemptions = 0
         self._end_s = np.full(count, np.nan)
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
@@ -36,8 +36,8 @@ class FleetRecorder:
         self._busy_device_s += passed_s * self._busy
         self._up_device_s += passed_s * before.layout.num_devices
         if len(actions.started) or len(actions.stopped):
-            held = state.device_kind[state.holders[:, 0] >= 0]
-            self._busy = np.bincount(held, minlength=state.num_kinds).astype(float)
+            held = state.type_of_device[state.holders[:, 0] >= 0]
+            self._busy = np.bincount(held, minlength=state.num_types).astype(float)
             self._start_s[actions.started[actions.started_attempt == 1]] = state.time_s
             self._num_starts += len(actions.started)
             self._num_preemptions += int((actions.stopped_reason <= MOVED).sum())
@@ -53,7 +53,7 @@ class FleetRecorder:
         for number in ended:
             at = before.row_of(number)
             row = before.jobs.rows[at]
-            last_s = (state.time_s - row["counted_s"]) * (row["kind"] >= 0)
+            last_s = (state.time_s - row["counted_s"]) * (row["device_type"] >= 0)
             self._end_s[number] = state.time_s
             self._is_finished[number] = is_finish
             self._held_s[number] = row["held_s"] + last_s
@@ -72,7 +72,7 @@ class FleetRecorder:
             policy=state.rules.policy,
             mechanism=state.rules.mechanism,
             shares_devices=state.pair_table is not None,
-            kinds=state.kinds,
+            device_types=state.device_types,
             num_devices=state.num_devices,
             names=self._work.trace.names,
             arrival_s=self._work.trace.arrival_s,

@@ -31,15 +31,18 @@ from hocket.fleet.simulator.record import FleetRecorder
 
 
 @lru_cache(maxsize=64)
-def load_compiled(policy: str, mechanism: str, num_kinds: int, shares_devices: bool) -> None:
+def load_compiled(policy: str, mechanism: str, num_types: int, shares_devices: bool) -> None:
     """Simulate one job on one device, so that all kernels are compiled before a run is timed."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
-    beside = PairTable(steps_per_s=np.zeros((1, 1, num_kinds))) if shares_devices else None
-    rules, device = Rules(policy=policy, mechanism=mechanism), FleetDevice(name="one", kind="0")
-    kinds = tuple(map(str, range(num_kinds)))
-    state = new_state(kinds, (device,), rules, pair_table=beside)
-    job = Job(number=0, name="", steps_per_s=(1.0,) * num_kinds, total_steps=1.0)
+    beside = PairTable(steps_per_s=np.zeros((1, 1, num_types))) if shares_devices else None
+    rules, device = (
+        Rules(policy=policy, mechanism=mechanism),
+        FleetDevice(name="one", device_type="0"),
+    )
+    device_types = tuple(map(str, range(num_types)))
+    state = new_state(device_types, (device,), rules, pair_table=beside)
+    job = Job(number=0, name="", steps_per_s=(1.0,) * num_types, total_steps=1.0)
     state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     first_to_finish(state.jobs)
     step(state, Finish(time_s=1.0, numbers=(0,)))
@@ -80,10 +83,10 @@ def simulate(
     the trace says. ``faults`` are further events. ``check`` is called after every step.
     """
     rules = rules or Rules()
-    load_compiled(rules.policy, rules.mechanism, len(work.kinds), shares_devices)
+    load_compiled(rules.policy, rules.mechanism, len(work.device_types), shares_devices)
     start_s = time.process_time()
     state = new_state(
-        work.kinds,
+        work.device_types,
         devices,
         rules,
         price_per_hour=price_per_hour,

@@ -25,13 +25,13 @@ def violations(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     if shares.shape != snapshot.steps_per_s.shape or not np.all(np.isfinite(shares)):
         return [f"shares have the shape {shares.shape} or are not numbers"]
     found = [
-        f"job {snapshot.ids[job]!r} has a share of {shares[job, kind]:g} "
-        f"on {snapshot.kinds[kind]!r}"
-        for job, kind in np.argwhere(shares < -TOLERANCE)
+        f"job {snapshot.ids[job]!r} has a share of {shares[job, device_type]:g} "
+        f"on {snapshot.device_types[device_type]!r}"
+        for job, device_type in np.argwhere(shares < -TOLERANCE)
     ]
     found += [
-        f"job {snapshot.ids[job]!r} has time on {snapshot.kinds[kind]!r}, where it cannot run"
-        for job, kind in np.argwhere((shares > TOLERANCE) & (snapshot.usable_steps_per_s <= 0.0))
+        f"job {snapshot.ids[job]!r} has time on {snapshot.device_types[at]!r}, where it cannot run"
+        for job, at in np.argwhere((shares > TOLERANCE) & (snapshot.usable_steps_per_s <= 0.0))
     ]
     return found + _too_much_time(snapshot, allocation) + _too_many_devices(snapshot, allocation)
 
@@ -42,7 +42,7 @@ def throughputs(snapshot: ClusterSnapshot, allocation: Allocation) -> FloatArray
     paired, pairs = allocation.paired, snapshot.pairs
     if paired is None or pairs is None:
         return np.asarray(alone)
-    beside = pairs.steps_per_s[pairs.profile_of[paired.job], paired.profile, paired.kind]
+    beside = pairs.steps_per_s[pairs.profile_of[paired.job], paired.profile, paired.device_type]
     return np.asarray(alone + np.bincount(paired.job, paired.amount * beside, snapshot.num_jobs))
 
 
@@ -69,9 +69,9 @@ def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     together = np.zeros((2, *pairs.steps_per_s.shape))
     both = ((shared.profile_a, shared.profile_b), (shared.profile_b, shared.profile_a))
     for one, other in both:
-        np.add.at(together[0], (one, other, shared.kind), shared.amount)
+        np.add.at(together[0], (one, other, shared.device_type), shared.amount)
     profile = pairs.profile_of[paired.job]
-    np.add.at(together[1], (profile, paired.profile, paired.kind), paired.amount)
+    np.add.at(together[1], (profile, paired.profile, paired.device_type), paired.amount)
     is_off = np.abs(together[0] - together[1]) > TOLERANCE * (1.0 + together[0])
     return [
         f"jobs of profile {one} have another time beside {other} than is stated for profiles"
@@ -86,11 +86,11 @@ def _too_many_devices(snapshot: ClusterSnapshot, allocation: Allocation) -> list
         gang_of = np.zeros(len(pairs.steps_per_s))
         gang_of[pairs.profile_of] = snapshot.gang
         devices = shared.amount * gang_of[shared.profile_a]
-        used += np.bincount(shared.kind, devices, snapshot.num_kinds)
+        used += np.bincount(shared.device_type, devices, snapshot.num_types)
     # Relative for large pools, absolute for pools without devices.
     limit = snapshot.num_devices * (1.0 + TOLERANCE) + TOLERANCE
     return [
-        f"{used[kind]:.12g} devices of {snapshot.kinds[kind]!r} are used, there are "
-        f"{snapshot.num_devices[kind]}"
-        for kind in np.flatnonzero(used > limit)
+        f"{used[at]:.12g} devices of {snapshot.device_types[at]!r} are used, there are "
+        f"{snapshot.num_devices[at]}"
+        for at in np.flatnonzero(used > limit)
     ]

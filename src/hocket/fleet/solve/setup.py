@@ -141,16 +141,16 @@ class SolveSetup:
 
 
 def set_up(
-    snapshot: ClusterSnapshot, level_problem: LevelProblem, *, pools_kinds: bool = True
+    snapshot: ClusterSnapshot, level_problem: LevelProblem, *, pools_types: bool = True
 ) -> SolveSetup:
     """Group the jobs of a snapshot into classes and device types into pools."""
     exact = [snapshot.gang[:, None].astype(float), level_problem.marks]
     if snapshot.pairs is not None:
         exact.append(snapshot.pairs.profile_of[:, None].astype(float))
     classes = find_classes(level_problem.rates, np.hstack(exact))
-    group_of = np.arange(snapshot.num_kinds)
+    group_of = np.arange(snapshot.num_types)
     # Pair tables are by device type, so types stay apart where jobs share.
-    if pools_kinds and snapshot.pairs is None:
+    if pools_types and snapshot.pairs is None:
         group_of = _alike_columns(classes.rows)
     spread, first = _spread(snapshot, group_of)
     capacity = np.bincount(np.searchsorted(first, group_of), snapshot.num_devices, len(first))
@@ -191,10 +191,10 @@ def _alike_columns(rates: FloatArray) -> LongArray:
 
 
 def _spread(snapshot: ClusterSnapshot, group_of: LongArray) -> tuple[FloatArray, LongArray]:
-    if np.array_equal(group_of, np.arange(snapshot.num_kinds)):
-        return np.eye(snapshot.num_kinds), group_of
+    if np.array_equal(group_of, np.arange(snapshot.num_types)):
+        return np.eye(snapshot.num_types), group_of
     first = np.unique(group_of)
-    spread = np.zeros((len(first), snapshot.num_kinds))
+    spread = np.zeros((len(first), snapshot.num_types))
     for row, column in enumerate(first):
         members = np.flatnonzero(group_of == column)
         devices = snapshot.num_devices[members].astype(float)

@@ -297,7 +297,9 @@ def shared_time(pairs: PairTime, profile_of: LongArray) -> SharedTime:
     high = np.maximum(profile_of[pairs.class_a], profile_of[pairs.class_b])
     keys, at = np.unique(np.stack([low, high, pairs.column], axis=1), axis=0, return_inverse=True)
     amount = np.asarray(np.bincount(at.reshape(-1), pairs.amount, len(keys)), dtype=float)
-    return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
+    return SharedTime(
+        profile_a=keys[:, 0], profile_b=keys[:, 1], device_type=keys[:, 2], amount=amount
+    )
 
 
 def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: LongArray) -> PairedTime:
@@ -314,7 +316,7 @@ def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: LongArray) -> Pa
     return PairedTime(
         job=by_class[start[one[row]] + nth],
         profile=profile_of[other[row]],
-        kind=column[row],
+        device_type=column[row],
         amount=amount[row],
     )
 

@@ -74,4 +74,4 @@ def _classes(snapshot: ClusterSnapshot, step_value: FloatArray, needs: FloatArra
     pooled."""
     marks = np.hstack([step_value, needs[:, None]])
     level_problem = LevelProblem(rates=snapshot.usable_steps_per_s, marks=marks)
-    return set_up(snapshot, level_problem, pools_kinds=False)
+    return set_up(snapshot, level_problem, pools_types=False)

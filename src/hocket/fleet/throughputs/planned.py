@@ -45,7 +45,7 @@ class GangPlan:
 
 def plan_gangs(
     graph: Graph,
-    kinds: Sequence[Servers],
+    device_types: Sequence[Servers],
     gangs: Sequence[int] = (1,),
     *,
     calibration: Calibration | None = None,
@@ -53,7 +53,7 @@ def plan_gangs(
     """Find the best plan per device type and gang size; raises `UsageError` for a batch that cannot
     be split."""
     found = []
-    for servers in kinds:
+    for servers in device_types:
         is_known = calibration is not None and servers.kind.name in calibration.kinds
         # Unequal devices are planned as the machine that they are in, and no two such machines.
         for gang in sorted({1} & set(gangs) if servers.is_unequal else set(gangs)):
@@ -77,7 +77,7 @@ def planned_throughputs(plans: Sequence[GangPlan], job_type: str) -> Throughputs
     for plan in plans:
         alone[gangs.index(plan.gang), names.index(plan.servers.name)] = plan.steps_per_s
     return Throughputs(
-        kinds=tuple(names),
+        device_types=tuple(names),
         profiles=tuple(JobProfile(job_type, gang) for gang in gangs),
         alone=alone,
         beside=np.zeros((len(gangs), len(gangs), len(names))),

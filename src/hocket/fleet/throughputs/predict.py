@@ -147,7 +147,7 @@ class PredictedThroughputs:
 
 def predict(
     graph: Graph,
-    kinds: Sequence[Servers],
+    device_types: Sequence[Servers],
     gangs: Sequence[int] = (1,),
     *,
     job_type: str | None = None,
@@ -159,14 +159,14 @@ def predict(
     ``measured`` speeds of one device of a type are kept, and its gangs follow from them.
     """
     for name, speed in (measured or {}).items():
-        names = [servers.name for servers in kinds]
+        names = [servers.name for servers in device_types]
         if name not in names:
             raise unknown_name("device type", name, names)
         if not 0.0 < speed < np.inf:
             raise UsageError(f"{speed!r} is no number of steps per second")
     steps = tuple(
         _as_measured(device_step(graph, servers, calibration), (measured or {}).get(servers.name))
-        for servers in kinds
+        for servers in device_types
     )
     gangs = tuple(sorted(set(gangs)))
     columns = [gang_steps_per_s(step, gangs, spread=False) for step in steps]
@@ -175,7 +175,7 @@ def predict(
         columns += [gang_steps_per_s(step, gangs, spread=True) for step in steps]
         names += [name + SPREAD for name in names]
     table = Throughputs(
-        kinds=tuple(names),
+        device_types=tuple(names),
         profiles=tuple(JobProfile(job_type or graph.name, gang) for gang in gangs),
         alone=np.stack(columns, axis=1),
         beside=np.zeros((len(gangs), len(gangs), len(names))),

@@ -1,6 +1,6 @@
 """Throughputs of job types on device types, alone and two on a device.
 
-The file has Gavel's JSON format, unchanged: ``{kind: {"('job type', gang)": {"null": steps_per_s,
+The file has Gavel's JSON format, unchanged: ``{type: {"('job type', gang)": {"null": steps_per_s,
 "('other type', gang)": [mine, other's]}}}``; device types that end in ``_unconsolidated`` are gangs
 spread over servers. An entry that is missing or 0 means: cannot run on that type (alone), or
 may not share it (pair).
@@ -43,24 +43,24 @@ class JobProfile(NamedTuple):
 class Throughputs:
     """Steps per second of whole gangs."""
 
-    kinds: tuple[str, ...]
+    device_types: tuple[str, ...]
     profiles: tuple[JobProfile, ...]
     alone: FloatArray
     """``[profile, type]``."""
     beside: FloatArray
     """``[profile, other profile, type]``: 0 where they may not share a device."""
 
-    def on(self, kinds: tuple[str, ...]) -> Throughputs:
+    def on(self, device_types: tuple[str, ...]) -> Throughputs:
         """Select device types, in the given order; raises `UsageError` for one that is missing."""
-        for kind in kinds:
-            if kind not in self.kinds:
-                hint = did_you_mean(kind, self.kinds)
+        for device_type in device_types:
+            if device_type not in self.device_types:
+                hint = did_you_mean(device_type, self.device_types)
                 raise UsageError(
-                    f"there are no throughputs for devices of type {kind!r}", hint=hint
+                    f"there are no throughputs for devices of type {device_type!r}", hint=hint
                 )
-        columns = [self.kinds.index(kind) for kind in kinds]
+        columns = [self.device_types.index(device_type) for device_type in device_types]
         return Throughputs(
-            kinds=kinds,
+            device_types=device_types,
             profiles=self.profiles,
             alone=np.ascontiguousarray(self.alone[:, columns]),
             beside=np.ascontiguousarray(self.beside[:, :, columns]),
@@ -69,7 +69,7 @@ class Throughputs:
     def only(self, rows: Sequence[int]) -> Throughputs:
         """Select profiles by row, in the given order."""
         return Throughputs(
-            kinds=self.kinds,
+            device_types=self.device_types,
             profiles=tuple(self.profiles[row] for row in rows),
             alone=self.alone[rows, :],
             beside=self.beside[np.ix_(rows, rows)],
@@ -88,7 +88,7 @@ class Throughputs:
         the first type."""
         known = (self.alone > 0.0).all(axis=1)
         if not known.any():
-            return np.ones(len(self.kinds))
+            return np.ones(len(self.device_types))
         ratios = np.log(self.alone[known] / self.alone[known][:, :1])
         return np.asarray(np.exp(ratios.mean(axis=0)))
 
@@ -99,7 +99,12 @@ def read_throughputs(path: str | Path) -> Throughputs:
         tables = mapping(read_json(path), "throughputs")
         if not tables:
             raise InputFileError("the file has no device types")
-        return _parse({kind: mapping(rows, inside("", kind)) for kind, rows in tables.items()})
+        return _parse(
+            {
+                device_type: mapping(rows, inside("", device_type))
+                for device_type, rows in tables.items()
+            }
+        )
 
 
 def write_throughputs(path: str | Path, table: Throughputs) -> None:
@@ -112,8 +117,8 @@ def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, obj
     """Convert to the layout of Gavel's JSON."""
     keys = [profile_key(profile) for profile in table.profiles]
     return {
-        kind: {key: _entries(table, keys, row, column) for row, key in enumerate(keys)}
-        for column, kind in enumerate(table.kinds)
+        device_type: {key: _entries(table, keys, row, column) for row, key in enumerate(keys)}
+        for column, device_type in enumerate(table.device_types)
     }
 
 
@@ -145,14 +150,16 @@ def stacked(tables: Sequence[Throughputs]) -> Throughputs:
     if repeated is not None:
         hint = "give each model a name of its own"
         raise UsageError(f"two jobs are called {repeated.job_type!r}", hint=hint)
-    beside = np.zeros((len(profiles), len(profiles), len(first.kinds)))
+    beside = np.zeros((len(profiles), len(profiles), len(first.device_types)))
     start = 0
     for table in tables:
         own = slice(start, start + len(table.profiles))
-        beside[own, own] = table.on(first.kinds).beside
+        beside[own, own] = table.on(first.device_types).beside
         start = own.stop
-    alone = np.concatenate([table.on(first.kinds).alone for table in tables])
-    return Throughputs(kinds=first.kinds, profiles=profiles, alone=alone, beside=beside)
+    alone = np.concatenate([table.on(first.device_types).alone for table in tables])
+    return Throughputs(
+        device_types=first.device_types, profiles=profiles, alone=alone, beside=beside
+    )
 
 
 def _repeated(profiles: tuple[JobProfile, ...]) -> JobProfile | None:
@@ -160,13 +167,15 @@ def _repeated(profiles: tuple[JobProfile, ...]) -> JobProfile | None:
 
 
 def _parse(tables: dict[str, object]) -> Throughputs:
-    kinds = tuple(tables)
-    keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
+    device_types = tuple(tables)
+    keys = list(
+        dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "device_type"))
+    )
     # The pair table is dense, so its size is checked before it is allocated.
-    num_cells = len(keys) ** 2 * len(kinds)
+    num_cells = len(keys) ** 2 * len(device_types)
     if num_cells > _MAX_CELLS:
         raise InputFileError(
-            f"the table has {len(keys):,} job types on {len(kinds):,} device types, which "
+            f"the table has {len(keys):,} job types on {len(device_types):,} device types, which "
             f"makes {num_cells:,} pairs",
             hint=f"at most {_MAX_CELLS:,}; leave out jobs that do not occur",
         )
@@ -175,11 +184,11 @@ def _parse(tables: dict[str, object]) -> Throughputs:
     if repeated is not None:
         raise InputFileError(f"{profile_key(repeated)} is written in two ways")
     row_of = {key: row for row, key in enumerate(keys)}
-    alone = np.zeros((len(keys), len(kinds)))
-    beside = np.zeros((len(keys), len(keys), len(kinds)))
-    for column, kind in enumerate(kinds):
-        for key, entries in mapping(tables[kind], kind).items():
-            path = f"{kind}[{shown(key)}]"
+    alone = np.zeros((len(keys), len(device_types)))
+    beside = np.zeros((len(keys), len(keys), len(device_types)))
+    for column, device_type in enumerate(device_types):
+        for key, entries in mapping(tables[device_type], device_type).items():
+            path = f"{device_type}[{shown(key)}]"
             for other, value in mapping(entries, path).items():
                 if other == "null":
                     alone[row_of[key], column] = _speed(value, f"{path}.null")
@@ -190,7 +199,7 @@ def _parse(tables: dict[str, object]) -> Throughputs:
                     raise InputFileError(f"{path} names an unknown job {shown(other)}")
     # Two jobs share a device only where both get somewhere.
     beside = np.where((beside > 0.0) & (beside.transpose(1, 0, 2) > 0.0), beside, 0.0)
-    return Throughputs(kinds=kinds, profiles=profiles, alone=alone, beside=beside)
+    return Throughputs(device_types=device_types, profiles=profiles, alone=alone, beside=beside)
 
 
 def _profile(key: str) -> JobProfile:

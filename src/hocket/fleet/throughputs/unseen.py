@@ -53,9 +53,9 @@ def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfi
 
     Without any rows, all device types are equal.
     """
-    num_kinds = rows.shape[1]
+    num_types = rows.shape[1]
     if not len(rows):
-        return Expected(np.zeros(num_kinds), np.zeros((num_kinds, num_kinds)))
+        return Expected(np.zeros(num_types), np.zeros((num_types, num_types)))
     shapes = rows - rows.mean(axis=1, keepdims=True)
     gangs = np.array([profile.gang for profile in profiles])
     rest = shapes.copy()
@@ -235,15 +235,16 @@ class Belief:
     can_run: BoolArray
     """Device types on which it can run."""
 
-    def after(self, kind: int, steps_per_s: float) -> Belief:
+    def after(self, device_type: int, steps_per_s: float) -> Belief:
         """Update by a measurement of steps per second on a device type (Kalman filter)."""
         if not 0.0 < steps_per_s < np.inf:
             raise UsageError(f"{steps_per_s!r} is no measured number of steps per second")
         mean, covariance = self.logs
-        column = covariance[:, kind]
-        gain = column / (column[kind] + _MEASURED_VARIANCE)
+        column = covariance[:, device_type]
+        gain = column / (column[device_type] + _MEASURED_VARIANCE)
         logs = Expected(
-            mean + gain * (np.log(steps_per_s) - mean[kind]), covariance - np.outer(gain, column)
+            mean + gain * (np.log(steps_per_s) - mean[device_type]),
+            covariance - np.outer(gain, column),
         )
         return Belief(logs=logs, can_run=self.can_run)
 
@@ -255,11 +256,11 @@ class Belief:
         return np.where(self.can_run, hoped, 0.0)
 
 
-def check_kind(table: Throughputs, kind: str) -> None:
+def check_type(table: Throughputs, device_type: str) -> None:
     """Raise `UsageError` for a device type that a table does not have."""
-    if kind not in table.kinds:
-        hint = did_you_mean(kind, table.kinds)
-        raise UsageError(f"the table has no devices of type {kind!r}", hint=hint)
+    if device_type not in table.device_types:
+        hint = did_you_mean(device_type, table.device_types)
+        raise UsageError(f"the table has no devices of type {device_type!r}", hint=hint)
 
 
 def check_speed(steps_per_s: float) -> None:
@@ -274,10 +275,10 @@ def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float])
     A speed of 0 means that the job cannot run there. Raises `UsageError` for device types that the
     table does not have, for invalid speeds, and if no speed is known.
     """
-    for kind, speed in alone.items():
-        check_kind(table, kind)
+    for device_type, speed in alone.items():
+        check_type(table, device_type)
         check_speed(speed)
-    measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
+    measured = np.array([alone.get(device_type, np.nan) for device_type in table.device_types])
     if not (measured > 0.0).any():
         raise UsageError(
             f"nothing is known of {job.job_type!r}", hint="measure it on one device type"
@@ -320,15 +321,15 @@ def with_unseen_job(
     _check(table, job, beside or {})
     same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
     belief = belief_from(table, job, alone)
-    hoped = zip(table.kinds, belief.steps_per_s(boldness), strict=True)
+    hoped = zip(table.device_types, belief.steps_per_s(boldness), strict=True)
     row = np.array([alone.get(*both) for both in hoped])
     mine, others, pair_deviation = _pairs(table, same, row, beside or {})
-    beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.kinds)))
+    beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.device_types)))
     beside_all[:-1, :-1] = table.beside
     beside_all[-1, :-1], beside_all[:-1, -1] = mine, others
     return Estimated(
         throughputs=Throughputs(
-            kinds=table.kinds,
+            device_types=table.device_types,
             profiles=(*table.profiles, job),
             alone=np.vstack([table.alone, row]),
             beside=beside_all,
@@ -342,7 +343,7 @@ def _pairs(
     table: Throughputs, same: BoolArray, row: FloatArray, measured: PairRates
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Throughputs of the new job and each other on one device, ``[other, type]``."""
-    shape = (len(same), len(table.kinds))
+    shape = (len(same), len(table.device_types))
     mine, others, deviation = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     at = np.flatnonzero(same)
     if not len(at) or not table.beside[np.ix_(at, at)].any():
@@ -368,10 +369,10 @@ def _measured_parts(
     table: Throughputs, row: FloatArray, measured: PairRates
 ) -> tuple[FloatArray, FloatArray]:
     """Measured parts of the new job and of the others; NaN where nothing was measured."""
-    kept = np.full((len(table.profiles), len(table.kinds)), np.nan)
+    kept = np.full((len(table.profiles), len(table.device_types)), np.nan)
     lost = kept.copy()
-    for (kind, other), (mine, others) in measured.items():
-        at, column = table.profiles.index(other), table.kinds.index(kind)
+    for (device_type, other), (mine, others) in measured.items():
+        at, column = table.profiles.index(other), table.device_types.index(device_type)
         both = mine > 0.0 and others > 0.0 and row[column] > 0.0 and table.alone[at, column] > 0.0
         kept[at, column] = mine / row[column] if both else 0.0
         lost[at, column] = others / table.alone[at, column] if both else 0.0
@@ -393,8 +394,8 @@ def _known(values: FloatArray) -> FloatArray:
 
 
 def _check(table: Throughputs, job: JobProfile, beside: PairRates) -> None:
-    for (kind, other), speeds in beside.items():
-        check_kind(table, kind)
+    for (device_type, other), speeds in beside.items():
+        check_type(table, device_type)
         for speed in speeds:
             check_speed(speed)
         if other not in table.profiles or other.gang != job.gang:

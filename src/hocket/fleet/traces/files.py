@@ -218,8 +218,8 @@ def _number(text: str, name: str, where: str, default: float, low: float) -> flo
         value = math.nan
     is_whole = name != "gang" or value.is_integer()
     if not low <= value <= (_MAX_GANG if name == "gang" else _LARGEST) or not is_whole:
-        kind = "a whole number" if name == "gang" else "a number"
-        hint = f"expected {kind} from {low:g}"
+        device_type = "a whole number" if name == "gang" else "a number"
+        hint = f"expected {device_type} from {low:g}"
         raise InputFileError(f"{name} is {shown(text)}", hint=hint, where=where)
     return value
 

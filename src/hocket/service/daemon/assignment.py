@@ -45,7 +45,7 @@ def assignment_of(
         work_folder=own if spec.folder is None else Path(spec.folder),
         log_file=log,
         devices=record.devices,
-        kind=record.kind,
+        device_type=record.device_type,
         processes=cast(Literal["one", "per-device"], spec.processes),
         grace_s=spec.grace_s,
         memory_bytes=None if memory is None else parse_bytes(memory),
@@ -70,11 +70,11 @@ def _environment(
         "HOCKET_ATTEMPT": str(record.attempt),
         "HOCKET_TOKEN": record.token,
         "HOCKET_DEVICES": ",".join(record.devices),
-        "HOCKET_KIND": record.kind,
+        "HOCKET_DEVICE_TYPE": record.device_type,
     }
     if spec.space_sharing:
         environment["HOCKET_SPACE_SHARING"] = "1"
-    plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.kind))
+    plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.device_type))
     if plan is not None:
         environment[PLAN_VARIABLE] = plan
     array_index = service_state.jobs[record.job].array_index

@@ -91,7 +91,7 @@ def submit(
             hint="hocket fleet submit does that; else name plans and throughputs by device type",
             where="model",
         )
-    _refuse_where_it_runs_nowhere(spec, transaction.state.kinds, capacity)
+    _refuse_where_it_runs_nowhere(spec, transaction.state.device_types, capacity)
     after = needed_jobs(transaction, spec, owner, find_job)
     number = transaction.last_number + 1
     priority = config.level(spec.priority)
@@ -99,7 +99,7 @@ def submit(
     state, user = _with_name(state, "users", owner, config)
     refuse_estimates(spec, state.rules, reference)
     gang = first_gang(state, transaction.jobs, number, spec)
-    speeds = steps_per_s(spec, state.kinds, gang)
+    speeds = steps_per_s(spec, state.device_types, gang)
     state, profile = with_spec_profile(state, spec, owner, speeds, reference)
     job = Job(
         number=number,
@@ -189,10 +189,12 @@ def _referred(
 
 
 def _refuse_where_it_runs_nowhere(
-    spec: JobSpec, kinds: tuple[str, ...], capacity: Mapping[str, int] | None
+    spec: JobSpec, device_types: tuple[str, ...], capacity: Mapping[str, int] | None
 ) -> None:
     gangs = spec.gangs or (spec.gang,)
-    known = {on_gang(spec, gang, kind): None for gang in gangs for kind in kinds}
+    known = {
+        on_gang(spec, gang, device_type): None for gang in gangs for device_type in device_types
+    }
     if spec.throughputs is not None and not any(name in known for name in spec.throughputs):
         # One of several may be unknown: a job file may serve more clusters than this one.
         name = next(iter(spec.throughputs), "")
@@ -210,10 +212,10 @@ def _refuse_where_it_runs_nowhere(
 
 
 def steps_per_s(
-    spec: JobSpec, kinds: tuple[str, ...], gang: int | None = None
+    spec: JobSpec, device_types: tuple[str, ...], gang: int | None = None
 ) -> tuple[float, ...]:
     """Steps per second of a job on each device type; equal on all types if nothing is known."""
-    return tuple(speed_on(spec, kind, gang) for kind in kinds)
+    return tuple(speed_on(spec, device_type, gang) for device_type in device_types)
 
 
 def _with_name(

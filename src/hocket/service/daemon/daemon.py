@@ -17,7 +17,7 @@ import numpy as np
 
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
-from hocket.fleet.rounds.interference import with_more_kinds, without_pairs
+from hocket.fleet.rounds.interference import with_more_types, without_pairs
 from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
@@ -54,7 +54,7 @@ from hocket.service.usage import UsageRow, count_usage
 def recovered(
     store: Store,
     rules: Rules,
-    kinds: tuple[str, ...],
+    device_types: tuple[str, ...],
     config: ServerConfig,
     time_s: float,
 ) -> ServiceState:
@@ -63,15 +63,18 @@ def recovered(
     Raises `UsageError` if its jobs do not suit the policy, or if no device type is known.
     """
     loaded = store.load()
-    if loaded.state is None and not kinds:
-        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
+    if loaded.state is None and not device_types:
+        raise UsageError("the engine has no devices", hint="name those to come with --device-types")
     if loaded.state is None:
-        state = new_state(kinds, (), rules, time_s=time_s)
+        state = new_state(device_types, (), rules, time_s=time_s)
     else:
-        state = _refitted(loaded.state, rules, kinds, loaded.jobs)
+        state = _refitted(loaded.state, rules, device_types, loaded.jobs)
     state = with_config(state, config).but(is_dirty=True)
-    if loaded.state is None or (loaded.state.rules, loaded.state.kinds) != (rules, state.kinds):
-        dry_run_day(rules, state.kinds)
+    if loaded.state is None or (loaded.state.rules, loaded.state.device_types) != (
+        rules,
+        state.device_types,
+    ):
+        dry_run_day(rules, state.device_types)
         dry_run_round(state)
     # Else this policy accepted these jobs before, and a restart need not wait for the kernels to
     # load: the first decision loads them while the service answers already.
@@ -90,11 +93,13 @@ def recovered(
 
 
 def _refitted(
-    state: FleetState, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
+    state: FleetState, rules: Rules, device_types: tuple[str, ...], jobs: Mapping[int, JobRecord]
 ) -> FleetState:
     """The stored state under new rules, with device types added that it did not contain."""
     state = _with_sharing_as(state.but(rules=rules), jobs)
-    new = tuple(kind for kind in kinds if kind not in state.kinds)
+    new = tuple(
+        device_type for device_type in device_types if device_type not in state.device_types
+    )
     if not new:
         return state
     numbers = state.jobs.rows["number"].tolist()
@@ -113,15 +118,15 @@ def _refitted(
         if name != "rows"
     }
     state = state.but(
-        kinds=(*state.kinds, *new),
+        device_types=(*state.device_types, *new),
         price_per_hour=np.append(state.price_per_hour, np.ones(len(new))),
         jobs=state.jobs._replace(**columns),
         layout=lay_out(
-            state.device_kind, state.device_server, is_usable(state), state.num_kinds + len(new)
+            state.type_of_device, state.device_server, is_usable(state), state.num_types + len(new)
         ),
         warm=None,
     )
-    return with_more_kinds(state, len(new))
+    return with_more_types(state, len(new))
 
 
 def _with_sharing_as(state: FleetState, jobs: Mapping[int, JobRecord]) -> FleetState:
@@ -150,7 +155,7 @@ class Daemon:
         store: Store,
         executor: Executor,
         rules: Rules,
-        kinds: tuple[str, ...],
+        device_types: tuple[str, ...],
         *,
         poll_s: float = 0.2,
         config: ServerConfig | None = None,
@@ -170,8 +175,10 @@ class Daemon:
         """Devices of each type if no more can join: larger gangs are refused."""
         self._shares_devices = shares_devices
         """True if the engine runs two attempts on one device."""
-        service_state = recovered(store, rules, kinds, self.config, time.time())
-        self._reference = None if reference is None else reference.on(service_state.state.kinds)
+        service_state = recovered(store, rules, device_types, self.config, time.time())
+        self._reference = (
+            None if reference is None else reference.on(service_state.state.device_types)
+        )
         """Throughputs of other jobs, used for estimates."""
         self._clock = clock or Clock(service_state.state.time_s)
         self._began_s = self._clock.now_s()
@@ -368,7 +375,7 @@ class Daemon:
         return [
             DeviceRecord(
                 name=name,
-                kind=state.kinds[int(state.device_kind[at])],
+                device_type=state.device_types[int(state.type_of_device[at])],
                 server=servers.get(name, ""),
                 is_up=bool(state.is_up[at]),
                 is_drained=name in state.drained,

@@ -44,7 +44,7 @@ def dry_run_job(state: FleetState, job: Job) -> None:
 @lru_cache(maxsize=64)
 def _dry_run_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
     """Check one job that stands for all jobs with these properties; a success is cached."""
-    devices = (FleetDevice(name="a", kind=""), FleetDevice(name="b", kind=""))
+    devices = (FleetDevice(name="a", device_type=""), FleetDevice(name="b", device_type=""))
     job = Job(
         number=1,
         name="",
@@ -63,19 +63,23 @@ def dry_run_round(state: FleetState) -> None:
 
 
 @lru_cache(maxsize=8)
-def dry_run_day(rules: Rules, kinds: tuple[str, ...]) -> None:
+def dry_run_day(rules: Rules, device_types: tuple[str, ...]) -> None:
     """Simulate a day of a small fleet with every type of event, to load or compile all of `step`.
 
     Otherwise the first users would wait for compilation, and a service that is killed soon after
     each start would never finish it.
     """
     devices = tuple(
-        FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // 2}")
-        for kind in kinds
+        FleetDevice(
+            name=f"{device_type}-{index}",
+            device_type=device_type,
+            server=f"{device_type}-{index // 2}",
+        )
+        for device_type in device_types
         for index in range(4)
     )
-    jobs = _some_jobs(rules, len(kinds))
-    state, _ = step(new_state(kinds, devices, rules), Submit(time_s=0.0, jobs=jobs))
+    jobs = _some_jobs(rules, len(device_types))
+    state, _ = step(new_state(device_types, devices, rules), Submit(time_s=0.0, jobs=jobs))
     running = [int(number) for number in np.unique(state.holders[state.holders >= 0])]
     one, two, three = (*running, *(job.number for job in jobs))[:3]
     events: tuple[Event, ...] = (
@@ -94,7 +98,7 @@ def dry_run_day(rules: Rules, kinds: tuple[str, ...]) -> None:
         state, _ = step(state, Tick(time_s=max(state.next_tick_s, state.time_s)))
 
 
-def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
+def _some_jobs(rules: Rules, num_types: int) -> tuple[Job, ...]:
     """More jobs than devices, each with different speeds, and gangs if the policy supports them."""
     largest = 2
     try:
@@ -105,11 +109,11 @@ def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
         Job(
             number=number,
             name="",
-            steps_per_s=tuple(1.0 + number * kind % 3 for kind in range(num_kinds)),
+            steps_per_s=tuple(1.0 + number * device_type % 3 for device_type in range(num_types)),
             total_steps=1e6,
             gang=1 + number % largest,
         )
-        for number in range(1, 7 * num_kinds)
+        for number in range(1, 7 * num_types)
     )
 
 

@@ -18,17 +18,19 @@ from hocket.service.records import JobRecord
 from hocket.service.spec import JobSpec, on_gang
 
 
-def speed_on(spec: JobSpec, kind: str, gang: int | None = None) -> float:
+def speed_on(spec: JobSpec, device_type: str, gang: int | None = None) -> float:
     """Steps per second of a gang on a device type; 0 if the job must not run there."""
     if spec.throughputs is None:
         return 1.0
-    return spec.throughputs.get(on_gang(spec, gang or spec.gang, kind), 0.0)
+    return spec.throughputs.get(on_gang(spec, gang or spec.gang, device_type), 0.0)
 
 
-def gang_speeds(spec: JobSpec, kinds: Iterable[str]) -> GangSpeeds:
+def gang_speeds(spec: JobSpec, device_types: Iterable[str]) -> GangSpeeds:
     """Throughputs of a job for every number of devices that it allows."""
-    names, gangs = list(kinds), tuple(sorted(set(spec.gangs or (spec.gang,))))
-    table = np.array([[speed_on(spec, kind, gang) for kind in names] for gang in gangs])
+    names, gangs = list(device_types), tuple(sorted(set(spec.gangs or (spec.gang,))))
+    table = np.array(
+        [[speed_on(spec, device_type, gang) for device_type in names] for gang in gangs]
+    )
     return GangSpeeds(gangs=gangs, steps_per_s=table)
 
 
@@ -36,7 +38,7 @@ def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, sp
     """Number of devices that a new job starts with, given the jobs that are already there."""
     if spec.gangs is None:
         return spec.gang
-    speeds = {**_elastic(state, jobs), number: gang_speeds(spec, state.kinds)}
+    speeds = {**_elastic(state, jobs), number: gang_speeds(spec, state.device_types)}
     total_steps = float("inf") if spec.total_steps is None else spec.total_steps
     return Sizes(speeds).begin(state, number, total_steps).gang
 
@@ -49,7 +51,7 @@ def resized(state: FleetState, jobs: Mapping[int, JobRecord], time_s: float) -> 
 
 def _elastic(state: FleetState, jobs: Mapping[int, JobRecord]) -> dict[int, GangSpeeds]:
     return {
-        number: gang_speeds(record.spec, state.kinds)
+        number: gang_speeds(record.spec, state.device_types)
         for number, record in jobs.items()
         if record.spec.gangs is not None
     }

@@ -70,8 +70,8 @@ def with_spec_profile(
     if not spec.space_sharing:
         return state, -1
     profile = json.dumps([owner, spec.name, spec.gang])
-    kinds = state.kinds
-    return with_profile(state, profile, alone, lambda known: _parts(known, kinds, reference))
+    device_types = state.device_types
+    return with_profile(state, profile, alone, lambda known: _parts(known, device_types, reference))
 
 
 def with_other_types_estimated(
@@ -88,23 +88,23 @@ def with_other_types_estimated(
     if state is not before:
         state = learn_alone(state, state.jobs, at)
         known = state.pair_estimates or known
-    return with_estimates(state, replace(known, part=_parts(known, state.kinds, reference)))
+    return with_estimates(state, replace(known, part=_parts(known, state.device_types, reference)))
 
 
 def _with_untried(
     state: FleetState, at: int, spec: JobSpec, reference: Throughputs | None
 ) -> FleetState:
-    jobs, kind = state.jobs, int(state.jobs.rows["kind"][at])
+    jobs, device_type = state.jobs, int(state.jobs.rows["device_type"][at])
     # Gavel's rounds start to count the time on a type anew, so that it does not tell.
     untried = np.flatnonzero(jobs.received_s[at] == 0.0)
-    if kind < 0 or not len(untried) or state.rules.mechanism == "gavel":
+    if device_type < 0 or not len(untried) or state.rules.mechanism == "gavel":
         return state
     known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
     together, spread = jobs.steps_per_s.copy(), jobs.spread_steps_per_s.copy()
-    guess = np.full(state.num_kinds, known[at, kind])
-    if spec.estimate and reference is not None and known[at, kind] > 0.0:
+    guess = np.full(state.num_types, known[at, device_type])
+    if spec.estimate and reference is not None and known[at, device_type] > 0.0:
         tried = [one for one in np.flatnonzero(jobs.received_s[at] > 0.0) if known[at, one] > 0.0]
-        alone = {state.kinds[one]: float(known[at, one]) for one in tried}
+        alone = {state.device_types[one]: float(known[at, one]) for one in tried}
         profile = JobProfile(spec.name, spec.gang)
         guess = belief_from(reference, profile, alone).steps_per_s(_BOLDNESS)
     together[at, untried] = spread[at, untried] = guess[untried]
@@ -112,7 +112,7 @@ def _with_untried(
 
 
 def _parts(
-    known: PairEstimates, kinds: tuple[str, ...], reference: Throughputs | None
+    known: PairEstimates, device_types: tuple[str, ...], reference: Throughputs | None
 ) -> FloatArray:
     """Fractions of their speed that profiles keep when paired: measured if known, else
     completed."""
@@ -133,7 +133,7 @@ def _parts(
                 part[a, b] = measured[rows[a], rows[b]]
     # One more profile, the usual one, which all others are completed towards.
     size = len(own) + 1
-    whole = np.full((size, size, len(kinds)), _USUAL_PART)
+    whole = np.full((size, size, len(device_types)), _USUAL_PART)
     whole[:-1, :-1] = np.where(part > 0.0, part, np.nan)
     filled = complete(whole.reshape(size, -1)).values.reshape(whole.shape)[:-1, :-1]
     estimate = np.clip(filled, _LEAST_PART, 1.0)

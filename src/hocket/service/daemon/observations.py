@@ -14,7 +14,7 @@ from hocket.fleet.rounds.events import (
 )
 from hocket.fleet.rounds.state import ENDED, RUNNING, FleetDevice
 from hocket.service.daemon.commands import finish
-from hocket.service.daemon.service_state import find, kinds_up, phase_of
+from hocket.service.daemon.service_state import find, phase_of, types_up
 from hocket.service.daemon.transaction import Transaction
 from hocket.service.executors.executor import LOST, AttemptName, Status
 from hocket.service.records import AttemptRecord
@@ -131,11 +131,13 @@ def _complaint(status: Status) -> str:
 
 def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> None:
     """Add and remove devices of known types, so that the state matches the executor."""
-    up = kinds_up(transaction.state)
+    up = types_up(transaction.state)
     there = {
-        device.name: device.kind for device in devices if device.kind in transaction.state.kinds
+        device.name: device.device_type
+        for device in devices
+        if device.device_type in transaction.state.device_types
     }
-    lost = tuple(name for name, kind in up.items() if there.get(name) != kind)
+    lost = tuple(name for name, device_type in up.items() if there.get(name) != device_type)
     kept = up.keys() - set(lost)
     new = tuple(device for device in devices if device.name in there.keys() - kept)
     if lost:
@@ -145,10 +147,10 @@ def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> N
     if new:
         transaction.happen(AddDevices(time_s=transaction.time_s, devices=new))
         for device in new:
-            transaction.note("device-added", device=device.name, device_kind=device.kind)
+            transaction.note("device-added", device=device.name, device_type=device.device_type)
 
 
-def see_unknown_kinds(transaction: Transaction, kinds: Sequence[str]) -> None:
+def see_unknown_types(transaction: Transaction, device_types: Sequence[str]) -> None:
     """Note devices of unknown types: no job has a speed for them, so they stay unused."""
-    for kind in kinds:
-        transaction.note("kind-unknown", device_kind=kind)
+    for device_type in device_types:
+        transaction.note("device-type-unknown", device_type=device_type)

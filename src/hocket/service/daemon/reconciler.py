@@ -18,7 +18,7 @@ from hocket.base.errors import HocketError
 from hocket.service.daemon import observations
 from hocket.service.daemon.assignment import assignment_of
 from hocket.service.daemon.decider import Command
-from hocket.service.daemon.service_state import ServiceState, kinds_up, name_of
+from hocket.service.daemon.service_state import ServiceState, name_of, types_up
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -85,7 +85,7 @@ class Reconciler:
         report anything."""
         self._refusals: dict[AttemptName, list[_Refusal]] = {}
         """Errors of each attempt that could not be started, one per try."""
-        self._unknown_kinds: set[str] = set()
+        self._unknown_types: set[str] = set()
         """Unknown device types of devices that exist but cannot be used."""
         self._pending: dict[object, Future[Any]] = {}
         """Reports that are not decided yet, so that none is sent twice."""
@@ -190,16 +190,18 @@ class Reconciler:
     def _report_devices(self, poll: Poll) -> None:
         self.servers.update({device.name: device.server for device in poll.devices})
         state = self._service_state().state
-        known = tuple(device for device in poll.devices if device.kind in state.kinds)
-        if kinds_up(state) != {device.name: device.kind for device in known}:
+        known = tuple(device for device in poll.devices if device.device_type in state.device_types)
+        if types_up(state) != {device.name: device.device_type for device in known}:
             self._report("devices", partial(observations.see_devices, devices=known))
-        unknown = {device.kind for device in poll.devices} - set(state.kinds)
+        unknown = {device.device_type for device in poll.devices} - set(state.device_types)
         if unknown:
-            kinds = ", ".join(map(repr, sorted(unknown)))
-            self.trouble = f"devices of type {kinds} came and are not used before a restart"
-        if new := unknown - self._unknown_kinds:
-            self._report("kinds", partial(observations.see_unknown_kinds, kinds=sorted(new)))
-        self._unknown_kinds = unknown
+            device_types = ", ".join(map(repr, sorted(unknown)))
+            self.trouble = f"devices of type {device_types} came and are not used before a restart"
+        if new := unknown - self._unknown_types:
+            self._report(
+                "device_types", partial(observations.see_unknown_types, device_types=sorted(new))
+            )
+        self._unknown_types = unknown
 
     def _report_attempts(self, poll: Poll) -> None:
         service_state, devices = self._service_state(), {device.name for device in poll.devices}

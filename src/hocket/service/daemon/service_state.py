@@ -69,10 +69,10 @@ def phase_of(state: FleetState, number: int) -> int:
     return int(state.jobs.rows["phase"][row])
 
 
-def kinds_up(state: FleetState) -> dict[str, str]:
+def types_up(state: FleetState) -> dict[str, str]:
     """Device types of the devices that work, by their names."""
-    devices = zip(state.device_names, state.device_kind.tolist(), state.is_up, strict=True)
-    return {name: state.kinds[kind] for name, kind, is_up in devices if is_up}
+    devices = zip(state.device_names, state.type_of_device.tolist(), state.is_up, strict=True)
+    return {name: state.device_types[device_type] for name, device_type, is_up in devices if is_up}
 
 
 def holder_index(

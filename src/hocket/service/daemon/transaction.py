@@ -185,12 +185,14 @@ class Transaction:
 
     def _start(self, start: Start) -> None:
         state = self.state
-        kind = state.kinds[int(state.device_kind[state.device_names.index(start.devices[0])])]
+        device_type = state.device_types[
+            int(state.type_of_device[state.device_names.index(start.devices[0])])
+        ]
         record = AttemptRecord(
             job=start.number,
             attempt=start.attempt,
             devices=start.devices,
-            kind=kind,
+            device_type=device_type,
             token=self._new_token(),
             decided_s=self.time_s,
         )
@@ -250,7 +252,7 @@ class Transaction:
             self._put(replace(record, started_s=self.time_s))
             self.note(
                 "started", name.job,
-                attempt=name.attempt, devices=list(record.devices), kind=record.kind,
+                attempt=name.attempt, devices=list(record.devices), device_type=record.device_type,
             )  # fmt: skip
 
     def _is_being_left(self, device: str) -> bool:

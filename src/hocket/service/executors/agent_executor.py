@@ -168,8 +168,10 @@ class AgentExecutor:
                 hint = "give each machine a token and so a name of its own, or wait for its lease"
                 raise ConflictError(f"another agent named {agent_name!r} holds a lease", hint=hint)
             named = tuple(
-                FleetDevice(name=f"{agent_name}/{device}", kind=kind, server=agent_name)
-                for device, kind in devices
+                FleetDevice(
+                    name=f"{agent_name}/{device}", device_type=device_type, server=agent_name
+                )
+                for device, device_type in devices
             )
             if agent is None or agent.devices != named or agent.address != address:
                 agent = _Agent(identity, address, named, time.monotonic())

@@ -67,7 +67,7 @@ class Assignment(NamedTuple):
     log_file: Path
     """File that receives standard output and error of all processes of the attempt."""
     devices: tuple[str, ...]
-    kind: str
+    device_type: str
     processes: Literal["one", "per-device"] = "one"
     grace_s: float = 30.0
     memory_bytes: int | None = None

@@ -18,7 +18,7 @@ from hocket.service.executors.cgroups import find_cgroups
 from hocket.service.executors.executor import Assignment
 from hocket.service.server_config import ServerConfig
 
-_CUDA_KIND = re.compile(
+_CUDA_TYPE = re.compile(
     r"(nvidia|cuda|gpu|tesla|geforce|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.IGNORECASE
 )
 _INDEX = re.compile(r"[0-9]+$")
@@ -30,7 +30,7 @@ def found_devices() -> tuple[FleetDevice, ...]:
     """GPUs that nvidia-smi lists and this process may use; none if there is no nvidia-smi."""
     usable = _usable()
     return tuple(
-        FleetDevice(name=f"{gpu.kind}-{index}", kind=gpu.kind, server=_SERVER)
+        FleetDevice(name=f"{gpu.kind}-{index}", device_type=gpu.kind, server=_SERVER)
         for index, gpu in enumerate(find_gpus())
         if usable is None or index in usable
     )
@@ -55,18 +55,18 @@ def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ..
 
     The GPUs of ``v100:2,p100:2`` are 0 to 3 in that order. Other devices keep their names.
     """
-    gpus = [device for device in devices if _CUDA_KIND.match(device.kind)]
+    gpus = [device for device in devices if _CUDA_TYPE.match(device.device_type)]
     indexes = [match[0] for device in gpus if (match := _INDEX.search(device.name))]
     if len(set(indexes)) == len(gpus):
         return devices
-    named = {device.name: f"{device.kind}-{index}" for index, device in enumerate(gpus)}
+    named = {device.name: f"{device.device_type}-{index}" for index, device in enumerate(gpus)}
     return tuple(replace(device, name=named.get(device.name, device.name)) for device in devices)
 
 
 def limit_warnings(devices: tuple[FleetDevice, ...], config: ServerConfig) -> list[str]:
     """Describe what jobs could do to each other on this machine."""
     found = find_cgroups()
-    has_gpus = any(_CUDA_KIND.match(device.kind) for device in devices)
+    has_gpus = any(_CUDA_TYPE.match(device.device_type) for device in devices)
     is_enforced = found is not None and found.version == 1 and "devices" in found.can
     warnings = []
     if found is None and (config.memory or config.cpus):
@@ -83,7 +83,7 @@ def limit_warnings(devices: tuple[FleetDevice, ...], config: ServerConfig) -> li
 def with_cuda(assignment: Assignment) -> Assignment:
     """Set ``CUDA_VISIBLE_DEVICES`` to a job's devices, if their names end in GPU numbers."""
     indexes = [_INDEX.search(device) for device in assignment.devices]
-    if not _CUDA_KIND.match(assignment.kind) or not all(indexes):
+    if not _CUDA_TYPE.match(assignment.device_type) or not all(indexes):
         return assignment
     visible = {
         "CUDA_VISIBLE_DEVICES": ",".join(match[0] for match in indexes if match),

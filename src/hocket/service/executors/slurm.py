@@ -61,15 +61,15 @@ _GIVEN_UP = "given_up.json"
 class SlurmExecutor(FolderExecutor):
     """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
 
-    ``kinds`` are the features that name device types, where the first of a node does not. Other
-    options of sbatch come from its own variables, such as ``SBATCH_PARTITION``.
+    ``device_types`` are the features that name device types, where the first of a node does not.
+    Other options of sbatch come from its own variables, such as ``SBATCH_PARTITION``.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        kinds: Collection[str] = (),
+        device_types: Collection[str] = (),
         log_limit_bytes: int = 1 << 30,
     ) -> None:
         slurm.require_slurm()
@@ -78,7 +78,7 @@ class SlurmExecutor(FolderExecutor):
         self._script = folder / "batch.sh"
         self._script.write_text(_SCRIPT)
         self._fleet = _identity(folder)
-        self._kinds = tuple(kinds)
+        self._device_types = tuple(device_types)
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[AttemptName, list[SlurmJob]] = {}
         self._asked_s = -math.inf
@@ -107,7 +107,7 @@ class SlurmExecutor(FolderExecutor):
         """
         if time.monotonic() >= self._asked_s + ASK_EVERY_S:
             self._jobs = slurm.jobs_of(self._fleet)
-            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
+            self._nodes = parse_nodes(slurm.show_nodes(), self._device_types, self._nodes)
             self._asked_s = time.monotonic()
         found = [self._status(name) for name in self._attempts.names()]
         return Poll(
@@ -132,7 +132,7 @@ class SlurmExecutor(FolderExecutor):
             return
         per_node = devices_per_node(order.devices)
         if not self._nodes.keys() >= per_node.keys():
-            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
+            self._nodes = parse_nodes(slurm.show_nodes(), self._device_types, self._nodes)
         obstacle = _obstacle(order, per_node, self._nodes)
         if obstacle is not None:
             files.write_result(folder, obstacle)

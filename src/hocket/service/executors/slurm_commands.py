@@ -132,7 +132,11 @@ def _part(names: Collection[str], count: int, node: SlurmNode) -> list[str]:
         "--ntasks-per-node=1",
     ]
     if node.cpus_per_device:
-        return [*options, f"--cpus-per-task={count * node.cpus_per_device}", f"-C{node.kind}"]
+        return [
+            *options,
+            f"--cpus-per-task={count * node.cpus_per_device}",
+            f"-C{node.device_type}",
+        ]
     type_and_count = f"{node.gpu_type}:{count}" if node.gpu_type else str(count)
     return [*options, f"--gres=gpu:{type_and_count}"]
 

@@ -28,7 +28,7 @@ class SlurmNode:
     """A node that can run jobs."""
 
     name: str
-    kind: str
+    device_type: str
     num_devices: int
     cpus_per_device: int
     """Cores per device; 0 if devices are GPUs."""
@@ -39,18 +39,20 @@ class SlurmNode:
     def devices(self) -> tuple[FleetDevice, ...]:
         """Devices of the node, one per slot."""
         names = (f"{self.name}/{slot}" for slot in range(self.num_devices))
-        return tuple(FleetDevice(name=name, kind=self.kind, server=self.name) for name in names)
+        return tuple(
+            FleetDevice(name=name, device_type=self.device_type, server=self.name) for name in names
+        )
 
 
 def parse_nodes(
-    text: str, kinds: Collection[str] = (), before: Collection[str] = ()
+    text: str, device_types: Collection[str] = (), before: Collection[str] = ()
 ) -> dict[str, SlurmNode]:
     """Working nodes of ``scontrol --oneliner show node``, by name.
 
-    With ``kinds``, only these features are device types; else the first feature of a node is.
+    With ``device_types``, only these features count as types; else the first feature of a node.
     ``before`` are nodes that worked: a controller that was started again has yet to hear of them.
     """
-    nodes = (_node(line, kinds, before) for line in text.splitlines())
+    nodes = (_node(line, device_types, before) for line in text.splitlines())
     return {node.name: node for node in nodes if node is not None}
 
 
@@ -64,7 +66,7 @@ def devices_per_node(devices: Iterable[str]) -> dict[str, int]:
     return dict(Counter(node_of(device) for device in devices))
 
 
-def _node(line: str, kinds: Collection[str], before: Collection[str]) -> SlurmNode | None:
+def _node(line: str, device_types: Collection[str], before: Collection[str]) -> SlurmNode | None:
     fields: dict[str, str] = {}
     for key, value in _FIELD.findall(line):
         # Remarks of people come last and may look like fields.
@@ -75,15 +77,19 @@ def _node(line: str, kinds: Collection[str], before: Collection[str]) -> SlurmNo
     if not _WORD.fullmatch(name) or not is_working:
         return None
     features = fields.get("ActiveFeatures", "").split(",")
-    feature = next((word for word in features if not kinds or word in kinds), "")
+    feature = next((word for word in features if not device_types or word in device_types), "")
     gpus = _GPUS.match(fields.get("Gres", ""))
-    kind = (gpus[1] or feature) if gpus else feature
-    if not _WORD.fullmatch(kind) or kind == "(null)" or (kinds and kind not in kinds):
+    device_type = (gpus[1] or feature) if gpus else feature
+    if (
+        not _WORD.fullmatch(device_type)
+        or device_type == "(null)"
+        or (device_types and device_type not in device_types)
+    ):
         return None
     threads = max(_whole(fields.get("ThreadsPerCore")), 1)
     return SlurmNode(
         name=name,
-        kind=kind,
+        device_type=device_type,
         num_devices=int(gpus[2]) if gpus else _whole(fields.get("CPUTot")) // threads,
         cpus_per_device=0 if gpus else threads,
         gpu_type=(gpus[1] or "") if gpus else "",

@@ -471,7 +471,7 @@ def _environment(
     inherited["PYTHONUNBUFFERED"] = "1"
     given = {
         "HOCKET_DEVICES": ",".join(order.devices),
-        "HOCKET_KIND": order.kind,
+        "HOCKET_DEVICE_TYPE": order.device_type,
         MARK: mark_of(".").partition("=")[2],
     }
     return {**inherited, **_ranks(order, rank, port), **order.environment, **given}

@@ -127,9 +127,9 @@ def _policy_note(state: FleetState) -> str:
 
 def _picture(state: FleetState, lately: Lately) -> tuple[Markup, str]:
     rows = [
-        DeviceRow(name=name, kind=state.kinds[int(kind)], is_up=bool(is_up))
-        for name, kind, is_up in zip(
-            state.device_names, state.device_kind, state.is_up, strict=True
+        DeviceRow(name=name, device_type=state.device_types[int(device_type)], is_up=bool(is_up))
+        for name, device_type, is_up in zip(
+            state.device_names, state.type_of_device, state.is_up, strict=True
         )
     ]
     index = {name: at for at, name in enumerate(state.device_names)}
@@ -180,7 +180,7 @@ def _devices(state: FleetState) -> Listing[DeviceLine]:
         rows.append(
             DeviceLine(
                 name=inert(state.device_names[at], _LONGEST_NAME),
-                kind=inert(state.kinds[int(state.device_kind[at])], _LONGEST_NAME),
+                device_type=inert(state.device_types[int(state.type_of_device[at])], _LONGEST_NAME),
                 state=used if state.is_up[at] else "not there",
                 jobs=tuple(job_name(state, number) for number in numbers),
             )

@@ -83,7 +83,7 @@ class DeviceLine:
     """A device and who is on it."""
 
     name: str
-    kind: str
+    device_type: str
     state: str
     jobs: tuple[JobName, ...]
 

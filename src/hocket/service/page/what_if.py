@@ -23,11 +23,11 @@ _MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindField:
+class TypeField:
     """Form field for the number of devices of a type."""
 
     field: str
-    kind: str
+    device_type: str
     count: str
     """Text of the form field, which may be no number."""
 
@@ -58,7 +58,7 @@ class WhatIfForm:
 
     policies: tuple[str, ...]
     policy: str
-    kinds: tuple[KindField, ...]
+    device_types: tuple[TypeField, ...]
     answer: WhatIfAnswer | None = None
 
 
@@ -66,16 +66,18 @@ def what_if_form(
     state: FleetState, fields: Mapping[str, str], answer: WhatIfAnswer | None
 ) -> WhatIfForm:
     """The form, filled with the submitted values or with the present ones."""
-    kinds = tuple(
-        KindField(
-            field=DEVICES_FIELD + inert(kind),
-            kind=inert(kind),
-            count=inert(fields.get(DEVICES_FIELD + inert(kind), str(count)), 20),
+    device_types = tuple(
+        TypeField(
+            field=DEVICES_FIELD + inert(device_type),
+            device_type=inert(device_type),
+            count=inert(fields.get(DEVICES_FIELD + inert(device_type), str(count)), 20),
         )
-        for kind, count in zip(state.kinds, state.num_devices.tolist(), strict=True)
+        for device_type, count in zip(state.device_types, state.num_devices.tolist(), strict=True)
     )
     policy = inert(fields.get(POLICY_FIELD, state.rules.policy))
-    return WhatIfForm(policies=tuple(POLICIES), policy=policy, kinds=kinds, answer=answer)
+    return WhatIfForm(
+        policies=tuple(POLICIES), policy=policy, device_types=device_types, answer=answer
+    )
 
 
 def is_asked(fields: Mapping[str, str]) -> bool:
@@ -100,15 +102,15 @@ def answer_of(
 
 def _counts(state: FleetState, fields: Mapping[str, str]) -> dict[str, int]:
     counts = {}
-    kinds = {inert(kind): kind for kind in state.kinds}
+    device_types = {inert(device_type): device_type for device_type in state.device_types}
     for name, text in fields.items():
         if not name.startswith(DEVICES_FIELD) or not text.strip():
             continue
         text = text.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
             raise UsageError(f"{inert(text, 20)!r} is no number of devices")
-        kind = name.removeprefix(DEVICES_FIELD)
-        counts[kinds.get(kind, kind)] = int(text)
+        device_type = name.removeprefix(DEVICES_FIELD)
+        counts[device_types.get(device_type, device_type)] = int(text)
     return counts
 
 

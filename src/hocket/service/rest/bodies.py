@@ -70,7 +70,7 @@ class AttemptBody(_Answer):
     job: int
     attempt: int
     devices: list[str]
-    kind: str
+    device_type: str
     decided_s: float
     started_s: float | None
     stopping_since_s: float | None
@@ -129,7 +129,7 @@ class DeviceBody(_Answer):
     """A device and the jobs on it."""
 
     name: str
-    kind: str
+    device_type: str
     server: str
     is_up: bool
     is_drained: bool = Field(description="Takes no new jobs")
@@ -160,7 +160,7 @@ class UsageBody(_Answer):
     week: str = Field(description="ISO year and week, such as 2026-W47")
     user: str
     team: str
-    kind: str
+    device_type: str
     device_hours: float
 
 

@@ -122,8 +122,8 @@ def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
         ShareBody(
             job=number,
             name=state.names[number],
-            target=dict(zip(state.kinds, shares, strict=True)),
-            deficit_s=dict(zip(state.kinds, deficit_s, strict=True)),
+            target=dict(zip(state.device_types, shares, strict=True)),
+            deficit_s=dict(zip(state.device_types, deficit_s, strict=True)),
             target_s=target_s,
             held_s=held_s,
             devices=held.get(number, []),

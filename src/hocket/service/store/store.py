@@ -311,7 +311,8 @@ def _verify(folder: Path, writer: sqlite3.Connection) -> None:
         raise InputFileError(
             f"the database has schema {version}, {age} than {tables.SCHEMA_VERSION}, the one that "
             "this version of hocket reads",
-            hint="start it with the version that wrote it",
+            hint="let its jobs end with the version that wrote it, then start this one with "
+            "--discard-state, which sets the old content aside and begins without jobs",
             where=str(folder / folders.DATABASE),
         )
     (verdict,) = writer.execute("PRAGMA integrity_check(1)").fetchone()

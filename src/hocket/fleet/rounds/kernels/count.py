@@ -31,14 +31,14 @@ def count(
         passed_s = max(passed_s, since_s)
         jobs.rows.counted_s[i] = time_s
         if phase == _RUNNING:
-            kind = jobs.rows.kind[i]
+            device_type = jobs.rows.device_type[i]
             jobs.rows.held_s[i] += since_s
-            jobs.received_s[i, kind] += since_s
+            jobs.received_s[i, device_type] += since_s
             if jobs.rows.partner[i] >= 0:
                 jobs.rows.pair_credit_s[i] -= since_s
                 _pay_for_pair(jobs, i, since_s, pair_credit_s)
             elif earns:
-                jobs.credit_s[i, kind] -= since_s
+                jobs.credit_s[i, device_type] -= since_s
             worked_s = time_s - max(jobs.rows.ready_s[i], time_s - since_s)
             if worked_s > 0.0:
                 done = jobs.rows.done_steps[i] + jobs.rows.rate[i] * worked_s
@@ -64,7 +64,7 @@ def _pay_for_pair(jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray)
         other = row_of(jobs, jobs.rows.partner[i])
         if other >= 0:
             one, two = jobs.rows.profile[i], jobs.rows.profile[other]
-            pair_credit_s[min(one, two), max(one, two), jobs.rows.kind[i]] -= since_s
+            pair_credit_s[min(one, two), max(one, two), jobs.rows.device_type[i]] -= since_s
 
 
 @kernel

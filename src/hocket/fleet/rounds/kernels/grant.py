@@ -24,73 +24,73 @@ _MAX_IN_LINE = 1000
 
 
 @kernel
-def begin(r: Round, kind: int, num_free: int) -> None:
+def begin(r: Round, device_type: int, num_free: int) -> None:
     """Start the timeline of free devices of a type with those that are free now."""
-    r.num_steps[kind] = 1
-    r.step_s[kind, 0] = r.time_s
-    r.step_free[kind, 0] = num_free
+    r.num_steps[device_type] = 1
+    r.step_s[device_type, 0] = r.time_s
+    r.step_free[device_type, 0] = num_free
 
 
 @kernel
-def step_at(r: Round, kind: int, time_s: float) -> int:
+def step_at(r: Round, device_type: int, time_s: float) -> int:
     """Index of the step that begins at a moment, inserted if missing; the moment is not in the
     past."""
-    size: int = r.num_steps[kind]
+    size: int = r.num_steps[device_type]
     at = size
-    while at > 0 and r.step_s[kind, at - 1] >= time_s:
+    while at > 0 and r.step_s[device_type, at - 1] >= time_s:
         at -= 1
-    if at < size and r.step_s[kind, at] == time_s:
+    if at < size and r.step_s[device_type, at] == time_s:
         return at
     for later in range(size, at, -1):
-        r.step_s[kind, later] = r.step_s[kind, later - 1]
-        r.step_free[kind, later] = r.step_free[kind, later - 1]
-    r.step_s[kind, at] = time_s
-    r.step_free[kind, at] = r.step_free[kind, at - 1]
-    r.num_steps[kind] = size + 1
+        r.step_s[device_type, later] = r.step_s[device_type, later - 1]
+        r.step_free[device_type, later] = r.step_free[device_type, later - 1]
+    r.step_s[device_type, at] = time_s
+    r.step_free[device_type, at] = r.step_free[device_type, at - 1]
+    r.num_steps[device_type] = size + 1
     return at
 
 
 @kernel
-def add(r: Round, kind: int, count: int, start_s: float, end_s: float) -> None:
+def add(r: Round, device_type: int, count: int, start_s: float, end_s: float) -> None:
     """Add ``count`` free devices between two moments; a negative count reserves them."""
     # A reservation without a start takes nothing.
     if start_s == np.inf or end_s <= start_s:
         return
-    first = step_at(r, kind, start_s)
-    last = r.num_steps[kind] if end_s == np.inf else step_at(r, kind, end_s)
+    first = step_at(r, device_type, start_s)
+    last = r.num_steps[device_type] if end_s == np.inf else step_at(r, device_type, end_s)
     for at in range(first, last):
-        r.step_free[kind, at] += count
+        r.step_free[device_type, at] += count
 
 
 @kernel
-def earliest_s(r: Round, kind: int, count: int, duration_s: float) -> float:
+def earliest_s(r: Round, device_type: int, count: int, duration_s: float) -> float:
     """The first moment from which ``count`` devices are free for ``duration_s``; infinite for
     never."""
-    start_s, size = np.inf, r.num_steps[kind]
+    start_s, size = np.inf, r.num_steps[device_type]
     for at in range(size):
-        if start_s < np.inf and r.step_s[kind, at] >= start_s + duration_s:
+        if start_s < np.inf and r.step_s[device_type, at] >= start_s + duration_s:
             return start_s
-        if r.step_free[kind, at] < count:
+        if r.step_free[device_type, at] < count:
             start_s = np.inf
         elif start_s == np.inf:
-            start_s = r.step_s[kind, at]
+            start_s = r.step_s[device_type, at]
     return start_s
 
 
 @kernel
-def after_now_s(r: Round, kind: int) -> float:
+def after_now_s(r: Round, device_type: int) -> float:
     """The first moment at which more devices are free than now; infinite for never."""
-    for at in range(1, r.num_steps[kind]):
-        if r.step_free[kind, at] > r.step_free[kind, 0]:
-            return float(r.step_s[kind, at])
+    for at in range(1, r.num_steps[device_type]):
+        if r.step_free[device_type, at] > r.step_free[device_type, 0]:
+            return float(r.step_s[device_type, at])
     return np.inf
 
 
 @kernel
-def close(r: Round, kind: int) -> None:
+def close(r: Round, device_type: int) -> None:
     """Mark no device as free at any time: nobody knows when enough will be."""
-    for at in range(r.num_steps[kind]):
-        r.step_free[kind, at] = 0.0
+    for at in range(r.num_steps[device_type]):
+        r.step_free[device_type, at] = 0.0
 
 
 # ── reservations ─────────────────────────────────────────────────────────────────────────────────
@@ -100,23 +100,23 @@ def close(r: Round, kind: int) -> None:
 def predict_free_devices(r: Round) -> None:
     """Predict free devices over time, as kept jobs release theirs; only if a job is reserved."""
     rows = r.jobs.rows
-    num_kinds = r.free.shape[0]
-    r.num_steps[num_kinds] = 0
+    num_types = r.free.shape[0]
+    r.num_steps[num_types] = 0
     is_used = r.pace.backfills
     # Where all jobs can be stopped, a reserved one need not wait for others to end.
     for i in range(rows.shape[0] if r.pace.reserve_after_s < np.inf else 0):
         is_used = is_used or r.is_reserved[i]
     if r.pace.by_share or not is_used:
         return
-    r.num_steps[num_kinds] = 1
-    for kind in range(num_kinds):
-        begin(r, kind, r.free[kind])
-    for server in range(r.layout.server_kind.shape[0]):
+    r.num_steps[num_types] = 1
+    for device_type in range(num_types):
+        begin(r, device_type, r.free[device_type])
+    for server in range(r.layout.server_type.shape[0]):
         for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
             row = r.holders[r.layout.order[at], 0]
-            if row >= 0 and r.kind[row] >= 0:
+            if row >= 0 and r.device_type[row] >= 0:
                 free_s = _free_s(r, r.layout.order[at])
-                add(r, r.layout.server_kind[server], 1, free_s, np.inf)
+                add(r, r.layout.server_type[server], 1, free_s, np.inf)
 
 
 @kernel
@@ -136,9 +136,9 @@ def given_back_s(r: Round, i: int) -> float:
 def _needed_s(r: Round, i: int, speed: float) -> float:
     rows = r.jobs.rows
     slowest = np.inf
-    for kind in range(r.jobs.steps_per_s.shape[1]):
-        if r.jobs.steps_per_s[i, kind] > 0.0:
-            slowest = min(slowest, r.jobs.steps_per_s[i, kind])
+    for device_type in range(r.jobs.steps_per_s.shape[1]):
+        if r.jobs.steps_per_s[i, device_type] > 0.0:
+            slowest = min(slowest, r.jobs.steps_per_s[i, device_type])
     restarts_s = rows.attempt[i] * r.pace.restart_s
     overdue = is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s)
     left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
@@ -146,7 +146,7 @@ def _needed_s(r: Round, i: int, speed: float) -> float:
 
 
 @kernel
-def may_backfill(r: Round, i: int, kind: int) -> bool:
+def may_backfill(r: Round, i: int, device_type: int) -> bool:
     """True if a job can start now without delaying a reserved one; its devices are then marked as
     used."""
     rows = r.jobs.rows
@@ -154,11 +154,11 @@ def may_backfill(r: Round, i: int, kind: int) -> bool:
         return True
     gang, needed_s = (
         rows.gang[i],
-        _needed_s(r, i, speed_on(r.jobs, i, kind, r.layout.largest_server)),
+        _needed_s(r, i, speed_on(r.jobs, i, device_type, r.layout.largest_server)),
     )
-    if earliest_s(r, kind, gang, needed_s) > r.time_s:
+    if earliest_s(r, device_type, gang, needed_s) > r.time_s:
         return False
-    add(r, kind, -gang, r.time_s, r.time_s + needed_s)
+    add(r, device_type, -gang, r.time_s, r.time_s + needed_s)
     r.ends_s[i] = r.time_s + needed_s
     return True
 
@@ -168,27 +168,27 @@ def start_or_reserve(r: Round, i: int, wanted: int) -> None:
     """Grant a reserved job devices now, on the type that it wants or on its fastest, else reserve
     them where it ends first."""
     rows = r.jobs.rows
-    num_kinds, gang = r.free.shape[0], rows.gang[i]
+    num_types, gang = r.free.shape[0], rows.gang[i]
     best, best_speed, later, later_s, later_end_s = -1, 0.0, -1, np.inf, np.inf
-    for kind in range(num_kinds):
-        speed = speed_on(r.jobs, i, kind, r.layout.largest_server)
+    for device_type in range(num_types):
+        speed = speed_on(r.jobs, i, device_type, r.layout.largest_server)
         if speed <= 0.0:
             continue
         needed_s = _needed_s(r, i, speed)
-        start_s = earliest_s(r, kind, gang, needed_s)
-        if start_s <= r.time_s and gang <= r.free[kind]:
-            if not r.is_withdrawn[i * num_kinds + kind]:
-                if kind == wanted or (speed > best_speed and (best < 0 or best != wanted)):
-                    best, best_speed = kind, speed
+        start_s = earliest_s(r, device_type, gang, needed_s)
+        if start_s <= r.time_s and gang <= r.free[device_type]:
+            if not r.is_withdrawn[i * num_types + device_type]:
+                if device_type == wanted or (speed > best_speed and (best < 0 or best != wanted)):
+                    best, best_speed = device_type, speed
                 continue
-            start_s = after_now_s(r, kind)
+            start_s = after_now_s(r, device_type)
         end_s = start_s + needed_s
         is_sooner = end_s < later_end_s or (end_s == later_end_s and start_s < later_s)
         if later < 0 or is_sooner:
-            later, later_s, later_end_s = kind, start_s, end_s
+            later, later_s, later_end_s = device_type, start_s, end_s
     if best >= 0 and r.time_s + _needed_s(r, i, best_speed) <= later_end_s:
         needed_s = _needed_s(r, i, best_speed)
-        r.kind[i] = best
+        r.device_type[i] = best
         r.free[best] -= gang
         stops_s = r.time_s + needed_s
         if not is_bound(rows.preemptible[i]) and not r.pace.keeps_line:
@@ -199,31 +199,31 @@ def start_or_reserve(r: Round, i: int, wanted: int) -> None:
 
 
 @kernel
-def _reserve(r: Round, i: int, kind: int, start_s: float, end_s: float) -> None:
+def _reserve(r: Round, i: int, device_type: int, start_s: float, end_s: float) -> None:
     rows = r.jobs.rows
     gang = rows.gang[i]
-    if gang > 1 and r.jobs.spread_steps_per_s[i, kind] <= 0.0:
-        server, free_s = _first_free_server(r, kind, gang)
+    if gang > 1 and r.jobs.spread_steps_per_s[i, device_type] <= 0.0:
+        server, free_s = _first_free_server(r, device_type, gang)
         if server >= 0:
             r.closed_s[server] = free_s
             end_s += max(free_s - start_s, 0.0) if start_s < np.inf else 0.0
             start_s = max(start_s, free_s)
     rows.reserved_s[i] = start_s
     if start_s < np.inf:
-        add(r, kind, -gang, start_s, end_s)
+        add(r, device_type, -gang, start_s, end_s)
     else:
         # Nobody knows when enough will be free: what becomes free is not given away for good.
-        close(r, kind)
+        close(r, device_type)
 
 
 @kernel
-def _first_free_server(r: Round, kind: int, gang: int) -> tuple[int, float]:
+def _first_free_server(r: Round, device_type: int, gang: int) -> tuple[int, float]:
     """The first server without a reservation on which a gang fits, and the moment."""
     best, best_s = -1, np.inf
-    for server in range(r.layout.server_kind.shape[0]):
+    for server in range(r.layout.server_type.shape[0]):
         first, stop = r.layout.server_ptr[server], r.layout.server_ptr[server + 1]
         is_open = r.closed_s[server] == np.inf
-        if r.layout.server_kind[server] != kind or stop - first < gang or not is_open:
+        if r.layout.server_type[server] != device_type or stop - first < gang or not is_open:
             continue
         # The gang-th earliest of its devices, found by counting those that are no later.
         for at in range(first, stop):
@@ -240,7 +240,7 @@ def _first_free_server(r: Round, kind: int, gang: int) -> tuple[int, float]:
 @kernel
 def _free_s(r: Round, device: int) -> float:
     row = r.holders[device, 0]
-    if row < 0 or r.kind[row] < 0:
+    if row < 0 or r.device_type[row] < 0:
         return r.time_s
     free_s = given_back_s(r, row)
     other = r.holders[device, 1]
@@ -260,8 +260,8 @@ def fill_in_line(r: Round) -> None:
                 continue
             in_line += 1
             start_or_reserve(r, i, -1)
-            if r.kind[i] >= 0:
-                speed = speed_on(r.jobs, i, r.kind[i], r.layout.largest_server)
+            if r.device_type[i] >= 0:
+                speed = speed_on(r.jobs, i, r.device_type[i], r.layout.largest_server)
                 r.ends_s[i] = r.time_s + _needed_s(r, i, speed)
         level = _next_level(r, level)
 
@@ -289,10 +289,10 @@ def choose(r: Round, num_parts: int) -> None:
     Reserved jobs come first; other jobs may use their devices until the reserved start.
     """
     for part in range(num_parts):
-        start, stop, kind = r.parts[part, 0], r.parts[part, 1], r.parts[part, 2]
+        start, stop, device_type = r.parts[part, 0], r.parts[part, 1], r.parts[part, 2]
         num_free = 0
         for other in range(r.free.shape[0]):
-            if kind < 0 or other == kind:
+            if device_type < 0 or other == device_type:
                 num_free += r.free[other]
         # Without anything free, reserved jobs still get a predicted start.
         if num_free > 0 or r.num_steps[r.free.shape[0]] > 0:
@@ -310,17 +310,17 @@ def take_back_moves(r: Round) -> bool:
     rows = r.jobs.rows
     is_changed = False
     for i in range(rows.shape[0]):
-        before, kind = r.before[i], r.kind[i]
-        if before < 0 or kind < 0 or kind == before:
+        before, device_type = r.before[i], r.device_type[i]
+        if before < 0 or device_type < 0 or device_type == before:
             continue
         is_alone = rows.partner[i] < 0 and r.partner[i] < 0
         # It may be spread over servers there, or have been taken for faster when it began.
         present = min(rows.rate[i], speed_on(r.jobs, i, before, r.layout.largest_server))
-        gains = speed_on(r.jobs, i, kind, r.layout.largest_server) > present
+        gains = speed_on(r.jobs, i, device_type, r.layout.largest_server) > present
         if is_alone and not gains and rows.gang[i] <= r.free[before]:
-            r.free[kind] += rows.gang[i]
+            r.free[device_type] += rows.gang[i]
             r.free[before] -= rows.gang[i]
-            r.kind[i] = before
+            r.device_type[i] = before
             is_changed = True
     return is_changed
 
@@ -328,54 +328,54 @@ def take_back_moves(r: Round) -> bool:
 @kernel
 def _grant(r: Round, start: int, stop: int) -> None:
     rows = r.jobs.rows
-    num_kinds = r.free.shape[0]
-    has_reserved = r.num_steps[num_kinds] > 0
-    num_single = rows.shape[0] * num_kinds
+    num_types = r.free.shape[0]
+    has_reserved = r.num_steps[num_types] > 0
+    num_single = rows.shape[0] * num_types
     for at in range(start, stop):
         wish = r.order[at]
         if wish >= num_single:
             if not r.is_withdrawn[wish]:
                 _grant_pair(r, wish - num_single)
             continue
-        job, kind = wish // num_kinds, wish % num_kinds
-        if r.kind[job] >= 0 or rows.reserved_s[job] > 0.0:
+        job, device_type = wish // num_types, wish % num_types
+        if r.device_type[job] >= 0 or rows.reserved_s[job] > 0.0:
             continue
         if r.is_reserved[job] and has_reserved:
-            start_or_reserve(r, job, kind)
+            start_or_reserve(r, job, device_type)
             continue
-        fits = rows.gang[job] <= r.free[kind] and not r.is_withdrawn[wish]
+        fits = rows.gang[job] <= r.free[device_type] and not r.is_withdrawn[wish]
         if fits and has_reserved:
-            fits = may_backfill(r, job, kind)
+            fits = may_backfill(r, job, device_type)
         if fits:
-            r.kind[job] = kind
-            r.free[kind] -= rows.gang[job]
+            r.device_type[job] = device_type
+            r.free[device_type] -= rows.gang[job]
         elif r.is_reserved[job] and not r.is_withdrawn[wish]:
             # It gets what it needs at the next round; nobody starts on it for so short.
-            r.free[kind] = 0
+            r.free[device_type] = 0
 
 
 @kernel
 def _grant_pair(r: Round, at: int) -> None:
     rows = r.jobs.rows
-    a, b, kind = r.asked.pairs[at, 0], r.asked.pairs[at, 1], r.asked.pairs[at, 2]
+    a, b, device_type = r.asked.pairs[at, 0], r.asked.pairs[at, 1], r.asked.pairs[at, 2]
     one = _next_of(r, a, -1)
     other = _next_of(r, b, one)
-    if one < 0 or other < 0 or rows.gang[one] > r.free[kind]:
+    if one < 0 or other < 0 or rows.gang[one] > r.free[device_type]:
         return
-    r.kind[one] = kind
-    r.kind[other] = kind
+    r.device_type[one] = device_type
+    r.device_type[other] = device_type
     r.partner[one] = other
     r.partner[other] = one
-    r.free[kind] -= rows.gang[one]
+    r.free[device_type] -= rows.gang[one]
 
 
 @kernel
 def _next_of(r: Round, profile: int, but: int) -> int:
     """The first job of a profile without devices; ``queue_at`` skips those that have some."""
     at, end = r.queue_at[profile, 0], r.queue_at[profile, 1]
-    while at < end and r.kind[r.asked.queue[at]] >= 0:
+    while at < end and r.device_type[r.asked.queue[at]] >= 0:
         at += 1
     r.queue_at[profile, 0] = at
-    while at < end and (r.kind[r.asked.queue[at]] >= 0 or r.asked.queue[at] == but):
+    while at < end and (r.device_type[r.asked.queue[at]] >= 0 or r.asked.queue[at] == but):
         at += 1
     return r.asked.queue[at] if at < end else -1

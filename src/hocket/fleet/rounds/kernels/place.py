@@ -38,9 +38,9 @@ def play(r: Round) -> None:
 @kernel
 def _clear(r: Round) -> None:
     """Reset all grants: every job still holds its devices from before the round."""
-    for kind in range(r.free.shape[0]):
-        r.free[kind] = r.layout.num_devices[kind]
-        r.first[kind] = 0
+    for device_type in range(r.free.shape[0]):
+        r.free[device_type] = r.layout.num_devices[device_type]
+        r.first[device_type] = 0
     for column in range(2):
         for profile in range(r.queue_at.shape[0]):
             r.queue_at[profile, column] = r.asked.queue_at[profile, column]
@@ -62,12 +62,12 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     """
     rows = r.jobs.rows
     for i in range(rows.shape[0]):
-        r.before[i] = rows.kind[i] if rows.phase[i] == _RUNNING else -1
-        r.kind[i] = r.before[i] if r.is_kept[i] else -1
+        r.before[i] = rows.device_type[i] if rows.phase[i] == _RUNNING else -1
+        r.device_type[i] = r.before[i] if r.is_kept[i] else -1
         r.partner[i] = -1
         r.ends_s[i] = -np.inf
         rows.reserved_s[i] = 0.0
-        if r.kind[i] >= 0 and rows.partner[i] >= 0:
+        if r.device_type[i] >= 0 and rows.partner[i] >= 0:
             r.partner[i] = row_of(r.jobs, rows.partner[i])
     _count_kept(r)
     predict_free_devices(r)
@@ -83,7 +83,7 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     if r.pace.by_share:
         for i in range(rows.shape[0]):
             if rows.has_share[i] == 0 and not r.is_kept[i]:
-                r.kind[i] = -1
+                r.device_type[i] = -1
     _mark_staying(r)
     _release(r)
     if not _place_all(r) and not is_final:
@@ -108,7 +108,7 @@ def _set_rates(r: Round) -> None:
             # What was done since the last report was not all done in this company.
             rows.measured_s[i] = np.inf
         rows.partner[i] = number
-        if r.kind[i] >= 0:
+        if r.device_type[i] >= 0:
             set_rate(r.jobs, i, partner, r.speeds)
 
 
@@ -118,7 +118,7 @@ def _count_kept(r: Round) -> None:
         for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
             row = r.holders[r.layout.order[at], 0]
             if row >= 0 and r.is_kept[row]:
-                r.free[r.layout.server_kind[server]] -= 1
+                r.free[r.layout.server_type[server]] -= 1
 
 
 @kernel
@@ -127,13 +127,13 @@ def _mark_staying(r: Round) -> None:
     partner."""
     rows = r.jobs.rows
     has_pairs = False
-    for i in range(r.kind.shape[0]):
-        r.stays[i] = r.before[i] >= 0 and r.kind[i] == r.before[i]
+    for i in range(r.device_type.shape[0]):
+        r.stays[i] = r.before[i] >= 0 and r.device_type[i] == r.before[i]
         r.is_spread[i] = rows.is_spread[i]
         has_pairs = has_pairs or r.partner[i] >= 0 or rows.partner[i] >= 0
     if not has_pairs:
         return
-    for i in range(r.kind.shape[0]):
+    for i in range(r.device_type.shape[0]):
         if not r.stays[i]:
             continue
         old, new = row_of(r.jobs, rows.partner[i]), r.partner[i]
@@ -174,65 +174,65 @@ def _place_all(r: Round) -> bool:
     _place_reserved(r)
     is_done, gang = True, 0
     for i in range(rows.shape[0]):
-        if r.kind[i] >= 0 and not r.stays[i] and not r.is_placed[i]:
+        if r.device_type[i] >= 0 and not r.stays[i] and not r.is_placed[i]:
             gang = max(gang, rows.gang[i])
     while gang > 0:
         smaller = 0
         for i in range(rows.shape[0]):
-            if r.kind[i] < 0 or r.stays[i] or r.is_placed[i]:
+            if r.device_type[i] < 0 or r.stays[i] or r.is_placed[i]:
                 continue
             if rows.gang[i] < gang:
                 smaller = max(smaller, rows.gang[i])
                 continue
-            kind, partner = r.kind[i], r.partner[i]
+            device_type, partner = r.device_type[i], r.partner[i]
             if not r.pace.keeps_running and not _can_spread(r, i):
-                vacate_server(r, kind, gang, r.time_s, False)
+                vacate_server(r, device_type, gang, r.time_s, False)
             if _place_one(r, i):
                 continue
             if partner >= 0 or not r.is_reserved[i] or r.pace.reserve_after_s < np.inf:
-                _withdraw(r, i, partner, kind)
+                _withdraw(r, i, partner, device_type)
                 is_done = False
         # Those that moved away are smaller.
         for i in range(rows.shape[0]):
-            if r.kind[i] >= 0 and not r.stays[i] and rows.gang[i] < gang:
+            if r.device_type[i] >= 0 and not r.stays[i] and rows.gang[i] < gang:
                 smaller = max(smaller, rows.gang[i])
         gang = smaller
     return is_done
 
 
 @kernel
-def _withdraw(r: Round, i: int, partner: int, kind: int) -> None:
+def _withdraw(r: Round, i: int, partner: int, device_type: int) -> None:
     """Withdraw the wish of a job, or the wishes of all pairs with the same profiles."""
     rows = r.jobs.rows
-    num_kinds = r.jobs.shares.shape[1]
+    num_types = r.jobs.shares.shape[1]
     if partner < 0:
-        r.is_withdrawn[i * num_kinds + kind] = True
+        r.is_withdrawn[i * num_types + device_type] = True
         return
-    first_pair = rows.shape[0] * num_kinds
+    first_pair = rows.shape[0] * num_types
     one, two = rows.profile[i], rows.profile[partner]
     for pair in range(r.asked.pairs.shape[0]):
         is_alike = r.asked.pairs[pair, 0] == min(one, two) and r.asked.pairs[pair, 1] == max(
             one, two
         )
-        if is_alike and r.asked.pairs[pair, 2] == kind:
+        if is_alike and r.asked.pairs[pair, 2] == device_type:
             r.is_withdrawn[first_pair + pair] = True
 
 
 @kernel
 def _place_reserved(r: Round) -> None:
     rows = r.jobs.rows
-    num_kinds = r.free.shape[0]
-    num_single = rows.shape[0] * num_kinds
+    num_types = r.free.shape[0]
+    num_single = rows.shape[0] * num_types
     for at in range(r.parts[0, 0], r.parts[0, 1]):
         wish = r.order[at]
-        i, kind = wish // num_kinds, wish % num_kinds
+        i, device_type = wish // num_types, wish % num_types
         if r.pace.keeps_running or wish >= num_single or not r.is_reserved[i]:
             continue
-        is_bound = r.jobs.spread_steps_per_s[i, kind] <= 0.0 and r.partner[i] < 0
-        if is_bound and r.kind[i] == kind and not r.stays[i]:
+        is_bound = r.jobs.spread_steps_per_s[i, device_type] <= 0.0 and r.partner[i] < 0
+        if is_bound and r.device_type[i] == device_type and not r.stays[i]:
             need = rows.gang[i]
-            vacate_server(r, kind, need, r.time_s, False)
-            vacate_server(r, kind, need, r.time_s - r.pace.min_turn_s, True)
+            vacate_server(r, device_type, need, r.time_s, False)
+            vacate_server(r, device_type, need, r.time_s - r.pace.min_turn_s, True)
             _place_one(r, i)
 
 
@@ -240,16 +240,16 @@ def _place_reserved(r: Round) -> None:
 def _place_one(r: Round, i: int) -> bool:
     """Place a job on devices; False if it needs one server and fits on none."""
     rows = r.jobs.rows
-    partner, kind, need = r.partner[i], r.kind[i], rows.gang[i]
+    partner, device_type, need = r.partner[i], r.device_type[i], rows.gang[i]
     joins = partner >= 0 and (r.stays[partner] or r.is_placed[partner])
     ends_s = r.ends_s[i]
-    best = -1 if joins else _best_server(r, kind, need, ends_s)
+    best = -1 if joins else _best_server(r, device_type, need, ends_s)
     is_spread = best < 0 or r.num_free[best] < need
     if joins:
         is_spread = r.is_spread[partner]
-    is_enough = joins or not is_spread or _free_on(r, kind, ends_s) >= need
+    is_enough = joins or not is_spread or _free_on(r, device_type, ends_s) >= need
     if not is_enough or (is_spread and not _can_spread(r, i)):
-        r.kind[i] = -1
+        r.device_type[i] = -1
         r.partner[i] = -1
         if partner >= 0:
             r.partner[partner] = -1
@@ -258,7 +258,7 @@ def _place_one(r: Round, i: int) -> bool:
     if joins:
         _join(r, i, partner)
     else:
-        _take(r, i, kind, need, best, ends_s)
+        _take(r, i, device_type, need, best, ends_s)
     at = r.sizes[1]
     r.started[0, at] = i
     r.device_ptr[at + 1] = r.sizes[2]
@@ -270,9 +270,9 @@ def _place_one(r: Round, i: int) -> bool:
 @kernel
 def _can_spread(r: Round, i: int) -> bool:
     """True if a job and its partner, if any, can run across several servers."""
-    kind, partner = r.kind[i], r.partner[i]
-    is_able: bool = r.jobs.spread_steps_per_s[i, kind] > 0.0
-    return is_able and (partner < 0 or r.jobs.spread_steps_per_s[partner, kind] > 0.0)
+    device_type, partner = r.device_type[i], r.partner[i]
+    is_able: bool = r.jobs.spread_steps_per_s[i, device_type] > 0.0
+    return is_able and (partner < 0 or r.jobs.spread_steps_per_s[partner, device_type] > 0.0)
 
 
 @kernel
@@ -288,30 +288,36 @@ def _join(r: Round, i: int, partner: int) -> None:
 
 
 @kernel
-def _free_on(r: Round, kind: int, ends_s: float) -> int:
+def _free_on(r: Round, device_type: int, ends_s: float) -> int:
     """Free devices of a type on servers that are not reserved before ``ends_s``."""
     num_free = 0
     for server in range(r.num_free.shape[0]):
-        if r.layout.server_kind[server] == kind and ends_s <= r.closed_s[server]:
+        if r.layout.server_type[server] == device_type and ends_s <= r.closed_s[server]:
             num_free += r.num_free[server]
     return num_free
 
 
 @kernel
-def _best_server(r: Round, kind: int, need: int, ends_s: float) -> int:
+def _best_server(r: Round, device_type: int, need: int, ends_s: float) -> int:
     """The fullest server on which the job fits, else the one with most free devices; -1 if all are
     full.
 
     Servers that a reserved gang needs before the job ends count as full.
     """
     best, num_servers = -1, r.num_free.shape[0]
-    first = r.first[kind]
-    while first < num_servers and (r.layout.server_kind[first] != kind or r.num_free[first] == 0):
+    first = r.first[device_type]
+    while first < num_servers and (
+        r.layout.server_type[first] != device_type or r.num_free[first] == 0
+    ):
         first += 1
-    r.first[kind] = first
+    r.first[device_type] = first
     for server in range(first, num_servers):
         num_free = r.num_free[server]
-        if r.layout.server_kind[server] != kind or num_free == 0 or ends_s > r.closed_s[server]:
+        if (
+            r.layout.server_type[server] != device_type
+            or num_free == 0
+            or ends_s > r.closed_s[server]
+        ):
             continue
         if num_free == need:
             return server
@@ -326,7 +332,7 @@ def _best_server(r: Round, kind: int, need: int, ends_s: float) -> int:
 
 
 @kernel
-def _take(r: Round, i: int, kind: int, need: int, best: int, ends_s: float) -> None:
+def _take(r: Round, i: int, device_type: int, need: int, best: int, ends_s: float) -> None:
     while need > 0 and best >= 0:
         for at in range(r.layout.server_ptr[best], r.layout.server_ptr[best + 1]):
             device = r.layout.order[at]
@@ -337,7 +343,7 @@ def _take(r: Round, i: int, kind: int, need: int, best: int, ends_s: float) -> N
                 r.sizes[2] += 1
                 need -= 1
         if need > 0:
-            best = _best_server(r, kind, need, ends_s)
+            best = _best_server(r, device_type, need, ends_s)
 
 
 @kernel
@@ -356,9 +362,9 @@ def _write_stops(r: Round) -> None:
         rows.done_steps[i] = rows.saved_steps[i]
         r.stopped[0, size] = rows.number[i]
         r.stopped[1, size] = rows.attempt[i]
-        r.stopped[2, size] = _MOVED if r.kind[i] >= 0 else _PREEMPTED
+        r.stopped[2, size] = _MOVED if r.device_type[i] >= 0 else _PREEMPTED
         rows.phase[i] = _WAITING
-        rows.kind[i] = -1
+        rows.device_type[i] = -1
         rows.waiting_since_s[i] = r.time_s
         size += 1
     r.sizes[0] = size
@@ -370,7 +376,7 @@ def _write_starts(r: Round) -> None:
     for at in range(r.sizes[1]):
         i = r.started[0, at]
         rows.phase[i] = _RUNNING
-        rows.kind[i] = r.kind[i]
+        rows.device_type[i] = r.device_type[i]
         rows.attempt[i] += 1
         rows.is_spread[i] = r.is_spread[i]
         rows.started_s[i] = r.time_s
@@ -398,7 +404,9 @@ def _write_numbers(r: Round) -> None:
 
 
 @kernel
-def vacate_server(r: Round, kind: int, need: int, started_by_s: float, of_any_size: bool) -> None:
+def vacate_server(
+    r: Round, device_type: int, need: int, started_by_s: float, of_any_size: bool
+) -> None:
     """If a gang fits on no server, evict jobs from the emptiest server that can be cleared.
 
     Jobs can be evicted if they are not kept, have run since ``started_by_s`` at the latest, and are
@@ -407,7 +415,7 @@ def vacate_server(r: Round, kind: int, need: int, started_by_s: float, of_any_si
     """
     best, most_free = -1, -1
     for server in range(r.num_free.shape[0]):
-        if r.layout.server_kind[server] != kind:
+        if r.layout.server_type[server] != device_type:
             continue
         if r.num_free[server] >= need:
             return

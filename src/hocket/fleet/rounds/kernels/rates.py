@@ -26,22 +26,22 @@ def row_of(jobs: Jobs, number: int) -> int:
 
 
 @kernel
-def speed_on(jobs: Jobs, i: int, kind: int, largest_server: LongArray) -> float:
+def speed_on(jobs: Jobs, i: int, device_type: int, largest_server: LongArray) -> float:
     """Steps per second of a job on a device type, on as few servers as possible."""
-    speed: float = jobs.steps_per_s[i, kind]
-    if jobs.rows.gang[i] > largest_server[kind]:
-        speed = jobs.spread_steps_per_s[i, kind]
+    speed: float = jobs.steps_per_s[i, device_type]
+    if jobs.rows.gang[i] > largest_server[device_type]:
+        speed = jobs.spread_steps_per_s[i, device_type]
     return speed
 
 
 @kernel
 def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
     """Set the steps per second of a running job; ``partner`` is a row, -1 for none."""
-    kind = jobs.rows.kind[i]
-    alone = jobs.steps_per_s[i, kind]
-    rate = jobs.spread_steps_per_s[i, kind] if jobs.rows.is_spread[i] else alone
+    device_type = jobs.rows.device_type[i]
+    alone = jobs.steps_per_s[i, device_type]
+    rate = jobs.spread_steps_per_s[i, device_type] if jobs.rows.is_spread[i] else alone
     if partner >= 0:
-        beside = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], kind]
+        beside = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], device_type]
         # Pairs are measured on one server; over several, each loses what it loses alone.
         rate = beside * (rate / alone) if jobs.rows.is_spread[i] and alone > 0.0 else beside
     if speeds.whole_s > 0.0:

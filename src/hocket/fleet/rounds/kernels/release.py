@@ -34,7 +34,7 @@ def take_away(
                 elif holders[device, 1] == jobs.rows.number[i]:
                     holders[device, 1] = -1
         jobs.rows.phase[i] = phase
-        jobs.rows.kind[i] = -1
+        jobs.rows.device_type[i] = -1
         jobs.rows.partner[i] = -1
         jobs.rows.waiting_since_s[i] = time_s
         jobs.rows.reserved_s[i] = 0.0
@@ -44,16 +44,16 @@ def take_away(
 def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray) -> bool:
     """True if any waiting job fits on the free devices; ``free`` is filled with their number by
     type."""
-    for kind in range(free.shape[0]):
-        free[kind] = layout.num_devices[kind]
-    for server in range(layout.server_kind.shape[0]):
+    for device_type in range(free.shape[0]):
+        free[device_type] = layout.num_devices[device_type]
+    for server in range(layout.server_type.shape[0]):
         for at in range(layout.server_ptr[server], layout.server_ptr[server + 1]):
             if holders[layout.order[at], 0] >= 0:
-                free[layout.server_kind[server]] -= 1
+                free[layout.server_type[server]] -= 1
     for i in range(jobs.rows.shape[0]):
         if jobs.rows.phase[i] == _WAITING:
-            for kind in range(free.shape[0]):
-                can_run = speed_on(jobs, i, kind, layout.largest_server) > 0.0
-                if can_run and jobs.rows.gang[i] <= free[kind]:
+            for device_type in range(free.shape[0]):
+                can_run = speed_on(jobs, i, device_type, layout.largest_server) > 0.0
+                if can_run and jobs.rows.gang[i] <= free[device_type]:
                     return True
     return False

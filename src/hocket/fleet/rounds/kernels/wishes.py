@@ -68,11 +68,11 @@ def _keep(r: Round) -> None:
 def _count_stoppable(r: Round) -> None:
     """Count devices of each type that are free or held by preemptible jobs."""
     rows = r.jobs.rows
-    for kind in range(r.stoppable.shape[0]):
-        r.stoppable[kind] = r.layout.num_devices[kind]
+    for device_type in range(r.stoppable.shape[0]):
+        r.stoppable[device_type] = r.layout.num_devices[device_type]
     for i in range(rows.shape[0]):
         if rows.phase[i] == _RUNNING and is_bound(rows.preemptible[i]):
-            r.stoppable[rows.kind[i]] -= rows.gang[i]
+            r.stoppable[rows.device_type[i]] -= rows.gang[i]
 
 
 @kernel
@@ -83,28 +83,28 @@ def order_by_share(r: Round) -> int:
     Returns the number of parts: for each device type the jobs with a share, then the others.
     """
     rows = r.jobs.rows
-    num_kinds: int = r.asked.kinds.shape[0]
+    num_types: int = r.asked.device_types.shape[0]
     size = 0
-    for at in range(num_kinds):
-        kind = r.asked.kinds[at]
-        _rank_by_share(r, kind, num_kinds)
+    for at in range(num_types):
+        device_type = r.asked.device_types[at]
+        _rank_by_share(r, device_type, num_types)
         for part in range(2):
             start = size
             for i in range(rows.shape[0]):
-                wish = i * num_kinds + kind
+                wish = i * num_types + device_type
                 if r.rank[wish] == part:
                     r.order[size] = wish
                     size += 1
-            _set_part(r, 2 * at + part, start, size, kind)
-    return 2 * num_kinds
+            _set_part(r, 2 * at + part, start, size, device_type)
+    return 2 * num_types
 
 
 @kernel
-def _rank_by_share(r: Round, kind: int, num_kinds: int) -> None:
+def _rank_by_share(r: Round, device_type: int, num_types: int) -> None:
     rows = r.jobs.rows
     for i in range(rows.shape[0]):
-        wish, share = i * num_kinds + kind, r.jobs.shares[i, kind]
-        speed = speed_on(r.jobs, i, kind, r.layout.largest_server)
+        wish, share = i * num_types + device_type, r.jobs.shares[i, device_type]
+        speed = speed_on(r.jobs, i, device_type, r.layout.largest_server)
         keeps_off = rows.has_share[i] == _ONLY_SHARE and share <= 0.0
         # Phases above running are paused, ended or blocked.
         if rows.phase[i] > _RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
@@ -112,17 +112,19 @@ def _rank_by_share(r: Round, kind: int, num_kinds: int) -> None:
             continue
         # Jobs that came since the last allocation stand behind all others.
         has_share = rows.has_share[i] != 0
-        r.keys[0, wish] = share / max(r.jobs.received_s[i, kind], 1e-9) if has_share else -1.0
-        r.keys[1, wish] = np.rint(r.jobs.credit_s[i, kind] * 1000.0)
+        r.keys[0, wish] = (
+            share / max(r.jobs.received_s[i, device_type], 1e-9) if has_share else -1.0
+        )
+        r.keys[1, wish] = np.rint(r.jobs.credit_s[i, device_type] * 1000.0)
         r.keys[2, wish] = share
         r.rank[wish] = _DEFICIT if r.keys[0, wish] > 0.0 else _FILLING
 
 
 @kernel
-def _set_part(r: Round, part: int, start: int, stop: int, kind: int) -> None:
+def _set_part(r: Round, part: int, start: int, stop: int, device_type: int) -> None:
     r.parts[part, 0] = start
     r.parts[part, 1] = stop
-    r.parts[part, 2] = kind
+    r.parts[part, 2] = device_type
 
 
 @kernel
@@ -162,28 +164,28 @@ def _limit_deficits(r: Round, most_s: float) -> None:
 def _rank_by_deficit(r: Round) -> None:
     """Compute rank and sort keys of the wishes of all jobs."""
     rows, largest = r.jobs.rows, r.layout.largest_server
-    num_kinds = r.jobs.shares.shape[1]
+    num_types = r.jobs.shares.shape[1]
     for i in range(rows.shape[0]):
-        for j in range(num_kinds):
-            r.rank[i * num_kinds + j] = _NO_WISH
+        for j in range(num_types):
+            r.rank[i * num_types + j] = _NO_WISH
         phase, gang = rows.phase[i], rows.gang[i]
         if phase > _RUNNING or r.is_kept[i] or rows.over_quota[i] > 0:
             continue
         # A job in a pair has no claim to stay where it is alone.
-        here = rows.kind[i] if rows.partner[i] < 0 else -1
+        here = rows.device_type[i] if rows.partner[i] < 0 else -1
         best, slowest, is_reserved, fits_by_stops = 1e-300, np.inf, False, False
-        for j in range(num_kinds):
+        for j in range(num_types):
             speed = speed_on(r.jobs, i, j, largest)
             best = max(best, speed)
             slowest = min(slowest, speed) if speed > 0.0 else slowest
             fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= r.stoppable[j])
             # Device types that are equally fast are one to a job: its deficit is for any of them.
             deficit_s = r.jobs.credit_s[i, j]
-            for k in range(num_kinds):
+            for k in range(num_types):
                 is_wanted = k != j and (r.jobs.shares[i, k] > 0.0 or k == here)
                 if is_wanted and speed_on(r.jobs, i, k, largest) == speed:
                     deficit_s += r.jobs.credit_s[i, k]
-            r.keys[0, i * num_kinds + j] = deficit_s
+            r.keys[0, i * num_types + j] = deficit_s
             if has_large_deficit(deficit_s, r.jobs.shares[i, j], r.pace.patience_s):
                 is_reserved = True
         waited_s = r.time_s - rows.waiting_since_s[i]
@@ -209,8 +211,8 @@ def _rank_by_deficit(r: Round) -> None:
             cost = stop_cost_rounds(
                 r.pace.restart_s, lost_s, rows.losses[i], r.pace.stickiness_rounds, r.pace.round_s
             )
-        for j in range(num_kinds):
-            wish, speed = i * num_kinds + j, speed_on(r.jobs, i, j, largest)
+        for j in range(num_types):
+            wish, speed = i * num_types + j, speed_on(r.jobs, i, j, largest)
             if speed <= 0.0:
                 continue
             if r.jobs.shares[i, j] > 0.0:

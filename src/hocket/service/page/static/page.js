@@ -2,9 +2,9 @@
 // The page is whole without this script. With it, parts that changed are fetched and put in place
 // when the service tells of an event, and the form is answered without loading the page again.
 (() => {
-  const KINDS = [
+  const EVENTS = [
     "work-lost", "message", "submitted", "started", "running", "stopped", "stopping", "succeeded", "failed", "cancelled",
-    "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "drained", "reopened", "timed out", "round", "checkpoint", "dropped",
+    "paused", "resumed", "device-type-unknown", "device-lost", "device-added", "device-back", "drained", "reopened", "timed out", "round", "checkpoint", "dropped",
   ];
   const SOON_MS = 150, REST_MS = 1000, IDLE_MS = 15000;
   const status = document.getElementById("status");
@@ -81,7 +81,7 @@
       // Refused for good, as after signing out elsewhere: the page itself leads to the sign-in.
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => { refresh(); listen(); }, 5000);
     });
-    for (const kind of KINDS) stream.addEventListener(kind, soon);
+    for (const name of EVENTS) stream.addEventListener(name, soon);
   }
 
   const form = document.getElementById("what-if-form");
