@@ -76,6 +76,6 @@ def test_a_job_whose_model_fits_nowhere_is_refused(graph, tmp_path, monkeypatch)
     monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
     monkeypatch.setattr("hocket.api.jobs._on_all", lambda comparison, gang: None)
     spec = JobSpec(name="mine", command=("true",), model="stack")
-    with pytest.raises(NoFeasiblePlanError, match="fits no 1 devices of one type"):
+    with pytest.raises(NoFeasiblePlanError, match="fits no gang of 1 devices of one type"):
         planned_job(spec, graph, ("t4",), tmp_path / "plans")
     assert not (tmp_path / "plans").exists()
