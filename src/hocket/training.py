@@ -103,17 +103,19 @@ class Training(TrainingLoop):
         A step is timed by ``train.step(batch, timed=True)``. The file ``record`` gets both step
         times, for ``hocket calibrate --from`` and ``hocket validate --mine``.
         """
-        from hocket.cost.measured_steps import write_record
+        from hocket.base.atomic import write_atomically
+        from hocket.base.jsonfile import dump_json
+        from hocket.cost.measured_steps import run_record
         from hocket.view.report import write_report
         from hocket.view.trace import write_traces
 
         problem, plan, predicted, measured = self._timed()
         if record is not None:
-            settings = problem.costs.settings
-            write_record(
-                record, problem.work_name, problem.cluster, settings, predicted.makespan_s,
-                measured.makespan_s,
+            found = run_record(
+                problem.work_name, problem.cluster, problem.costs.settings,
+                predicted.makespan_s, measured.makespan_s,
             )  # fmt: skip
+            write_atomically(record, dump_json(found))
         write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
         write_report(page, problem, plan, measured, is_measured=True)
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.base.errors import UsageError
 from hocket.cost.collectives import rails_path, ring_all_reduce_s, ring_path
 from hocket.hardware import cluster_from_text
 
@@ -63,12 +62,6 @@ def test_formulas_broadcast_over_arrays():
     assert found_s[2, 1] == ring_all_reduce_s(3e6, 4, LATENCY_S, BANDWIDTH_BPS)
 
 
-@pytest.mark.parametrize("arguments", [(1, 0, 0, 1), (-1, 2, 0, 1), (1, 2, -1, 1), (1, 2, 0, 0)])
-def test_formulas_refuse_impossible_arguments(arguments):
-    with pytest.raises(UsageError):
-        ring_all_reduce_s(*arguments)
-
-
 def test_ring_path_follows_the_links_of_the_machine():
     cluster = cluster_from_text("dgx1-v100")
     double_ring = ring_path(cluster, [0, 3, 2, 1, 5, 6, 7, 4])
@@ -83,12 +76,6 @@ def test_ring_path_shares_a_bus_among_all_senders():
     alone_bps = float(cluster.routes.bandwidth_bps[0, 1])
     assert ring_path(cluster, [0, 1, 2, 3]).bandwidth_bps == pytest.approx(alone_bps / 4)
     assert math.isclose(ring_path(cluster, [0, 1]).bandwidth_bps, alone_bps / 2)
-
-
-@pytest.mark.parametrize("ranks", [[], [0], [0, 0], [0, 9], [-1, 0]])
-def test_ring_path_refuses_wrong_devices(ranks):
-    with pytest.raises(UsageError):
-        ring_path(cluster_from_text("4xt4"), ranks)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.recording import TensorLayout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
 from hocket.cost import dispatch, measure, timing  # noqa: E402
-from hocket.cost import measure as beside  # noqa: E402
 from hocket.cost.families import family_of  # noqa: E402
 from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
-from hocket.cost.measure import profile_program, sharing_cores  # noqa: E402
+from hocket.cost.measure import profile_program  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.hardware import DeviceKind  # noqa: E402
 
@@ -175,55 +174,6 @@ def test_a_profile_goes_on_from_what_is_known_of_this_machine_and_no_other(captu
     other = replace(part, versions={"torch": "1.0"})
     fresh = profile_program(graph, program, HERE, known=other)
     assert not any(entry.seconds == 7.0 for entry in fresh.entries)
-
-
-def _children(monkeypatch):
-    """Processes at work that are started from now on."""
-    children, start = [], beside.start_module
-    monkeypatch.setattr(
-        beside, "start_module", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
-    )
-    return children
-
-
-def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(captured, monkeypatch):
-    children, timed = _children(monkeypatch), []
-    graph, program = captured["gpt2"]
-    alone = profile_program(graph, program, HERE, budget_s=1e-9)
-    assert not children
-    shared = profile_program(
-        graph, program, HERE, processes=3, budget_s=0.05,
-        on_op=lambda *at: timed.append([child.poll() for child in children]),
-    )  # fmt: skip
-    assert timed
-    assert all(polled == [None, None] for polled in timed)
-    assert all(child.poll() is not None for child in children)
-    assert shared.device == f"{alone.device}, one of 3 processes at work"
-    kept = profile_program(graph, program, HERE, known=shared, budget_s=1e-9)
-    assert not kept.entries, "times beside others are not those of one alone"
-
-
-def test_others_stream_beside_ops_that_move_bytes_and_compute_beside_those_that_compute(
-    captured, monkeypatch
-):
-    told, streams = [], {}
-    monkeypatch.setattr(beside.Neighbours, "do", lambda _, *, stream: told.append(stream))
-    monkeypatch.setattr(
-        measure, "_measure",
-        lambda call, *_: (1e-6, streams.update({str(call.function): told[-1]}) or 0),
-    )  # fmt: skip
-    graph, program = captured["gpt2"]
-    profile_program(graph, program, replace(HERE, memory_bandwidth_bps=3e10))
-    assert streams["optimizer.adamw"]
-    assert streams["aten.native_layer_norm.default"]
-    assert not streams["aten.addmm.default"]
-
-
-def test_a_process_at_work_ends_with_the_one_that_started_it(monkeypatch):
-    children = _children(monkeypatch)
-    with sharing_cores(2):
-        children[0].stdin.close()
-        assert children[0].wait(120) == 0
 
 
 def test_an_op_without_room_is_named_with_what_it_needs(captured, monkeypatch):

@@ -172,7 +172,7 @@ def test_attention_is_as_fast_as_it_was_measured(kernel, tokens):
 def test_memory_beside_the_formulas_is_the_program_s(name):
     program = find_software(name)
     config = ParallelConfig(data=8, global_batch=16, zero=3)
-    (whole,) = memory(LLAMA, ParallelConfigs.of([config]), program).total_bytes
+    (whole,) = memory(LLAMA, ParallelConfigs.of([config]), program)
     assert whole == pytest.approx(max(stage_memory(LLAMA, config, program).peak_bytes), rel=1e-6)
     formulas = max(stage_memory(LLAMA, config, program, FORMULAS_ONLY).peak_bytes)
     assert whole - formulas >= program.overheads.constant_bytes
@@ -194,8 +194,7 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     every = with_options(program, ["hsdp=64"])
     assert step_s(model, every, **slow) == pytest.approx(step_s(model, whole, **slow))
     kernel = [
-        memory(model, ParallelConfigs.of([config]), p, FORMULAS_ONLY).total_bytes[0]
-        for p in (whole, groups)
+        memory(model, ParallelConfigs.of([config]), p, FORMULAS_ONLY)[0] for p in (whole, groups)
     ]
     assert kernel[1] - kernel[0] == pytest.approx(held[1] - held[0], rel=0.01)
 

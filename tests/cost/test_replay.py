@@ -118,7 +118,7 @@ def test_rows_begin_and_end_together_and_wait_for_nothing_between(monkeypatch):
     log, took_s = [], iter([8.0, 20.0, 4.0, 12.0, 400.0])
     here = Stream("here", log)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
-    monkeypatch.setattr(replay, "asked_ahead_s", lambda ask, sleep_s: (ask(), next(took_s))[1])
+    monkeypatch.setattr(replay, "launched_ahead_s", lambda ask, sleep_s: (ask(), next(took_s))[1])
     # The least of the times that rows of four replays take.
     assert replay.rows_s([Row("tick", log), Row("tock", log)], torch.device("cpu")) == 1.0
     one = ["tick waits for here", "tock waits for here", *["tick", "tock"] * 4,

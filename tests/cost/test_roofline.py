@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration
-from hocket.cost.costs import Costs, TimeSource
+from hocket.cost.costs import TimeSource
 from hocket.cost.demand import ON_DEVICE, ON_HOST, demand_of
 from hocket.cost.efficiency import (
     DEFAULT_EFFICIENCY,
@@ -255,12 +255,6 @@ def test_reserved_bytes_are_those_of_the_profiled_kind():
     assert costs.reserved_bytes[costs.device_row].tolist() == [0, 2**25, 2**25]
     again = costs_from_settings(graph, cluster, costs.settings)
     assert again.reserved_bytes.tolist() == [0, 2**25]
-
-
-def test_reserved_bytes_that_are_not_given_are_zeros_for_each_kind():
-    costs = estimate_costs(step_graph(), cluster_of(CPU, TESLA))
-    given = {f.name: getattr(costs, f.name) for f in fields(costs) if f.name != "reserved_bytes"}
-    assert Costs(**given).reserved_bytes.tolist() == [0, 0]
 
 
 def test_settings_with_an_unknown_key_are_refused():

@@ -13,12 +13,11 @@ from scipy.stats import kendalltau
 from hocket.base.errors import UsageError
 from hocket.cli.validate import command
 from hocket.cost import validation as module
-from hocket.cost.parallel.similarity import similarity
+from hocket.cost.parallel.similarity import similarity, similarity_of_runs
 from hocket.cost.validation import (
     RankingScore,
     TableScores,
     Tolerance,
-    alike,
     error_score,
     kendall_tau,
     load_tables,
@@ -106,7 +105,7 @@ def test_at_most_half_of_a_table_is_taken():
 def test_choice_of_rows_does_not_look_at_times():
     rows = TABLES["bloom"]
     other = [replace(row, step_s=1.0) for row in rows]
-    assert np.array_equal(alike(rows), alike(other))
+    assert np.array_equal(similarity_of_runs(rows)[1], similarity_of_runs(other)[1])
 
 
 # ── the whole ────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from hocket.transformer import RECOMPUTES
 
 def judged(problem, configs):
     """What memory and time the closed forms give, asked without any of the scan's shortcuts."""
-    held = memory(problem.training.model, configs, problem.training.software).total_bytes
+    held = memory(problem.training.model, configs, problem.training.software)
     step_s = predict(
         problem.training.model,
         configs,

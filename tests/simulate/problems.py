@@ -235,6 +235,7 @@ def costs_of(
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,
         tensor_s=tensor_s,
+        reserved_bytes=np.zeros(len(rows), dtype=np.int64),
         settings={},
     )
 

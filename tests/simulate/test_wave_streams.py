@@ -55,7 +55,7 @@ def two_rows(rows, beside=TIMES_BESIDE):
     costs = Costs(
         kind_names=("x",), op_s=flat[None, :, 0], op_source=np.zeros((1, len(flat)), np.uint8),
         device_row=device_rows(cluster), routes=cluster.routes, tensor_bytes=graph.tensor_bytes,
-        settings={}, demand=flat.T[1:, None, :].copy(),
+        reserved_bytes=np.zeros(1, np.int64), settings={}, demand=flat.T[1:, None, :].copy(),
     )  # fmt: skip
     return Problem(work=graph, cluster=cluster, op_costs=costs)
 

@@ -108,6 +108,7 @@ def problem_of(graph: Graph, cluster: Cluster) -> Problem:
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,
+        reserved_bytes=np.zeros(len(cluster.kinds), dtype=np.int64),
         settings={},
     )
     return Problem(work=graph, cluster=cluster, op_costs=costs, transfers="parallel")

@@ -38,12 +38,6 @@ MAX_REASONS = 6
     help="Seconds to spend on timing; the most expensive ops come first.",
 )
 @click.option(
-    "--processes",
-    type=click.IntRange(1, 64),
-    default=1,
-    help="Processes that share this CPU: the others compute while ops are timed.",
-)
-@click.option(
     "--fresh",
     is_flag=True,
     help="Time everything again; else a profile of this machine in the file is gone on from.",
@@ -55,7 +49,6 @@ def command(
     output: Path,
     device: str | None,
     budget_s: float,
-    processes: int,
     fresh: bool,
     options: ModelOptions,
     as_json: bool,
@@ -81,7 +74,7 @@ def command(
     known = None if fresh else _known(output)
     with working(f"timing the ops of {model}") as progress:
         profile = profile_program(
-            graph, program, kind, device=place, budget_s=budget_s, processes=processes, known=known,
+            graph, program, kind, device=place, budget_s=budget_s, known=known,
             on_op=lambda number, total: progress(f"timing op {number} of {total} of {model}"),
         )  # fmt: skip
     write_profile(profile, output)

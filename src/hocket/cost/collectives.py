@@ -1,9 +1,8 @@
 """Time of a ring all-reduce on given links, by the latency-bandwidth model.
 
-Bytes per rank, number of ranks n, latency α and bandwidth β (bytes per second, one direction) of
-the path between neighbours may be arrays that broadcast. A single rank takes no time. The
-arithmetic of the reduction is ignored: it is far faster than the transfers. Transformers have a
-separate model that is fitted to measured runs (`cost.parallel.traffic`).
+Sizes, numbers of ranks, latencies and bandwidths may be arrays that broadcast. The arithmetic of
+the reduction is ignored, because it is far faster than the transfers. Transformers have a separate
+model that is fitted to measured runs (`cost.parallel.traffic`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 
 Seconds = NDArray[np.float64]
@@ -33,9 +31,10 @@ class RingPath:
 def ring_all_reduce_s(
     size_bytes: ArrayLike, num_ranks: ArrayLike, latency_s: ArrayLike, bandwidth_bps: ArrayLike
 ) -> Seconds:
-    """Time of a ring all-reduce of ``size_bytes``: 2(n-1) steps of size/n, 2(n-1)(α + S/nβ)."""
-    size, ranks, latency, bandwidth = _arrays(size_bytes, num_ranks, latency_s, bandwidth_bps)
-    return np.asarray(2 * (ranks - 1) * (latency + size / ranks / bandwidth))
+    """Time of a ring all-reduce: 2(n-1) steps of size/n bytes each; 0 for a single rank."""
+    ranks, bandwidth = np.asarray(num_ranks), np.asarray(bandwidth_bps)
+    step_s = latency_s + np.asarray(size_bytes) / ranks / bandwidth
+    return np.asarray(2 * (ranks - 1) * step_s, np.float64)
 
 
 def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
@@ -43,26 +42,16 @@ def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
 
     In each step every rank sends to the next; transfers over one channel share it equally.
     """
-    if len(set(ranks)) != len(ranks) or len(ranks) < 2:
-        raise UsageError(
-            f"a ring needs two or more different devices, not {list(ranks)[:20]}",
-            hint="name each device once",
-        )
-    wrong = next((rank for rank in ranks if not 0 <= rank < cluster.num_devices), None)
-    if wrong is not None:
-        raise UsageError(
-            f"device {wrong} is not in {cluster.name!r}",
-            hint=f"devices are numbered 0 to {cluster.num_devices - 1}",
-        )
     return _rings_path(cluster, [ranks])
 
 
 def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
     """Latency and bandwidth of simultaneous rings, one per rank of a host.
 
-    One ring enters and leaves a host through one network adapter each. Rings through the ranks of
-    each host in rotated order use all adapters, as NCCL's channels do, and share the links inside
-    the host. Falls back to one ring if hosts have one rank or unequal numbers of ranks.
+    A single ring enters and leaves each host through one network adapter. Several rings, each
+    through the ranks of the hosts in another rotation, use all adapters, as NCCL's channels do, and
+    share the links inside the hosts. With one rank per host or unequal numbers of ranks there is
+    one ring.
     """
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
@@ -90,17 +79,3 @@ def _rings_path(cluster: Cluster, rings: Sequence[Sequence[int]]) -> RingPath:
         latency_s=max(float(routes.latency_s[src, dst]) for src, dst in pairs),
         bandwidth_bps=len(rings) * share_bps,
     )
-
-
-def _arrays(
-    size_bytes: ArrayLike, num_ranks: ArrayLike, latency_s: ArrayLike, bandwidth_bps: ArrayLike
-) -> tuple[Seconds, Seconds, Seconds, Seconds]:
-    size, ranks, latency, bandwidth = (
-        np.asarray(value, dtype=np.float64)
-        for value in (size_bytes, num_ranks, latency_s, bandwidth_bps)
-    )
-    if np.any(ranks < 1) or np.any(size < 0) or np.any(latency < 0) or np.any(bandwidth <= 0):
-        raise UsageError(
-            "a collective needs at least one rank, no negative size or latency, and bandwidth"
-        )
-    return size, ranks, latency, bandwidth

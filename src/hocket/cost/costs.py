@@ -7,7 +7,7 @@ profile, or the graph's file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -18,10 +18,6 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.routes import Routes
-
-
-def _nothing() -> NDArray[np.int64]:
-    return np.zeros(0, dtype=np.int64)
 
 
 class TimeSource(IntEnum):
@@ -48,20 +44,15 @@ class Costs:
     tensor_bytes: NDArray[np.int64]
     tensor_s: FloatArray | None = None
     """Seconds per link for each tensor, if the graph's file states them."""
+    reserved_bytes: NDArray[np.int64]
+    """[device type]: bytes that libraries reserve on each device; 0 if unknown."""
     settings: Mapping[str, Any]
     """Profile, calibration and options from which the costs can be computed again."""
     demand: FloatArray | None = None
     """[quantity, device type, op]: demand for device and host when two streams run concurrently;
     see `hocket.cost.demand`. None: streams do not slow each other down."""
-    reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
-    """[device type]: bytes that libraries reserve on each device; 0 if unknown."""
     is_host_bound: bool = False
     """True if a step of the full graph takes the host longer to launch than the device to run."""
-
-    def __post_init__(self) -> None:
-        if not len(self.reserved_bytes):
-            zeros = np.zeros(len(self.kind_names), dtype=np.int64)
-            object.__setattr__(self, "reserved_bytes", zeros)
 
     def __repr__(self) -> str:
         return f"Costs({self.op_s.shape[1]} ops on {', '.join(self.kind_names)})"

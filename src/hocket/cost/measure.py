@@ -1,22 +1,20 @@
-"""Profile a captured program: time each distinct op signature on the present device.
+"""Profile a captured program: time each distinct op signature on a local device.
 
-Signatures are timed in decreasing order of their predicted time, so that an exhausted time budget
-leaves out only the least important ones; none may take more than a few times its fair part of the
-remaining time. An op that fails or does not fit is listed as missing with the reason, and costed by
-the roofline fitted to the rest. An earlier profile can be continued. One timing per signature, not
-per op, takes seconds for a model of any depth. On a GPU the whole step is then captured as a CUDA
-graph and its ops are timed in place (`replay`).
+Signatures are timed in decreasing order of their predicted time, so that a short time budget leaves
+out only the least important ones. No signature may take more than a few times its fair part of the
+remaining time. An op that fails or does not fit into memory is listed as missing with the reason;
+its costs come from the roofline that is fitted to the others. A profile can be continued. Since
+each signature is timed once, a model of any depth takes seconds. On a GPU the whole step is then
+captured as a CUDA graph, and its ops are timed in place (`replay`).
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,91 +22,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.base import config
 from hocket.base.errors import HocketError, UsageError, one_line
 from hocket.base.units import format_bytes
 from hocket.capture.optimizer import OPTIMIZER_STATES
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import TensorLayout
-from hocket.cost.at_work import COMPUTE, STREAM
 from hocket.cost.dispatch import measure_host_overhead
-from hocket.cost.efficiency import ideal_s, roofline_s, work_of
+from hocket.cost.efficiency import roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.replay import replayed_in_place
 from hocket.cost.timing import call_s
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
-from hocket.hardware.detect import available_bytes, last_level_cache_bytes, usable_cores
-from hocket.processes.start import start_module
-
-# Other processes at work while ops are timed, as where several share one CPU.
-#
-# What a process has of the memory's bandwidth, the caches and the clock is less while others work.
-# Processes that share out a step well do alike work at the same time: matrices are multiplied while
-# others multiply, parameters are updated while others stream through memory, too. So the others
-# multiply matrices while an op that computes is timed, and copy memory while one that moves bytes
-# is.
-
-
-class Neighbours:
-    """Load processes on the other cores, whose kind of load can be switched."""
-
-    def __init__(self, children: list[subprocess.Popen[bytes]]) -> None:
-        self._children = children
-
-    def do(self, *, stream: bool) -> None:
-        """Switch the load to memory streaming, or to compute."""
-        for child in self._children:
-            assert child.stdin is not None
-            # One that somebody killed cannot be notified.
-            with suppress(BrokenPipeError):
-                os.write(child.stdin.fileno(), STREAM if stream else COMPUTE)
-
-
-@contextmanager
-def sharing_cores(num_processes: int) -> Iterator[Neighbours]:
-    """Run load processes so that this process is one of ``num_processes`` that share the cores."""
-    if num_processes == 1:
-        yield Neighbours([])
-        return
-    threads, before = max(1, usable_cores() // num_processes), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with ExitStack() as others:
-            children = [others.enter_context(_at_work(threads)) for _ in range(num_processes - 1)]
-            yield Neighbours(children)
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _at_work(threads: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A load process that ends with this process, however that ends."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    child = start_module(
-        "hocket.cost.at_work", stdin=subprocess.PIPE, output=subprocess.PIPE,
-        errors=subprocess.DEVNULL,
-        environment={**config.environment_anywhere(), **dict.fromkeys(names, str(threads))},
-    )  # fmt: skip
-    with child:
-        try:
-            assert child.stdout is not None
-            child.stdout.readline()  # it has begun, or ended
-            yield child
-        finally:
-            child.kill()
-
+from hocket.hardware.detect import available_bytes, last_level_cache_bytes
 
 CPU_CACHE_BYTES = 32 * 2**20
-"""Assumed last-level cache, which inputs must exceed, if the system does not report it."""
+"""Assumed size of the last-level cache if the system does not report it."""
 MAX_COPIES = 32
-"""Sets of inputs that are used in rotation."""
+"""Largest number of sets of inputs that are used in rotation."""
 MAX_FUSED = 32
-"""Parameters per fused optimizer call."""
+"""Largest number of parameters per fused optimizer call."""
 MAX_FUSED_BYTES = 4 * 2**30
 SHARES = 4
-"""Multiple of its fair part of the remaining time that one signature may take."""
+"""Largest time of one signature, as a multiple of its fair part of the remaining time."""
 OUT_OF_TIME = "not measured: the time budget was used up"
 OUT_OF_MEMORY = "not measured: too little memory"
 REPLAYED_STEP = "the step as one CUDA graph"
@@ -117,7 +54,7 @@ TWO_STEPS = "two such steps beside each other"
 """Entry among the missing times if two steps could not be replayed concurrently."""
 
 
-class NoRoomError(HocketError):
+class TooLargeError(HocketError):
     """An op's tensors do not fit into the memory that is free."""
 
 
@@ -128,36 +65,27 @@ def profile_program(
     *,
     device: str = "cpu",
     budget_s: float = 120.0,
-    processes: int = 1,
     known: Profile | None = None,
     on_op: Callable[[int, int], None] = lambda number, total: None,
 ) -> Profile:
     """Time every op signature of a captured step on ``device``, which is of the given type.
 
-    If several ``processes`` share a CPU, the others run load meanwhile. ``known`` is an earlier
-    profile of this device whose times are kept. ``on_op`` is called with the number of each
-    signature and the total before it is timed.
+    ``known`` is an earlier profile of this device whose times are kept. ``on_op`` is called before
+    each signature is timed, with its number and the number of all signatures.
     """
     place = _usable_device(device)
     on_cuda = place.type == "cuda"
-    if on_cuda and processes > 1:
-        raise UsageError("processes share a CPU", hint="use --device cpu, or leave it out")
     current = torch.cuda.device(place) if on_cuda else nullcontext()
-    with (
-        torch.random.fork_rng([place] if on_cuda else []),
-        torch.no_grad(),
-        current,
-        sharing_cores(processes) as others,
-    ):
-        here = _device_text(place, processes)
+    with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
+        here = _device_text(place)
         if known is not None and not _is_of(known, kind, here, _versions(place)):
             known = None
         host, reserved_bytes = _host_and_reserved(place)
-        # The budget is for ops: what is measured of the host must not use it up, or a run that goes
-        # on from another would come no further.
+        # The budget begins after the host was measured. Otherwise short budgets would be used up
+        # before any op is timed, and a continued profile would never advance.
         deadline = time.perf_counter() + budget_s
         times = {} if known is None else dict(known.by_signature)
-        entries, missing = _measure_all(graph, program, kind, place, deadline, times, others, on_op)
+        entries, missing = _measure_all(graph, program, kind, place, deadline, times, on_op)
         if on_cuda:
             entries = _with_replayed(entries, missing, graph, program, place)
     return Profile(
@@ -179,7 +107,7 @@ def _with_replayed(
     captured."""
     try:
         found = replayed_in_place(graph, program, device)
-    # The times of single ops are there, and must not be lost for whatever a capture raises.
+    # Whatever a capture raises, the times of single ops must not be lost.
     except Exception as error:
         missing[REPLAYED_STEP] = one_line(error)
         return entries
@@ -198,13 +126,12 @@ def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, 
 
 def _measure_all(
     graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float,
-    known: dict[str, ProfileEntry], others: Neighbours, on_op: Callable[[int, int], None],
+    known: dict[str, ProfileEntry], on_op: Callable[[int, int], None],
 ) -> tuple[list[ProfileEntry], dict[str, str]]:  # fmt: skip
     """Times measured before the deadline, and reasons for the missing ones."""
     entries: list[ProfileEntry] = []
     missing: dict[str, str] = {}
     first_op, count = _by_signature(graph, kind)
-    compute_s, memory_s = ideal_s(work_of(graph), kind)
     for number, op in enumerate(first_op):
         signature = graph.signatures[int(graph.op_signature[op])]
         if signature in known:
@@ -216,15 +143,14 @@ def _measure_all(
             missing[signature] = OUT_OF_TIME
             continue
         limit_s = min(left_s, SHARES * left_s / (len(first_op) - number))
-        others.do(stream=bool(memory_s[op] > compute_s[op]))
         try:
             seconds, workspace_bytes = _measure(
                 program.calls[op], program, device, count[op], limit_s
             )
-        except NoRoomError as error:
+        except TooLargeError as error:
             missing[signature] = f"{OUT_OF_MEMORY}: {error.message}"
             continue
-        # Whatever one op of a stranger's model raises must not lose the other measurements.
+        # Whatever an op of an unknown model raises, the other measurements must not be lost.
         except Exception as error:
             missing[signature] = one_line(error)
             continue
@@ -265,7 +191,7 @@ def _measure(
     free_bytes = _free_bytes(device) - _result_bytes(call, program)
     if size_bytes > free_bytes:
         needed = format_bytes(size_bytes + _result_bytes(call, program))
-        raise NoRoomError(f"needs {needed}, {format_bytes(_free_bytes(device))} are free")
+        raise TooLargeError(f"needs {needed}, {format_bytes(_free_bytes(device))} are free")
     enough = -(-2 * _cache_bytes(device) // size_bytes)
     num_copies = max(1, min(MAX_COPIES, enough, free_bytes // (2 * size_bytes)))
     calls = []
@@ -323,7 +249,7 @@ def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
 def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
     """Host overhead, and bytes that libraries keep on the device after a small training step."""
     if device.type == "cuda":
-        # Libraries that were used before in this process hold their memory already.
+        # Libraries that this process has used before would hold their memory already.
         torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     with torch.enable_grad():
@@ -366,12 +292,10 @@ def _usable_device(device: str) -> torch.device:
     return place
 
 
-def _device_text(device: torch.device, processes: int = 1) -> str:
+def _device_text(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    threads = torch.get_num_threads()
-    shared = f", one of {processes} processes at work" if processes > 1 else ""
-    return f"{platform.processor() or platform.machine()}, {threads} threads{shared}"
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def _versions(device: torch.device) -> dict[str, str]:

@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from hocket.base import fields
-from hocket.base.atomic import write_atomically
 from hocket.base.errors import UsageError
-from hocket.base.jsonfile import dump_json, read_json
+from hocket.base.jsonfile import read_json
 from hocket.cost.ranges import DATASHEET, StepRange, scale_of, source_of
 from hocket.hardware.cluster import Cluster
 
@@ -74,19 +73,6 @@ def run_record(
         "predicted_s": predicted_s,
         "measured_s": measured_s,
     }
-
-
-def write_record(
-    path: str | Path,
-    model: str,
-    cluster: Cluster,
-    settings: Mapping[str, Any],
-    predicted_s: float,
-    measured_s: float,
-) -> None:
-    """Write the record of a measured step as JSON, atomically."""
-    found = run_record(model, cluster, settings, predicted_s, measured_s)
-    write_atomically(path, dump_json(found))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[StepRun]:

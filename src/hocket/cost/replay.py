@@ -28,7 +28,7 @@ from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
 from hocket.cost.inputs import filled, index_bound
 from hocket.cost.replayed_kernels import ChipLimits, InPlace, in_place, kernels_of
-from hocket.cost.timing import asked_ahead_s
+from hocket.cost.timing import launched_ahead_s
 from hocket.graph.graph import Graph, Phase
 
 _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
@@ -213,7 +213,7 @@ def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
     The minimum of several samples: other work on the device only lengthens them.
     """
 
-    def ask() -> None:
+    def launch() -> None:
         here = torch.cuda.current_stream(device)
         for row in rows:
             row.stream.wait_stream(here)
@@ -223,7 +223,7 @@ def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
         for row in rows:
             here.wait_stream(row.stream)
 
-    return min(asked_ahead_s(ask, _SLEEP_S) for _ in range(_NUM_ROWS)) / _ROW
+    return min(launched_ahead_s(launch, _SLEEP_S) for _ in range(_NUM_ROWS)) / _ROW
 
 
 def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Costs of a graph on a cluster: roofline first, then measured times, then times stated by a file.
+"""Costs of a graph on a cluster: from the roofline, from a profile, or stated by the graph's file.
 
-Each later source replaces the earlier one op by op, and every number records its source. Ops that a
+A later source replaces the earlier one op by op, and every number records its source. Ops that a
 profile lacks get the roofline fitted to that profile. O(device types · ops), numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -23,7 +24,7 @@ from hocket.cost.calibrate import (
     calibration_to_dict,
 )
 from hocket.cost.costs import Costs, TimeSource, device_rows, stated_op_s
-from hocket.cost.efficiency import KindFit, roofline_s, work_of
+from hocket.cost.efficiency import KindFit, OpWork, roofline_s, work_of
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES
 from hocket.cost.host import (
     EAGER,
@@ -38,14 +39,13 @@ from hocket.graph.graph import Graph, Phase
 from hocket.graph.signatures import tensor_shapes
 from hocket.hardware.cluster import Cluster, DeviceKind
 
-# Recurrent layers as cuDNN runs them, in graphs that have them word by word.
-#
-# Appleyard, Kocisky and Blunsom 2016 ("Optimizing Performance of Recurrent Neural Networks on
-# GPUs"): products with the inputs of all words are one, gradients of weights are summed in one, and
-# what is left per word and layer is one product with the state and one kernel for all gates, which
-# the library launches itself. A graph that was captured without a device has ten to thirty ops per
-# word instead. So its products keep the time of their arithmetic, each word takes the host what
-# cuDNN takes to launch one, and the ops between them nothing. O(ops), numpy.
+# Recurrent layers as cuDNN runs them, in graphs that have one product per time step (Appleyard,
+# Kocisky and Blunsom 2016, "Optimizing Performance of Recurrent Neural Networks on GPUs"). The
+# products with the inputs of all time steps are one, gradients of weights are summed in one, and
+# each time step and layer is one product with the state and one kernel for all gates. A graph that
+# was captured without a GPU has ten to thirty ops per time step instead. So its products keep the
+# time of their arithmetic, each time step takes the host as long as cuDNN's launches, and the ops
+# between the products take no time. O(ops), numpy.
 
 WORD_HOST_S = (24e-6, 17e-6)
 """Host time per matrix product of a time step in cuDNN's recurrent layers, forward and backward;
@@ -69,7 +69,7 @@ def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
     cuDNN's own."""
     noted = graph.meta.get("recurrent")
     layers = {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
-    # One more than the modules, so that -1 (unknown) reads the last.
+    # One entry more than modules and kinds, because -1 (unknown) indexes the last one.
     is_inside = np.array([*(path in layers for path in graph.modules), False])
     is_own = np.array([*(kind.startswith(_WHOLE_NET) for kind in graph.kinds), False])
     found = is_inside[graph.op_module] | is_own[graph.op_kind]
@@ -77,30 +77,13 @@ def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
 
 
 def products_of(graph: Graph, family: IntArray) -> FloatArray:
-    """Matrix products per time step that each op of a recurrent layer stands for; 0 for its other
-    ops.
+    """Number of matrix products that each op of a recurrent layer represents; 0 for its other ops.
 
     CPUs run some layers as one op, with one product per time step forward and two backward.
     """
     whole = np.array([*(_num_words(text) for text in graph.signatures), 0])[graph.op_signature]
     whole = np.where(graph.op_phase == Phase.BACKWARD, 2 * whole, whole)
     return np.where(whole > 0, whole, np.isin(family, _PRODUCTS)).astype(np.float64)
-
-
-def fused_s(
-    op_s: FloatArray, bare_s: FloatArray, words: NDArray[np.bool_], products: FloatArray,
-    launch_s: float,
-) -> FloatArray:  # fmt: skip
-    """Op times with recurrent layers as fused kernels; ``bare_s`` are times without launches."""
-    product_s = np.maximum(bare_s, products * WORD_KERNELS * launch_s)
-    return np.where(words, np.where(products > 0, product_s, 0.0), op_s)
-
-
-def fused_host_s(
-    host_s: FloatArray, words: NDArray[np.bool_], products: FloatArray, op_phase: NDArray[np.int8]
-) -> FloatArray:
-    """Host times with recurrent layers as fused kernels."""
-    return np.where(words, products * np.array([*WORD_HOST_S, 0.0])[op_phase], host_s)
 
 
 def as_tf32(kind: DeviceKind) -> DeviceKind:
@@ -113,7 +96,7 @@ def _num_words(signature: str) -> int:
     """Time steps of a fused op, times its layers and directions."""
     if not signature.startswith((_WHOLE_LAYER, _WHOLE_NET)):
         return 0
-    # The input, and after flat weights the states: one per layer and direction, and sample.
+    # Tensors of three dimensions are the input and, after flat weights, the states of all layers.
     shapes = [shape for shape in tensor_shapes(signature) if len(shape) == 3]
     if not shapes:
         return 0
@@ -150,7 +133,10 @@ def estimate_costs(
     if profile is not None:
         _require_kind("profile", (profile.device_kind,), cluster)
         _require_measured(graph, profile)
-    rows = [_op_times(graph, kind, calibration, profile, launches) for kind in cluster.kinds]
+    rows = [
+        _KindCosts.of(graph, kind, calibration, profile, launches).op_times()
+        for kind in cluster.kinds
+    ]
     stated = graph.stated if cluster.uses_stated_times else None
     reserved_bytes = [
         profile.reserved_bytes if profile is not None and profile.device_kind == kind.name else 0
@@ -178,12 +164,9 @@ def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, A
     """Compute costs again from their ``settings``."""
     found = _read_settings(settings)
     try:
-        return estimate_costs(
-            graph, cluster, calibration=found.calibration, profile=found.profile,
-            launches=found.launches,
-        )  # fmt: skip
+        return estimate_costs(graph, cluster, **found._asdict())
     except UsageError as error:
-        # No option of the user is wrong here, but the file that holds the settings.
+        # The file with the settings is wrong, not an option of the user.
         raise InputFileError(error.message, hint=error.hint, where=_SETTINGS) from None
 
 
@@ -232,54 +215,170 @@ class KindWork(NamedTuple):
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
     """Device and host times of ops on a device type, from the settings of its costs."""
-    found = _read_settings(settings)
-    measured = found.profile
-    if measured is not None and measured.device_kind != kind.name:
-        measured = None
-    fit = _fit_of(graph, kind, found.calibration, measured, found.launches)
-    host = _host_of(fit, kind, measured, found.launches)
-    device_s = _device_s(graph, kind, replace(fit, launch_s=0.0))
-    if measured is not None:
-        seconds = measured_op_s(graph, measured) - _launches_s(graph, kind, fit)
-        known = np.isfinite(seconds) & ~_is_update(graph)
-        device_s = np.where(known, np.maximum(seconds, 0.0), device_s)
-    in_place_s, fill, beside = np.full((3, graph.num_ops), np.nan)
-    if measured is not None and found.launches == "replayed":
-        in_place_s, fill, beside = _replayed(graph, measured)
-    scale = _scale(found.calibration, kind)
-    issued = scale * (host.overlaps and found.launches == "eager")
-    return KindWork(
-        # Hardly anything lies between kernels in their place.
-        scale * np.where(np.isfinite(in_place_s), in_place_s, device_s),
-        _issue_s(graph, kind, host) * issued,
-        fill,
-        beside,
-        host.forward_s * issued,
-    )
+    return _KindCosts.of(graph, kind, **_read_settings(settings)._asdict()).work_parts()
 
 
-def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Gap between kernels that is contained in each op's time on a stream."""
-    launch_s = fit.figures(kind).launch_s
-    return np.asarray(launch_s * work_of(graph).shaped_on(kind).kernels)
+class _OpTimes(NamedTuple):
+    """Seconds and source of every op on one device type."""
+
+    op_s: FloatArray
+    source: NDArray[np.uint8]
+    is_host_bound: bool = False
 
 
-def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArray) -> FloatArray:
-    """Times in a replayed graph of ops that were timed on a stream.
+@dataclass(frozen=True, eq=False)
+class _KindCosts:
+    """Costs of a graph's ops on one device type."""
 
-    The gap to the next kernel is shorter there, once per kernel; optimizer updates share kernels.
-    """
-    on_stream_s = _launches_s(graph, kind, fit)
-    in_graph_s = np.minimum(
-        _launches_s(graph, kind, replace(fit, launch_s=REPLAYED.forward_s)), on_stream_s
-    )
-    shorter_s = np.maximum(seconds - (on_stream_s - in_graph_s), np.minimum(seconds, in_graph_s))
-    return np.where(_is_update(graph), seconds, shorter_s)
+    graph: Graph
+    kind: DeviceKind
+    calibration: Calibration | None
+    profile: Profile | None
+    """Measurements on this device type; None without."""
+    is_replayed: bool
+    """True if the step is replayed as a CUDA graph."""
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        kind: DeviceKind,
+        calibration: Calibration | None,
+        profile: Profile | None,
+        launches: Launches,
+    ) -> _KindCosts:
+        is_of_kind = profile is not None and profile.device_kind == kind.name
+        is_replayed = launches == "replayed" and not kind.is_cpu
+        return cls(graph, kind, calibration, profile if is_of_kind else None, is_replayed)
+
+    @cached_property
+    def work(self) -> OpWork:
+        """Work of the ops."""
+        return work_of(self.graph)
+
+    @cached_property
+    def fit(self) -> KindFit:
+        """Fitted efficiencies: calibrated, from the profile, or the defaults."""
+        if self.calibration is not None and self.kind.name in self.calibration.kinds:
+            return self.calibration.kinds[self.kind.name]
+        if self.profile is not None:
+            return calibrate(self.profile, self.kind).kinds[self.kind.name]
+        if self.is_replayed:
+            # The host does not launch the kernels of a replayed graph one by one.
+            return KindFit(launch_s=REPLAYED.forward_s, host=REPLAYED)
+        # Only captured ops are dispatched by a framework.
+        if not self.graph.signatures or self.kind.is_cpu:
+            return KindFit()
+        dispatch_s = self.kind.dispatch_s
+        return KindFit(host=measured_host(dispatch_s) if dispatch_s else EAGER)
+
+    @property
+    def host(self) -> HostOverhead:
+        """Host overhead per op."""
+        if self.is_replayed:
+            return REPLAYED
+        return self.fit.host if self.profile is None else self.profile.host
+
+    @property
+    def scale(self) -> float:
+        """Correction of all op times by measured runs."""
+        steps = {} if self.calibration is None else self.calibration.steps
+        return steps[self.kind.name].scale if self.kind.name in steps else 1.0
+
+    @cached_property
+    def recurrent(self) -> BoolArray:
+        """Ops that run as part of cuDNN's recurrent layers; all False on a CPU."""
+        found = recurrent_ops(self.graph)
+        return np.zeros_like(found) if self.kind.is_cpu else found
+
+    def op_times(self) -> _OpTimes:
+        """Times of ops with their waits for the host."""
+        op_s = self._device_s(self.fit)
+        source = np.full(self.graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
+        stated = stated_op_s(self.graph, self.kind)
+        if stated is not None:
+            return _OpTimes(stated, np.full_like(source, TimeSource.FILE))
+        if self.profile is not None:
+            seconds = measured_op_s(self.graph, self.profile)
+            if self.is_replayed:
+                in_place_s, *_ = _replayed(self.graph, self.profile)
+                is_known = np.isfinite(in_place_s)
+                seconds = np.where(is_known, in_place_s, self._as_replayed(seconds))
+            known = np.isfinite(seconds)
+            op_s = np.where(known, seconds, op_s)
+            source[known] = TimeSource.PROFILE
+        host_s = self._issue_s()
+        is_host_bound = self.host.overlaps and float(host_s.sum()) > float(op_s.sum())
+        op_s = with_host_overhead(op_s, host_s, self.host.overlaps)
+        return _OpTimes(op_s * self.scale, source, is_host_bound)
+
+    def work_parts(self) -> KindWork:
+        """Times of ops on device and host, separately."""
+        device_s = self._device_s(replace(self.fit, launch_s=0.0))
+        in_place_s, fill, beside = np.full((3, self.graph.num_ops), np.nan)
+        if self.profile is not None:
+            seconds = measured_op_s(self.graph, self.profile) - self._launches_s(self.fit)
+            known = np.isfinite(seconds) & ~self._is_update
+            device_s = np.where(known, np.maximum(seconds, 0.0), device_s)
+            if self.is_replayed:
+                in_place_s, fill, beside = _replayed(self.graph, self.profile)
+        issued = self.scale * (self.host.overlaps and not self.is_replayed)
+        return KindWork(
+            # In a replayed step almost no time passes between kernels.
+            self.scale * np.where(np.isfinite(in_place_s), in_place_s, device_s),
+            self._issue_s() * issued,
+            fill,
+            beside,
+            self.host.forward_s * issued,
+        )
+
+    @property
+    def _is_update(self) -> BoolArray:
+        return np.asarray(self.graph.op_phase == Phase.OPTIMIZER)
+
+    def _device_s(self, fit: KindFit) -> FloatArray:
+        """Roofline seconds of each op, with recurrent layers as cuDNN runs them."""
+        op_s = roofline_s(self.work, self.kind, fit)
+        if not self.recurrent.any():
+            return op_s
+        bare = replace(fit, launch_s=0.0, peak_flops={})
+        products = products_of(self.graph, self.work.family)
+        launches_s = products * WORD_KERNELS * fit.figures(self.kind).launch_s
+        product_s = np.maximum(roofline_s(self.work, as_tf32(self.kind), bare), launches_s)
+        return np.where(self.recurrent, np.where(products > 0, product_s, 0.0), op_s)
+
+    def _issue_s(self) -> FloatArray:
+        """Seconds in which the host issues each op."""
+        graph, host = self.graph, self.host
+        host_s = issue_s(host, graph.kinds, graph.op_kind, graph.op_phase)
+        if self.is_replayed or not self.recurrent.any():
+            return host_s
+        products = products_of(graph, self.work.family)
+        word_s = np.array([*WORD_HOST_S, 0.0])[graph.op_phase]
+        return np.where(self.recurrent, products * word_s, host_s)
+
+    def _launches_s(self, fit: KindFit) -> FloatArray:
+        """Gap between kernels that is part of each op's time on a stream."""
+        kernels = self.work.shaped_on(self.kind).kernels
+        return np.asarray(fit.figures(self.kind).launch_s * kernels)
+
+    def _as_replayed(self, seconds: FloatArray) -> FloatArray:
+        """Times in a replayed graph of ops that were timed on a stream.
+
+        The gap after each kernel is shorter there. Optimizer updates share kernels, so their times
+        stay.
+        """
+        on_stream_s = self._launches_s(self.fit)
+        replayed = replace(self.fit, launch_s=REPLAYED.forward_s)
+        in_graph_s = np.minimum(self._launches_s(replayed), on_stream_s)
+        shorter_s = seconds - (on_stream_s - in_graph_s)
+        shorter_s = np.maximum(shorter_s, np.minimum(seconds, in_graph_s))
+        return np.where(self._is_update, seconds, shorter_s)
 
 
 def _replayed(graph: Graph, profile: Profile) -> FloatArray:
     """Seconds, occupied fraction and slowdown of ops in a replayed step; NaN if not measured."""
-    # One more than the signatures, so that -1 (unknown) reads the last.
+    # One entry more than signatures, because -1 (unknown) indexes the last one: NaN.
     table = np.full((3, len(graph.signatures) + 1), np.nan)
     for index, signature in enumerate(graph.signatures):
         entry = profile.by_signature.get(signature)
@@ -290,37 +389,12 @@ def _replayed(graph: Graph, profile: Profile) -> FloatArray:
     return profiled
 
 
-def _is_update(graph: Graph) -> BoolArray:
-    return np.asarray(graph.op_phase == Phase.OPTIMIZER)
-
-
-def _device_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """Roofline seconds of each op, with recurrent layers as accelerators run them."""
-    work = work_of(graph)
-    op_s = roofline_s(work, kind, fit)
-    words = recurrent_ops(graph)
-    if kind.is_cpu or not words.any():
-        return op_s
-    bare_s = roofline_s(work, as_tf32(kind), replace(fit, launch_s=0.0, peak_flops={}))
-    products = products_of(graph, work.family)
-    return fused_s(op_s, bare_s, words, products, fit.figures(kind).launch_s)
-
-
-def _issue_s(graph: Graph, kind: DeviceKind, host: HostOverhead) -> FloatArray:
-    """Seconds in which the host issues each op."""
-    host_s = issue_s(host, graph.kinds, graph.op_kind, graph.op_phase)
-    words = recurrent_ops(graph)
-    if kind.is_cpu or host is REPLAYED or not words.any():
-        return host_s
-    return fused_host_s(host_s, words, products_of(graph, work_of(graph).family), graph.op_phase)
-
-
 def _require_kind(what: str, kinds: tuple[str, ...], cluster: Cluster) -> None:
     known = [kind.name for kind in cluster.kinds]
     if not set(known).isdisjoint(kinds):
         return
     raise UsageError(
-        f"the {what} is of {_listed(kinds)}, but the hardware has only {_listed(known)}",
+        f"the {what} is of {_listed(kinds)}, but the cluster has only {_listed(known)}",
         hint=f"leave the {what} out, or make one on this hardware",
     )
 
@@ -339,87 +413,10 @@ def _listed(names: Sequence[str]) -> str:
     return (shown or "no kind") + (", …" if len(names) > _MAX_LISTED else "")
 
 
-class _OpTimes(NamedTuple):
-    """Seconds and source of every op on one device type."""
-
-    op_s: FloatArray
-    source: NDArray[np.uint8]
-    is_host_bound: bool = False
-
-
-def _op_times(
-    graph: Graph,
-    kind: DeviceKind,
-    calibration: Calibration | None,
-    profile: Profile | None,
-    launches: Launches,
-) -> _OpTimes:
-    measured = profile if profile is not None and profile.device_kind == kind.name else None
-    fit = _fit_of(graph, kind, calibration, measured, launches)
-    op_s = _device_s(graph, kind, fit)
-    source = np.full(graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
-    if measured is not None:
-        seconds = measured_op_s(graph, measured)
-        if launches == "replayed" and not kind.is_cpu:
-            in_place_s, *_ = _replayed(graph, measured)
-            seconds = np.where(
-                np.isfinite(in_place_s), in_place_s, _as_replayed(graph, kind, fit, seconds)
-            )
-        known = np.isfinite(seconds)
-        op_s = np.where(known, seconds, op_s)
-        source[known] = TimeSource.PROFILE
-    stated = stated_op_s(graph, kind)
-    if stated is not None:
-        return _OpTimes(stated, np.full_like(source, TimeSource.FILE))
-    host = _host_of(fit, kind, measured, launches)
-    host_s = _issue_s(graph, kind, host)
-    is_host_bound = host.overlaps and float(host_s.sum()) > float(op_s.sum())
-    op_s = with_host_overhead(op_s, host_s, host.overlaps)
-    return _OpTimes(op_s * _scale(calibration, kind), source, is_host_bound)
-
-
-def _scale(calibration: Calibration | None, kind: DeviceKind) -> float:
-    """Correction of all op times by measured runs."""
-    steps = {} if calibration is None else calibration.steps
-    return steps[kind.name].scale if kind.name in steps else 1.0
-
-
-def _fit_of(
-    graph: Graph,
-    kind: DeviceKind,
-    calibration: Calibration | None,
-    measured: Profile | None,
-    launches: Launches,
-) -> KindFit:
-    if calibration is not None and kind.name in calibration.kinds:
-        return calibration.kinds[kind.name]
-    if measured is not None:
-        return calibrate(measured, kind).kinds[kind.name]
-    if launches == "replayed" and not kind.is_cpu:
-        # No host issues the kernels of a replayed graph one by one.
-        return KindFit(launch_s=REPLAYED.forward_s, host=REPLAYED)
-    return KindFit(host=_usual_host(graph, kind))
-
-
-def _host_of(
-    fit: KindFit, kind: DeviceKind, measured: Profile | None, launches: Launches
-) -> HostOverhead:
-    if launches == "replayed" and not kind.is_cpu:
-        return REPLAYED
-    return fit.host if measured is None else measured.host
-
-
-def _usual_host(graph: Graph, kind: DeviceKind) -> HostOverhead:
-    """Host overhead of captured ops, which a framework dispatches; zero for ops of other graphs."""
-    if not graph.signatures or kind.is_cpu:
-        return HostOverhead()
-    return measured_host(kind.dispatch_s) if kind.dispatch_s else EAGER
-
-
 def measured_op_s(graph: Graph, profile: Profile) -> FloatArray:
     """Measured seconds of each op by its signature; NaN if the profile lacks it."""
     by_signature = profile.by_signature
-    # One more than the signatures, so that -1 (unknown) reads the last: NaN.
+    # One entry more than signatures, because -1 (unknown) indexes the last one: NaN.
     seconds = np.full(len(graph.signatures) + 1, np.nan)
     for index, signature in enumerate(graph.signatures):
         if signature in by_signature:

@@ -76,14 +76,14 @@ def _cpu_sample_s(calls: Sequence[Call], num_calls: int) -> float:
 def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
     turns = [calls[index % len(calls)] for index in range(num_calls)]
 
-    def ask() -> None:
+    def launch() -> None:
         for call in turns:
             call()
 
-    return asked_ahead_s(ask, (num_calls + 5) * ENQUEUE_S) / num_calls
+    return launched_ahead_s(launch, (num_calls + 5) * ENQUEUE_S) / num_calls
 
 
-def asked_ahead_s(ask: Call, sleep_s: float) -> float:
+def launched_ahead_s(launch: Call, sleep_s: float) -> float:
     """Device seconds of work launched on the current CUDA stream while the device sleeps."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     is_ahead, longest_s = False, LONGEST_SLEEP * sleep_s
@@ -91,7 +91,7 @@ def asked_ahead_s(ask: Call, sleep_s: float) -> float:
         torch.cuda.synchronize()
         torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
         start.record()
-        ask()
+        launch()
         end.record()
         is_ahead = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()

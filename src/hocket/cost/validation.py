@@ -1,8 +1,8 @@
-"""Predict published measurements again and report the errors.
+"""Compare predictions with published measurements.
 
-Twice: zero-shot, and calibrated with at most ten runs per site. Runs used for a calibration are not
-scored in the calibrated part; they are selected by their configurations alone, never by their
-times.
+Predictions are scored twice: zero-shot, and calibrated with at most ten runs per site. Runs used
+for a calibration are not scored in the calibrated part. They are selected by their configurations,
+never by their times.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from hocket.cost.parallel.overheads import (
     MemoryOverheads,
     fit_overheads,
 )
-from hocket.cost.parallel.similarity import UNEXPLAINED, places, similarity
+from hocket.cost.parallel.similarity import UNEXPLAINED, similarity_of_runs
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
 from hocket.transformer import ParallelConfigs, Transformer
-
-# How far predictions are from measurements: errors, rankings and memory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +90,22 @@ def error_score(errors: FloatArray) -> ErrorScore | None:
 
 
 def ranking_score(rows: Sequence[MeasuredRun], predicted_s: FloatArray) -> RankingScore | None:
-    """Ranking scores within groups of runs of one model on equally many devices with one batch
-    size.
-
-    Releases of a program are not alternatives: they differ by up to 1.8 times at equal degrees.
-    """
+    """Ranking scores within groups of runs of one model with equal devices, batch and release."""
     measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         config = row.config
+        # Releases of a program differ by up to 1.8 times at equal degrees: users cannot choose
+        # them.
         key = (row.model, config.num_devices, config.global_batch, row.cluster, row.release)
         groups[key].append(index)
     several = [np.array(group) for group in groups.values() if len(group) > 1]
     if not several:
         return None
-    regrets = [_regret(measured_s[group], predicted_s[group]) for group in several]
+    regrets = [
+        measured_s[group[np.argmin(predicted_s[group])]] / measured_s[group].min() - 1
+        for group in several
+    ]
     taus = [kendall_tau(measured_s[group], predicted_s[group]) for group in several]
     return RankingScore(
         groups=len(several),
@@ -140,13 +139,6 @@ def out_of_memory_score(
     )
 
 
-def _regret(measured_s: FloatArray, predicted_s: FloatArray) -> float:
-    chosen_s = measured_s[int(np.argmin(predicted_s))]
-    return float(chosen_s / measured_s.min() - 1.0)
-
-
-# How far off predictions may be, table by table.
-
 MIN_GROUPS = 4
 """Fewer groups than this have no meaningful mean regret; the worst one still counts."""
 
@@ -167,8 +159,19 @@ class Tolerance:
     state what memory depends on."""
 
     def violations(self, part: TableScores, is_calibrated: bool) -> list[str]:
-        """Scores outside of the tolerance, as sentences."""
-        checks = self._calibrated(part) if is_calibrated else self._zero_shot(part)
+        """Messages on scores outside of the tolerance."""
+        checks: list[tuple[str, float, float | None]] = []
+        if part.step and not is_calibrated:
+            checks.append(("mean error", part.step.mean, self.zero_shot_mean))
+        elif part.step:
+            checks.append(("mean error", part.step.mean, self.calibrated_mean))
+            checks.append(("95th percentile of the error", part.step.p95, self.calibrated_p95))
+        if part.ranking and is_calibrated:
+            limit = self.mean_regret_of(part.ranking)
+            checks.append(("mean regret", part.ranking.mean_regret, limit))
+            checks.append(("largest regret", part.ranking.max_regret, self.max_regret))
+        if part.memory and is_calibrated:
+            checks.append(("mean error of memory", part.memory.mean, self.memory_mean))
         found = [
             f"{what} is {value:.1%}, allowed {limit:.1%}"
             for what, value, limit in checks
@@ -180,22 +183,6 @@ class Tolerance:
         """Largest mean regret that passes; None if there are too few groups."""
         return self.mean_regret if ranking.groups >= MIN_GROUPS else None
 
-    def _zero_shot(self, part: TableScores) -> list[tuple[str, float, float | None]]:
-        return [("mean error", part.step.mean, self.zero_shot_mean)] if part.step else []
-
-    def _calibrated(self, part: TableScores) -> list[tuple[str, float, float | None]]:
-        checks: list[tuple[str, float, float | None]] = []
-        if part.step:
-            checks.append(("mean error", part.step.mean, self.calibrated_mean))
-            checks.append(("95th percentile of the error", part.step.p95, self.calibrated_p95))
-        if part.ranking:
-            limit = self.mean_regret_of(part.ranking)
-            checks.append(("mean regret", part.ranking.mean_regret, limit))
-            checks.append(("largest regret", part.ranking.max_regret, self.max_regret))
-        if part.memory:
-            checks.append(("mean error of memory", part.memory.mean, self.memory_mean))
-        return checks
-
     def _out_of_memory(self, part: TableScores) -> list[str]:
         score = part.out_of_memory
         if score is None:
@@ -203,11 +190,9 @@ class Tolerance:
         found = []
         if score.missed:
             found.append(f"{score.missed} of {score.ran_out} runs out of memory are not predicted")
-        if self.runs_per_false_alarm is None:
-            return found
-        allowed = -(-score.ran // self.runs_per_false_alarm)
-        if score.false_alarms > allowed:
-            found.append(f"{score.false_alarms} of {score.ran} runs are wrongly said not to fit")
+        runs_per_alarm = self.runs_per_false_alarm
+        if runs_per_alarm and score.false_alarms > -(-score.ran // runs_per_alarm):
+            found.append(f"{score.false_alarms} of {score.ran} runs are predicted not to fit")
         return found
 
 
@@ -244,9 +229,8 @@ def tolerance_of(table: str) -> Tolerance:
     return _TOLERANCES.get(table, Tolerance())
 
 
-# The clusters that the published measurements were made on, as hocket describes hardware.
-#
-# All are presets with the network that their owners state; only its bandwidth is changed.
+# The clusters of the published measurements: presets with the network bandwidth that their owners
+# state.
 
 
 @dataclass(frozen=True)
@@ -304,31 +288,24 @@ def _devices(cluster: Cluster, site: Site) -> tuple[Device, ...]:
     )
 
 
-# Which measured runs to calibrate with: few that tell most about the others.
-#
-# Each run shares with others what predictions leave open, the more the more alike they are
-# (`hocket.cost.parallel.similarity`). The next run to take is the one that leaves least open in all
-# of them together (Cohn 1996, active learning for a Gaussian process). Measured times play no part.
-# O(taken * runs^2) time, O(runs^2) memory.
+# Selection of the runs to calibrate with: similar runs share unexplained errors
+# (`hocket.cost.parallel.similarity`), so a measured run reduces the variance of runs like it. The
+# next run is the one that reduces the total variance of all runs the most (active learning for a
+# Gaussian process, Cohn 1996). Measured times are not used. O(selected * runs^2) time, O(runs^2)
+# memory.
 
 MAX_CALIBRATION_ROWS = 10
 _MAX_SHARE = 0.5
 """Largest fraction of a table used for calibration."""
 
 
-def calibration_rows(rows: Sequence[MeasuredRun]) -> list[int]:
-    """Positions of the runs used for calibration, in order of selection."""
+def calibration_rows(rows: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Runs used for calibration, in order of selection."""
     count = min(MAX_CALIBRATION_ROWS, int(len(rows) * _MAX_SHARE))
-    return most_telling(alike(rows), [row.table for row in rows], count) if count else []
-
-
-def alike(rows: Sequence[MeasuredRun]) -> FloatArray:
-    """[run, run]: similarity of two runs' unexplained errors."""
-    found = np.concatenate(
-        [places(row.model, row.software, ParallelConfigs.of([row.config])) for row in rows]
-    )
-    programs = np.array([row.software.name for row in rows])
-    return similarity(found, found, programs[:, None] == programs[None, :])
+    if not count:
+        return []
+    _, shared = similarity_of_runs(rows)
+    return [rows[index] for index in most_telling(shared, [row.table for row in rows], count)]
 
 
 def most_telling(shared: FloatArray, tables: Sequence[str], count: int) -> list[int]:
@@ -380,7 +357,7 @@ class TableResult:
     calibrated: TableScores
     tolerance: Tolerance
     violations: tuple[str, ...]
-    """Scores outside of the tolerance, as sentences."""
+    """Messages on scores outside of the tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,9 +419,9 @@ def _site_names(tables: Mapping[str, Sequence[MeasuredRun]]) -> list[str]:
 def calibrated_site(site: str, tables: Mapping[str, Sequence[MeasuredRun]]) -> CalibratedSite:
     """Fit a site's coefficients and memory overheads to its selected runs."""
     rows = [row for table in tables.values() for row in table if row.cluster == site]
-    timed = _chosen([row for row in rows if row.step_s is not None])
+    timed = calibration_rows([row for row in rows if row.step_s is not None])
     timed = timed if len(timed) >= MIN_RUNS else []
-    weighed = _chosen(
+    weighed = calibration_rows(
         [row for row in rows if row.memory_bytes is not None and row.table not in FORMULA_TABLES]
     )
     weighed = weighed if len(weighed) >= MIN_WEIGHED else []
@@ -454,10 +431,6 @@ def calibrated_site(site: str, tables: Mapping[str, Sequence[MeasuredRun]]) -> C
         timed=frozenset((row.table, row.row) for row in timed),
         weighed=frozenset((row.table, row.row) for row in weighed),
     )
-
-
-def _chosen(rows: list[MeasuredRun]) -> list[MeasuredRun]:
-    return [rows[index] for index in calibration_rows(rows)]
 
 
 def fitted_overheads(rows: Sequence[MeasuredRun]) -> MemoryOverheads:
@@ -488,9 +461,9 @@ def _table_result(
     untouched = {site: Coefficients() for site in sites}
     plain = FORMULAS_ONLY if name in FORMULA_TABLES else None
     zero_shot = _part(rows, rows, untouched, plain)
-    timed = [row for row in rows if not _took_part(row, sites[row.cluster].timed)]
-    weighed = [row for row in rows if not _took_part(row, sites[row.cluster].weighed)]
-    # A site that gave no runs has nothing to be judged by but what is known without any.
+    timed = [row for row in rows if (row.table, row.row) not in sites[row.cluster].timed]
+    weighed = [row for row in rows if (row.table, row.row) not in sites[row.cluster].weighed]
+    # A site without selected runs has no calibration that could be scored.
     fitted = {site: found.coefficients for site, found in sites.items() if found.timed}
     # All runs of a table are from one site.
     overheads = plain if name in FORMULA_TABLES else sites[rows[0].cluster].overheads
@@ -508,10 +481,6 @@ def _table_result(
             + [f"{name}, calibrated: {text}" for text in tolerance.violations(calibrated, True)]
         ),
     )
-
-
-def _took_part(row: MeasuredRun, chosen: frozenset[tuple[str, str]]) -> bool:
-    return (row.table, row.row) in chosen
 
 
 def _part(
@@ -543,6 +512,6 @@ def _memory_scores(
         [site_cluster(row.cluster, 8).devices[0].memory_bytes for row in rows], dtype=np.float64
     )
     needed = predict_memory(rows, overheads) / GIVEN_BACK
-    # What was counted never ran: it cannot be a false alarm.
+    # Computed memory is of no run, which could be a false alarm.
     ran = None if overheads is FORMULAS_ONLY else out_of_memory_score(rows, needed, capacity)
     return error_score(errors), ran

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.cost.parallel.in_flight import SPLITS_BACKWARD
 from hocket.cost.parallel.software import Software
-from hocket.transformer import Transformer
+from hocket.transformer import RECOMPUTES, ParallelConfigs, Transformer
 
 _ELEMENT = 2
 """Bytes of a 16-bit number."""
@@ -23,6 +24,13 @@ _TOKEN = 8
 SPLIT_FULL = 3
 """Mode of full recomputation under a schedule with a split backward pass: recomputed tensors stay
 until the weight gradients are computed. Modes 0 to 2 are positions in `RECOMPUTES`."""
+
+
+def place_of(configs: ParallelConfigs) -> tuple[IntArray, IntArray, IntArray]:
+    """Index of each config in the tables: tensor degree, sequence parallelism, mode."""
+    is_full = configs.recompute == RECOMPUTES.index("full")
+    mode = np.where(SPLITS_BACKWARD[configs.schedule] & is_full, SPLIT_FULL, configs.recompute)
+    return configs.tensor, configs.sequence_parallel.astype(np.int32), mode.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +48,6 @@ class ActivationTables:
     """Bytes saved by the embedding, at ``[tensor, sequence_parallel]``."""
     last: FloatArray
     """Bytes saved by last norm, output layer and loss, at ``[tensor, sequence_parallel]``."""
-    has_dense: bool
-    """True if some layers have no experts."""
 
 
 def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
@@ -57,6 +63,8 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
         routes = experts.active + (1 if experts.shared_width else 0)
         sparse = _layer(model, software, shape, width, routes, experts.count)
         sparse_gradient = _weight_gradient(model, shape, width, routes)
+        # Without dense layers nothing may depend on the width of the dense MLP.
+        dense = dense if experts.dense_layers else sparse
     return ActivationTables(
         dense_layer=on_device * _modes(dense, dense_gradient, shape),
         sparse_layer=on_device * _modes(sparse, sparse_gradient, shape),
@@ -66,7 +74,6 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
         first=_TOKEN * shape.tokens + float(model.dropout) * shape.whole,
         last=2 * _ELEMENT * shape.whole
         + software.logit_bytes * model.vocabulary * shape.tokens / shape.tensor,
-        has_dense=experts is None or experts.dense_layers > 0,
     )
 
 
@@ -111,17 +118,19 @@ def _layer(
     # Results of both norms and of the MLP's activation, which the products after them read.
     cheap = 2 * product * shape.whole + product * shape.tokens * width / shape.tensor
     kept = whole + divided - (cheap if software.rematerialises else 0.0)
-    everything = kept + kept_pairs
+    everything = selected = kept + kept_pairs
     if software.selective == "attention":
-        return np.stack([everything, kept], axis=-1)
-    if software.selective == "activations":
-        return np.stack([everything, whole + divided + kept_pairs - cheap], axis=-1)
-    # The layer's input, the result of attention, and every second product: of the projections,
-    # of the result of attention and of the MLP with its gate.
-    result = model.attention.output_width / shape.tensor
-    products = _attention(model, shape) - result + num_wide * width / shape.tensor
-    halves = _ELEMENT * shape.tokens * (result + products / 2) + 2 * _ELEMENT * shape.whole
-    return np.stack([everything, np.minimum(halves, everything)], axis=-1)
+        selected = kept
+    elif software.selective == "activations":
+        selected = whole + divided + kept_pairs - cheap
+    else:
+        # The layer's input, the result of attention, and every second product: of the projections,
+        # of the result of attention and of the MLP with its gate.
+        result = model.attention.output_width / shape.tensor
+        products = _attention(model, shape) - result + num_wide * width / shape.tensor
+        halves = _ELEMENT * shape.tokens * (result + products / 2) + 2 * _ELEMENT * shape.whole
+        selected = np.minimum(halves, everything)
+    return np.stack([everything, selected], axis=-1)
 
 
 def _attention(model: Transformer, shape: _Shape) -> FloatArray:

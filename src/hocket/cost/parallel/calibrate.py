@@ -27,7 +27,7 @@ from hocket.cost.parallel.coefficients import (
 )
 from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
-from hocket.cost.parallel.similarity import UNEXPLAINED, factors, places, similarity
+from hocket.cost.parallel.similarity import UNEXPLAINED, factors, similarity_of_runs
 from hocket.cost.parallel.step import predict_settings, slowest_kind
 from hocket.hardware.cluster import Cluster
 from hocket.transformer import ParallelConfigs
@@ -64,11 +64,10 @@ SPREAD: Mapping[str, float] = {
 class _Runs:
     """Measured runs as arrays, one entry per run."""
 
+    runs: Sequence[MeasuredRun]
     setting: Setting
     configs: ParallelConfigs
     measured_s: FloatArray
-    programs: tuple[str, ...]
-    places: FloatArray
 
     def log_errors(self, coefficients: Coefficients) -> FloatArray:
         """Logarithm of predicted over measured step time of each run, without anchors."""
@@ -87,12 +86,6 @@ class _Runs:
             found[:, position] = (higher - here) / _SMALL
         return found
 
-    def shared(self) -> FloatArray:
-        """[run, run]: covariance of the errors that no coefficient explains."""
-        names = np.array(self.programs)
-        is_same = names[:, None] == names[None, :]
-        return UNEXPLAINED**2 * similarity(self.places, self.places, is_same)
-
 
 def calibrate(
     runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "", noise: float = NOISE
@@ -100,10 +93,15 @@ def calibrate(
     """Fit the coefficients to runs on one cluster; runs without a step time are left out."""
     timed = _timed(runs, cluster)
     _refuse_other_units(timed)
-    logarithms, weights = _most_likely(timed, noise)
+    places, shared = similarity_of_runs(timed.runs)
+    logarithms, weights = _most_likely(timed, UNEXPLAINED**2 * shared, noise)
     anchors = tuple(
-        Anchor(program=program, place=tuple(place.tolist()), weight=UNEXPLAINED**2 * float(weight))
-        for program, place, weight in zip(timed.programs, timed.places, weights, strict=True)
+        Anchor(
+            program=run.software.name,
+            place=tuple(place.tolist()),
+            weight=UNEXPLAINED**2 * float(weight),
+        )
+        for run, place, weight in zip(timed.runs, places, weights, strict=True)
     )
     source = source or f"{len(timed.measured_s)} runs on {cluster.name}"
     return replace(_coefficients(logarithms, source), anchors=anchors)
@@ -122,10 +120,12 @@ def _refuse_other_units(timed: _Runs) -> None:
         )
 
 
-def _most_likely(timed: _Runs, noise: float) -> tuple[FloatArray, FloatArray]:
-    """Most likely logarithms of the coefficients, and the kriging weight of each run."""
+def _most_likely(timed: _Runs, shared: FloatArray, noise: float) -> tuple[FloatArray, FloatArray]:
+    """Most likely logarithms of the coefficients, and the kriging weight of each run.
+
+    ``shared`` is the covariance [run, run] of the errors that no coefficient explains.
+    """
     spread = np.array([SPREAD[name] for name in NAMES])
-    shared = timed.shared()
     logarithms: FloatArray = np.zeros(len(NAMES))
     weights: FloatArray = np.zeros(len(shared))
     for _ in range(_NUM_ROUNDS):
@@ -159,8 +159,7 @@ def prediction_errors(
         factors(
             coefficients.anchors, run.model, run.software, ParallelConfigs.of([run.config])
         ).item()
-        for run in runs
-        if run.step_s is not None
+        for run in timed.runs
     ]
     return np.asarray(np.array(factor) * np.exp(timed.log_errors(coefficients)) - 1)
 
@@ -184,13 +183,10 @@ def _timed(runs: Sequence[MeasuredRun], cluster: Cluster) -> _Runs:
             hint="name the cluster that the runs were measured on, such as 64xdgx-a100-80g",
         )
     return _Runs(
+        timed,
         stack_settings(settings),
         ParallelConfigs.of(run.config for run in timed),
         np.array([run.step_s for run in timed], dtype=np.float64),
-        tuple(run.software.name for run in timed),
-        np.concatenate(
-            [places(run.model, run.software, ParallelConfigs.of([run.config])) for run in timed]
-        ),
     )
 
 

@@ -6,7 +6,6 @@ configs get a correction that the factors do not explain. Both are stored as one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -92,7 +91,11 @@ def coefficients_from_dict(data: object, where: str = "coefficients") -> Coeffic
         )
         if entries["schema"] != COEFFICIENTS_SCHEMA:
             raise wrong("schema", entries["schema"], repr(COEFFICIENTS_SCHEMA))
-        values = _values(entries)
+        values = {
+            name: number(entries[name], name, MIN_COEFFICIENT, MAX_COEFFICIENT)
+            for name in NAMES
+            if name in entries
+        }
         source = text(entries.get("source", ""), "source")
         anchors = tuple(
             _anchor(anchor, f"anchors[{position}]")
@@ -119,11 +122,3 @@ def _anchor(data: object, path: str) -> Anchor:
         place=tuple(number(value, f"{path}.place", -_MAX_PLACE, _MAX_PLACE) for value in place),
         weight=number(entry["weight"], f"{path}.weight", -_MAX_WEIGHT, _MAX_WEIGHT),
     )
-
-
-def _values(entries: Mapping[str, object]) -> dict[str, float]:
-    return {
-        name: number(entries[name], name, MIN_COEFFICIENT, MAX_COEFFICIENT)
-        for name in NAMES
-        if name in entries
-    }

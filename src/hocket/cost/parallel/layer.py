@@ -73,50 +73,38 @@ class LayerTimes:
         return self.forward_s + self.input_gradient_s + self.weight_gradient_s
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Pass:
-    """Seconds of a layer's forward pass, or of its backward pass without weight gradients."""
-
-    matrix_s: FloatArray
-    core_s: FloatArray
-    """Seconds of attention's products between tokens, softmax and dropout."""
-    around_s: FloatArray
-    """Seconds of norms, dropouts and activation functions."""
-    tensor_s: FloatArray
-    other_s: FloatArray
-
-    @property
-    def total_s(self) -> FloatArray:
-        return self.matrix_s + self.core_s + self.around_s + self.tensor_s + self.other_s
-
-
 def layer_times(setting: Setting, slices: LayerSlices) -> LayerTimes:
     """Times of a layer for every given combination of degrees and options."""
     matrix = _matrix_s(setting, slices)
-    forward, backward = _passes(matrix, setting, slices)
-    # Of an op-by-op selection the products are halved and attention is kept.
+    core, core_back = _core_s(setting, slices)
+    around = memory_s(_around_bytes(setting, slices) + _cast_bytes(setting, slices), setting)
+    tensor, tensor_back = _tensor_s(setting, slices)
+    ring = _ring_s(setting, slices)
+    # In the backward pass, gradients take the same two all-to-alls in the opposite direction.
+    experts, hides = _expert_traffic_s(setting, slices), setting.overlaps_experts
+    other = _exposed_s(ring, core) + _exposed_s(experts, hides * (matrix + core))
+    other_back = _exposed_s(2 * ring, core_back)
+    other_back = other_back + _exposed_s(experts, hides * (2 * matrix + core_back))
+    forward = matrix + core + around + tensor + other
+    backward = matrix + core_back + CONSTANTS.backward_bytes * around + tensor_back + other_back
+    # An op-by-op selection recomputes half of the products and keeps attention.
     selected = np.select(
         [setting.selects_ops > 0, setting.selects_activations > 0],
-        [forward.matrix_s / 2 + forward.around_s, forward.around_s / 2],
-        forward.core_s,
+        [matrix / 2 + around, around / 2],
+        core,
     )
-    rerun = np.select(
-        [slices.recompute == FULL, slices.recompute == SELECTIVE],
-        [forward.total_s, selected],
-        0.0,
-    )
-    recomputes_communication = slices.recompute == FULL
-    device_s = forward.total_s + backward.total_s + matrix + rerun
-    stretch = _stretch(device_s, setting, slices)
+    is_full = slices.recompute == FULL
+    rerun = np.select([is_full, slices.recompute == SELECTIVE], [forward, selected], 0.0)
+    stretch = _stretch(forward + backward + matrix + rerun, setting, slices)
     parameters = layer_parameters(setting, slices.tensor, slices.expert)
-    first_s, logits_s, logits_backward_s = _ends(setting, slices)
+    embedding_s, logits_s, logits_backward_s = _ends(setting, slices)
     return LayerTimes(
-        forward_s=stretch * forward.total_s,
-        input_gradient_s=stretch * (backward.total_s + rerun),
+        forward_s=stretch * forward,
+        input_gradient_s=stretch * (backward + rerun),
         weight_gradient_s=stretch * matrix + accumulation_s(parameters, setting),
-        tensor_s=stretch * (forward.tensor_s * (1 + recomputes_communication) + backward.tensor_s),
-        other_s=stretch * (forward.other_s * (1 + recomputes_communication) + backward.other_s),
-        embedding_s=first_s,
+        tensor_s=stretch * (tensor * (1 + is_full) + tensor_back),
+        other_s=stretch * (other * (1 + is_full) + other_back),
+        embedding_s=embedding_s,
         logits_s=logits_s,
         logits_backward_s=logits_backward_s,
     )
@@ -217,33 +205,6 @@ def _experts_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     return routed + np.where(setting.shared_width > 0, shared, 0.0)
 
 
-def _passes(matrix: FloatArray, setting: Setting, slices: LayerSlices) -> tuple[_Pass, _Pass]:
-    core, core_backward = _core_s(setting, slices)
-    moved_bytes = _around_bytes(setting, slices) + _cast_bytes(setting, slices)
-    around = memory_s(moved_bytes, setting)
-    tensor, tensor_backward = _tensor_s(setting, slices)
-    ring = _ring_s(setting, slices)
-    # Backward, gradients take the same two all-to-alls in the opposite direction.
-    experts = _expert_traffic_s(setting, slices)
-    hides = setting.overlaps_experts
-    forward = _Pass(
-        matrix_s=matrix,
-        core_s=core,
-        around_s=around,
-        tensor_s=tensor,
-        other_s=_beside(ring, core) + _beside(experts, hides * (matrix + core)),
-    )
-    backward = _Pass(
-        matrix_s=matrix,
-        core_s=core_backward,
-        around_s=CONSTANTS.backward_bytes * around,
-        tensor_s=tensor_backward,
-        other_s=_beside(2 * ring, core_backward)
-        + _beside(experts, hides * (2 * matrix + core_backward)),
-    )
-    return forward, backward
-
-
 def _core_s(setting: Setting, slices: LayerSlices) -> tuple[FloatArray, FloatArray]:
     """Forward and backward seconds of attention's products, and of unfused softmax and dropout."""
     pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
@@ -330,7 +291,7 @@ def _ring_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     return all_gather_s(size_bytes * slices.context, group, setting)
 
 
-def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
+def _exposed_s(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
     """Exposed seconds of traffic that overlaps with ``work_s`` of work."""
     least_s = np.where(work_s > 0, CONSTANTS.never_hidden * traffic_s, traffic_s)
     return np.maximum(least_s, traffic_s - work_s)

@@ -27,7 +27,8 @@ MAX_FILE_BYTES = 16_000_000
 MAX_ROWS = 10_000
 """Most rows of a table: each becomes a model and a config, a thousand times the size of its text.
 """
-MAX_SECONDS = 1e6
+_MOST = 1e6
+"""Largest number of seconds or GiB."""
 DEFAULTS: Mapping[str, Any] = {"vocabulary": 51_200, "sequence": 2048}
 """Sizes of models in tables without these columns."""
 _ALIASES = {
@@ -152,16 +153,12 @@ def _value(name: str, cell: str) -> Any:
 
 
 def _run(cells: Mapping[str, Any], software: Software | None, path: Path) -> MeasuredRun:
-    config = _config(cells)
-    memory_gib = cells.get("memory_gib")
     return MeasuredRun(
         model=_model(cells, path.parent),
-        config=config,
+        config=_config(cells),
         software=_program(cells, software),
-        step_s=_seconds(cells),
-        memory_bytes=None
-        if memory_gib is None
-        else number(memory_gib, "memory_gib", 0, 1e6) * 2**30,
+        step_s=_number(cells, {"step_s": 1.0, "step_ms": 1e-3}, 1e-9),
+        memory_bytes=_number(cells, {"memory_gib": 2.0**30}, 0),
         is_oom=cells.get("oom", False),
         table=path.stem,
         **{name: cells.get(name, "") for name in ("row", "cluster", "release")},
@@ -205,8 +202,8 @@ def _program(cells: Mapping[str, Any], default: Software | None) -> Software:
     return replace(program, **stated)
 
 
-def _seconds(cells: Mapping[str, Any]) -> float | None:
-    for name, unit_s in (("step_s", 1.0), ("step_ms", 1e-3)):
-        if name in cells:
-            return unit_s * number(cells[name], name, 1e-9, MAX_SECONDS)
-    return None
+def _number(cells: Mapping[str, Any], units: Mapping[str, float], least: float) -> float | None:
+    """The first of the columns with their units that a row has; None if it has none."""
+    found = (unit * number(cells[name], name, least, _MOST) for name, unit in units.items()
+             if name in cells)  # fmt: skip
+    return next(found, None)

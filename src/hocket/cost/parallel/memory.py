@@ -14,26 +14,12 @@ from functools import lru_cache
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray
-from hocket.cost.parallel.activations import SPLIT_FULL, ActivationTables, activation_tables
-from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, V_SHAPED, in_flight_chunks
+from hocket.cost.parallel.activations import ActivationTables, activation_tables, place_of
+from hocket.cost.parallel.in_flight import V_SHAPED, in_flight_chunks
 from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.state import StateRates, state_rates, state_tables
-from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfigs, Transformer
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ConfigMemory:
-    """Bytes on the fullest device of each config; only the total includes overheads."""
-
-    state_bytes: FloatArray
-    """Weights, gradients, optimizer state, and the layers that ZeRO gathers temporarily."""
-    activation_bytes: FloatArray
-    """Activations of all microbatches in flight, and of one layer being recomputed."""
-    edge_bytes: FloatArray
-    """Activations of the embedding and the logits on that device."""
-    total_bytes: FloatArray
-    """Sum of all terms, with overheads."""
+from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
 
 
 def memory(
@@ -41,8 +27,8 @@ def memory(
     configs: ParallelConfigs,
     software: Software,
     overheads: MemoryOverheads | None = None,
-) -> ConfigMemory:
-    """Memory of the fullest device of each config; ``overheads`` defaults to the program's own.
+) -> FloatArray:
+    """Bytes on the fullest device of each config; ``overheads`` defaults to the program's own.
 
     Stages are even; if the layers are not a multiple of the stages, the first stages get one more.
     Only the first and the last rank of each pipeline are computed, since one of them is the
@@ -50,10 +36,7 @@ def memory(
     """
     overheads = overheads or software.overheads
     if not len(configs):
-        nothing = np.zeros(0)
-        return ConfigMemory(
-            state_bytes=nothing, activation_bytes=nothing, edge_bytes=nothing, total_bytes=nothing
-        )
+        return np.zeros(0)
     place = configs.schedule, configs.pipeline, configs.chunks
     layers, last_layers, first_held, last_held, logits_held, both, num_dense = (
         table[place]
@@ -76,31 +59,19 @@ def memory(
     state_factor, factor = overheads.state_factor, overheads.activation_factor
     first = state_factor * first_state + factor * (first_kept + first_edge)
     last = state_factor * last_state + factor * (last_kept + last_edge)
-    is_last = (last > first) & (both == 0)
-    return ConfigMemory(
-        state_bytes=np.where(is_last, last_state, first_state),
-        activation_bytes=np.where(is_last, last_kept, first_kept) + working,
-        edge_bytes=np.where(is_last, last_edge, first_edge),
-        total_bytes=overheads.constant_bytes + np.where(is_last, last, first) + factor * working,
-    )
+    fullest = np.where(both, first, np.maximum(first, last))
+    return np.asarray(overheads.constant_bytes + fullest + factor * working, np.float64)
 
 
 def _kept_bytes(tables: ActivationTables, configs: ParallelConfigs) -> list[FloatArray]:
     """Bytes per sequence of each config: saved by a layer, their excess over those of a dense
     layer, temporary during recomputation, saved by the embedding, saved by logits and loss."""
-    is_split_full = SPLITS_BACKWARD[configs.schedule] & (configs.recompute == _FULL)
-    mode = np.where(is_split_full, SPLIT_FULL, configs.recompute)
-    ends = configs.tensor, configs.sequence_parallel.astype(np.int8)
-    place = (*ends, mode)
+    place = place_of(configs)
+    ends = place[:2]
     sparse = tables.sparse_layer[place]
-    working = tables.sparse_working[place]
-    if tables.has_dense:
-        working = np.maximum(working, tables.dense_working[place])
+    working = np.maximum(tables.sparse_working[place], tables.dense_working[place])
     excess = sparse - tables.dense_layer[place]
     return [sparse, excess, working, tables.first[ends], tables.last[ends]]
-
-
-_FULL = RECOMPUTES.index("full")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOverheads:
@@ -17,14 +15,6 @@ class MemoryOverheads:
     constant_bytes: float = 4e9
     state_factor: float = 1.15
     activation_factor: float = 1.15
-
-    def total(self, state_bytes: FloatArray, activation_bytes: FloatArray) -> FloatArray:
-        """Total bytes as the GPU driver reports them."""
-        return (
-            self.constant_bytes
-            + self.state_factor * state_bytes
-            + self.activation_factor * activation_bytes
-        )
 
 
 FORMULAS_ONLY = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=1.0)

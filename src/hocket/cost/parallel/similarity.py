@@ -15,6 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray
 from hocket.cost.parallel.coefficients import Anchor
+from hocket.cost.parallel.measured_runs import MeasuredRun
 from hocket.cost.parallel.software import Software
 from hocket.transformer import ParallelConfigs, Transformer
 
@@ -42,6 +43,15 @@ def places(model: Transformer, software: Software, configs: ParallelConfigs) -> 
     columns += [np.asarray(value, dtype=np.float64) for value in settings]
     found = np.stack(np.broadcast_arrays(*columns, configs.zero)[:-1], axis=1)
     return np.asarray(found, dtype=np.float64)
+
+
+def similarity_of_runs(runs: Sequence[MeasuredRun]) -> tuple[FloatArray, FloatArray]:
+    """[run, coordinate]: place of each run, and [run, run]: correlation of unexplained errors."""
+    found = np.concatenate(
+        [places(run.model, run.software, ParallelConfigs.of([run.config])) for run in runs]
+    )
+    programs = np.array([run.software.name for run in runs])
+    return found, similarity(found, found, programs[:, None] == programs)
 
 
 def at_depth(anchor: Anchor, num_layers: int) -> Anchor:

@@ -20,6 +20,10 @@ from hocket.cost.parallel.setting import Setting
 FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
 """Patterns of filling and draining a pipeline: `StageTimes.fill_s` has a row for each. With too few
 microbatches all but ``FLUSH`` approach ``SCARCE``."""
+PATTERN = {
+    "zb-h1": ZB_H1, "zb-h2": ZB_H2, "zb-v": ZB_V, "v-half": V_HALF, "dualpipe-v": DUALPIPE_V,
+}  # fmt: skip
+"""Pattern of each schedule that splits the backward pass; the others have ``FLUSH``."""
 DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
 """Microbatches per pipeline rank from which each pattern reaches its own fill time."""
 GATHERED = 3

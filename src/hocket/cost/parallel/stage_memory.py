@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
-from hocket.cost.parallel.activations import SPLIT_FULL, activation_tables
-from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, in_flight_chunks
+from hocket.cost.parallel.activations import activation_tables, place_of
+from hocket.cost.parallel.in_flight import in_flight_chunks
 from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.state import state_rates, state_tables
-from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfig, ParallelConfigs, Transformer
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Stages:
         np.maximum.at(found, self.ranks, values)
         return found
 
-    def larger(self, dense: float, sparse: float) -> FloatArray:
+    def larger(self, dense: FloatArray, sparse: FloatArray) -> FloatArray:
         """The larger value of the kinds of layers that a stage has."""
         found = np.maximum(dense * (self.num_dense > 0), sparse * (self.num_sparse > 0))
         return np.asarray(found)
@@ -102,11 +102,8 @@ def _activation_bytes(
     """Bytes of one microbatch: saved by layers and embedding, by logits and loss, read by weight
     gradients, and temporary during recomputation."""
     tables = activation_tables(model, software, config.tensor)
-    mode = RECOMPUTES.index(config.recompute)
-    if config.recompute == "full" and SPLITS_BACKWARD[SCHEDULES.index(config.schedule)]:
-        mode = SPLIT_FULL
-    ends = config.tensor, int(config.sequence_parallel)
-    place = (*ends, mode)
+    place = place_of(ParallelConfigs.of([config]))
+    ends = place[:2]
     # Sequences of one microbatch per device: a fraction under context parallelism.
     share = config.microbatch / config.context
     layers = stages.num_dense * tables.dense_layer[place]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.base.errors import UsageError, unknown_name
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.efficiency import CONSTANTS
@@ -20,7 +19,7 @@ from hocket.cost.parallel.similarity import factors
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import slices_of, slowest_kind, times_of_each
-from hocket.hardware.cluster import Cluster, DeviceKind
+from hocket.hardware.cluster import Cluster
 from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 
@@ -33,7 +32,9 @@ def stage_costs(
     kinds: Sequence[str] | None = None,
 ) -> StageCosts:
     """Costs of the virtual stages; ``kinds`` names the device type of each pipeline rank."""
-    kind_of_rank = _kinds(config, cluster, software, kinds)
+    known = {kind.name: kind for kind in cluster.kinds}
+    kind_of_rank = [slowest_kind(cluster, software)] * config.pipeline
+    kind_of_rank = kind_of_rank if kinds is None else [known[name] for name in kinds]
     times = {
         kind.name: _kind_times(
             setting_of(model, software, kind, cluster.networks[kind.name], coefficients), config
@@ -81,24 +82,6 @@ def _kind_times(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
         exposed.once_s + times.ranks.optimizer_s,
     )  # fmt: skip
     return tuple(column.item() for column in columns)
-
-
-def _kinds(
-    config: ParallelConfig, cluster: Cluster, software: Software, names: Sequence[str] | None
-) -> list[DeviceKind]:
-    """Device type of each pipeline rank."""
-    if names is None:
-        return [slowest_kind(cluster, software)] * config.pipeline
-    if len(names) != config.pipeline:
-        raise UsageError(
-            f"{len(names)} kinds of device for {config.pipeline} pipeline ranks",
-            hint="name one kind per rank",
-        )
-    known = {kind.name: kind for kind in cluster.kinds}
-    for name in names:
-        if name not in known:
-            raise unknown_name("device kind", name, known, where=cluster.name)
-    return [known[name] for name in names]
 
 
 def _sends_s(config: ParallelConfig, ranks: Sequence[int], setting: Setting) -> tuple[float, ...]:

@@ -27,20 +27,16 @@ from hocket.cost.parallel.similarity import factors
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import (
     DEPTH,
-    DUALPIPE_V,
     FLUSH,
     GATHERED,
+    PATTERN,
     SCARCE,
     V_HALF,
-    ZB_H1,
-    ZB_H2,
-    ZB_V,
     StageTimes,
     stage_times,
 )
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
-from hocket.transformer.counts import step_flops
 
 # Times depend on few fields at once, so they are computed for the distinct combinations of these
 # fields and looked up for each config.
@@ -75,11 +71,7 @@ def distinct(columns: Mapping[str, NDArray[Any]]) -> tuple[dict[str, FloatArray]
     return combinations, index.astype(np.int32)
 
 
-_PATTERNS = {
-    "gpipe": FLUSH, "1f1b": FLUSH, "interleaved": FLUSH, "looped-bfs": FLUSH, "zb-h1": ZB_H1,
-    "zb-h2": ZB_H2, "zb-v": ZB_V, "v-half": V_HALF, "dualpipe-v": DUALPIPE_V,
-}  # fmt: skip
-_PATTERN = np.array([_PATTERNS[name] for name in SCHEDULES], dtype=np.int32)
+_PATTERN = np.array([PATTERN.get(name, FLUSH) for name in SCHEDULES], dtype=np.int32)
 
 
 class ExposedTimes(NamedTuple):
@@ -116,8 +108,9 @@ class Times:
         hidden_s = (self.setting.overlaps_data * stages.busy_s)[stage]
         beside_s = (self.setting.overlaps_pipeline * stages.busy_s)[stage]
         left_each_s = exposed_s(each_s, hidden_s, configs.zero == GATHERED)
-        beside_s = beside_s - (each_s - left_each_s)
-        sent_s = exposed_exchange_s(exchange_s, beside_s, configs.chunks)
+        beside_s = np.maximum(beside_s - (each_s - left_each_s), 0.0) / configs.chunks
+        # With one chunk, the next microbatch waits for the transfer.
+        sent_s = np.where(configs.chunks > 1, exposed_s(exchange_s, beside_s), exchange_s)
         # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
         taken_s = each_s + configs.chunks * (exchange_s - sent_s)
         rounds = hiding_rounds(configs.pipeline, configs.chunks, self.count)
@@ -165,9 +158,6 @@ class StepPrediction:
 
     step_s: FloatArray
     times: Times
-    tokens_per_sequence: int
-    flops_per_sequence: float
-    """FLOPs of the model per sequence, without recomputation."""
     factor: FloatArray
     """Correction of the predicted times by measured runs; see `hocket.cost.parallel.similarity`."""
 
@@ -182,17 +172,6 @@ class StepPrediction:
     def bubble(self) -> FloatArray:
         """Fraction of the step in which the most loaded device waits for the pipeline."""
         return self.parts()["bubble"] / self.step_s
-
-    @property
-    def tokens_per_s(self) -> FloatArray:
-        """Tokens per second of all devices together."""
-        return self.times.configs.global_batch * self.tokens_per_sequence / self.step_s
-
-    @property
-    def mfu(self) -> FloatArray:
-        """Model FLOPs utilization: fraction of the peak, without recomputation."""
-        rate = self.times.configs.global_batch * self.flops_per_sequence / self.step_s
-        return rate / (num_devices(self.times.configs) * self.times.setting.peak_flops)
 
 
 def predict(
@@ -210,13 +189,7 @@ def predict(
     ranks = distinct({name: columns[name] for name in RANK_FIELDS})
     times = _times(setting, configs, stages, ranks)
     factor = factors(coefficients.anchors, model, software, configs)
-    return StepPrediction(
-        step_s=factor * _sum(times.parts()),
-        factor=factor,
-        times=times,
-        tokens_per_sequence=model.sequence,
-        flops_per_sequence=step_flops(model, 1, "model"),
-    )
+    return StepPrediction(step_s=factor * _sum(times.parts()), factor=factor, times=times)
 
 
 def times_of_each(setting: Setting, configs: ParallelConfigs) -> Times:
@@ -282,14 +255,6 @@ def exposed_s(
     waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
     left_s = np.where(is_waited_for, waited_s, collective_s - hidden_s)
     return np.maximum(CONSTANTS.never_hidden * collective_s, left_s)
-
-
-def exposed_exchange_s(
-    exchange_s: FloatArray, hidden_s: FloatArray, chunks: IntArray
-) -> FloatArray:
-    """Exposed seconds of one chunk's transfers that overlap with ``hidden_s`` seconds of work."""
-    hidden_s = np.maximum(hidden_s, 0.0) / chunks
-    return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 
 
 def hiding_rounds(pipeline: IntArray, chunks: IntArray, count: IntArray) -> FloatArray:

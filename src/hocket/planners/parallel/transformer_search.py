@@ -150,7 +150,7 @@ class _Judge:
 
     def held_bytes(self, configs: ParallelConfigs) -> FloatArray:
         training = self.problem.training
-        return memory(training.model, configs, training.software).total_bytes
+        return memory(training.model, configs, training.software)
 
     def step_s(self, configs: ParallelConfigs, requested: BoolArray) -> FloatArray:
         """Step times of the requested configs; infinite for the others."""
@@ -295,7 +295,7 @@ def _best(
     largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
     # Layers are not partitioned yet: an even split need only fit the type with the most memory.
     training = problem.training
-    held_bytes = memory(training.model, configs, training.software).total_bytes
+    held_bytes = memory(training.model, configs, training.software)
     fits = held_bytes <= np.repeat(largest, width)
     step_s = np.where(fits, _estimates(problem, block, layouts), np.inf)
     order = np.argsort(step_s, kind="stable")[:num_kept]
@@ -408,7 +408,7 @@ def described(problem: Problem, pool: int, configs: ParallelConfigs) -> list[Con
         return []
     own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
     training = problem.training
-    held = memory(training.model, configs, training.software).total_bytes
+    held = memory(training.model, configs, training.software)
     prediction = predict(training.model, configs, cluster, training.software, training.coefficients)
     parts = prediction.parts()
     return [

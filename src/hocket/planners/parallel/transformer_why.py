@@ -74,7 +74,7 @@ def _fits(problem: Problem, pool: Pool, num_hosts: int, limits: Limits) -> bool:
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
     training = problem.training
     for block in config_blocks(training.model, more, training.global_batch, limits):
-        held = memory(training.model, block.configs, training.software).total_bytes
+        held = memory(training.model, block.configs, training.software)
         if np.any(held <= pool.limit_bytes):
             return True
     return False
