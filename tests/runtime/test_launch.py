@@ -21,6 +21,7 @@ from ports import reserved_port
 from hocket.api.parallel_configs import limited, make_training
 from hocket.api.planners import compare_candidates
 from hocket.base.errors import UsageError
+from hocket.cost.parallel.softwares import find_software
 from hocket.plan.files import SavedPlan, read_plan, write_plan
 from hocket.planners.parallel.transformer_search import plan_of
 from hocket.runtime.checkpoint import read_state
@@ -91,7 +92,7 @@ def config(alone, tmp_path_factory):
         mlp="gelu", vocabulary=64, sequence=64, tied_embeddings=False, learned_positions=True,
         biases=True, dropout=False,
     )  # fmt: skip
-    training = make_training(shape, "2xv100-16g", 32, software="megatron-core")
+    training = make_training(shape, "2xv100-16g", 32, program=find_software("megatron-core"))
     problem = limited(training, fixed="pipeline=2")
     write_plan(folder / "plan.json", problem, plan_of(compare_candidates(problem)))
     return folder / "plan.json"
