@@ -16,18 +16,13 @@ import numpy as np
 from gavel_cluster import DEVICE_TYPES, TABLE, model_of
 
 from hocket.fleet.throughputs import Throughputs, read_throughputs
-from hocket.fleet.throughputs.unseen import conditional_row, expected_row, with_unseen_job
+from hocket.fleet.throughputs.unseen import complete, conditional_row, expected_row
 
 TABLES = (
     TABLE,
     "gavel/physical_cluster_throughputs.json",
     "shockwave/tacc_throughputs.json",
 )
-
-
-def without(table: Throughputs, row: int) -> Throughputs:
-    """The table as it was before a job came."""
-    return table.only([at for at in range(len(table.profiles)) if at != row])
 
 
 def show(name: str, errors: list[float]) -> None:
@@ -70,27 +65,25 @@ def alone(name: str, table: Throughputs, *, unseen: str) -> None:
 
 
 def pairs(table: Throughputs, measured_share: float) -> None:
-    """Speeds beside other jobs on one device, a share of the pairs measured."""
+    """Parts of their speed that unseen jobs keep beside others, a share of the pairs measured."""
     random = np.random.default_rng(0)
     single = [at for at, profile in enumerate(table.profiles) if profile.gang == 1]
+    table = table.only(single)
+    parts = table.beside / np.where(table.alone > 0.0, table.alone, np.inf)[:, None, :]
+    parts = np.where(parts > 0.0, parts, np.nan)
     ours, plain = [], []
-    for row in single:
-        known, beside, hidden = without(table, row), {}, []
-        for other in (at for at in single if at != row):
-            for column, device_type in enumerate(table.device_types):
-                pair = (table.beside[row, other, column], table.beside[other, row, column])
-                if random.random() < measured_share:
-                    beside[device_type, table.profiles[other]] = pair
-                elif pair[0] > 0.0:
-                    hidden.append((other - (other > row), column, pair[0]))
-        rates = dict(zip(table.device_types, table.alone[row], strict=True))
-        found = with_unseen_job(known, table.profiles[row], rates, beside).throughputs
-        shares = known.beside / np.where(known.alone > 0.0, known.alone, np.inf)[:, None, :]
-        mean = shares[shares > 0.0].mean()
-        for other, column, truth in hidden:
-            guess = found.beside[-1, other, column]
-            ours.append(float(abs(np.log(guess / truth))) if guess > 0.0 else 3.0)
-            plain.append(float(abs(np.log(mean * table.alone[row, column] / truth))))
+    for row in range(len(single)):
+        is_hidden = random.random(parts.shape[1:]) >= measured_share
+        known = parts.copy()
+        known[row][is_hidden] = np.nan
+        known[:, row][is_hidden] = np.nan
+        known[row, row] = np.nan
+        found = complete(known.reshape(len(single), -1)).reshape(parts.shape)[row]
+        asked = is_hidden & np.isfinite(parts[row])
+        asked[row] = False
+        ours += np.abs(np.log(found[asked] / parts[row][asked])).tolist()
+        mean = np.nanmean(np.delete(np.delete(parts, row, 0), row, 1))
+        plain += np.abs(np.log(mean / parts[row][asked])).tolist()
     show(f"pairs, {measured_share:.0%} known: estimate", ours)
     show(f"pairs, {measured_share:.0%} known: mean share", plain)
 

@@ -1,9 +1,9 @@
-"""Estimate the row of a job that a table does not have from a few measurements.
+"""Estimate throughputs that nobody measured from a few measurements (Gavel's estimator).
 
-Speeds alone on other device types follow from jobs with similar names and gangs (`belief_from`).
-The part of them that is left beside each other job is one more row of a wide table with holes
+Speeds of a job on other device types follow from jobs with similar names and gangs (`belief_from`).
+The part of its speed that a job keeps beside each other job is an entry of a wide table with holes
 (`complete`). Narayanan et al. (OSDI 2020, section 3.3) give a new job the row of its nearest
-neighbour instead; here measured values stay as they are. Cost of two completions.
+neighbour instead; here measured values stay as they are.
 """
 
 from __future__ import annotations
@@ -119,30 +119,19 @@ def conditional_row(expected: Expected, known: FloatArray) -> Expected:
     return Expected(mean, covariance)
 
 
-# Throughputs that nobody measured, from those of similar jobs.
+# Completion of a table with holes.
 #
 # Narayanan et al. (OSDI 2020, section 3.3) complete the table of shared over alone throughputs by
 # matrix factorisation and match a new job to its nearest known one. Here logarithms are completed
 # directly by a low-rank model with a ridge penalty, solved by alternating least squares (Koren,
-# Bell and Volinsky, Computer 2009), and every estimate says how uncertain it is. O(iterations x
-# entries x rank^2).
+# Bell and Volinsky, Computer 2009). O(iterations x entries x rank^2).
 
 _ITERATIONS = 30
 _PASSES = 8
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Completed:
-    """A table with all holes filled."""
-
-    values: FloatArray
-    """Measured entries as they were, estimates elsewhere."""
-    log_deviation: FloatArray
-    """Standard deviation of the logarithm of each estimate; 0 where it was measured."""
-
-
-def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Completed:
-    """Fill the holes (NaN) of a table of positive numbers."""
+def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> FloatArray:
+    """Fill the holes (NaN) of a table of positive numbers; measured entries stay as they are."""
     known = np.isfinite(values) & (values > 0.0)
     logs = np.log(np.where(known, values, 1.0))
     left, right = np.zeros((len(logs), 1)), np.zeros((logs.shape[1], 1))
@@ -153,12 +142,7 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Comple
         base = centre + rows[:, None] + columns[None, :]
         rest = np.where(known, logs - base, 0.0)
         left, right = _factors(rest, known, min(rank, *values.shape), ridge)
-    estimate = base + left @ right.T
-    deviation = _deviation(logs - estimate, known, left, right, ridge)
-    return Completed(
-        values=np.where(known, values, np.exp(estimate)),
-        log_deviation=np.where(known, 0.0, deviation),
-    )
+    return np.where(known, values, np.exp(base + left @ right.T))
 
 
 def _centres(logs: FloatArray, known: BoolArray) -> tuple[float, FloatArray, FloatArray]:
@@ -191,24 +175,6 @@ def _solve(rest: FloatArray, known: BoolArray, factor: FloatArray, ridge: float)
     gram = np.einsum("ij,jr,js->irs", weight, factor, factor) + ridge * np.eye(factor.shape[1])
     right_side = (weight * rest) @ factor
     return np.asarray(np.linalg.solve(gram, right_side[:, :, None])[:, :, 0])
-
-
-def _deviation(
-    residual: FloatArray,
-    known: BoolArray,
-    left: FloatArray,
-    right: FloatArray,
-    ridge: float,
-) -> FloatArray:
-    """Noise of the known entries, widened where a row says little about a column."""
-    used = left.shape[1] * sum(left.shape[:1] + right.shape[:1])
-    freedom = max(int(known.sum()) - used, 1)
-    noise = float(np.sqrt((residual[known] ** 2).sum() / freedom)) if known.any() else 1.0
-    weight = known.astype(float)
-    gram = np.einsum("ij,jr,js->irs", weight, right, right) + ridge * np.eye(right.shape[1])
-    spread = np.einsum("jr,irs,js->ij", right, np.linalg.inv(gram), right)
-    few = 1.0 / (1.0 + known.sum(axis=1))
-    return np.asarray(noise * np.sqrt(1.0 + spread + few[:, None]))
 
 
 # What is believed of a job's throughputs, and how much more may be hoped for.
@@ -256,19 +222,6 @@ class Belief:
         return np.where(self.can_run, hoped, 0.0)
 
 
-def check_type(table: Throughputs, device_type: str) -> None:
-    """Raise `UsageError` for a device type that a table does not have."""
-    if device_type not in table.device_types:
-        hint = did_you_mean(device_type, table.device_types)
-        raise UsageError(f"the table has no devices of type {device_type!r}", hint=hint)
-
-
-def check_speed(steps_per_s: float) -> None:
-    """Raise `UsageError` unless a speed is a finite number of at least 0."""
-    if not 0.0 <= steps_per_s < np.inf:
-        raise UsageError(f"{steps_per_s!r} is no number of steps per second")
-
-
 def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float]) -> Belief:
     """Estimate a job that a table does not have from measured speeds on some device types.
 
@@ -276,8 +229,11 @@ def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float])
     table does not have, for invalid speeds, and if no speed is known.
     """
     for device_type, speed in alone.items():
-        check_type(table, device_type)
-        check_speed(speed)
+        if device_type not in table.device_types:
+            hint = did_you_mean(device_type, table.device_types)
+            raise UsageError(f"the table has no devices of type {device_type!r}", hint=hint)
+        if not 0.0 <= speed < np.inf:
+            raise UsageError(f"{speed!r} is no number of steps per second")
     measured = np.array([alone.get(device_type, np.nan) for device_type in table.device_types])
     if not (measured > 0.0).any():
         raise UsageError(
@@ -287,119 +243,3 @@ def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float])
     expected = expected_row(np.log(table.alone[full]), [table.profiles[at] for at in full], job)
     known = np.log(np.where(measured > 0.0, measured, np.nan))
     return Belief(logs=conditional_row(expected, known), can_run=measured != 0.0)
-
-
-PairRates = Mapping[tuple[str, JobProfile], tuple[float, float]]
-"""Kind and other job to steps per second (mine, other's) on one device; (0, 0): may not share."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Estimated:
-    """A table with one more job, the last, and the uncertainty of its entries."""
-
-    throughputs: Throughputs
-    alone_log_deviation: FloatArray
-    """``[type]``: standard deviation of the logarithm; 0 where it was measured."""
-    pair_log_deviation: FloatArray
-    """``[other profile, type]``: the same for the part that the new job keeps beside another."""
-
-
-def with_unseen_job(
-    table: Throughputs,
-    job: JobProfile,
-    alone: Mapping[str, float],
-    beside: PairRates | None = None,
-    *,
-    boldness: float = 0.0,
-) -> Estimated:
-    """Add a job to a table, of which speeds on some device types are known, and perhaps pairs.
-
-    Unknown device types get the mean plus ``boldness`` deviations, so that the job is tried there.
-    A speed of 0 means that the job cannot run there. Raises `UsageError` for names that the table
-    does not have, for invalid speeds, and if no speed is known.
-    """
-    _check(table, job, beside or {})
-    same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
-    belief = belief_from(table, job, alone)
-    hoped = zip(table.device_types, belief.steps_per_s(boldness), strict=True)
-    row = np.array([alone.get(*both) for both in hoped])
-    mine, others, pair_deviation = _pairs(table, same, row, beside or {})
-    beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.device_types)))
-    beside_all[:-1, :-1] = table.beside
-    beside_all[-1, :-1], beside_all[:-1, -1] = mine, others
-    return Estimated(
-        throughputs=Throughputs(
-            device_types=table.device_types,
-            profiles=(*table.profiles, job),
-            alone=np.vstack([table.alone, row]),
-            beside=beside_all,
-        ),
-        alone_log_deviation=np.where(belief.can_run, belief.logs.deviation, 0.0),
-        pair_log_deviation=pair_deviation,
-    )
-
-
-def _pairs(
-    table: Throughputs, same: BoolArray, row: FloatArray, measured: PairRates
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Throughputs of the new job and each other on one device, ``[other, type]``."""
-    shape = (len(same), len(table.device_types))
-    mine, others, deviation = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    at = np.flatnonzero(same)
-    if not len(at) or not table.beside[np.ix_(at, at)].any():
-        return mine, others, deviation
-    kept, lost = _measured_parts(table, row, measured)
-    alone = np.where(table.alone > 0.0, table.alone, np.inf)
-    # [other, type, partner]: what a job keeps of its speed beside a partner.
-    parts = table.beside[np.ix_(at, at)].transpose(0, 2, 1) / alone[at][:, :, None]
-    mine_parts = _last_row(parts, kept[at])
-    other_parts = _last_row(parts.transpose(2, 1, 0), lost[at])
-    mine[at] = np.minimum(mine_parts.values, 1.0) * row
-    others[at] = np.minimum(other_parts.values, 1.0) * table.alone[at]
-    deviation[at] = mine_parts.log_deviation
-    # A job that shares a device type with nobody fits beside nothing, whatever its speed would be.
-    shares = parts.any(axis=2)
-    allowed = np.zeros(shape, dtype=bool)
-    allowed[at] = np.where(np.isnan(kept[at]), shares, kept[at] > 0.0)
-    allowed &= (mine > 0.0) & (others > 0.0)
-    return np.where(allowed, mine, 0.0), np.where(allowed, others, 0.0), deviation
-
-
-def _measured_parts(
-    table: Throughputs, row: FloatArray, measured: PairRates
-) -> tuple[FloatArray, FloatArray]:
-    """Measured parts of the new job and of the others; NaN where nothing was measured."""
-    kept = np.full((len(table.profiles), len(table.device_types)), np.nan)
-    lost = kept.copy()
-    for (device_type, other), (mine, others) in measured.items():
-        at, column = table.profiles.index(other), table.device_types.index(device_type)
-        both = mine > 0.0 and others > 0.0 and row[column] > 0.0 and table.alone[at, column] > 0.0
-        kept[at, column] = mine / row[column] if both else 0.0
-        lost[at, column] = others / table.alone[at, column] if both else 0.0
-    return kept, lost
-
-
-def _last_row(parts: FloatArray, measured: FloatArray) -> Completed:
-    """``[partner, type]`` of a new job, from ``[job, type, partner]`` of those in the table."""
-    flat = parts.transpose(0, 2, 1).reshape(len(parts), -1)
-    filled = complete(np.vstack([np.where(flat > 0.0, flat, np.nan), _known(measured.ravel())]))
-    return Completed(
-        values=filled.values[-1].reshape(measured.shape),
-        log_deviation=filled.log_deviation[-1].reshape(measured.shape),
-    )
-
-
-def _known(values: FloatArray) -> FloatArray:
-    return np.where(values > 0.0, values, np.nan)
-
-
-def _check(table: Throughputs, job: JobProfile, beside: PairRates) -> None:
-    for (device_type, other), speeds in beside.items():
-        check_type(table, device_type)
-        for speed in speeds:
-            check_speed(speed)
-        if other not in table.profiles or other.gang != job.gang:
-            hint = "pairs have jobs of one gang that are in the table"
-            raise UsageError(f"{job.job_type!r} cannot be paired with {other}", hint=hint)
-    if job in table.profiles:
-        raise UsageError(f"the table has {job.job_type!r} already", hint="read its row")

@@ -135,6 +135,6 @@ def _parts(
     size = len(own) + 1
     whole = np.full((size, size, len(device_types)), _USUAL_PART)
     whole[:-1, :-1] = np.where(part > 0.0, part, np.nan)
-    filled = complete(whole.reshape(size, -1)).values.reshape(whole.shape)[:-1, :-1]
+    filled = complete(whole.reshape(size, -1)).reshape(whole.shape)[:-1, :-1]
     estimate = np.clip(filled, _LEAST_PART, 1.0)
     return np.where(np.isnan(part), estimate, part)
