@@ -31,8 +31,12 @@ def unknown_word(arguments):
         name = words.pop(0)
         found = command.get_command(click.Context(command), name)
         if found is None:
-            return None if command.name == "calibrate" else name  # calibrate takes files, too
+            if command.name != "calibrate":  # calibrate takes files, too
+                return name
+            break
         command = found
+    if command.name == "calibrate" and isinstance(command, click.Group):
+        command = command.commands["profiles"]  # what it does without a subcommand
     if command.name == "launch":  # what follows the script is the script's
         return None
     known = {"--help", *(name for each in command.params for name in each.opts)}

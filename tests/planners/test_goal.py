@@ -134,9 +134,9 @@ def test_one_device_is_one_row_unless_only_another_order_fits():
     assert [c.planner for c in asked.candidates] == ["m-topo", "m-etf"]
 
 
-def test_a_goal_that_is_not_known_is_refused():
-    with pytest.raises(UsageError, match="unknown goal 'tim'"):
-        plan_graph(GRAPH, "2xt4", goal="tim")
+def test_an_unknown_objective_is_refused():
+    with pytest.raises(UsageError, match="unknown objective 'tim'"):
+        plan_graph(GRAPH, "2xt4", objective="tim")
     assert set(GOALS) == {"step", "throughput", "time", "cost", "memory"}
-    quick, usual = (plan_graph(GRAPH, "1xt4", **goal) for goal in ({"goal": "step"}, {}))
+    quick, usual = (plan_graph(GRAPH, "1xt4", **goal) for goal in ({"objective": "step"}, {}))
     assert quick.step_s == usual.step_s

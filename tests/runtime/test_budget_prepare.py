@@ -27,7 +27,7 @@ from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_model import ModelSource
 from hocket.runtime.planned_optimizer import planned_update
 from hocket.runtime.run import run_plan
-from hocket.runtime.run_options import RunOptions
+from hocket.runtime.run_options import RunCallbacks, RunOptions
 from hocket.view.measured import run_data
 
 
@@ -116,8 +116,9 @@ def test_run_carries_out_a_plan_of_fit():
     budget = int(plain.peak_bytes * 0.7)
     plan, seen = fitted.plan(), []
     plan = plan.having(replace(plan[Memory], budget_bytes=(budget,)))
-    result = run_plan(fitted.frontier.problem, plan, RunOptions(steps=3), source=source,
-                      on_step=lambda number, record: seen.append(number))  # fmt: skip
+    watch = RunCallbacks(on_step=lambda number, _: seen.append(number))
+    options = RunOptions(steps=3)
+    result = run_plan(fitted.frontier.problem, plan, options, source=source, watch=watch)
     assert seen == [1, 2, 3]
     assert 0 < result.peak_bytes["gpu0"] <= budget
     assert result.backend == "single"

@@ -258,8 +258,9 @@ def _split_batch(run: _Run) -> _Run:
     run = replace(run, plan=plan, predicted=predicted).chosen()
     is_single = run.backend == "single"
     run.require_memory(simulate(problem, _on_one_device(plan)) if is_single else predicted)
+    run = run.with_model()
     required_optimizer(problem.graph.meta)
-    return run.with_model()
+    return run
 
 
 def _transformer(run: _Run) -> _Run:
@@ -298,8 +299,8 @@ def _one_device(run: _Run) -> _Run:
     # A CPU has one allocator, so each stream reuses memory that the other stream has freed.
     is_cpu = waves is not None and set(run.places.values()) == {"cpu"}
     held = plan.having(replace(waves, separate_bytes=0)) if waves is not None and is_cpu else plan
-    required_optimizer(problem.graph.meta)
     run = run.with_model()
+    required_optimizer(problem.graph.meta)
     run.watch.on_progress("tracing a step")
     step_s = claimed_step_s(problem, plan)
     return replace(run, predicted=simulate(problem, held), predicted_step_s=step_s)

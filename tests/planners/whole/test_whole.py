@@ -9,7 +9,7 @@ import torch
 from planners.whole.whole_nets import Stack, problem_on
 
 from hocket.api.planned import best_of, plan_graph
-from hocket.api.planners import compare_divided, fixed_degrees
+from hocket.api.planners import compare_candidates
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.ranges import ratio_range
@@ -272,22 +272,24 @@ def test_ways_in_words(shares, words):
     assert in_words(Parallel(replicas=replicas)) == words
 
 
-def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
-    divided = compare_divided(unequal, 12)
-    assert divided.winner.step_s == comparison.winner.step_s
-    assert divided.winner.planner == comparison.winner.planner
-    assert {c.planner for c in comparison.candidates} < {c.planner for c in divided.candidates}
-    names = [candidate.planner for candidate in divided.candidates]
+def test_rows_by_degrees_have_the_same_numbers(unequal, comparison):
+    by_degrees = compare_candidates(unequal, num_degrees=12)
+    assert by_degrees.winner.step_s == comparison.winner.step_s
+    assert by_degrees.winner.planner == comparison.winner.planner
+    assert {c.planner for c in comparison.candidates} < {c.planner for c in by_degrees.candidates}
+    names = [candidate.planner for candidate in by_degrees.candidates]
     assert len(set(names)) == len(names)
-    two = compare_divided(unequal, None, fixed_degrees(("data=2,pipeline=1", "tensor=1")))
-    assert {len(c.plan[Parallel].replicas) for c in two.candidates if c.feasible} == {2}
-    alone = compare_divided(unequal, None, fixed_degrees(("data=1,pipeline=1",)))
+
+
+def test_fixed_degrees_limit_the_search(unequal, comparison):
+    two = parse_constraints(["data 2", "pipeline 1", "tensor 1"])
+    found = compare_candidates(unequal, must=two, num_degrees=12)
+    assert {len(c.plan[Parallel].replicas) for c in found.candidates if c.feasible} == {2}
+    alone = compare_candidates(unequal, must=parse_constraints(["data 1", "pipeline 1"]))
     rows = {c.planner: c.step_s for c in comparison.candidates}
     assert alone.winner.step_s == pytest.approx(rows["1 GPU, accumulation"], rel=0.005)
 
 
-def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
-    with pytest.raises(UsageError, match="context=2"):
-        fixed_degrees(("context=2",))
-    with pytest.raises(UsageError, match="recorded with 12 samples"):
-        compare_divided(unequal, 16)
+def test_degrees_that_captured_ops_do_not_have_are_refused():
+    with pytest.raises(UsageError, match="unknown limit 'context 2'"):
+        parse_constraints(["context 2"])
