@@ -12,7 +12,6 @@ from export.collective_program import Slot, program_of_plan, run_program
 from hocket.base.errors import CheckError, UsageError
 from hocket.export.mscclpp import to_mscclpp
 from hocket.export.nccl_graph import to_nccl_graph
-from hocket.export.tree_sends import moves_of
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.planners.communication.baselines import chain, one_hop, ring
 from hocket.planners.communication.fabric import fabric_of
@@ -32,23 +31,22 @@ def sections(collective):
         yield found
 
 
-def program_of(section):
-    program = program_of_plan(json.loads(json.dumps(to_mscclpp(section))))
+def program_of(section, **limits):
+    program = program_of_plan(json.loads(json.dumps(to_mscclpp(section, **limits))))
     return replace(program, root=section.ranks.index(section.root))  # plans do not name it
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_written_plans_deliver_everything(collective):
     for section in sections(collective):
-        assert moves_of(section).change == 0
         run_program(program_of(section))
 
 
 def test_rounded_shares_still_deliver_everything():
     cluster = cluster_from_text("dgx1-v100")
     section = best_schedule(fabric_of(cluster, cluster.device_names), "allreduce", 0).section
-    assert 0 < moves_of(section, max_chunks=16).change < 1
     run_program(program_of(section))
+    run_program(program_of(section, max_chunks=16))
 
 
 def test_programs_that_lose_a_message_or_add_twice_are_caught():

@@ -1,40 +1,58 @@
 """Write a planned collective as an execution plan of MSCCL++ (JSON).
 
 Ranks read each other's memory: a signal says that chunks are ready, the other rank waits for it and
-copies (``get``) or adds (``rre``) them. Every tree is a thread block of its own on every rank,
-since trees share no chunks; each pair of neighbours in a tree has a channel. The tests run written
-plans in an interpreter, also beside plans that MSCCL++'s own compiler wrote.
+copies (``get``) or adds (``rre``) them. Every tree gets a range of chunks and, on every rank, a
+thread block of its own; each pair of neighbours in a tree has a channel. The sends of a tree are
+ordered by level, and a send only waits for sends of lower levels, so no circular wait is possible.
+Shares of the message become whole chunks: exactly if their denominators allow it within a limit,
+otherwise rounded. O(sends).
+
+The tests run written plans in an interpreter, also beside plans that MSCCL++'s own compiler wrote.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from math import lcm
+from typing import Any, NamedTuple
 
-from hocket.export.tree_sends import RangeSend, moves_of
-from hocket.plan.sections.communication import Communication
+from hocket.plan.sections.communication import Communication, Tree
+
+MAX_CHUNKS = 1024
+"""Chunks of the whole message; MSCCL++ holds a table of them."""
 
 
-def to_mscclpp(section: Communication) -> dict[str, Any]:
-    """The plan of a collective as data."""
-    compiled = moves_of(section)
-    count, each = len(section.ranks), compiled.num_chunks // len(section.ranks)
+class _Move(NamedTuple):
+    """A send of a tree's chunks, between positions of ranks."""
+
+    src: int
+    dst: int
+    first: int
+    """First chunk."""
+    num_chunks: int
+    is_reduce: bool
+
+
+def to_mscclpp(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> dict[str, Any]:
+    """Return the execution plan of a collective as data."""
+    ranges, total = _chunk_ranges(section, max_chunks)
+    number = {rank: index for index, rank in enumerate(section.ranks)}
+    count, each = len(section.ranks), total // len(section.ranks)
     is_gather = section.collective == "allgather"
     is_scatter = section.collective == "reducescatter"
-    buffer = "o" if is_gather else "i"
-    gpus = [_Gpu(rank, buffer) for rank in range(count)]
-    for tree, (first, size) in enumerate(compiled.ranges):
+    gpus = [_Gpu(rank, "o" if is_gather else "i") for rank in range(count)]
+    for tree, (first, size) in zip(section.trees, ranges, strict=True):
         for gpu in gpus:
             gpu.begin_block()
-        root = section.ranks.index(section.trees[tree].root)
+        root = number[tree.root]
         if is_gather and size:
             gpus[root].copy(("i", first - root * each), ("o", first), size)
-        for move in compiled.moves:
-            if move.tree == tree:
-                gpus[move.src].signal(move)
-                gpus[move.dst].take(move)
+        for src, dst, is_reduce in _ordered_sends(tree) if size else ():
+            move = _Move(number[src], number[dst], first, size, is_reduce)
+            gpus[move.src].signal(move)
+            gpus[move.dst].take(move)
         if is_scatter and size:
             gpus[root].copy(("i", first), ("o", first - root * each), size)
-    total = compiled.num_chunks
     return {
         "name": f"hocket {section.algorithm}",
         "collective": section.collective,
@@ -73,7 +91,7 @@ class _Gpu:
             self.connected.append(peer)
         return list(channels).index(peer)
 
-    def signal(self, move: RangeSend) -> None:
+    def signal(self, move: _Move) -> None:
         """Signal that chunks are ready for another rank."""
         channel = self._channel(move.dst)
         self.blocks[-1]["ops"] += [
@@ -81,15 +99,15 @@ class _Gpu:
             {"name": "signal", "channel_ids": [channel], "channel_type": "memory"},
         ]
 
-    def take(self, move: RangeSend) -> None:
+    def take(self, move: _Move) -> None:
         """Wait for chunks of another rank, then copy or add them."""
         channel = self._channel(move.src)
         buffers: dict[int, int] = self.blocks[-1]["buffers"]
         self.remote.setdefault(move.src, len(self.remote))
         buffers.setdefault(move.src, self.remote[move.src])
         there = {"buffer_id": list(buffers).index(move.src), "index": move.first,
-                 "size": move.count}  # fmt: skip
-        here = {"type": self.buffer, "index": move.first, "size": move.count}
+                 "size": move.num_chunks}  # fmt: skip
+        here = {"type": self.buffer, "index": move.first, "size": move.num_chunks}
         op: dict[str, Any] = {
             "name": "rre" if move.is_reduce else "get",
             "src_buff": [here, there] if move.is_reduce else [there],
@@ -115,7 +133,7 @@ class _Gpu:
         ]
 
     def to_data(self, num_input: int, num_output: int) -> dict[str, Any]:
-        """The rank as the plan holds it."""
+        """Return the rank's part of the plan."""
         blocks = [block for block in self.blocks if block["ops"]]
         return {
             "id": self.rank,
@@ -145,3 +163,42 @@ class _Gpu:
             ],
             "semaphores": [],
         }
+
+
+def _chunk_ranges(section: Communication, max_chunks: int) -> tuple[list[tuple[int, int]], int]:
+    """Return first chunk and number of chunks of each tree, and the number of all chunks."""
+    shares = [tree.share for tree in section.trees]
+    by_root = section.collective in ("allgather", "reducescatter")
+    groups = len(section.ranks) if by_root else 1
+    total = lcm(*(share.denominator for share in shares), groups)
+    if total > max_chunks:
+        total = max(max_chunks // groups, len(shares)) * groups
+    owner = {rank: index if by_root else 0 for index, rank in enumerate(section.ranks)}
+    group_of = [owner[tree.root] for tree in section.trees]
+    counts = [int(share * total) for share in shares]
+    for group in range(groups):
+        members = [n for n, own in enumerate(group_of) if own == group]
+        missing = total // groups - sum(counts[n] for n in members)
+        # The chunks of a group add up: the largest remainders are rounded up.
+        for n in sorted(members, key=lambda n: (counts[n] - shares[n] * total, n))[:missing]:
+            counts[n] += 1
+    starts, at = [0] * len(shares), 0
+    for n in sorted(range(len(shares)), key=lambda n: group_of[n]):
+        starts[n] = at
+        at += counts[n]
+    return list(zip(starts, counts, strict=True)), total
+
+
+def _ordered_sends(tree: Tree) -> list[tuple[str, str, bool]]:
+    """Return source, destination and whether it reduces, for every send of a tree by level."""
+    sends: list[tuple[int, str, str, bool]] = []
+    ready: dict[str, int] = defaultdict(int)
+    for send in tree.reduce:
+        sends.append((ready[send.src], send.src, send.dst, True))
+        # Two children must not add to the same chunks at once: the second comes a level later.
+        ready[send.dst] = max(ready[send.dst], ready[send.src]) + 1
+    has = {tree.root: ready[tree.root]}
+    for send in tree.broadcast:
+        sends.append((has[send.src], send.src, send.dst, False))
+        has[send.dst] = has[send.src] + 1
+    return [send[1:] for send in sorted(sends, key=lambda send: send[0])]

@@ -47,35 +47,7 @@ from hocket.runtime.transformer_model import (
     token_batch,
     token_loss,
 )
-from hocket.transformer import ParallelConfig, Recompute, Transformer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """The part of a model that one virtual stage holds."""
-
-    first_layer: int
-    num_layers: int
-    has_embedding: bool
-    has_head: bool
-
-    @property
-    def layers(self) -> range:
-        """Numbers of its layers in the whole model."""
-        return range(self.first_layer, self.first_layer + self.num_layers)
-
-
-def slices_of(layers: tuple[int, ...]) -> tuple[Slice, ...]:
-    """The parts of a model whose virtual stages have these numbers of layers."""
-    return tuple(
-        Slice(
-            first_layer=sum(layers[:index]),
-            num_layers=count,
-            has_embedding=index == 0,
-            has_head=index == len(layers) - 1,
-        )
-        for index, count in enumerate(layers)
-    )
+from hocket.transformer import ParallelConfig, Transformer
 
 
 class Stage(nn.Module):
@@ -120,71 +92,27 @@ class TrainingJob:
     dtype: str = "float32"
     learning_rate: float = 1e-3
 
-
-Divide = Callable[[nn.Module], nn.Module]
-"""Shard a part of a stage over ranks, and return it."""
-
-
-def build_stage(
-    model: Transformer,
-    part: Slice,
-    *,
-    recompute: Recompute = "none",
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-    divide: Divide = lambda module: module,
-) -> Stage:
-    """Build the stage with its first values, each of its parts sharded."""
-    place = device or torch.device("cpu")
-    stage = Stage()
-
-    def finished(module: nn.Module, name: str) -> nn.Module:
-        module = module.to_empty(device=place).to(dtype)
-        fill(module, name, model, seed)
-        return divide(module)
-
-    with torch.device("meta"):
-        embedding = Embedding(model) if part.has_embedding else None
-        head = Head(model) if part.has_head else None
-    if embedding is not None:
-        stage.embedding = finished(embedding, "embedding")
-    for number in part.layers:
-        with torch.device("meta"):
-            block = TransformerBlock(model, recompute)
-        stage.layers[str(number)] = finished(block, f"layers.{number}")
-    if head is not None:
-        stage.head = finished(head, "head")
-    return stage
+    @property
+    def last_stage(self) -> int:
+        """Number of the virtual stage that computes the loss."""
+        return len(self.layers) - 1
 
 
-_NEEDED = ("_PipelineScheduleRuntime._prepare_schedule_with_comms", "_Action.from_str")
-_FOLDS_SINCE = (2, 13)
-"""Before, a rank with two stages in a row sent activations to itself, and failed."""
-_HINT = "hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'"
+_OLDEST, _FOLDS_SINCE = (2, 11), (2, 13)
+"""Versions of PyTorch whose pipelines run a schedule from a file, and also one in which a rank has
+two stages in a row: before, it sent activations to itself, and failed."""
 
 
 def require_pipelining(device_of_stage: Sequence[int]) -> None:
     """Refuse a PyTorch whose pipelines cannot run custom schedules on such stages."""
-    for path in _NEEDED:
-        found: Any = schedules
-        for name in path.split("."):
-            found = getattr(found, name, None)
-        if found is None:
-            raise MissingExtraError(
-                f"PyTorch {torch.__version__} has no torch.distributed.pipelining.schedules.{path}",
-                hint=_HINT,
-            )
     is_folded = any(first == second for first, second in pairwise(device_of_stage))
-    if is_folded and torch_version() < _FOLDS_SINCE:
+    needed = _FOLDS_SINCE if is_folded else _OLDEST
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < needed:
         raise MissingExtraError(
-            f"PyTorch {torch.__version__} cannot run two stages in a row on one device", hint=_HINT
+            f"PyTorch {torch.__version__} cannot run this schedule: its pipelines can since "
+            f"{needed[0]}.{needed[1]}",
+            hint="hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'",
         )
-
-
-def torch_version() -> tuple[int, ...]:
-    """Major and minor number."""
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def make_pipeline(
@@ -209,15 +137,15 @@ def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.T
     """Return input and output of a stage for one microbatch as meta tensors."""
     model, config = job.model, job.config
     parts = config.tensor if config.sequence_parallel else 1
-    tokens = config.microbatch, model.sequence
-    dtype = getattr(torch, job.dtype)
-    between = torch.empty(
-        tokens[0], tokens[1] // parts, model.hidden, dtype=dtype, device="meta"
-    ).requires_grad_()
-    ids = torch.empty(tokens, dtype=torch.int64, device="meta")
-    logits = torch.empty(*tokens, model.vocabulary, dtype=dtype, device="meta").requires_grad_()
-    is_last = stage == len(job.layers) - 1
-    return (ids if stage == 0 else between), (logits if is_last else between)
+
+    def of(*shape: int) -> torch.Tensor:
+        dtype = getattr(torch, job.dtype)
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+    between = of(config.microbatch, model.sequence // parts, model.hidden)
+    ids = torch.empty(config.microbatch, model.sequence, dtype=torch.int64, device="meta")
+    logits = of(config.microbatch, model.sequence, model.vocabulary)
+    return (ids if stage == 0 else between), (logits if stage == job.last_stage else between)
 
 
 # Tensor parallelism of one part of a stage: matrices by columns, then by rows.
@@ -239,12 +167,9 @@ def divide_over_tensor_ranks(
             # Positions are added to the whole sequence, which is split after that.
             parallelize_module(module, mesh, _SPLIT, src_data_rank=None)
     else:
-        plan = (
-            _block(sequence_parallel)
-            if isinstance(module, TransformerBlock)
-            else _head(sequence_parallel)
-        )
-    plan = {name: style for name, style in plan.items() if _has(module, name)}
+        plan = (_block if isinstance(module, TransformerBlock) else _head)(sequence_parallel)
+    names = {name for name, _ in module.named_modules()}
+    plan = {name: style for name, style in plan.items() if name in names}
     return parallelize_module(module, mesh, plan, src_data_rank=None)
 
 
@@ -280,12 +205,6 @@ def _head(sequence_parallel: bool) -> dict[str, ParallelStyle]:
     return plan | ({"norm": SequenceParallel()} if sequence_parallel else {})
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    first, _, rest = name.partition(".")
-    inner = getattr(module, first, None)
-    return inner is not None and (not rest or _has(inner, rest))
-
-
 # Data parallelism: who holds which part of the weights, and how gradients become one.
 
 
@@ -304,19 +223,14 @@ def wrap_stage(stage: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Modu
 
 
 def reduce_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average gradients over the data-parallel ranks, all of one type in one message."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            gradient = local(parameter.grad)
-            by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    for gradients in by_dtype.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat, group=mesh.get_group())
-        flat /= mesh.size()
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, mean in zip(gradients, torch.split(flat, sizes), strict=True):
-            gradient.copy_(mean.view_as(gradient))
+    """Average gradients, which have one type, over the data-parallel ranks in one message."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=mesh.get_group())
+    flat /= mesh.size()
+    means = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
@@ -341,11 +255,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def own_name(name: str) -> str:
-    """The name of a parameter in the model, without the prefixes of wrappers."""
-    return name.removeprefix("module.")
-
-
 class Trainer:
     """One rank of a job."""
 
@@ -357,9 +266,8 @@ class Trainer:
             (config.pipeline, config.data, config.tensor),
             mesh_dim_names=("pp", "dp", "tp"),
         )
-        self.pipeline_rank, self.data_rank, self.tensor_rank = (
-            self.mesh.get_coordinate() or (0,) * 3
-        )
+        place = self.mesh.get_coordinate() or (0, 0, 0)
+        self.pipeline_rank, self.data_rank, self.tensor_rank = place
         self._stages = {
             number: self._build(number)
             for number, owner in enumerate(job.device_of_stage)
@@ -389,25 +297,30 @@ class Trainer:
     # ── building ─────────────────────────────────────────────────────────────────────────────
 
     def _build(self, number: int) -> nn.Module:
-        job, config = self.job, self.job.config
-
-        def divide(module: nn.Module) -> nn.Module:
-            if config.tensor > 1:
-                module = divide_over_tensor_ranks(
-                    module, self.mesh["tp"], sequence_parallel=config.sequence_parallel
-                )
-            return shard_part(module, self.mesh["dp"], job.data)
-
-        stage = build_stage(
-            job.model,
-            slices_of(job.layers)[number],
-            recompute=config.recompute,
-            seed=job.seed,
-            dtype=getattr(torch, job.dtype),
-            device=self.device,
-            divide=divide,
-        )
+        """Build a virtual stage with its first values, each of its parts sharded."""
+        job, stage = self.job, Stage()
+        if number == 0:
+            stage.embedding = self._part("embedding", lambda: Embedding(job.model))
+        first = sum(job.layers[:number])
+        for layer in range(first, first + job.layers[number]):
+            stage.layers[str(layer)] = self._part(
+                f"layers.{layer}", lambda: TransformerBlock(job.model, job.config.recompute)
+            )
+        if number == job.last_stage:
+            stage.head = self._part("head", lambda: Head(job.model))
         return wrap_stage(stage, self.mesh["dp"], job.data)
+
+    def _part(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+        job, config = self.job, self.job.config
+        with torch.device("meta"):
+            module = make()
+        module = module.to_empty(device=self.device).to(getattr(torch, job.dtype))
+        fill(module, name, job.model, job.seed)
+        if config.tensor > 1:
+            module = divide_over_tensor_ranks(
+                module, self.mesh["tp"], sequence_parallel=config.sequence_parallel
+            )
+        return shard_part(module, self.mesh["dp"], job.data)
 
     def _pipelined(self, number: int) -> PipelineStage:
         given, made = boundary_shapes(self.job, number)
@@ -419,7 +332,7 @@ class Trainer:
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for stage in self._stages.values():
             for name, parameter in stage.named_parameters():
-                yield own_name(name), parameter
+                yield name.removeprefix("module."), parameter  # DDP's wrapper adds it
 
     def _weights(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self._parameters()]
@@ -438,7 +351,7 @@ class Trainer:
 
     @property
     def _is_last(self) -> bool:
-        return len(self.job.layers) - 1 in self._stages
+        return self.job.last_stage in self._stages
 
     def _mean_loss(self, losses: list[torch.Tensor]) -> float | None:
         if not self._is_last:
