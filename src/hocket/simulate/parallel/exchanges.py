@@ -1,8 +1,8 @@
 """Collectives in an expanded graph, which start when all participants are ready.
 
-A collective is one op on the communication stream of each device. A short "ready" op per device
-signals that its input exists, and every device's collective reads all signals. O(collectives x
-devices).
+A collective is one op on each device, usually on its communication stream. A short "ready" op per
+device signals that its input exists, and every device's collective reads all signals.
+O(collectives x devices).
 """
 
 from __future__ import annotations
@@ -61,17 +61,20 @@ def exchange_all(
     exchanges: Exchanges,
     waiting: tuple[IntArray, LongArray],
     num_kinds: int,
+    *,
+    stream: Stream = Stream.COMMUNICATION,
     **columns: Any,
 ) -> IntArray:
     """Add collectives and return their ops, ``[collective, participant]``.
 
     ``waiting`` are tensors that must exist before, and for each the position, in the flattened
-    array of collectives and participants, of the op that waits for it.
+    array of collectives and participants, of the op that waits for it. Devices run the collectives
+    on ``stream``.
     """
     shape = exchanges.devices.shape
     count, num_parties = exchanges.devices.size, shape[1]
     common: dict[str, Any] = {
-        "kind": builder.kind(kind), "phase": Phase.BACKWARD, "stream": Stream.COMMUNICATION,
+        "kind": builder.kind(kind), "phase": Phase.BACKWARD, "stream": stream,
         "device": exchanges.devices.ravel(),
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
 from hocket.cost.collectives import ring_all_reduce_s
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.parallel.batch_costs import best_ring, gradients_of
 from hocket.simulate.parallel.exchanges import Exchanges, all_reduced_bytes, exchange_all
@@ -204,7 +204,7 @@ def _scatter(
     makers = graph.tensor_producer[members]
     priority = float(copies[0].passes[number].priority[makers].max()) + 0.25
     label = f"scatter.{block}#{number}"
-    ops = together(problem, copies, builder, label, size, priority, waits)
+    ops = together(problem, copies, builder, label, size, priority, waits, is_scatter=True)
     made = builder.add_tensors(
         [f"{label}{own.label}" for own in copies],
         bytes=-(-size // copies[0].num_shards), role=Role.GRADIENT, producer=ops,
@@ -225,20 +225,24 @@ def together(
     size: int,
     priority: float,
     waits: Sequence[IntArray],
+    *,
+    is_scatter: bool = False,
 ) -> IntArray:
     """Add a ring all-gather or reduce-scatter that starts when all replicas are ready.
 
-    Each takes half the time of a ring all-reduce.
+    Each takes half the time of a ring all-reduce. CPUs exchange by gloo, whose reduce-scatter is an
+    all-reduce inside, and FSDP2 waits there for each collective instead of overlapping it.
     """
     devices = np.array([int(own.device_of[0]) for own in copies])
     peers = tuple(int(device_of[0]) for device_of in copies[0].peers)
+    by_gloo = any(problem.cluster.devices[peer].kind.is_cpu for peer in peers)
     ring = best_ring(problem, peers)
     whole_s = ring_all_reduce_s(size, len(peers), ring.latency_s, ring.bandwidth_bps)
     exchange = Exchanges(
         names=(label,),
         labels=tuple(own.label for own in copies),
         devices=devices[None, :],
-        seconds=np.array([float(whole_s) / 2]),
+        seconds=np.array([float(whole_s) / (1 if is_scatter and by_gloo else 2)]),
         sent_bytes=all_reduced_bytes(np.array([size]), len(peers)) // 2,
         ready_priority=np.full((1, len(copies)), priority),
         priority=np.full((1, len(copies)), priority + _NEXT),
@@ -246,6 +250,7 @@ def together(
     at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits]).astype(np.int64)
     waiting = np.concatenate([np.zeros(0, dtype=np.int32), *waits]), at
     found: IntArray = exchange_all(
-        builder, "exchange", exchange, waiting, len(problem.costs.kind_names)
-    )[0]
+        builder, "exchange", exchange, waiting, len(problem.costs.kind_names),
+        stream=Stream.COMPUTE if by_gloo else Stream.COMMUNICATION,
+    )[0]  # fmt: skip
     return found
