@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from hocket.runtime.batches import Padding
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.launch import used_devices
 from hocket.runtime.strategies.batch_split import Count
+from hocket.runtime.strategies.parallel_state import ParallelState
 from hocket.runtime.trace_options import TraceOptions, Weight
 from hocket.simulate import simulate
 from hocket.simulate.timeline import Timeline
@@ -57,6 +58,10 @@ class Strategy(ABC):
     """Predicted step time; None if other devices emulate the plan's devices."""
     lost: str = ""
     """Parts of the plan that cannot be applied to the model; empty if there are none."""
+    rank_state: ParallelState | None = None
+    """Joins and splits the state of the training, if ranks hold parts of the model."""
+    computed_s: float | None = None
+    """Seconds that this rank computed in the last timed step, if ranks hold parts of the model."""
 
     @property
     def replays(self) -> str:
@@ -106,7 +111,7 @@ class Strategy(ABC):
         )
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish pending updates, so that parameters and states can be read."""
+        """Finish pending sums and updates, so that parameters and states can be read."""
         return
 
     def feed(self, reducer: GradientReducer) -> None:
@@ -116,31 +121,6 @@ class Strategy(ABC):
     def set_requires_gradient_sync(self, is_required: bool) -> None:
         """With False, more batches of the same update follow the next one (as in FSDP2)."""
         return
-
-    def wave_state(self) -> dict[str, Any]:
-        """Return state of waves that outlasts a step, for a checkpoint; empty without waves."""
-        return {}
-
-    def load_wave_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a checkpoint; an empty state starts anew."""
-        return
-
-
-@runtime_checkable
-class HoldsParts(Protocol):
-    """A strategy whose ranks hold parts of the model, so that its state must be joined."""
-
-    computed_s: float | None
-    """Seconds that this rank computed in the last timed step; None before a timed step."""
-
-    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return ``model``, ``optimizer`` and, if ``pending``, ``gradients`` of all ranks."""
-
-    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of the same state, for a checkpoint that all ranks write."""
-
-    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of such a state."""
 
 
 def innermost(strategy: Any) -> Any:

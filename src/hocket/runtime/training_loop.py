@@ -44,7 +44,6 @@ from hocket.runtime.ranks import broadcast_text, rank_device
 from hocket.runtime.replay import REPLAYED
 from hocket.runtime.strategy import (
     Correction,
-    HoldsParts,
     LoopOptions,
     Strategy,
     Timings,
@@ -191,8 +190,9 @@ class TrainingLoop:
         with self._turn:
             strategy, pending = self._strategy, not self._is_updated
             strategy.settle(self.optimizer)
-            if isinstance(strategy, HoldsParts):
-                return self._with_progress(strategy.gathered(self.optimizer, pending=pending))
+            if strategy.rank_state is not None:
+                gathered = strategy.rank_state.gathered(self.optimizer, pending=pending)
+                return self._with_progress(gathered)
             named = self.model.named_parameters() if pending else ()
             return self._with_progress({
                 "model": self.model.state_dict(),
@@ -201,11 +201,9 @@ class TrainingLoop:
             })  # fmt: skip
 
     def _with_progress(self, state: State) -> State:
-        """Add counters, and state of random generators and waves."""
-        waves = self._strategy.wave_state()
+        """Add counters, and state of random generators."""
         return {
             **state,
-            **({"waves": waves} if waves else {}),
             "generators": _generator_states(),
             "loop": {"num_steps": self.num_steps, "num_updates": self.num_updates},
         }
@@ -213,20 +211,19 @@ class TrainingLoop:
     def load_state_dict(self, state: State) -> None:
         """Load a state that `state_dict` returned."""
         strategy = self._strategy
-        if not isinstance(strategy, HoldsParts):
+        if strategy.rank_state is None:
             require_same_model(state["model"], self.model.state_dict())
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
         strategy.settle(self.optimizer)
         self._drop_gradients()
-        if isinstance(strategy, HoldsParts):
-            strategy.take({**state, "optimizer": optimizer}, self.optimizer)
+        if strategy.rank_state is not None:
+            strategy.rank_state.take({**state, "optimizer": optimizer}, self.optimizer)
         else:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(optimizer)
             for name, parameter in self.model.named_parameters():
                 if name in state["gradients"]:
                     parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
-        strategy.load_wave_state(state.get("waves", {}))
         self.num_steps = int(state["loop"]["num_steps"])
         self.num_updates = int(state["loop"]["num_updates"])
         _set_generator_states(state["generators"])
@@ -256,9 +253,9 @@ class TrainingLoop:
 
     def _save(self, folder: str | Path, extra: Mapping[str, Any], *, sharded: bool) -> Path:
         strategy, device = self._strategy, rank_device(rank_variables())
-        if sharded and isinstance(strategy, HoldsParts):
+        if sharded and strategy.rank_state is not None:
             strategy.settle(self.optimizer)
-            own = strategy.parts(self.optimizer, pending=not self._is_updated)
+            own = strategy.rank_state.parts(self.optimizer, pending=not self._is_updated)
             return save_parts(folder, self.num_steps, self._with_progress(own), extra, device)
         state = {**self.state_dict(), "extra": dict(extra)}
         path = Path(folder)
@@ -299,7 +296,7 @@ class TrainingLoop:
         """Return why steps take longer or shorter than predicted, from the last timed step."""
         if cause := self.watch.loop_cause():
             return cause
-        if isinstance(self._strategy, HoldsParts):
+        if self._strategy.rank_state is not None:
             return self.watch.rank_cause(self._strategy.computed_s) or UNTIMED
         if self.replays.startswith(REPLAYED):
             return f"steps are {self.replays}; train.step(batch, timed=True) times every op"

@@ -81,8 +81,6 @@ class Waves(Section):
             yield Violation("waves", "waves need replicas of one device that has all weights")
         if any(r.update == "host" or r.recomputed for r in parallel.replicas):
             yield Violation("waves", "waves save activations and update on the device")
-        if self.changes == "wave" and len(parallel.replicas) > 1:
-            yield Violation("waves", "parameters change after every wave on one device only")
         counts = {len(replica.microbatches) for replica in parallel.replicas}
         if len(counts) != 1:
             yield Violation("waves", "replicas with waves have equally many microbatches")

@@ -61,7 +61,10 @@ class Accumulated(Strategy):
     def feed(self, reducer: GradientReducer) -> None:
         """Reduce gradients during the last microbatch."""
         self._reducer = reducer
-        self.inner.feed(reducer)
+        if self._waves is not None:
+            self._waves.reducer = reducer
+        else:
+            self.inner.feed(reducer)
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Let updates wait for all microbatches, unless each wave has an update."""
@@ -121,15 +124,6 @@ class Accumulated(Strategy):
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish pending updates."""
         self.inner.settle(optimizer)
-
-    def wave_state(self) -> dict[str, Any]:
-        """Return the state of the waves that outlasts a step."""
-        return {} if self._waves is None else self._waves.state()
-
-    def load_wave_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state of the waves."""
-        if self._waves is not None:
-            self._waves.load_state(state)
 
     def _draws(self, step: int) -> AbstractContextManager[None]:
         if self._seed is None:

@@ -31,17 +31,14 @@ def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
             f"a batch of {num_rows} samples cannot be split over {len(split)} replicas",
             hint="give larger batches, or drop the last one of an epoch",
         )
-    exact = [num_rows * share / sum(split) for share in split]
-    counts = [max(1, int(part)) for part in exact]
-    # Rows that rounding left over go where most was cut off; missing ones come from where most was
-    # added, but never the last row of a part.
-    while sum(counts) != num_rows:
-        missing = 1 if sum(counts) < num_rows else -1
-        able = [i for i in range(len(counts)) if missing > 0 or counts[i] > 1]
-        best = max(able, key=lambda i: (missing * (exact[i] - counts[i]), -i))
-        counts[best] += missing
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    parts, start = [], 0
+    for index in range(len(split)):
+        exact = round(num_rows * sum(split[: index + 1]) / sum(split))
+        # One sample at least for this part and for each that follows.
+        stop = min(max(exact, start + 1), num_rows - (len(split) - index - 1))
+        parts.append(range(start, stop))
+        start = stop
+    return parts
 
 
 def num_rows(batch: Any) -> int:

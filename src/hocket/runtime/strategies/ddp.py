@@ -44,7 +44,7 @@ from hocket.runtime.trace_options import Weight
 
 
 class DataParallel(Strategy):
-    """Ranks that each train on their own samples of one batch; see also `HoldsParts`."""
+    """Ranks that each train on their own samples of one batch."""
 
     _has_reducer = True
 
@@ -74,10 +74,10 @@ class DataParallel(Strategy):
         self.predicted_s, self.lost = task.predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
         self._stages = self._stages_everywhere()
-        self._state = ParallelState(
-            task.model, self._owner, part.mesh.device, part.mesh.tensor_rank
-        )
-        self.computed_s: float | None = None
+        self.rank_state = ParallelState(
+            task.model, self._owner, part.mesh.device, part.mesh.tensor_rank,
+            has_whole_gradients=self._has_reducer,
+        )  # fmt: skip
         self._is_reduced = True
         """True if the current gradients are already summed over all ranks."""
         self._is_last = True
@@ -201,6 +201,10 @@ class DataParallel(Strategy):
         if self._pipeline is not None:
             self._pipeline.refresh()
 
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish the sums of gradients."""
+        self._reduce()
+
     def _reduce(self) -> None:
         """Finish summing gradients, each on the ranks that update its parameter."""
         if self._is_reduced:
@@ -245,32 +249,7 @@ class DataParallel(Strategy):
         for _, gradient in held:
             gradient.mul_(scale.to(gradient.device, gradient.dtype))
 
-    # ── state ────────────────────────────────────────────────────────────────────────────────
-
-    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return the state as one process would have it, on every rank."""
-        if pending:
-            self._reduce()
-        return self._state.gathered(optimizer, pending=pending)
-
-    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return the part of the state that this rank writes to a sharded checkpoint."""
-        if pending:
-            self._reduce()
-        return self._state.parts(optimizer, pending=pending)
-
-    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a state, whose gradients are summed over ranks."""
-        self._state.take(state, optimizer)
-        self._is_reduced = True
-
-    def wave_state(self) -> dict[str, Any]:
-        """Return the state of the waves, which is the same on all ranks."""
-        return self.inner.wave_state()
-
-    def load_wave_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state of the waves."""
-        self.inner.load_wave_state(state)
+    # ── owners of tensors ────────────────────────────────────────────────────────────────────
 
     def _owner(self, tensor: torch.Tensor) -> TensorOwner:
         cut, owner = self._cuts.get(id(tensor)), self.owner_of.get(id(tensor), 0)
@@ -447,14 +426,6 @@ class PriorityDataParallel(DataParallel):
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the sums that are in flight."""
         self._propagation.finish()
-
-    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return the state as one process would have it, without gradients of this rank alone."""
-        return super().gathered(optimizer, pending=False)
-
-    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return this rank's part of a state, without gradients of this rank alone."""
-        return super().parts(optimizer, pending=False)
 
 
 def priority_obstacle(

@@ -50,7 +50,11 @@ class ParallelState:
         owner_of: Callable[[torch.Tensor], TensorOwner],
         device: torch.device,
         tensor_rank: int = 0,
+        *,
+        has_whole_gradients: bool = True,
     ) -> None:
+        """Without ``has_whole_gradients``, those of a rank are its own and never in a state."""
+        self._has_whole_gradients = has_whole_gradients
         self._model, self._owner_of = model, owner_of
         self._device, self._tensor_rank = device, tensor_rank
 
@@ -69,7 +73,7 @@ class ParallelState:
             if not owner.is_here:
                 continue
             slots = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
-            if pending and tensor.grad is not None:
+            if pending and self._has_whole_gradients and tensor.grad is not None:
                 slots[_GRADIENT] = tensor.grad
             # Ranks that share a tensor of FSDP2 put it together at the same time.
             whole = {key: v.full_tensor() if isinstance(v, DTensor) else v

@@ -3,8 +3,8 @@
 A model whose step can be traced is placed op by op. Another model is placed module by module, with
 a warning that gives the reason and what is lost.
 
-Torch's engines have no op placement; Accelerate's ``device_map`` places modules and runs them one
-after the other.
+Torch's engines have no op placement: its pipelining cuts a model between modules, and Accelerate's
+``device_map`` runs whole modules one after the other.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hocket.base.errors import UsageError
@@ -35,8 +37,10 @@ from hocket.plan.problem import Problem
 from hocket.planners.compare import compare
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.planned_model import require_same
+from hocket.runtime.ranked_step import RankedStep
+from hocket.runtime.step_record import StepRecord
 from hocket.runtime.strategies.eager import PlacedModules
-from hocket.runtime.strategies.ranked import RankedModel
+from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
 from hocket.runtime.strategies.traced import TracedModel
 from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s
 from hocket.runtime.traced_step import PlacedProgram, with_graph
@@ -183,3 +187,54 @@ def places_in_process(devices: Sequence[Device]) -> list[str]:
 def described(error: UntraceableError) -> str:
     """Describe where and why a step cannot be traced."""
     return f"{error.where}: {error.message}" if error.where else error.message
+
+
+class RankedModel(TracedModel):
+    """One rank of an op placement, which runs the ops of one device of the traced step.
+
+    All ranks run the same script and trace the same program. Every rank gets losses and outputs.
+    Gradients stay on the rank whose device has the parameter, where the user's optimizer applies
+    them; on other ranks the parameter has no gradient, and the optimizer skips it.
+    """
+
+    is_ranked = True
+
+    def __init__(self, task: TrainingTask, placed: PlacedProgram) -> None:
+        super().__init__(task, placed)
+        runner = self.first.runner
+        assert isinstance(runner, RankedStep)
+        self._runner = runner
+        numbers = {name: number for number, name in placed.program.names.items()}
+        self._owner_of = {
+            id(tensor): runner.owner(numbers[name])
+            for name, tensor in self.tensors.items() if name in numbers
+        }  # fmt: skip
+        self.rank_state = ParallelState(task.model, self._owner, task.device)
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Times of the last step on this rank's device."""
+        return self._runner.record
+
+    def clip(self, max_norm: float) -> None:
+        """Clip gradients by their norm over all ranks, with the same bits as in one process.
+
+        Each rank contributes the norms of its gradients; the common norm is computed from all of
+        them in the order of the parameters.
+        """
+        parameters = self._parameters
+        dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters))
+        norms = torch.zeros(2, len(parameters), device=self._runner.device, dtype=dtype)
+        own = []
+        for at, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                own.append(parameter)
+                norms[0, at], norms[1, at] = 1, torch.linalg.vector_norm(parameter.grad)
+        dist.all_reduce(norms)
+        total = torch.linalg.vector_norm(norms[1][norms[0] > 0])
+        torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
+
+    def _owner(self, tensor: torch.Tensor) -> TensorOwner:
+        # A tensor that the traced step does not use is the same on all ranks.
+        owner = self._owner_of.get(id(tensor), 0)
+        return TensorOwner((owner,), None, is_here=True, is_updated=owner == dist.get_rank())

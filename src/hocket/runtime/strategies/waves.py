@@ -219,13 +219,6 @@ class WaveRunner:
         """Description of how waves are launched."""
         return never_replayed(self._device)
 
-    def state(self) -> dict[str, Any]:
-        """Return the state to save between steps: none, because parameters change once per step."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-
     @torch.no_grad()
     def _add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
         """Add a gradient to the parameter's, and gradients of later waves that waited for it."""
@@ -461,36 +454,12 @@ class UpdatingWaveRunner(WaveRunner):
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """Run waves; the loss of each wave has the weight of an entire step."""
-        self._drop_if_changed()
+        if self._versions != self._versions_now():
+            # Parameters were loaded, or changed by a step without waves: both streams start anew.
+            self._own, self._before = [None] * NUM_STREAMS, {}
         self.has_updated = True
         whole = sum(wave.weight for wave in waves)
         return super().run([wave._replace(weight=whole) for wave in waves], step)
-
-    def state(self) -> dict[str, Any]:
-        """Return the streams' parameters and the last wave's gradients, for a checkpoint.
-
-        The state is empty before the first step, and if other code has changed the parameters.
-        """
-        self._drop_if_changed()
-        own = [dict(each) for each in self._own if each is not None]
-        return {"own": own, "before": dict(self._before)} if len(own) == NUM_STREAMS else {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the parameters must be the ones saved with it."""
-        self._own, self._before = [None] * NUM_STREAMS, {}
-        if state:
-            self._own = [self._on_device(each) for each in state["own"]]
-            self._before = self._on_device(state["before"])
-            self._versions = self._versions_now()
-
-    def _on_device(self, saved: Mapping[str, torch.Tensor]) -> Gradients:
-        tensors = self._programs.tensors
-        return {name: saved[name].to(tensors[name].device, copy=True) for name in saved}
-
-    def _drop_if_changed(self) -> None:
-        """Drop the state if parameters were loaded, or changed by a step without waves."""
-        if self._versions != self._versions_now():
-            self._own, self._before = [None] * NUM_STREAMS, {}
 
     def _versions_now(self) -> list[int]:
         return versions_of(self._programs.tensors[name] for name in self._own[0] or ())

@@ -57,7 +57,12 @@ from hocket.simulate.parallel.replica_copy import Pass, ReplicaCopy
 from hocket.simulate.parallel.sharded import exchange_shards
 from hocket.simulate.parallel.stage_order import pass_kinds, slots, stages_of
 from hocket.simulate.parallel.tensor_parallel import Regions, one_part, regions_of
-from hocket.simulate.parallel.wave_streams import add_waits, on_stream, with_wave_updates
+from hocket.simulate.parallel.wave_streams import (
+    add_waits,
+    on_stream,
+    updates_per_step,
+    with_updates,
+)
 from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
 
 # Tensor-parallel parts in the expanded graph: their results are summed where they leave the parts.
@@ -264,6 +269,7 @@ def expand(
         first = index // degree * degree
         peers, parts_peers = owners[index % degree :: degree], owners[first : first + degree]
         copies.append(_replicate(problem, shares, index, peers, parts_peers, waves, builder))
+    num_updates = updates_per_step(copies[0], waves)
     done: dict[int, IntArray] = {}
     if regions is not None:
         join_parts(problem, regions, copies, degree, builder)
@@ -272,14 +278,14 @@ def expand(
     for own in copies:
         _finish(problem, own, builder)
     if not shares.sharded:
-        done = exchange_alike(problem, copies, degree, planned, builder)
+        done = exchange_alike(problem, copies, degree, planned, builder, num_updates)
     num_hosted = Counter(
         _host(problem, name) for replica in shares.replicas if replica.update == "host"
         for name in replica.devices
     )  # fmt: skip
     for index, own in enumerate(copies):
         num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
-        _update(with_wave_updates(problem, own, waves), own, done.get(index), num_sharing, builder)
+        _update(with_updates(problem, num_updates), own, done.get(index), num_sharing, builder)
     expanded = builder.graph(graph.name, {**graph.meta, "unfolded": True})
     demand = None if waves is None else builder.demand()
     costs = _costs(problem.costs, builder.op_s(), demand, expanded)

@@ -32,6 +32,7 @@ def exchange_alike(
     degree: int,
     planned: Communication | None,
     builder: StepBuilder,
+    num_updates: int = 1,
 ) -> dict[int, IntArray]:
     """Add the all-reduces of `exchange` among the ranks with each tensor-parallel shard."""
     done: dict[int, IntArray] = {}
@@ -39,8 +40,9 @@ def exchange_alike(
         alike = range(part, len(copies), degree)
         if len(copies[part].peers) > 1:
             found = exchange(
-                problem, [copies[i] for i in alike], planned, builder, is_between=degree > 1
-            )
+                problem, [copies[i] for i in alike], planned, builder, is_between=degree > 1,
+                num_updates=num_updates,
+            )  # fmt: skip
             done |= {alike[i]: ends for i, ends in found.items()}
     return done
 
@@ -52,8 +54,9 @@ def exchange(
     builder: StepBuilder,
     *,
     is_between: bool = False,
+    num_updates: int = 1,
 ) -> dict[int, IntArray]:
-    """Add the all-reduces of gradient buckets.
+    """Add the all-reduces of gradient buckets, ``num_updates`` times as long if every wave has one.
 
     Returns, per replica and tensor, the control tensor that signals the end of its bucket's
     all-reduce. With ``is_between`` the all-reduces are ordered among other collectives of the
@@ -81,10 +84,10 @@ def exchange(
         labels=tuple(own.label for own in copies),
         devices=devices,
         seconds=np.array([
-            exchange_s(problem, tuple(row), size, planned)
+            exchange_s(problem, tuple(row), size, planned) * num_updates
             for row, size in zip(rings.tolist(), sizes, strict=True)
         ]),
-        sent_bytes=all_reduced_bytes(np.array(sizes), len(owners)),
+        sent_bytes=all_reduced_bytes(np.array(sizes), len(owners)) * num_updates,
         ready_priority=when,
         priority=when + (0.1 if is_between else 1),
     )  # fmt: skip

@@ -128,12 +128,17 @@ def _hold(graph: Graph, own: ReplicaCopy, builder: StepBuilder, held: IntArray) 
     builder.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
 
 
-def with_wave_updates(problem: Problem, own: ReplicaCopy, waves: Waves | None) -> Problem:
-    """Return the problem with update times for all waves of a step, if each wave updates."""
-    if waves is None or waves.changes == "step":
+def updates_per_step(own: ReplicaCopy, waves: Waves | None) -> int:
+    """Return how often a step sums gradients over replicas and updates the parameters."""
+    return 1 if waves is None or waves.changes == "step" else len(own.passes)
+
+
+def with_updates(problem: Problem, num_updates: int) -> Problem:
+    """Return the problem with the times of all updates of a step."""
+    if num_updates == 1:
         return problem
     op_s = problem.costs.op_s.copy()
-    op_s[:, problem.graph.op_phase == Phase.OPTIMIZER] *= len(own.passes)
+    op_s[:, problem.graph.op_phase == Phase.OPTIMIZER] *= num_updates
     return replace(problem, op_costs=replace(problem.costs, op_s=op_s))
 
 
