@@ -11,7 +11,6 @@ import re
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.base.parts import even_parts
 
 _NUMBERED = re.compile(r"[0-9]+")
 
@@ -54,24 +53,3 @@ def layer_of(module: str, stack: str) -> int | None:
         return None
     first = module[len(prefix) :].partition(".")[0]
     return int(first) if _NUMBERED.fullmatch(first) else None
-
-
-def stage_layers(num_layers: int, layers: tuple[int, ...] | None, num_stages: int) -> list[int]:
-    """Return the virtual stage of each layer.
-
-    Layers are split as ``layers`` states, else evenly, with the remainder in early stages.
-    """
-    if layers is None:
-        if num_stages > num_layers:
-            raise UsageError(
-                f"{num_stages} stages are more than the {num_layers} layers of the model",
-                hint="use fewer stages",
-            )
-        layers = even_parts(num_layers, num_stages)
-    if sum(layers) != num_layers or len(layers) != num_stages:
-        raise UsageError(
-            f"the plan has {len(layers)} stages with {sum(layers)} layers, the model has "
-            f"{num_layers}",
-            hint="plan this very model again",
-        )
-    return [stage for stage, count in enumerate(layers) for _ in range(count)]

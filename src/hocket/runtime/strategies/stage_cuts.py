@@ -21,7 +21,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Schedule
-from hocket.runtime.strategies.layer_stack import find_stack, layer_of, stage_layers
+from hocket.runtime.strategies.layer_stack import find_stack, layer_of
 from hocket.runtime.traced_step import placement_like
 from hocket.simulate.parallel.stage_order import stages_of
 from hocket.transformer import ParallelConfig
@@ -128,41 +128,29 @@ def makers_of(program: Program, op: int) -> list[int]:
 
 def shared_gradients(
     program: Program, segments: Sequence[Segment | None], device_of_stage: Sequence[int]
-) -> dict[int, list[int]]:
-    """Return per parameter the tensors that sum to its gradient, if several ranks compute parts.
+) -> tuple[dict[int, list[int]], set[int]]:
+    """Return per parameter the tensors that sum to its gradient, and the traced ops that add them.
 
-    A weight that several stages use, such as a tied embedding, gets a partial gradient from each;
-    these are summed once per step instead of once per microbatch. The traced ops that add them are
-    left out.
+    A weight that several stages use, such as a tied embedding, gets a partial gradient from each.
+    They are summed once per step instead of once per microbatch, so the traced ops are left out. A
+    gradient that one rank computes is its own only part.
     """
-    return {
-        parameter: _addends(program, gradient, segments, device_of_stage)
-        for parameter, gradient in program.gradients.items()
-    }
+    adding: set[int] = set()
 
+    def parts_of(tensor: int) -> list[int]:
+        op = program.tensors[tensor].producer
+        call = program.calls[op]
+        numbers = [getattr(arg, "number", -1) for arg in call.args]
+        if call.cost.kind != "aten.add" or len(numbers) != 2 or call.kwargs or min(numbers) < 0:
+            return [tensor]
+        makers = [program.tensors[number].producer for number in numbers]
+        added = [segments[maker] if maker >= 0 else None for maker in makers]
+        if len({device_of_stage[segment.stage] for segment in added if segment}) < 2:
+            return [tensor]
+        adding.add(op)
+        return [part for number in numbers for part in parts_of(number)]
 
-def _addends(
-    program: Program,
-    tensor: int,
-    segments: Sequence[Segment | None],
-    device_of_stage: Sequence[int],
-) -> list[int]:
-    op = program.tensors[tensor].producer
-    call = program.calls[op]
-    if call.cost.kind != "aten.add" or len(call.args) != 2 or call.kwargs:
-        return [tensor]
-    numbers = [getattr(arg, "number", -1) for arg in call.args]
-    if min(numbers) < 0:
-        return [tensor]
-    makers = [program.tensors[number].producer for number in numbers]
-    if min(makers) < 0:
-        return [tensor]
-    owners = {device_of_stage[seg.stage] for m in makers if (seg := segments[m]) is not None}
-    if len(owners) < 2:
-        return [tensor]
-    return [
-        part for number in numbers for part in _addends(program, number, segments, device_of_stage)
-    ]
+    return {parameter: parts_of(each) for parameter, each in program.gradients.items()}, adding
 
 
 # ── where forward ops go ─────────────────────────────────────────────────────────────────────────
@@ -184,7 +172,19 @@ class StageCuts(NamedTuple):
 def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) -> StageCuts:
     """Cut the model's layer stack as a parallel config states."""
     stack, num_layers = find_stack(model)
-    stages = stage_layers(num_layers, config.layers, config.num_stages)
+    layers = config.stage_layers(num_layers)
+    if sum(layers) != num_layers or len(layers) != config.num_stages:
+        raise UsageError(
+            f"the plan has {len(layers)} stages with {sum(layers)} layers, the model has "
+            f"{num_layers}",
+            hint="plan this very model again",
+        )
+    if config.layers is None and not min(layers):
+        raise UsageError(
+            f"{config.num_stages} stages are more than the {num_layers} layers of the model",
+            hint="use fewer stages",
+        )
+    stages = [stage for stage, count in enumerate(layers) for _ in range(count)]
     return StageCuts(
         tuple(schedule.device_of_stage.tolist()),
         lambda graph, program: _stages_of_layers(graph, program, stack, stages, config.num_stages),

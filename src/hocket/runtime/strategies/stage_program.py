@@ -53,10 +53,11 @@ class StageProgram(OpCalls):
         num_stages = len(cuts.device_of_stage)
         forward_stages = cuts.forward_stages(graph, program)
         self.segments = segments_of(graph, program, forward_stages, num_stages)
-        self.addends = shared_gradients(program, self.segments, cuts.device_of_stage)
+        self.addends, self._left_out = shared_gradients(
+            program, self.segments, cuts.device_of_stage
+        )
         summed = {part for parts in self.addends.values() for part in parts}
         self._keep = keep | summed | {*program.outputs}
-        self._left_out = self._adding_ops()
         self.sources: dict[Segment, list[Segment]] = {}
         """Segments of other ranks whose bundles a segment of this rank reads."""
         self.bundles: dict[Segment, dict[int, Bundle]] = {}
@@ -144,20 +145,6 @@ class StageProgram(OpCalls):
                     held[tensor] = None
 
     # ── made once ────────────────────────────────────────────────────────────────────────────
-
-    def _adding_ops(self) -> set[int]:
-        """Return ops that only add partial gradients, which are added after the step instead."""
-        found: set[int] = set()
-        for parameter, parts in self.addends.items():
-            waiting = [self.program.gradients[parameter]]
-            while waiting:
-                tensor = waiting.pop()
-                if tensor in parts:
-                    continue
-                op = self.program.tensors[tensor].producer
-                found.add(op)
-                waiting += [arg.number for arg in self.program.calls[op].args]
-        return found
 
     def _reads(self) -> Iterator[tuple[int, Segment, int]]:
         """Yield (op, its segment, tensor) for every tensor with memory that an op reads."""
