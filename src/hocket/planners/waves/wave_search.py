@@ -153,11 +153,6 @@ def fit_waves(
     batch that cannot be split into ``num_waves`` microbatches per device.
     """
     parallel = even_split(problem, num_waves)
-    if changes == "wave" and len(parallel.replicas) > 1:
-        raise UsageError(
-            "parameters that change after every wave are for one device",
-            hint="have waves of several devices change them once per step",
-        )
     whole = replace(
         parallel,
         replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in parallel.replicas),
