@@ -5,26 +5,24 @@ factorization", extended to graphs that are not trees). If an op becomes ready, 
 one that holds a storage, a look-ahead tries up to `REACH` ops that follow from it, best first. If
 these end with no more bytes than before and never exceed a target, they run at once. So an update
 runs directly after its gradient together with its temporary results, which a rule for single ops
-would miss. The same walk from the end to the beginning delays ops that take memory. O(ops · reach ·
-storages of an op).
+would miss. O(ops · reach · storages of an op).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.kernels import kernel
-from hocket.kernels.containers import Heaps, new_heaps, zeros
-from hocket.kernels.heaps import pop, push
-from hocket.planners.memory.storages import Direction, Storages
+from hocket.kernels.containers import zeros
+from hocket.planners.memory.storages import OpTables, Storages
 
-# Run ops one after another and count the bytes that are held; any run can be taken back.
+# Run ops one after another and count the bytes that are held; any run can be undone.
 #
-# The rule: an op's storages and workspace are taken when it starts, and when it ends everything is
-# released that nobody reads later. O(pins of the op) per run, forwards or backwards.
+# The rule: an op's results and workspace are allocated when it starts, and when it ends everything
+# is released that no later op reads. O(reads of the op) per run.
 
 
 class Walk(NamedTuple):
@@ -32,94 +30,63 @@ class Walk(NamedTuple):
 
     waits: LongArray
     """[op]: number of its predecessors that have not run; -1 once it has run itself."""
-    opener: LongArray
-    """[storage]: op that opened it, or -1; see `Direction.first_opener`."""
     num_left: LongArray
-    """[storage]: number of closers that have not run."""
+    """[storage]: number of readers that have not run, plus one if it is kept."""
     held: LongArray
     """Two numbers: bytes held now, and the peak so far."""
 
 
-def new_walk(direction: Direction) -> Walk:
+def new_walk(tables: OpTables) -> Walk:
     """State of a walk before its first op."""
-    held = zeros(2)
-    held[:] = direction.num_bytes[direction.first_opener >= 0].sum()
-    return Walk(
-        waits=direction.num_waits.copy(),
-        opener=direction.first_opener.copy(),
-        num_left=direction.num_closers.copy(),
-        held=held,
-    )
+    return Walk(tables.num_waits.copy(), tables.num_closers.copy(), zeros(2))
 
 
 @kernel
-def taken_bytes(direction: Direction, walk: Walk, op: int) -> int:
-    """Bytes that an op allocates when it starts."""
-    total: int = direction.passing_bytes[op]
-    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
-        storage = direction.opens[at]
-        if walk.opener[storage] < 0:
-            total += direction.num_bytes[storage]
-    return total
-
-
-@kernel
-def released_bytes(direction: Direction, walk: Walk, op: int) -> int:
+def released_bytes(tables: OpTables, walk: Walk, op: int) -> int:
     """Bytes that an op would release at its end if it ran now."""
-    total: int = direction.passing_bytes[op]
-    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
-        storage = direction.closes[at]
+    total: int = tables.passing_bytes[op]
+    for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
+        storage = tables.reads[at]
         if walk.num_left[storage] == 1:
-            total += direction.num_bytes[storage]
+            total += tables.num_bytes[storage]
     return total
 
 
 @kernel
-def run_op(direction: Direction, walk: Walk, op: int) -> int:
+def run_op(tables: OpTables, walk: Walk, op: int) -> int:
     """Run a ready op; returns the bytes held while it ran."""
-    most: int = walk.held[0] + taken_bytes(direction, walk, op)
-    walk.held[0] = most - released_bytes(direction, walk, op)
+    most: int = walk.held[0] + tables.taken_bytes[op]
+    walk.held[0] = most - released_bytes(tables, walk, op)
     walk.held[1] = max(walk.held[1], most)
     walk.waits[op] = -1
-    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
-        storage = direction.opens[at]
-        if walk.opener[storage] < 0:
-            walk.opener[storage] = op
-    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
-        walk.num_left[direction.closes[at]] -= 1
-    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
-        walk.waits[direction.after[at]] -= 1
+    for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
+        walk.num_left[tables.reads[at]] -= 1
+    for at in range(tables.after_ptr[op], tables.after_ptr[op + 1]):
+        walk.waits[tables.after[at]] -= 1
     return most
 
 
 @kernel
-def take_back(direction: Direction, walk: Walk, op: int) -> None:
+def take_back(tables: OpTables, walk: Walk, op: int) -> None:
     """Undo the op that ran last; the peak so far stays."""
-    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
-        walk.waits[direction.after[at]] += 1
-    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
-        storage = direction.closes[at]
-        walk.num_left[storage] += 1
-        if walk.num_left[storage] == 1:
-            walk.held[0] += direction.num_bytes[storage]
-    for at in range(direction.open_ptr[op], direction.open_ptr[op + 1]):
-        storage = direction.opens[at]
-        if walk.opener[storage] == op:
-            walk.opener[storage] = -1
-            walk.held[0] -= direction.num_bytes[storage]
+    for at in range(tables.after_ptr[op], tables.after_ptr[op + 1]):
+        walk.waits[tables.after[at]] += 1
+    for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
+        walk.num_left[tables.reads[at]] += 1
+    walk.held[0] += released_bytes(tables, walk, op) - tables.taken_bytes[op]
     walk.waits[op] = 0
 
 
 @kernel
-def _fill_curve(direction: Direction, walk: Walk, order: LongArray, curve: LongArray) -> None:
+def _fill_curve(tables: OpTables, walk: Walk, order: LongArray, curve: LongArray) -> None:
     for position in range(len(order)):
-        curve[position] = run_op(direction, walk, order[position])
+        curve[position] = run_op(tables, walk, order[position])
 
 
 def memory_curve(storages: Storages, order: IntArray | LongArray) -> LongArray:
     """[position]: bytes held while the op there runs, without what exists before the step."""
     curve = zeros(len(order))
-    _fill_curve(storages.forwards, new_walk(storages.forwards), order.astype(np.int64), curve)
+    _fill_curve(storages.tables, new_walk(storages.tables), order.astype(np.int64), curve)
     return curve
 
 
@@ -133,8 +100,6 @@ REACH = 12
 _WIDTH = 48
 """Largest number of ops among which a look-ahead chooses the next one."""
 _MOST = 2**62
-_ZERO = cast(int, np.int64(0))
-"""A typed 0: with a plain 0 as argument numba would compile another version of a function."""
 
 
 class _WalkScratch(NamedTuple):
@@ -156,8 +121,6 @@ class _WalkScratch(NamedTuple):
     seen: LongArray
     """[op]: number of the last search that visited it."""
     num_searches: LongArray
-    waiting: Heaps
-    """Heap of ops that need more bytes than the target leaves, keyed by these bytes."""
 
 
 @kernel
@@ -187,27 +150,27 @@ def _note(scratch: _WalkScratch, op: int, looks_ahead: bool) -> None:
 
 @kernel
 def _follow(
-    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool
+    tables: OpTables, walk: Walk, scratch: _WalkScratch, op: int, looks_ahead: bool
 ) -> None:
     """Collect ops that follow ``op`` or that close the same storages.
 
     With ``looks_ahead`` they become choices of the current look-ahead. Otherwise they are queued if
     they are ready or close a storage of which they are the last to run.
     """
-    for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
-        if looks_ahead or walk.waits[direction.after[at]] == 0:
-            _note(scratch, direction.after[at], looks_ahead)
-    for at in range(direction.close_ptr[op], direction.close_ptr[op + 1]):
-        storage = direction.closes[at]
+    for at in range(tables.after_ptr[op], tables.after_ptr[op + 1]):
+        if looks_ahead or walk.waits[tables.after[at]] == 0:
+            _note(scratch, tables.after[at], looks_ahead)
+    for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
+        storage = tables.reads[at]
         if walk.num_left[storage] != 1:
             continue
-        for index in range(direction.closer_ptr[storage], direction.closer_ptr[storage + 1]):
-            if walk.waits[direction.closers[index]] >= 0:
-                _note(scratch, direction.closers[index], looks_ahead)
+        for index in range(tables.reader_ptr[storage], tables.reader_ptr[storage + 1]):
+            if walk.waits[tables.readers[index]] >= 0:
+                _note(scratch, tables.readers[index], looks_ahead)
 
 
 @kernel
-def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int) -> int:
+def _choose(tables: OpTables, walk: Walk, scratch: _WalkScratch, target: int) -> int:
     """Remove and return the next op of a look-ahead; -1 if there is none.
 
     Of the ready choices that fit the target, this is the one after which the fewest bytes are held.
@@ -223,8 +186,8 @@ def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int
             scratch.choice[at] = scratch.choice[scratch.num_choices[0]]
             continue
         if waits == 0:
-            taken = taken_bytes(direction, walk, op)
-            net = taken - released_bytes(direction, walk, op)
+            taken = tables.taken_bytes[op]
+            net = taken - released_bytes(tables, walk, op)
             if walk.held[0] + taken <= target and (not is_ready or net < best_net):
                 best, best_net, is_ready = at, net, True
         elif not is_ready and waits < best_net:
@@ -239,7 +202,7 @@ def _choose(direction: Direction, walk: Walk, scratch: _WalkScratch, target: int
 
 
 @kernel
-def _missing(direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, first: int) -> int:
+def _missing(tables: OpTables, walk: Walk, scratch: _WalkScratch, op: int, first: int) -> int:
     """Write the ops that must run for ``op``, then ``op`` itself, to ``tried`` from ``first`` on.
 
     A depth-first search. Returns the end of the list, or -1 if it would be longer than `REACH`.
@@ -247,25 +210,25 @@ def _missing(direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, f
     scratch.num_searches[0] += 1
     search, depth, end = scratch.num_searches[0], 0, first
     scratch.stack[0] = op
-    scratch.place[0] = direction.before_ptr[op]
+    scratch.place[0] = tables.before_ptr[op]
     scratch.seen[op] = search
     while depth >= 0:
         top = scratch.stack[depth]
         at = scratch.place[depth]
-        while at < direction.before_ptr[top + 1]:
-            other = direction.before[at]
+        while at < tables.before_ptr[top + 1]:
+            other = tables.before[at]
             if walk.waits[other] >= 0 and scratch.seen[other] != search:
                 break
             at += 1
         scratch.place[depth] = at + 1
-        if at < direction.before_ptr[top + 1]:
+        if at < tables.before_ptr[top + 1]:
             if depth + 1 == len(scratch.stack):
                 return -1
             depth += 1
-            other = direction.before[at]
+            other = tables.before[at]
             scratch.seen[other] = search
             scratch.stack[depth] = other
-            scratch.place[depth] = direction.before_ptr[other]
+            scratch.place[depth] = tables.before_ptr[other]
             continue
         if end == REACH:
             return -1
@@ -276,9 +239,7 @@ def _missing(direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, f
 
 
 @kernel
-def _look_ahead(
-    direction: Direction, walk: Walk, scratch: _WalkScratch, op: int, target: int
-) -> int:
+def _look_ahead(tables: OpTables, walk: Walk, scratch: _WalkScratch, op: int, target: int) -> int:
     """Run ops from ``op`` on until no more bytes are held than before; returns their number.
 
     If that fails, all of them are undone and 0 is returned.
@@ -287,28 +248,28 @@ def _look_ahead(
     scratch.num_choices[0] = 0
     count = 0
     while op >= 0 and count < REACH:
-        end = _missing(direction, walk, scratch, op, count)
+        end = _missing(tables, walk, scratch, op, count)
         while count < end:
             next_op = scratch.tried[count]
-            if walk.held[0] + taken_bytes(direction, walk, next_op) > target:
+            if walk.held[0] + tables.taken_bytes[next_op] > target:
                 break
-            run_op(direction, walk, next_op)
+            run_op(tables, walk, next_op)
             count += 1
             if walk.held[0] <= start_bytes:
                 return count
-            _follow(direction, walk, scratch, next_op, True)
+            _follow(tables, walk, scratch, next_op, True)
         if count < end:
             break
-        op = _choose(direction, walk, scratch, target)
+        op = _choose(tables, walk, scratch, target)
     for at in range(count - 1, -1, -1):
-        take_back(direction, walk, scratch.tried[at])
+        take_back(tables, walk, scratch.tried[at])
     walk.held[1] = most
     return 0
 
 
 @kernel
 def _hoist_from(
-    direction: Direction,
+    tables: OpTables,
     walk: Walk,
     scratch: _WalkScratch,
     order: LongArray,
@@ -318,32 +279,24 @@ def _hoist_from(
     """Run queued ops whose look-ahead pays; returns the number of ops that have run then."""
     while True:
         if scratch.num_queued[1] == 0:
-            headroom = target - walk.held[0]
-            if scratch.waiting.size[0] == 0 or scratch.waiting.key[0] > headroom:
-                return num_done
-            _enqueue(scratch, pop(scratch.waiting, _ZERO))
+            return num_done
         op = scratch.queue[scratch.num_queued[0]]
         scratch.num_queued[0] = (scratch.num_queued[0] + 1) % len(scratch.queue)
         scratch.num_queued[1] -= 1
         scratch.queued[op] = False
-        if walk.waits[op] < 0:
+        if walk.waits[op] < 0 or walk.held[0] + tables.taken_bytes[op] > target:
             continue
-        taken = taken_bytes(direction, walk, op)
-        if walk.held[0] + taken > target:
-            if taken <= target and scratch.waiting.size[0] < len(scratch.waiting.key) - 1:
-                push(scratch.waiting, _ZERO, float(taken), op)
-            continue
-        count = _look_ahead(direction, walk, scratch, op, target)
+        count = _look_ahead(tables, walk, scratch, op, target)
         for at in range(count):
             order[num_done + at] = scratch.tried[at]
         for at in range(count):
-            _follow(direction, walk, scratch, scratch.tried[at], False)
+            _follow(tables, walk, scratch, scratch.tried[at], False)
         num_done += count
 
 
 @kernel
 def _hoist(
-    direction: Direction,
+    tables: OpTables,
     walk: Walk,
     scratch: _WalkScratch,
     base: LongArray,
@@ -355,25 +308,21 @@ def _hoist(
         op = base[position]
         if walk.waits[op] < 0:
             continue
-        run_op(direction, walk, op)
+        run_op(tables, walk, op)
         order[num_done] = op
         num_done += 1
-        _follow(direction, walk, scratch, op, False)
-        num_done = _hoist_from(direction, walk, scratch, order, num_done, target)
+        _follow(tables, walk, scratch, op, False)
+        num_done = _hoist_from(tables, walk, scratch, order, num_done, target)
     most: int = walk.held[1]
     return most
 
 
-def hoisted(
-    storages: Storages, base: LongArray, target: int, *, backwards: bool
-) -> tuple[LongArray, int]:
+def hoisted(storages: Storages, base: LongArray, target: int) -> tuple[LongArray, int]:
     """An order that follows ``base`` but runs ops early if that pays, and its peak.
 
-    Ops that run early never exceed ``target``. With ``backwards`` the walk starts at the end, so
-    ops are delayed instead.
+    Ops that run early never exceed ``target``.
     """
-    direction = storages.backwards if backwards else storages.forwards
-    num_ops = storages.num_ops
+    tables, num_ops = storages.tables, storages.num_ops
     scratch = _WalkScratch(
         queue=zeros(num_ops + 1),
         queued=np.zeros(num_ops, dtype=np.bool_),
@@ -385,9 +334,7 @@ def hoisted(
         place=zeros(REACH + 1),
         seen=zeros(num_ops),
         num_searches=zeros(1),
-        waiting=new_heaps(np.array([0, 4 * num_ops + 1])),
     )
     order = zeros(num_ops)
-    along = np.ascontiguousarray(base[::-1] if backwards else base)
-    most = _hoist(direction, new_walk(direction), scratch, along, order, target)
-    return (np.ascontiguousarray(order[::-1]) if backwards else order), int(most)
+    most = _hoist(tables, new_walk(tables), scratch, np.ascontiguousarray(base), order, target)
+    return order, int(most)

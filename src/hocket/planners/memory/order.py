@@ -1,11 +1,11 @@
 """Find an op order with a low peak, and a lower bound on the peak of any order.
 
-The graph's own order is hoisted (`hoist`): ops that free memory run early, ops that take memory run
-late. Minimum cuts at the ops with the most bytes bound every order. As long as there is a gap, the
-ops at the peak are moved to their cheapest moments, for targets between the bound and the peak
-(`refine`). `release_gradients` frees gradients after their updates. Graphs of at most 62 ops get an
-optimal order by dynamic programming. Effort is counted in cuts and walks, not in time, so the same
-graph gets the same order on every machine. O(effort · (ops + reads)).
+The graph's own order is hoisted (`hoist`): ops that free memory run early. Minimum cuts at the ops
+with the most bytes bound every order. As long as there is a gap, the ops at the peak are moved to
+their cheapest moments, for targets between the bound and the peak (`refine`). `release_gradients`
+frees gradients after their updates. Graphs of at most 62 ops get an optimal order by dynamic
+programming. Effort is counted in cuts and walks, not in time, so the same graph gets the same order
+on every machine. O(effort · (ops + reads)).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.planners.memory.hoist import memory_curve, peak_bytes
 from hocket.planners.memory.refine import (
     Found,
     WorkLeft,
-    hoisted_both_directions,
+    hoisted_within,
     minimum_cut,
     refined,
 )
@@ -150,21 +150,19 @@ def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
 
 
 def _words(storages: Storages) -> _Words:
-    direction, bit = storages.forwards, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
+    tables, bit = storages.tables, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
     before = zeros(storages.num_ops)
     np.bitwise_or.at(before, storages.after, bit[storages.before])
     readers = np.where(storages.is_kept, np.int64(1) << 62, np.int64(0))
     storage = np.repeat(np.arange(len(readers)), np.diff(storages.reader_ptr))
     np.bitwise_or.at(readers, storage, bit[storages.readers])
-    taken = storages.passing_bytes.copy()
-    np.add.at(taken, storages.producer, storages.num_bytes)
     return _Words(
-        before, taken, storages.passing_bytes.copy(), direction.close_ptr.copy(),
-        direction.closes.copy(), readers, storages.num_bytes.copy(),
+        before, tables.taken_bytes.copy(), tables.passing_bytes.copy(), tables.read_ptr.copy(),
+        tables.reads.copy(), readers, storages.num_bytes.copy(),
     )  # fmt: skip
 
 
-_CUT_OPS = 3_000_000
+_CUT_OPS = 2_000_000
 """Approximate number of ops that all cuts of one search visit together."""
 _MIN_EFFORT, _MAX_EFFORT = 250, 4_000
 _SHARES = (0.0, 0.3, 0.6, 0.9)
@@ -230,7 +228,7 @@ def search(storages: Storages) -> tuple[Found, int]:
     if found.peak_bytes == 0:
         return found, 0
     effort, bound = _effort(storages), 0
-    found = hoisted_both_directions(storages, given, found.peak_bytes - 1, effort)
+    found = hoisted_within(storages, given, found.peak_bytes - 1, effort)
     for _ in range(_ROUNDS if found.peak_bytes else 0):
         before = found.peak_bytes
         bound = max(bound, _largest_cut(storages, found.order))

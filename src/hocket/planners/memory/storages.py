@@ -34,7 +34,7 @@ _ZERO = cast(int, np.int64(0))
 
 @kernel
 def _sort(
-    direction: Direction, waits: LongArray, position: LongArray, heap: Heaps, order: LongArray
+    tables: OpTables, waits: LongArray, position: LongArray, heap: Heaps, order: LongArray
 ) -> None:
     for op in range(len(waits)):
         if waits[op] == 0:
@@ -42,8 +42,8 @@ def _sort(
     for count in range(len(order)):
         op = pop(heap, _ZERO)
         order[count] = op
-        for at in range(direction.after_ptr[op], direction.after_ptr[op + 1]):
-            other = direction.after[at]
+        for at in range(tables.after_ptr[op], tables.after_ptr[op + 1]):
+            other = tables.after[at]
             waits[other] -= 1
             if waits[other] == 0:
                 push(heap, _ZERO, float(position[other]), other)
@@ -51,42 +51,36 @@ def _sort(
 
 def legal(storages: Storages, order: LongArray) -> LongArray:
     """The order, changed as little as the precedences of ``storages`` require."""
-    direction, num_ops = storages.forwards, storages.num_ops
+    tables, num_ops = storages.tables, storages.num_ops
     found, heap = zeros(num_ops), new_heaps(np.array([0, num_ops + 1]))
-    _sort(direction, direction.num_waits.copy(), positions(order), heap, found)
+    _sort(tables, tables.num_waits.copy(), positions(order), heap, found)
     return found
 
 
-class Direction(NamedTuple):
-    """Ops and storages as compiled code reads them to walk through the ops from one end.
+class OpTables(NamedTuple):
+    """Ops, storages and precedences as compiled code reads them."""
 
-    Forwards, an op opens the storages that it makes and closes those that it reads; backwards it is
-    the reverse. A storage is held from its first opener to its last closer, so one walk serves both
-    directions.
-    """
-
-    open_ptr: LongArray
-    opens: LongArray
-    """Op v opens storages ``opens[open_ptr[v]:open_ptr[v + 1]]``."""
-    close_ptr: LongArray
-    closes: LongArray
-    closer_ptr: LongArray
-    closers: LongArray
-    """Storage x is closed by ops ``closers[closer_ptr[x]:closer_ptr[x + 1]]``."""
-    num_closers: LongArray
-    """[storage]: number of closers, plus one if the storage is never closed."""
-    num_bytes: LongArray
+    taken_bytes: LongArray
+    """[op]: bytes that it allocates when it starts: its results, workspace included."""
     passing_bytes: LongArray
     """[op]: bytes that are held only while it runs."""
+    num_bytes: LongArray
+    read_ptr: LongArray
+    reads: LongArray
+    """Op v reads storages ``reads[read_ptr[v]:read_ptr[v + 1]]``."""
+    reader_ptr: LongArray
+    readers: LongArray
+    """Storage x is read by ops ``readers[reader_ptr[x]:reader_ptr[x + 1]]``."""
+    num_closers: LongArray
+    """[storage]: number of readers, plus one if it is held to the end of the step."""
     num_waits: LongArray
+    """[op]: number of ops that it must follow."""
     after_ptr: LongArray
     after: LongArray
     """Op v must precede ops ``after[after_ptr[v]:after_ptr[v + 1]]``."""
     before_ptr: LongArray
     before: LongArray
     """Op v must follow ops ``before[before_ptr[v]:before_ptr[v + 1]]``."""
-    first_opener: LongArray
-    """[storage]: initial opener: -1 if closed, or the number of ops if open from the start."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,57 +105,24 @@ class Storages:
     """Bytes that exist before the step."""
 
     @cached_property
-    def forwards(self) -> Direction:
-        """Walk from the first op to the last."""
-        made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
-        made = np.arange(len(self.producer))
-        closers = np.diff(self.reader_ptr) + self.is_kept
-        start = np.full(len(self.producer), -1)
-        return self._direction(
-            (made_ptr, made), self._reads, (self.reader_ptr, self.readers), closers, start,
-            self.before, self.after,
-        )  # fmt: skip
-
-    @cached_property
-    def backwards(self) -> Direction:
-        """Walk from the last op to the first."""
-        made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
-        made = np.arange(len(self.producer))
-        start = np.where(self.is_kept, self.num_ops, -1)
-        one_each = np.ones(len(self.producer), dtype=np.int64)
-        producers = (np.arange(len(self.producer) + 1), self.producer)
-        return self._direction(
-            self._reads, (made_ptr, made), producers, one_each, start, self.after, self.before
-        )
-
-    @cached_property
-    def _reads(self) -> tuple[LongArray, LongArray]:
-        """Storages that each op reads, as offsets and indices."""
+    def tables(self) -> OpTables:
+        """The same facts by op and by storage, in the form that compiled code reads."""
+        taken_bytes = self.passing_bytes.copy()
+        np.add.at(taken_bytes, self.producer, self.num_bytes)
         storage = np.repeat(np.arange(len(self.producer)), np.diff(self.reader_ptr))
-        by_reader = np.argsort(self.readers, kind="stable")
-        ptr = pointers(np.bincount(self.readers, minlength=self.num_ops))
-        return ptr, storage[by_reader]
-
-    def _direction(
-        self,
-        opens: tuple[LongArray, LongArray],
-        closes: tuple[LongArray, LongArray],
-        closers: tuple[LongArray, LongArray],
-        num_closers: LongArray,
-        first_opener: LongArray,
-        before: LongArray,
-        after: LongArray,
-    ) -> Direction:
-        num_before = np.bincount(after, minlength=self.num_ops)
-        num_after = np.bincount(before, minlength=self.num_ops)
+        num_reads, num_before, num_after = (
+            np.bincount(ops, minlength=self.num_ops)
+            for ops in (self.readers, self.after, self.before)
+        )
         columns = (
-            *opens, *closes, *closers, num_closers, self.num_bytes, self.passing_bytes,
+            taken_bytes, self.passing_bytes, self.num_bytes,
+            pointers(num_reads), storage[np.argsort(self.readers, kind="stable")],
+            self.reader_ptr, self.readers, np.diff(self.reader_ptr) + self.is_kept,
             num_before,
-            pointers(num_after), after[np.argsort(before, kind="stable")],
-            pointers(num_before), before[np.argsort(after, kind="stable")],
-            first_opener,
+            pointers(num_after), self.after[np.argsort(self.before, kind="stable")],
+            pointers(num_before), self.before[np.argsort(self.after, kind="stable")],
         )  # fmt: skip
-        return Direction(*(table(column, np.int64) for column in columns))
+        return OpTables(*(table(column, np.int64) for column in columns))
 
 
 def storages_of(graph: Graph) -> Storages:
