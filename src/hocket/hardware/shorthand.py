@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hocket.base.errors import InputFileError, UsageError, did_you_mean
 from hocket.base.fields import shown
+from hocket.base.jsonfile import read_json
 from hocket.base.regular import is_file, read_regular
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (
@@ -40,23 +42,21 @@ _PCIE_BPS = 12e9
 
 def is_machine_file(text: str) -> bool:
     """True if a name ends like a file that describes a machine."""
-    return text.partition("#")[0].endswith(SUFFIXES)
+    return text.endswith(SUFFIXES)
 
 
-def read_any_machine(text: str) -> Machine:
-    """The machine of a TOML file, a topology dump, a matrix or JSON (``file.json#name``)."""
-    path, _, name = text.partition("#")
+def read_any_machine(path: str) -> Machine:
+    """The machine of a hardware file (TOML or JSON), a topology dump or a matrix of GPUs."""
     if path.endswith(".xml"):
         from hocket.hardware.nccl_xml import read_nccl_machine
 
         return read_nccl_machine(path)
     if path.endswith(".json"):
-        from hocket.hardware.foreign_json import read_json_machine
-
-        return read_json_machine(path, name)
+        data: Any = read_json(path, MAX_FILE_BYTES)
+        return machine_from_dict(data, path, default_name=Path(path).stem)
     if path.endswith(".txt"):
         return read_matrix(path)
-    return read_machine(text)
+    return read_machine(path)
 
 
 def read_matrix(path: str | Path) -> Machine:

@@ -85,14 +85,6 @@ class Fabric:
         number = {(arc.link, arc.tail, arc.head): index for index, arc in enumerate(self.arcs)}
         return tuple(number.get((arc.link, arc.head, arc.tail), -1) for arc in self.arcs)
 
-    @cached_property
-    def leaving(self) -> tuple[tuple[int, ...], ...]:
-        """For each place the arcs that lead away from it."""
-        found: list[list[int]] = [[] for _ in self.places]
-        for index, arc in enumerate(self.arcs):
-            found[arc.tail].append(index)
-        return tuple(map(tuple, found))
-
     def turned_around(self) -> Fabric:
         """The fabric with every arc in the other direction, in the same order."""
         arcs = tuple(replace(arc, tail=arc.head, head=arc.tail) for arc in self.arcs)
