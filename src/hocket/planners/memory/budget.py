@@ -23,59 +23,45 @@ from hocket.planners.memory.numbers import ACTIVATION_POLICIES, PARAMETER_POLICI
 from hocket.simulate.rewriting.chunks import find_region
 from hocket.simulate.rewriting.uses import Uses
 
-# Seconds that no memory plan of a step goes below, whatever the schedule of its copies.
-#
-# A linear program as small as it can be: each block takes shares of the policies of its activations
-# and parameters, each resource is busy for the sum over blocks, and the busiest one is minimized.
-# HiGHS, 8 columns a block and 5 rows plus one for each choice.
-
 
 def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     """Lower bound on the step time of all plans with these policies; None if none keeps the budget.
 
-    A linear program that replaces the schedule of copies by sums over a step among many: saved
-    activations and resident parameters must fit at the end of the forward pass, all ops must run,
-    copies in each direction take their bytes over the link's rate, and updates on the host take
-    their memory traffic over the host's rate.
+    A linear program that replaces the schedule of copies by sums over a step among many: each block
+    takes fractions of the policies of its activations and parameters. Saved activations and
+    resident parameters must fit at the end of the forward pass, all ops must run, copies in each
+    direction take their bytes over the link's rate, and updates on the host take their memory
+    traffic over the host's rate. The busiest of these resources is minimized.
     """
-    num_activations, num_parameters = numbers.stay.size, numbers.on_device.size
-    # Activations of the last block are used at once, whatever the plan.
-    stay, moved, again = (
-        table.copy() for table in (numbers.stay, numbers.moved, numbers.recompute_s)
-    )
-    for table in (stay, moved, again):
-        table[-1] = 0.0
-    compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
-    incoming = numbers.brought + numbers.fetched + numbers.swapped_in
-    host_update_s = (numbers.host_traffic / numbers.host_update_bps).ravel()
-    nothing = np.zeros(num_activations)
-    rows = np.array([
-        [*nothing, *host_update_s, -1.0],
-        [*again.ravel(), *numbers.update_s.ravel(), -1.0],
-        [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
-        [*(moved / numbers.link.out_bps).ravel(),
-         *(numbers.gradients / numbers.link.out_bps).ravel(), -1.0],
-        [*(stay / max(budget_bytes, 1.0)).ravel(),
-         *(numbers.on_device / max(budget_bytes, 1.0)).ravel(), 0.0],
-    ])  # fmt: skip
-    available = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
-    groups = np.repeat(
-        np.arange(2 * numbers.num_blocks),
-        [len(ACTIVATION_POLICIES)] * numbers.num_blocks
-        + [len(PARAMETER_POLICIES)] * numbers.num_blocks,
-    )
-    columns = np.arange(num_activations + num_parameters)
     from scipy.optimize import linprog
-    from scipy.sparse import coo_array
+    from scipy.sparse import block_diag, eye_array, kron
 
-    one_each = coo_array(
-        (np.ones(len(columns)), (groups, columns)), (2 * numbers.num_blocks, len(columns) + 1)
-    )
-    cost = np.zeros(len(columns) + 1)
-    cost[-1] = 1.0
+    link, unit = numbers.link, max(budget_bytes, 1.0)
+    incoming = numbers.brought + numbers.fetched + numbers.swapped_in
+    # [resource, block, policy]: seconds of the host's updates, of ops, of copies in and out, and
+    # fractions of the budget.
+    activations = np.array([
+        np.zeros_like(numbers.stay), numbers.recompute_s, numbers.moved / link.in_bps,
+        numbers.moved / link.out_bps, numbers.stay / unit,
+    ])  # fmt: skip
+    parameters = np.array([
+        numbers.host_traffic / numbers.host_update_bps, numbers.update_s, incoming / link.in_bps,
+        numbers.gradients / link.out_bps, numbers.on_device / unit,
+    ])  # fmt: skip
+    # Activations of the last block are used at once, whatever the plan.
+    activations[:, -1] = 0.0
+    step = [[-1.0]] * 4 + [[0.0]]
+    busy = np.hstack([activations.reshape(5, -1), parameters.reshape(5, -1), step])
+    compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
+    one_each = block_diag([
+        *(kron(eye_array(numbers.num_blocks), np.ones((1, len(policies))))
+          for policies in (ACTIVATION_POLICIES, PARAMETER_POLICIES)),
+        np.zeros((0, 1)),
+    ], format="csr")  # fmt: skip
     found = linprog(
-        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, available],
-        A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
+        np.append(np.zeros(busy.shape[1] - 1), 1.0), A_ub=busy,
+        b_ub=[0.0, -compute_s, 0.0, 0.0, 1.0 - numbers.base_bytes / unit],
+        A_eq=one_each, b_eq=np.ones(2 * numbers.num_blocks), method="highs",
     )  # fmt: skip
     return None if found.x is None or found.status != 0 else float(found.x[-1])
 

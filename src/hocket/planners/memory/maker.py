@@ -7,9 +7,10 @@ the blocks are computed once for all candidates. O(ops) per section.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,33 +88,6 @@ def offloaded_share(shares: ProgramShares) -> FloatArray:
     offloaded = shares.activations[:, OFFLOADED]
     there = shares.activations[:, KEPT] + offloaded
     return np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
-
-
-def section_of(
-    choice: BlockChoices,
-    share: FloatArray,
-    uses: Uses,
-    *,
-    budget_bytes: tuple[int, ...],
-    loss_chunks: int,
-    prefetch: int,
-) -> Memory:
-    """The memory section with these policies and with the offloaded fraction of each block."""
-    policy = choice.parameters
-    blocks = tuple(
-        MemoryBlock(
-            name=name,
-            start=int(uses.blocks.start[number]),
-            stop=int(uses.blocks.start[number + 1]),
-            parameters="streamed" if policy[number] in (STREAMED, STREAMED_STATE) else "resident",
-            update="device" if policy[number] in (RESIDENT, STREAMED_STATE) else "host",
-            **_activations(int(choice.activations[number]), float(share[number])),
-        )
-        for number, name in enumerate(uses.blocks.names)
-    )
-    return Memory(
-        budget_bytes=budget_bytes, blocks=blocks, loss_chunks=loss_chunks, prefetch=prefetch
-    )
 
 
 def _activations(policy: int, share: float) -> dict[str, Any]:
@@ -302,30 +276,41 @@ class PlanMaker:
         return [KeepingPlans(self.numbers, partial(self._kept, count)) for count in counts]
 
     def _kept(self, loss_chunks: int, name: str, is_kept: BoolArray) -> Fitted:
-        recomputed = self._all(loss_chunks, activations="recomputed")
-        blocks = tuple(
-            replace(block, activations="kept") if kept else block
-            for block, kept in zip(recomputed.blocks, is_kept.tolist(), strict=True)
-        )
+        policies = [{"activations": "kept" if kept else "recomputed"} for kept in is_kept.tolist()]
         in_chunks = f", {_in_chunks(loss_chunks)}" if loss_chunks > 1 else ""
-        return self._judged(name + in_chunks, replace(recomputed, blocks=blocks))
+        return self._judged(name + in_chunks, self._memory(loss_chunks, policies))
 
     def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
         """One policy for every block; the last ``num_kept`` blocks keep their activations."""
-        starts = self.uses.blocks.start.tolist()
-        last = self.uses.blocks.num_blocks - num_kept
         parameters = {k: v for k, v in policy.items() if k in ("parameters", "update")}
-        blocks = tuple(
-            MemoryBlock(
-                name=name, start=starts[number], stop=starts[number + 1],
-                # The backward pass of the last block follows at once.
-                **(policy if number < last else parameters),  # type: ignore[arg-type]
-            )
-            for number, name in enumerate(self.uses.blocks.names)
-        )  # fmt: skip
+        count = self.numbers.num_blocks
+        # The backward pass of the last block follows at once.
+        policies = [policy if n < count - num_kept else parameters for n in range(count)]
+        return self._memory(loss_chunks, policies)
+
+    def _rounded(self, choice: BlockChoices, share: FloatArray, loss_chunks: int) -> Memory:
+        """The section with these policies and with the offloaded fraction of each block."""
+        policies = zip(choice.activations, choice.parameters, share, strict=True)
+        return self._memory(loss_chunks, [
+            {
+                "parameters": "streamed" if place in (STREAMED, STREAMED_STATE) else "resident",
+                "update": "device" if place in (RESIDENT, STREAMED_STATE) else "host",
+                **_activations(int(activations), float(part)),
+            }
+            for activations, place, part in policies
+        ])  # fmt: skip
+
+    def _memory(self, loss_chunks: int, policies: Sequence[Mapping[str, Any]]) -> Memory:
+        """The section with one set of policies per block."""
+        cut = self.uses.blocks
+        edges = zip(cut.names, pairwise(cut.start.tolist()), policies, strict=True)
         return Memory(
-            budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH,
+            budget_bytes=self.budgets, loss_chunks=loss_chunks, prefetch=PREFETCH,
             async_update=self.async_update,
+            blocks=tuple(
+                MemoryBlock(name=name, start=start, stop=stop, **policy)
+                for name, (start, stop), policy in edges
+            ),
         )  # fmt: skip
 
     def _problem_of(self, memory: Memory) -> Problem:
@@ -372,11 +357,7 @@ class PlanMaker:
         choice = chosen(shares, self.numbers)
         if (shares.activations[:, OFFLOADED] > 0).any():
             shares = shares_of(choice.allowed) or shares
-        memory = section_of(
-            choice, offloaded_share(shares), self.uses, budget_bytes=self.budgets,
-            loss_chunks=chunks, prefetch=PREFETCH,
-        )  # fmt: skip
-        memory = replace(memory, async_update=self.async_update)
+        memory = self._rounded(choice, offloaded_share(shares), chunks)
         return None if memory in seen else self._judged(name, memory)
 
     def eased(self, fitted: Fitted, seen: set[Memory | None]) -> Iterator[Fitted]:
