@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hocket.base.arrays import LongArray
 from hocket.base.errors import RunError, UsageError
 from hocket.plan.make import find_cluster
 from hocket.runtime.collectives.process_group import PlannedGroup, given_cluster
@@ -110,11 +111,12 @@ def slices(
     return chunks, ends
 
 
-IntCounts = np.ndarray[Any, np.dtype[np.int64]]
 _ADDED = (torch.float32, torch.float64, torch.bfloat16)
 WORTHWHILE = 0.2
 """Below this ratio of communication to compute time, the backward pass hides communication
 anyway."""
+MEASURED_STEPS = 3
+"""Steps after the first from which that ratio is taken."""
 
 
 @dataclass(eq=False)
@@ -161,7 +163,7 @@ class Propagation:
         self._is_stepping = False
         self.is_syncing = True
         """False while gradients of several backward passes are accumulated on this rank alone."""
-        self._watch = _Watch()
+        self._num_steps, self._since_s, self._waited_s = 0, 0.0, 0.0
         trained = [p for p in model.parameters() if p.requires_grad]
         self._dtype = dtype or _wire_dtype(trained)
         self._staging = _staging_of(trained)
@@ -185,7 +187,6 @@ class Propagation:
     # ── what the loop does ──
 
     def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
-        self._watch.computes()
         if not self._layers:
             if module not in self._called:
                 self._called.append(module)
@@ -224,9 +225,9 @@ class Propagation:
         if not self.crosses:
             if self.crosses is None and self._staging is not None:
                 torch.cuda.synchronize()  # else what the GPU still computes counts as waiting
-            self._watch.waits()
+            began_s = time.monotonic()
             self._sums_as_gradients(range(len(self._layers)))
-            self._watch.computes()
+            self._waited_s += time.monotonic() - began_s
             self._due = set()
 
     def _after_step(self, *_: Any) -> None:
@@ -354,9 +355,14 @@ class Propagation:
     def _decide(self) -> None:
         """Decide after a few steps whether communication is long enough to cross the end of a
         step."""
-        if self.crosses is None and (watched := self._watch.after_step()) is not None:
-            computed_s, waited_s = watched
-            worthwhile = max(self._sums_s, waited_s) > WORTHWHILE * computed_s
+        self._num_steps += 1
+        if self._num_steps == 1:
+            # The first step compiles kernels and lays out buffers: it is not measured.
+            self._since_s, self._waited_s = time.monotonic(), 0.0
+        if self.crosses is None and self._num_steps == MEASURED_STEPS + 1:
+            computed_s = time.monotonic() - self._since_s - self._waited_s
+            sums_s = max(MEASURED_STEPS * self._sums_s, self._waited_s)
+            worthwhile = sums_s > WORTHWHILE * computed_s
             self.crosses = self._exchange.agreed("crosses", str(worthwhile)) == "True"
 
     def close(self) -> None:
@@ -367,41 +373,7 @@ class Propagation:
         self._exchange.close()
 
 
-class _Watch:
-    """Measures compute time and time spent waiting for sums, in a few steps after the first."""
-
-    _STEPS = 4
-
-    def __init__(self) -> None:
-        self._num_steps = 0
-        self._spent_s = {False: 0.0, True: 0.0}
-        self._since_s, self._is_waiting = time.monotonic(), False
-
-    def computes(self) -> None:
-        """Count time as compute from now on."""
-        self._pass(False)
-
-    def waits(self) -> None:
-        """Count time as waiting from now on."""
-        self._pass(True)
-
-    def after_step(self) -> tuple[float, float] | None:
-        """Return seconds of compute and of waiting per step, once they are known."""
-        self._num_steps += 1
-        if self._num_steps == 1:
-            self._spent_s = {False: 0.0, True: 0.0}
-        if self._num_steps != self._STEPS:
-            return None
-        steps = self._STEPS - 1
-        return self._spent_s[False] / steps, self._spent_s[True] / steps
-
-    def _pass(self, is_waiting: bool) -> None:
-        now_s = time.monotonic()
-        self._spent_s[self._is_waiting] += now_s - self._since_s
-        self._since_s, self._is_waiting = now_s, is_waiting
-
-
-def _count_down(run: TreeRun, missing: IntCounts, first: int, last: int) -> None:
+def _count_down(run: TreeRun, missing: LongArray, first: int, last: int) -> None:
     """Pass chunks to the executor whose last missing part has just arrived."""
     missing[first:last] -= 1
     for chunk in range(first, last):

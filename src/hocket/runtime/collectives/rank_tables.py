@@ -97,9 +97,10 @@ def tables_of(
     chunks = []
     for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
         number = _num_chunks(_depth(tree), spent_s, stop - start)
-        ends = _cuts(start, stop, number, item_bytes)
-        part = 1 / (len(ends) - 1)
-        chunks += [((n + 0.5) * part, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
+        items = (stop - start) // item_bytes
+        number = min(number, max(items, 1))
+        ends = [start + items * n // number * item_bytes for n in range(number + 1)]
+        chunks += [((n + 0.5) / number, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
     # All trees advance together.
     return tables_of_chunks(section, rank, [chunk[1:] for chunk in sorted(chunks)])
 
@@ -109,7 +110,8 @@ def tables_of_chunks(
 ) -> RankTables:
     """Return the tables for given chunks (tree, start, stop), the most urgent first."""
     chunks = list(chunks)
-    last = _is_confirmed(section)
+    # The root of a broadcast is notified when all ranks are done: else it could run ahead of them.
+    last = section.collective == "broadcast"
     trees = list(section.trees)
     if last:
         first = section.trees[0].broadcast
@@ -117,7 +119,10 @@ def tables_of_chunks(
         trees.append(Tree(section.root, section.trees[0].share, reduce=back))
         chunks.append((len(trees) - 1, 0, 0))
     table = np.array(chunks, dtype=np.int64).reshape(-1, 3)
-    chunk_at, sizes = _within_trees(chunks, len(trees))
+    sizes, chunk_at = [0] * len(trees), list[int]()
+    for tree, start, stop in chunks:
+        chunk_at.append(sizes[tree])
+        sizes[tree] += stop - start
     up_child, up_parent = _neighbours(section, rank, [tree.reduce for tree in trees])
     down_parent, down_child = _neighbours(section, rank, [tree.broadcast for tree in trees])
     if max(map(len, up_child), default=0) > MAX_CHILDREN:
@@ -135,12 +140,12 @@ def tables_of_chunks(
         chunk_tree=table[:, 0].copy(),
         chunk_start=table[:, 1].copy(),
         chunk_size=table[:, 2] - table[:, 1],
-        chunk_at=chunk_at,
-        up_parent=_one_each(up_parent),
+        chunk_at=np.array(chunk_at, dtype=np.int64),
+        up_parent=_only(up_parent),
         up_ptr=pointers(list(map(len, up_child))),
         up_child=_flat(up_child),
         scratch_at=pointers(kept)[:-1].copy(),
-        down_parent=_one_each(down_parent),
+        down_parent=_only(down_parent),
         down_ptr=pointers(list(map(len, down_child))),
         down_child=_flat(down_child),
         num_scratch_bytes=sum(kept),
@@ -148,18 +153,6 @@ def tables_of_chunks(
         wanted_finals=wanted - (last and section.ranks[rank] != section.root),
         last_chunk=len(chunks) - 1 if last else -1,
     )  # fmt: skip
-
-
-def _within_trees(
-    chunks: Sequence[tuple[int, int, int]], num_trees: int
-) -> tuple[LongArray, list[int]]:
-    """Return per chunk the bytes of its tree before it, and the bytes of each tree."""
-    sizes = [0] * num_trees
-    before = []
-    for tree, start, stop in chunks:
-        before.append(sizes[tree])
-        sizes[tree] += stop - start
-    return np.array(before, dtype=np.int64), sizes
 
 
 def _neighbours(
@@ -173,12 +166,6 @@ def _neighbours(
         [[number[send.src] for send in of_tree if send.dst == me] for of_tree in sends],
         [[number[send.dst] for send in of_tree if send.src == me] for of_tree in sends],
     )
-
-
-def _is_confirmed(section: Communication) -> bool:
-    """True if the root must be notified when all ranks are done: else it could run ahead of slow
-    ones."""
-    return section.collective == "broadcast"
 
 
 def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
@@ -223,14 +210,7 @@ def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
                max(1, num_bytes // MIN_CHUNK_BYTES))  # fmt: skip
 
 
-def _cuts(start: int, stop: int, num_chunks: int, item_bytes: int) -> list[int]:
-    """Return the ends of a range's chunks, which are equally large up to rounding to items."""
-    items = (stop - start) // item_bytes
-    num_chunks = min(num_chunks, max(items, 1))
-    return [start + items * n // num_chunks * item_bytes for n in range(num_chunks + 1)]
-
-
-def _one_each(peers: Sequence[Sequence[int]]) -> LongArray:
+def _only(peers: Sequence[Sequence[int]]) -> LongArray:
     """Return the only peer of each tree; -1 if there is none."""
     return np.array([peer[0] if peer else -1 for peer in peers], dtype=np.int64)
 
