@@ -74,6 +74,7 @@ def _measure_echo(server: socket.socket) -> Loopback:
         message_s = _one_direction_s(link, data[:1], 100)
         large_s = _one_direction_s(link, data, 8)
     bandwidth_bps = LARGE_BYTES / max(large_s - message_s, 1e-9)
+    # Two digits: the rest is noise, and equal figures on two runs give equal plans.
     return Loopback(float(f"{bandwidth_bps:.2g}"), float(f"{message_s + GLOO_MESSAGE_S:.2g}"))
 
 
@@ -135,6 +136,7 @@ def detect(processes: int = 1) -> Cluster:
     With several ``processes`` the CPU becomes as many devices, which share its cores and memory and
     communicate over loopback.
     """
+    # Several processes are for the CPU alone: each GPU has a process of its own anyway.
     gpus = find_gpus() if processes == 1 else []
     if not gpus:
         return detect_cpu(processes)
@@ -177,6 +179,7 @@ def parse_gpus(text: str) -> list[Gpu]:
         memory = re.fullmatch(r"(\d{1,9}) MiB", cells[1]) if len(cells) == len(_QUERY) else None
         if memory is None or int(memory[1]) == 0:
             continue
+        # Virtual machines report "[N/A]": taken for 16 lanes of generation 3.
         generation, lanes = (int(cell) if cell.isdecimal() else 0 for cell in cells[2:])
         pcie_bps = _LANE_BPS.get(generation, _LANE_BPS[3]) * (lanes or 16)
         gpus.append(Gpu(cells[0], int(memory[1]) * 2**20, pcie_bps))
@@ -192,6 +195,7 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
         kind = gpu.kind
         memory_bytes, nvlinks = gpu.memory_bytes, _UNKNOWN_NVLINKS
         if gpu.preset is not None:
+            # A card may have less than its kind, but a plan must not count on more.
             memory_bytes = min(memory_bytes, preset_kinds()[kind].kind.memory_bytes)
             nvlinks = preset_tables()[kind]["detect"].get("nvlinks", nvlinks)
         elif kind not in kinds:
@@ -390,6 +394,7 @@ def _group_limits(root: Path) -> Iterable[int]:
     """Memory limits of this process's control groups, version 1 or 2."""
     own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]
     base = root / "sys/fs/cgroup"
+    # Inside a container the group's own path may be mounted as the root.
     for group in dict.fromkeys(("", *own)):
         path = group.strip("/")
         for file in (base / path / "memory.max", base / "memory" / path / "memory.limit_in_bytes"):

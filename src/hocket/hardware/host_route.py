@@ -25,6 +25,7 @@ def host_route(cluster: Cluster, device: Device) -> HostRoute:
         out_bps, out_s = _rate_and_latency(cluster, device.name, device.host)
         in_bps, in_s = _rate_and_latency(cluster, device.host, device.name)
     except InputFileError:
+        # A single device needs no links: it copies within its own memory, as a CPU does.
         out_bps = in_bps = out_s = in_s = 0.0
     if device.kind.is_cpu or not out_bps:
         # A copy reads and writes the same memory, and both directions share its bandwidth.

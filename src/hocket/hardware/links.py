@@ -59,7 +59,10 @@ class LinkNames:
 
 
 class _PlaceFinder:
-    """Finds devices, hosts and switches by name or by a pattern such as ``gpu*``."""
+    """Finds devices, hosts and switches by name or by a pattern such as ``gpu*``.
+
+    Matches of a pattern are kept, because large files repeat the same few patterns.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -104,6 +107,7 @@ def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise table.error("between", "must be a list of pairs", 'write [["gpu*", "nvswitch"]]')
         first, second = (find(text, table, "between") for text in pair)
+        # Counted before the pairs are made: two patterns of 100,000 places would fill the memory.
         left -= len(first) * len(second)
         if left < 0:
             raise table.error("between", f"makes more than {MAX_LINKS} links")

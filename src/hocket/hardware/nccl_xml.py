@@ -44,6 +44,7 @@ def read_nccl_machine(path: str | Path) -> Machine:
     """The machine of a topology file; raises `InputFileError` that names the file."""
     where = str(path)
     content = read_regular(path, MAX_FILE_BYTES)
+    # Entities that expand to others would take gigabytes ("billion laughs").
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
         raise InputFileError("defines a document type; topologies have none", where=where)
     try:

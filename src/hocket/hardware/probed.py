@@ -143,6 +143,7 @@ def _rounded(rates_bps: Sequence[float]) -> list[float]:
     ascending = np.sort(rates_bps)
     starts = [0]
     for index, rate_bps in enumerate(ascending):
+        # Noise is at most `_CLOSE` in both directions, hence twice that within a group.
         if rate_bps > (1 + 2 * _CLOSE) * ascending[starts[-1]]:
             starts.append(index)
     medians = [float(np.median(group)) for group in np.split(ascending, starts[1:])]

@@ -71,6 +71,7 @@ def read_matrix(path: str | Path) -> Machine:
     # The header of copied text often lacks the empty cell above the names of the rows.
     aligned = re.sub(r"^GPU0\t(?=GPU1)", r"\tGPU0\t", tabbed, count=1, flags=re.MULTILINE)
     gpus = sum(line.strip().startswith("GPU") for line in aligned.splitlines())
+    # The legend below the matrix may name GPUs, too: the largest matrix that can be read counts.
     counts = range(min(gpus, 256), 0, -1)
     topology = next((t for n in counts if (t := parse_topology(aligned, n))), None)
     if topology is None:
@@ -142,6 +143,7 @@ def cluster_from_text(text: str) -> Cluster:
         devices = len(kinds) + sum(machine.cluster.num_devices for machine in machines)
         if devices > MAX_DEVICES:
             raise UsageError(f"{text!r} has more than {MAX_DEVICES} devices")
+    # One host holds up to 16 devices, but larger clusters are built of hosts with 8.
     per_host = PER_HOST if len(kinds) > MOST_PER_HOST else MOST_PER_HOST
     for start in range(0, len(kinds), per_host):
         machines.append(_host_of(kinds[start : start + per_host]))

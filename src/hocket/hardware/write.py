@@ -86,6 +86,7 @@ def _devices(cluster: Cluster) -> Iterator[dict[str, Any]]:
         fresh = _device(device, prefix if is_next else device.name)
         if is_next:
             numbered[prefix] += 1
+            # Names count up from 0 when the file is read, so only a run of them can share an entry.
             if entry and "count" in entry and {**entry, "count": 1} == {**fresh, "count": 1}:
                 entry["count"] += 1
                 continue

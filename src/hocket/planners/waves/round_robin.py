@@ -193,6 +193,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
     row = int(problem.costs.device_row[0])
     np.add.at(seconds, (graph.op_phase[passes], stage[passes]), wave.costs.op_s[row, passes])
     weights, lasting = _partition_bytes(problem, stage, count)
+    # The simulation holds all partitions with their gradients: what is left is activations.
     made = int(timeline.peak_bytes.max()) - int(lasting.sum()) - int(weights.sum())
     route = host_route(problem.cluster, problem.cluster.devices[0])
     largest = int(weights.max())

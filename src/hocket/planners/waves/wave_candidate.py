@@ -44,6 +44,7 @@ count: ResNet-56 with 32 samples took 7,067 us with 315 waits and 4,703 with 20 
 FULL = 0.8
 """Busy fraction of device or host above which a wave leaves too little for a second one."""
 _HALF = 0.5
+"""Part of the device above which a kernel leaves no place for a second one of its size."""
 
 
 class WaveSequence(NamedTuple):
@@ -145,6 +146,7 @@ def simulated(problem: Problem, parallel: Parallel, waves: Waves | None = None) 
     is_replayed = problem.costs.settings.get("launches") == "replayed"
     if waves is None or waves.changes == "wave" or not is_replayed:
         return found
+    # The separate memory follows from a first simulation, and the second one holds it.
     num_waits = len(wave_sequence(problem.graph, step.passes[0], timeline).waits)
     waves = replace(waves, separate_bytes=found.memory.separate_bytes)
     step, timeline = simulate_parallel(problem, parallel, None, waves)
@@ -193,6 +195,7 @@ def two_stream_candidate(problem: Problem, candidates: Iterable[Candidate]) -> l
     if max(busy_shares(problem, parallel.replicas[0].microbatches[0])) >= FULL:
         return []
     most = int(problem.memory_bytes[workers(problem)].min())
+    # Both waves together, and Wavelet's half cycle: `wave_search` tries more, but takes longer.
     leads = (0, len(pass_order(problem.graph)) // 2)
     found = fastest_within([simulated(problem, parallel, Waves(lead=n)) for n in leads], most)
     if found is None or found.step_s >= best.step_s:
