@@ -27,7 +27,7 @@ from hocket.planners.memory.refine import (
     minimum_cut,
     refined,
 )
-from hocket.planners.memory.storages import Storages, legal, storages_of
+from hocket.planners.memory.storages import OpTables, Storages, legal, storages_of
 
 # The best order of a small graph, by dynamic programming over the sets of ops that have run.
 #
@@ -55,25 +55,22 @@ class _Sets(NamedTuple):
     """Number of the set in each slot of the hash table; -1 if empty."""
 
 
-class _Words(NamedTuple):
+class _Needs(NamedTuple):
+    """Ops as bits of sets."""
+
     before: LongArray
     """[op]: bit set of the ops that must run before it."""
-    taken: LongArray
-    passing: LongArray
-    read_ptr: LongArray
-    reads: LongArray
     readers: LongArray
-    """[storage]: bit set of its readers; with further bits set if it is kept to the end."""
-    num_bytes: LongArray
+    """[storage]: bit set of its readers; with a further bit set if it is kept to the end."""
 
 
 @kernel
-def _released(words: _Words, mask: int, op: int) -> int:
-    total: int = words.passing[op]
-    for at in range(words.read_ptr[op], words.read_ptr[op + 1]):
-        storage = words.reads[at]
-        if words.readers[storage] & ~(mask | (np.int64(1) << op)) == 0:
-            total += words.num_bytes[storage]
+def _released(tables: OpTables, needs: _Needs, mask: int, op: int) -> int:
+    total: int = tables.passing_bytes[op]
+    for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
+        storage = tables.reads[at]
+        if needs.readers[storage] & ~(mask | (np.int64(1) << op)) == 0:
+            total += tables.num_bytes[storage]
     return total
 
 
@@ -100,12 +97,12 @@ def _reach_set(sets: _Sets, count: int, at: int, op: int, peak: int, held: int) 
 
 
 @kernel
-def _fill_sets(words: _Words, sets: _Sets, limit: int) -> int:
+def _fill_sets(tables: OpTables, needs: _Needs, sets: _Sets, limit: int) -> int:
     """Fill in all reachable sets, layer by layer; returns the number of the full set.
 
     Returns -1 if no order is below ``limit``, or -2 if there are too many sets.
     """
-    num_ops = len(words.before)
+    num_ops = len(needs.before)
     full = (np.int64(1) << num_ops) - 1
     count, at = 1, 0
     while at < count:
@@ -116,17 +113,17 @@ def _fill_sets(words: _Words, sets: _Sets, limit: int) -> int:
             return -2
         free = -1
         for op in range(num_ops):
-            if mask >> op & 1 == 0 and words.before[op] & ~mask == 0:
-                gives = _released(words, mask, op) - words.taken[op]
-                if gives >= 0 and sets.held[at] + words.taken[op] <= sets.peak[at]:
+            if mask >> op & 1 == 0 and needs.before[op] & ~mask == 0:
+                gives = _released(tables, needs, mask, op) - tables.taken_bytes[op]
+                if gives >= 0 and sets.held[at] + tables.taken_bytes[op] <= sets.peak[at]:
                     free = op
                     break
         for op in range(num_ops):
-            if mask >> op & 1 or words.before[op] & ~mask or (free >= 0 and op != free):
+            if mask >> op & 1 or needs.before[op] & ~mask or (free >= 0 and op != free):
                 continue
-            most = sets.held[at] + words.taken[op]
+            most = sets.held[at] + tables.taken_bytes[op]
             if most < limit:
-                held = most - _released(words, mask, op)
+                held = most - _released(tables, needs, mask, op)
                 count = _reach_set(sets, count, at, op, max(sets.peak[at], most), held)
         at += 1
     return -1
@@ -138,7 +135,7 @@ def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
         return found, False
     columns = [zeros(MAX_SETS) for _ in range(5)]
     sets = _Sets._make([*columns, np.full(_SLOTS, -1, dtype=np.int64)])
-    last = _fill_sets(_words(storages), sets, found.peak_bytes)
+    last = _fill_sets(storages.tables, _needs(storages), sets, found.peak_bytes)
     if last < 0:
         return found, last == -1
     order: list[int] = []
@@ -149,17 +146,14 @@ def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
     return Found(peak, np.array(order[::-1], dtype=np.int64)), True
 
 
-def _words(storages: Storages) -> _Words:
-    tables, bit = storages.tables, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
+def _needs(storages: Storages) -> _Needs:
+    bit = np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
     before = zeros(storages.num_ops)
     np.bitwise_or.at(before, storages.after, bit[storages.before])
     readers = np.where(storages.is_kept, np.int64(1) << 62, np.int64(0))
     storage = np.repeat(np.arange(len(readers)), np.diff(storages.reader_ptr))
     np.bitwise_or.at(readers, storage, bit[storages.readers])
-    return _Words(
-        before, tables.taken_bytes.copy(), tables.passing_bytes.copy(), tables.read_ptr.copy(),
-        tables.reads.copy(), readers, storages.num_bytes.copy(),
-    )  # fmt: skip
+    return _Needs(before, readers)
 
 
 _CUT_OPS = 2_000_000
