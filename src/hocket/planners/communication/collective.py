@@ -198,7 +198,7 @@ def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
     if root is not None:
         return fabric.places.index(root)
     if collective in ("broadcast", "reduce") and not fabric.has_shared_channels:
-        return best_root(fabric.turned_around() if collective == "reduce" else fabric)
+        return best_root(fabric.reversed() if collective == "reduce" else fabric)
     return 0
 
 

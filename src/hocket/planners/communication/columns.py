@@ -22,7 +22,8 @@ Payload = TypeVar("Payload")
 _TOLERANCE = 1e-9
 CHEAP = 0.999
 """A pattern below this cost improves the mix, so a search may stop when it finds one."""
-_HAIR = 1e-7
+_PERTURBATION = 1e-7
+"""Relative change of the capacities, different for each row, so that no ratios are equal."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ class _Basis(Generic[Payload]):
     def __init__(self, capacity: Sequence[int]) -> None:
         count = len(capacity)
         self.capacity = capacity
-        # Irrational steps: no two sums of them are equal.
-        hair = 1 + _HAIR * ((np.arange(1, count + 1) * 0.6180339887498949) % 1.0)
+        # Multiples of an irrational number: no two sums of them are equal.
+        scale = 1 + _PERTURBATION * ((np.arange(1, count + 1) * 0.6180339887498949) % 1.0)
         self.inverse: NDArray[np.float64] = np.eye(count)
-        self.level: NDArray[np.float64] = np.array(capacity, dtype=np.float64) * hair
+        self.level: NDArray[np.float64] = np.array(capacity, dtype=np.float64) * scale
         self.members: list[Pattern[Payload] | int] = list(range(count))
         self.worth = np.zeros(count)
 
@@ -150,7 +151,7 @@ def solve_exactly(matrix: list[list[int]], right: Sequence[int]) -> list[Fractio
         for r in range(step + 1, size):
             row, factor = rows[r], rows[r][step]
             for c in range(step + 1, size + 1):
-                # Bareiss: the config leaves no rest, and numbers stay those of determinants.
+                # Bareiss: this division has no remainder, and numbers stay those of determinants.
                 row[c] = (lead * row[c] - factor * top[c]) // last
             row[step] = 0
         last = lead

@@ -5,7 +5,7 @@ All-gather: a set of places that leaves out a rank must export the share of each
 the rate per rank is at most (what leaves) / (ranks inside), minimal over all such sets. Newton's
 method on that ratio: a maximum flow from a source that feeds x into every rank either reaches all
 ranks in full, or its cut gives a smaller x. A rank's flow is computed about once, so N + few flows;
-every x is the ratio of an explicit cut. Reductions have the bounds of the fabric turned around.
+every x is the ratio of an explicit cut. Reductions have the bounds of the reversed fabric.
 """
 
 from __future__ import annotations

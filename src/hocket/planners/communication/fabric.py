@@ -85,7 +85,7 @@ class Fabric:
         number = {(arc.link, arc.tail, arc.head): index for index, arc in enumerate(self.arcs)}
         return tuple(number.get((arc.link, arc.head, arc.tail), -1) for arc in self.arcs)
 
-    def turned_around(self) -> Fabric:
+    def reversed(self) -> Fabric:
         """The fabric with every arc in the other direction, in the same order."""
         arcs = tuple(replace(arc, tail=arc.head, head=arc.tail) for arc in self.arcs)
         return replace(self, arcs=arcs)

@@ -25,7 +25,7 @@ from hocket.planners.communication.columns import Mix
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, fed_graph, max_flow
 from hocket.planners.communication.spanning import UndirectedEdges
-from hocket.planners.communication.trees import hung_up
+from hocket.planners.communication.trees import edges_from
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def grow_tree(
 
 # Fewer trees for the same all-reduce: the trees of a mix, packed anew with large weights first.
 #
-# Undirected spanning trees, all hung up at one root, leave capacities in one direction per link
+# Undirected spanning trees, all rooted at one rank, leave capacities in one direction per link
 # that hold rooted trees of the same total (Edmonds); so does any choice of directions for what
 # they left unused. Packing with the largest weight first merges trees that a linear program keeps
 # apart. Repeated from the trees found so far with another root, another order and other
@@ -177,7 +177,7 @@ def _packed_anew(
     root, order = int(random.integers(count)), random.permutation(count)
     taken = np.zeros_like(capacity)
     for weight, edges in trees:
-        for tail, head in hung_up(edges, root):
+        for tail, head in edges_from(edges, root):
             taken[tail, head] += weight
     unused = capacity - taken - taken.T
     above = np.triu(random.random((count, count)) < 0.5, 1)

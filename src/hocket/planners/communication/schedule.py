@@ -1,7 +1,7 @@
 """The best schedule of a collective on a fabric, with the certificate that no other is faster.
 
 Full-duplex links: cuts give the bound of broadcast and gather (`cuts`), switches are split off, and
-trees are packed in whole numbers (`packing`); reductions are the same on the fabric turned around.
+trees are packed in whole numbers (`packing`); reductions are the same on the reversed fabric.
 All-reduce packs undirected spanning trees (`spanning`). Fabrics with buses, half-duplex or one-way
 links go through column generation (`columns`).
 """
@@ -342,7 +342,7 @@ def best_schedule(
 
 def bound_of(fabric: Fabric, collective: Collective, root: int) -> Certificate:
     """Return only the bound, for fabrics that are too large for packing."""
-    shown = fabric.turned_around() if collective in _REDUCTIONS else fabric
+    shown = fabric.reversed() if collective in _REDUCTIONS else fabric
     if fabric.is_symmetric and collective in ("broadcast", "reduce"):
         return broadcast_bound(shown, root)
     if fabric.is_symmetric and collective in ("allgather", "reducescatter"):
@@ -355,7 +355,7 @@ _REDUCTIONS = ("reduce", "reducescatter")
 
 def _by_packing(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
     is_reduce = collective in _REDUCTIONS
-    shown = fabric.turned_around() if is_reduce else fabric
+    shown = fabric.reversed() if is_reduce else fabric
     demand = np.zeros(fabric.num_ranks, dtype=np.int64)
     if collective in ("broadcast", "reduce"):
         certificate, scale = broadcast_bound(shown, root), 1

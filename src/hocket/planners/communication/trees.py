@@ -48,8 +48,8 @@ def directed_tree(
     return Tree(
         fabric.places[root],
         weight,
-        reduce=_sends(fabric, [(b, a, up[a, b]) for a, b in reversed(hung_up(list(up), root))]),
-        broadcast=_sends(fabric, [(a, b, down[a, b]) for a, b in hung_up(list(down), root)]),
+        reduce=_sends(fabric, [(b, a, up[a, b]) for a, b in reversed(edges_from(list(up), root))]),
+        broadcast=_sends(fabric, [(a, b, down[a, b]) for a, b in edges_from(list(down), root)]),
     )
 
 
@@ -61,7 +61,7 @@ def undirected_tree(
     path_of = {(a, b): path for a, b, path in edges}
     for a, b, path in edges:
         path_of[b, a] = tuple(fabric.opposite[arc] for arc in reversed(path))
-    pairs = hung_up([(a, b) for a, b, _ in edges], root)
+    pairs = edges_from([(a, b) for a, b, _ in edges], root)
     tree = directed_tree(
         fabric, weight, root,
         towards=[(b, a, path_of[b, a]) for a, b in pairs],
@@ -86,12 +86,12 @@ def centre(pairs: Pairs) -> int:
 
 def _depth(pairs: Pairs, root: int) -> int:
     level = {root: 0}
-    for a, b in hung_up(pairs, root):
+    for a, b in edges_from(pairs, root):
         level[b] = level[a] + 1
     return max(level.values())
 
 
-def hung_up(pairs: Pairs, root: int) -> list[tuple[int, int]]:
+def edges_from(pairs: Pairs, root: int) -> list[tuple[int, int]]:
     """Return the edges of an undirected tree as (parent, child), those near the root first."""
     near: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
