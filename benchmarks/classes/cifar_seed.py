@@ -144,20 +144,40 @@ def keep_outputs(
 
 
 def save_folder(asked: argparse.Namespace, seed: Seed) -> None:
-    """A folder that `cifar_latency.py` times and serves; without torch.export files."""
+    """A folder that `cifar_latency.py` times and serves."""
     material, told = seed.material, seed.told
     found, files = told["parts"], {"whole.onnx": as_onnx(material.net, material.example)}
     rows = []
     for index, part in enumerate(seed.parts):
         files[f"part-{index}.onnx"] = as_onnx(part, material.example)
-        files[f"part-{index}.pt2"] = b"-"
         calibration = OddsCalibration(**found["calibrations"][index])
-        rows.append(ServedPart(found["classes"][index], calibration, f"part-{index}.onnx",
-                               f"part-{index}.pt2", found["work"][index] * material.whole_macs,
-                               found["parameters"][index], 0.0))  # fmt: skip
-    whole = Whole("whole.onnx", material.whole_macs, told["whole"]["parameters"], 0.0, 0.0)
-    table = PartTable(material.splits.names, tuple(material.example.shape[1:]), "float32",
-                      found["groups"], found["held"], tuple(rows), whole,
-                      asked.redundancy, found["doubt"])  # fmt: skip
+        rows.append(
+            ServedPart(
+                classes=found["classes"][index],
+                calibration=calibration,
+                onnx=f"part-{index}.onnx",
+                macs=found["work"][index] * material.whole_macs,
+                parameters=found["parameters"][index],
+                latency_s=0.0,
+            )
+        )
+    whole = Whole(
+        onnx="whole.onnx",
+        macs=material.whole_macs,
+        parameters=told["whole"]["parameters"],
+        latency_s=0.0,
+        eager_s=0.0,
+    )
+    table = PartTable(
+        class_names=material.splits.names,
+        input_shape=tuple(material.example.shape[1:]),
+        input_dtype="float32",
+        groups=found["groups"],
+        held=found["held"],
+        parts=tuple(rows),
+        whole=whole,
+        redundancy=asked.redundancy,
+        doubt=found["doubt"],
+    )
     write_folder(path_of(asked, told["seed"]), table, files, {})
     material.net.to(asked.device)

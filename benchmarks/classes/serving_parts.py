@@ -36,6 +36,11 @@ class Known(nn.Module):
         return self.scores(x[:, 0, :8, :8].flatten(1)) + 1e-9 * self.body(x).mean()
 
 
+def served(classes: tuple[int, ...], index: int) -> ServedPart:
+    return ServedPart(classes=classes, calibration=OddsCalibration(), onnx=f"part-{index}.onnx",
+                      macs=1, parameters=1, latency_s=1e-3)  # fmt: skip
+
+
 def made_folder(path: Path, width: int, depth: int, parts: int, redundancy: int = 1) -> Folder:
     truth = torch.randn(parts, 64, generator=torch.Generator().manual_seed(0))
     groups = tuple((index,) for index in range(parts))
@@ -44,21 +49,24 @@ def made_folder(path: Path, width: int, depth: int, parts: int, redundancy: int 
     for index, classes in enumerate(held):
         rows = torch.cat([torch.zeros(1, 64), truth[list(classes)]])
         model = as_onnx(Known(width, depth, rows), torch.zeros(1, *SHAPE))
-        name = f"part-{index}"
-        files[f"{name}.onnx"], files[f"{name}.pt2"] = model, b"-"
-        table_parts.append(
-            ServedPart(classes, OddsCalibration(), f"{name}.onnx", f"{name}.pt2", 1, 1, 1e-3)
-        )
+        files[f"part-{index}.onnx"] = model
+        table_parts.append(served(classes, index))
     names = tuple(map(str, range(max(parts, 2))))
     groups = groups if parts > 1 else ((0, 1),)
     if parts == 1:
         model = as_onnx(Known(width, depth, torch.zeros(3, 64)), torch.zeros(1, *SHAPE))
         files["part-0.onnx"] = model
-        table_parts = [
-            ServedPart((0, 1), OddsCalibration(), "part-0.onnx", "part-0.pt2", 1, 1, 1e-3)
-        ]
-    table = PartTable(names, SHAPE, "float32", groups, held, tuple(table_parts),
-                  Whole("whole.onnx", 1, 1, 1, 1), redundancy)  # fmt: skip
+        table_parts = [served((0, 1), 0)]
+    table = PartTable(
+        class_names=names,
+        input_shape=SHAPE,
+        input_dtype="float32",
+        groups=groups,
+        held=held,
+        parts=tuple(table_parts),
+        whole=Whole(onnx="whole.onnx", macs=1, parameters=1, latency_s=1, eager_s=1),
+        redundancy=redundancy,
+    )
     write_folder(path, table, files, {})
     return read_folder(path)
 

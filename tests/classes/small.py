@@ -38,14 +38,26 @@ def small_folder(path: Path, num_parts: int = 3, redundancy: int = 2) -> Folder:
             net[1].weight.copy_(torch.cat([torch.zeros(1, 16), truth()[list(classes)]]))
             net[1].bias.zero_()
         files[f"part-{index}.onnx"] = as_onnx(net, torch.zeros(1, *SHAPE))
-        files[f"part-{index}.pt2"] = b"exported"
-        name = f"part-{index}"
         parts.append(
-            ServedPart(classes, OddsCalibration(), f"{name}.onnx", f"{name}.pt2", 1e3, 100, 1e-5)
+            ServedPart(
+                classes=classes,
+                calibration=OddsCalibration(),
+                onnx=f"part-{index}.onnx",
+                macs=1e3,
+                parameters=100,
+                latency_s=1e-5,
+            )
         )
+    whole = Whole(onnx="whole.onnx", macs=1e4, parameters=1000, latency_s=1e-4, eager_s=1e-3)
     table = PartTable(
-        tuple(f"class {each}" for each in range(NUM_CLASSES)), SHAPE, "float32", groups, held,
-        tuple(parts), Whole("whole.onnx", 1e4, 1000, 1e-4, 1e-3), redundancy,
-    )  # fmt: skip
+        class_names=tuple(f"class {each}" for each in range(NUM_CLASSES)),
+        input_shape=SHAPE,
+        input_dtype="float32",
+        groups=groups,
+        held=held,
+        parts=tuple(parts),
+        whole=whole,
+        redundancy=redundancy,
+    )
     write_folder(path, table, files, {"holds": True})
     return read_folder(path)

@@ -1,7 +1,6 @@
 """The whole way on digits: train, group, cut, retrain, calibrate, write, serve, kill a worker."""
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -28,8 +27,7 @@ from hocket.classes.material import prepared
 from hocket.classes.part_training import trained_parts
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.session import infer, open_session
-from hocket.classes.settings import ANY_NUMBER, SplitRequest
+from hocket.classes.settings import ANY_NUMBER, NetTraining, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.split import calibrated, chosen_groups
 from hocket.classes.steps import Steps
@@ -46,6 +44,11 @@ ARGUMENTS = [
 
 def hocket_main(*arguments):
     hocket.cli.main([str(each) for each in arguments])
+
+
+def request_of(path):
+    data = json.loads((path / "work/request.json").read_text())
+    return SplitRequest(**{**data, "retraining": NetTraining(**data["retraining"])})
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ def test_any_two_of_ten_workers_may_be_dead(path, tmp_path):
 
     The published code, ten parts of three classes; one image is 0.28 points here.
     """
-    request = SplitRequest.from_data(json.loads((path / "work/request.json").read_text()))
+    request = request_of(path)
     longer = replace(request, retraining=replace(request.retraining, steps=100))
     material = replace(prepared(request, Steps(path / "work"), lambda *_: None), request=longer)
     held, steps = cyclic_code(10, 3), Steps(tmp_path)
@@ -123,15 +126,6 @@ def test_the_same_command_goes_on_with_what_is_done(path, capsys):
     known = {file for file in after if "cut-" not in file.name}
     assert sorted(file.name for file in known if after[file] != before[file]) == lost
     assert told["validation"]["holds"]
-
-
-def test_both_files_of_a_part_say_the_same(path):
-    table = read_folder(path).table
-    example = torch.rand(1, *table.input_shape)
-    for part in table.parts[:2]:
-        exported = torch.export.load(io.BytesIO((path / part.exported).read_bytes())).module()
-        onnx = infer(open_session(path / part.onnx), example.numpy())
-        assert exported(example).detach().numpy() == pytest.approx(onnx, abs=1e-4)
 
 
 def test_the_report_is_one_page_without_scripts(path):
@@ -203,7 +197,7 @@ def _crowd(url, count):
 
 
 def test_more_cores_never_mean_fewer_parts(path):
-    request = SplitRequest.from_data(json.loads((path / "work/request.json").read_text()))
+    request = request_of(path)
     material = prepared(request, Steps(path / "work"), lambda *_: None)
     free = replace(material, request=replace(request, parts=ANY_NUMBER, redundancy=1))
     # As if the net took 10 ms: then processes are worth their cost.

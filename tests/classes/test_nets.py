@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from classes.text_nets import Recurrent
 from torch import nn
 from torch.nn import functional
 
@@ -242,13 +241,12 @@ def test_channels_of_attention_are_cut_in_all_heads_at_once():
     assert attention[0].channels_of(3, 16) == [3, 19, 35, 51]
 
 
-@pytest.mark.parametrize("name", ["recurrent", "transformer"])
-def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
+def test_a_text_classifier_is_split_as_any_other(tmp_path):
     spec = str(Path(__file__).parent / "text_nets.py")
     recipe = NetTraining(steps=60, batch=64, optimizer="adamw", learning_rate=0.01)
     request = SplitRequest(
-        net=f"{spec}:{name}", data=f"{spec}:texts", parts=2, work=0.4, train_steps=60, rounds=0,
-        accuracy_loss=10, retraining=recipe,
+        net=f"{spec}:transformer", data=f"{spec}:texts", parts=2, work=0.4, train_steps=60,
+        rounds=0, accuracy_loss=10, retraining=recipe,
     )  # fmt: skip
     done = split(request, tmp_path, progress=lambda *far: None)
     assert done.validation.test_whole > 0.8
@@ -267,25 +265,10 @@ def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
     assert right == pytest.approx(done.validation.test_parts, abs=0.02)
 
 
-def test_units_of_an_lstm_that_nobody_reads_can_go():
-    torch.manual_seed(0)
-    net, given = Recurrent().eval(), torch.randint(60, (4, 12))
-    structure = structure_of(net, given[:1], 6)
-    units = next(each.units for each in structure.model.streams if each.name == "rnn")
-    with torch.no_grad():
-        net.head.weight[:, ::2] = 0
-        net.rnn.weight_hh_l0[:, ::2] = 0
-        net.rnn.weight_ih_l0[:, 1::2] = 0
-    kept = {"rnn": tuple(range(1, units, 2)), "embed": tuple(range(0, 32, 2))}
-    chosen = tuple(kept[each.name] for each in structure.model.streams)
-    part = build_part(net, structure, given[:1], PartCut(CLASSES, chosen))
-    assert part.rnn.hidden_size == 16
-    assert part.rnn.input_size == 16
-    whole = net(given).detach()[:, list(CLASSES)]
-    assert part(given).detach()[:, 1:] == pytest.approx(whole, abs=1e-5)
-    net.rnn = nn.GRU(32, 32, batch_first=True)
-    with pytest.raises(UsageError, match=r"rnn .* cannot be cut"):
-        structure_of(net, given[:1], 6)
+def test_a_recurrent_layer_is_refused():
+    net = nn.Sequential(nn.Embedding(60, 8), nn.GRU(8, 8), nn.Linear(8, 6))
+    with pytest.raises(UsageError, match=r"1 \(GRU.*cannot be cut"):
+        structure_of(net, torch.zeros(1, 12, dtype=torch.long), 6)
 
 
 def test_nothing_cut_and_nothing_learnt_says_what_the_whole_net_says():

@@ -1,17 +1,12 @@
 """Learning rates, attention kernels and the end of a training; sub-models of the same widths."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from hocket.base.errors import RunError
-from hocket.classes.fit import cut_to
-from hocket.classes.material import prepared
-from hocket.classes.settings import NetTraining, SplitRequest
+from hocket.classes.settings import NetTraining
 from hocket.classes.stepping import Learner, rate_share
-from hocket.classes.steps import Steps
 from hocket.classes.training import Labelled, train_parts
 
 GROUPS = [(0, 1), (2, 3), (4, 5)]
@@ -67,13 +62,3 @@ def test_a_training_that_diverges_is_an_error():
     recipe = NetTraining(steps=9, batch=20, learning_rate=1e37)
     with pytest.raises(RunError, match="ran away"):
         train_parts(made(), GROUPS, None, Labelled(*images()), recipe)
-
-
-def test_alike_parts_have_one_form_and_channels_of_their_own(tmp_path):
-    digits = Path(__file__).parent / "digits_data.py"
-    request = SplitRequest(net=f"{digits}:net", data=f"{digits}:images", parts=3, alike=True)
-    material = prepared(request, Steps(tmp_path), lambda *_: None)
-    cuts = [cut_to(material, mine, 0.3 * material.whole_macs) for mine in GROUPS]
-    assert len({tuple(map(len, each.kept)) for each in cuts}) == 1
-    # Which channels a class asks for hangs on how a CPU rounds: two parts may agree.
-    assert len({each.kept for each in cuts}) > 1

@@ -54,7 +54,7 @@ def test_widths_meet_the_budget_or_stand_on_their_floors(widths, share, seed):
 def test_what_is_worth_little_is_cut_first():
     model = chain([32, 32])
     even, skewed = np.ones(32), np.r_[np.ones(8), np.full(24, 1e-3)]
-    first, second = chosen_widths(model, [even, skewed], 600, Floors(block_units=1)).units
+    first, second = chosen_widths(model, [even, skewed], 600, Floors(vector_width=1)).units
     assert first > 2 * second
     assert needed_macs(model, [even, skewed], 0.9) < needed_macs(model, [even, even], 0.9)
     # Half of four: 3 inputs each, and 10 outputs.

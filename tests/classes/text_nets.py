@@ -1,4 +1,4 @@
-"""Texts of six topics and classifiers of two kinds, small enough to be trained in a second."""
+"""Texts of six topics and a small transformer that classifies them."""
 
 import numpy as np
 import torch
@@ -15,16 +15,6 @@ def texts():
     of_topic = labels[:, None] * 10 + rng.integers(0, 10, (600, LENGTH))
     is_of_topic = rng.random((600, LENGTH)) < 0.5
     return np.where(is_of_topic, of_topic, rng.integers(0, WORDS, (600, LENGTH))), labels
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.rnn = nn.Embedding(WORDS, 32), nn.LSTM(32, 32, batch_first=True)
-        self.head = nn.Linear(32, 6)
-
-    def forward(self, x):
-        return self.head(self.rnn(self.embed(x))[0].mean(1))
 
 
 class Attention(nn.Module):
@@ -51,10 +41,6 @@ class Transformer(nn.Module):
     def forward(self, x):
         x = self.embed(x) + self.position
         return self.head((x + self.attention(self.norm(x))).mean(1))
-
-
-def recurrent():
-    return Recurrent()
 
 
 def transformer():

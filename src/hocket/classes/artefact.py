@@ -1,4 +1,4 @@
-"""A split as a folder: table, parts as ONNX and torch.export files, validation data, hashes.
+"""A split as a folder: table, parts as ONNX files, validation data, hashes.
 
 Reading executes no code and checks the hash of every file that serving needs. The table is written
 last, so a folder with a table is complete.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError
-from hocket.base.fields import located
 from hocket.base.jsonfile import dump_json, read_json
 from hocket.base.regular import read_regular
 from hocket.classes.table import PartTable
@@ -44,7 +43,8 @@ def write_folder(
     (path / TABLE).unlink(missing_ok=True)
     for name, content in every.items():
         write_atomically(path / name, content)
-    hashed = replace(table, hashes={name: _digest(content) for name, content in every.items()})
+    hashes = {name: _digest(content) for name, content in every.items()}
+    hashed = table.model_copy(update={"hashes": hashes})
     write_atomically(path / TABLE, dump_json(hashed.to_data()))
     return hashed
 
@@ -57,8 +57,7 @@ def read_folder(path: Path | str) -> Folder:
         raise InputFileError(
             f"holds no {TABLE}", hint="name a folder that hocket split has written", where=str(path)
         )
-    with located(str(file)):
-        table = PartTable.from_data(read_json(file, _MAX_TABLE_BYTES))
+    table = PartTable.from_data(read_json(file, _MAX_TABLE_BYTES), str(file))
     models = tuple(_checked(path, part.onnx, table) for part in table.parts)
     _checked(path, VALIDATION, table)
     validation = read_json(path / VALIDATION, _MAX_TABLE_BYTES)

@@ -1,4 +1,4 @@
-"""Export a part to files that need no class definition: ONNX and torch.export."""
+"""Export a part to ONNX, a file that needs no class definition."""
 
 from __future__ import annotations
 
@@ -20,36 +20,23 @@ _OPSET = 17
 def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
     """Export a net for a batch of one to ONNX; batch norms are folded into their layers."""
     buffer = io.BytesIO()
-    with _errors_of("ONNX"), _quiet():
-        torch.onnx.export(
-            net.eval().cpu(),
-            (example.cpu(),),
-            buffer,  # type: ignore[arg-type]
-            dynamo=False,
-            opset_version=_OPSET,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-        )
-    return buffer.getvalue()
-
-
-def as_exported(net: nn.Module, example: torch.Tensor) -> bytes:
-    """Export a net to a torch.export archive."""
-    buffer = io.BytesIO()
-    with _errors_of("torch.export"), _quiet():
-        torch.export.save(torch.export.export(net.eval().cpu(), (example.cpu(),)), buffer)
-    return buffer.getvalue()
-
-
-@contextmanager
-def _errors_of(form: str) -> Iterator[None]:
     try:
-        yield
+        with _quiet():
+            torch.onnx.export(
+                net.eval().cpu(),
+                (example.cpu(),),
+                buffer,  # type: ignore[arg-type]
+                dynamo=False,
+                opset_version=_OPSET,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+            )
     except Exception as error:
         raise UsageError(
-            f"the net cannot be written as {form}: {one_line(error)}",
-            hint="check that its forward has no branch on values",
+            f"the net cannot be written as ONNX: {one_line(error)}",
+            hint="check that its forward uses operators that ONNX has",
         ) from error
+    return buffer.getvalue()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ then one to ten for each part.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,13 +83,11 @@ def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
 
 def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
     """Return a function that estimates the work that a group of classes needs."""
-    known: dict[tuple[int, ...], float] = {}
 
+    @functools.cache
     def work_of(classes: tuple[int, ...]) -> float:
-        if classes not in known:
-            values = material.scores.of_group(classes)
-            known[classes] = needed_macs(material.structure.model, values, _TYPICAL_SHARE)
-        return known[classes]
+        values = material.scores.of_group(classes)
+        return needed_macs(material.structure.model, values, _TYPICAL_SHARE)
 
     return work_of
 
@@ -98,16 +97,10 @@ def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> 
     scores, model = material.scores, material.structure.model
     if material.request.hybrid is not None:
         return PartCut(classes, _units_left(material, classes, material.request.hybrid))
-    deciding = tuple(range(material.splits.num_classes)) if material.request.alike else classes
-    chosen = chosen_widths(
-        model,
-        scores.of_group(deciding),
-        budget_macs,
-        Floors(vector_width=vector_width()),
-        scores.influence(deciding),
-    )
+    values, floors = scores.of_group(classes), Floors(vector_width=vector_width())
+    chosen = chosen_widths(model, values, budget_macs, floors, scores.influence(classes))
     omitted = tuple(model.blocks[index].name for index in chosen.omitted)
-    return PartCut(classes, best_units(scores.of_group(classes), chosen.units), omitted)
+    return PartCut(classes, best_units(values, chosen.units), omitted)
 
 
 def _units_left(

@@ -167,11 +167,10 @@ def _recording(
     features: list[torch.Tensor] = [torch.empty(0)]
 
     def watch(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, given: Any) -> None:
-            output = given[0] if isinstance(given, tuple) else given
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             # What a rectifier would stop counts for nothing, and most layers stand before one.
             value = output.clamp(min=0) + 0.1 * output.clamp(max=0).abs()
-            last = isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM))
+            last = isinstance(module, (nn.Linear, nn.Embedding))
             dims = tuple(range(1, value.ndim - 1)) if last else tuple(range(2, value.ndim))
             rectified = output.clamp(min=0)
             for key, each in (
@@ -216,9 +215,7 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
     squares = np.zeros(width)
     for reader in parts.readers:
         module = net.get_submodule(reader.name)
-        weight = module.weight_ih_l0 if isinstance(module, nn.LSTM) else module.weight
-        assert isinstance(weight, torch.Tensor)
-        weight = weight.detach()
+        weight: Any = module.weight.detach()
         if weight.shape[1] == 1 and len(reader.inputs) > 1:
             each = weight.flatten(1).square().sum(dim=1)  # depthwise: one filter per channel
         else:

@@ -1,8 +1,8 @@
-"""Write the report of a split: one HTML file without scripts, laid out like other reports."""
+"""Report of a split: tables that the terminal prints and one HTML file without scripts shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,164 +11,145 @@ from hocket.base.atomic import write_atomically
 from hocket.base.units import format_percent, format_seconds
 from hocket.classes.artefact import REPORT
 from hocket.classes.table import PartTable
-from hocket.view.drawing import svg_rect, svg_text, tick_step
 from hocket.view.names import inert
-from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
+from hocket.view.page import fitted, page_html, section, stats_html
+from hocket.view.table import FittedTable, name, number, plain
 
-_WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 860, 260, 60, 9
-_NAME_PX = 240
-"""Space for the name to the right of the last point."""
-_LINE_PX = 15
-_TICKS = 5
+_WIDTH = 100
+"""Characters of a line in the terminal."""
 _MOST_OVERLAP_CLASSES = 24
 """Overlap tables of more classes are only in validation.json."""
+_GUESSING = 1.5
+"""A net is called untrained below this multiple of the accuracy of guessing."""
 
-_Point = tuple[str, float, float]
-"""A stage: its name, accuracy and seconds."""
 
-
-def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    """Return the report as one HTML text."""
-    verdict = validation["verdict"]
-    return page_html(
-        title=f"{len(parts.class_names)} classes in {len(parts.parts)} sub-models",
-        lead=f"{str(verdict['why']).capitalize()}.",
-        stats=_stats(parts, validation),
-        body=(
-            _stages(parts, validation),
-            _parts(parts),
-            _losses(validation),
-            _overlap(parts, validation),
-        ),
-        footer=f"Measured with hocket {__version__}; decisions were made on validation data, the "
-        "test split was looked at once, at the end.",
-    )
+def split_text(parts: PartTable, validation: Mapping[str, Any]) -> str:
+    """Format sub-models, stages, lost workers and whether the split pays, for the terminal."""
+    tables = [_parts(parts), _stages(parts, validation), _losses(validation)]
+    return "\n".join([*(plain(each, _WIDTH) for each in tables), *_notes(parts, validation)])
 
 
 def write_split_report(folder: Path, parts: PartTable, validation: Mapping[str, Any]) -> None:
     """Write the report into the folder of the split."""
-    write_atomically(folder / REPORT, split_report_html(parts, validation).encode())
-
-
-def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    whole, slowest_s = parts.whole, validation["slowest_s"]
     lost = 100 * (validation["test_whole"] - validation["test_parts"])
-    entries = [
-        ("Slowest of them", format_seconds(slowest_s), f"whole {format_seconds(whole.latency_s)}"),
+    stats = [
+        ("Slowest sub-model", format_seconds(validation["slowest_s"]),
+         f"whole {format_seconds(parts.whole.latency_s)}"),
         ("Answer", format_seconds(validation["predicted_s"]), f"on {validation['cores']} cores"),
-        ("Test accuracy", f"{100 * validation['test_parts']:.2f} %",
-         f"whole {100 * validation['test_whole']:.2f} %: {abs(lost):.2f} points "
+        ("Test accuracy", _percent(validation["test_parts"]),
+         f"whole {_percent(validation['test_whole'])}: {abs(lost):.2f} points "
          + ("lost" if lost >= 0 else "gained")),
     ]  # fmt: skip
-    return stats_html(entries)
-
-
-def _stages(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    heads = [
-        ColumnHead("Stage"),
-        ColumnHead("Accuracy (validation)", "number"),
-        ColumnHead("Slowest", "number"),
+    body = [
+        section("stages", "Accuracy against latency", fitted(_stages(parts, validation))),
+        section("parts", "Sub-models", fitted(_parts(parts))),
+        section("losses", "When workers are lost", fitted(_losses(validation))),
     ]
-    points = _points(parts, validation)
-    rows: list[list[Cell]] = [
-        [name, f"{100 * share:.2f} %", format_seconds(took_s)] for name, share, took_s in points
-    ]
-    return section("stages", "Accuracy against latency", _dots(points), table(heads, rows))
+    if 0 < len(validation["pruned_overlap"]) <= _MOST_OVERLAP_CLASSES:
+        title = "Channels pruned for each class alone: intersection over union"
+        body.append(section("overlap", title, fitted(_overlap(parts, validation))))
+    page = page_html(
+        title=f"{len(parts.class_names)} classes in {len(parts.parts)} sub-models",
+        lead=f"{str(validation['verdict']['why']).capitalize()}.",
+        stats=stats_html(stats),
+        body=body,
+        footer=f"Measured with hocket {__version__}; decisions were made on validation data, the "
+        "test split was looked at once, at the end.",
+    )
+    write_atomically(folder / REPORT, page.encode())
 
 
-def _points(parts: PartTable, validation: Mapping[str, Any]) -> list[_Point]:
-    """Points of all stages, by their slowest part, and of the served answer, which takes longer."""
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _stages(parts: PartTable, validation: Mapping[str, Any]) -> FittedTable:
+    """Accuracy and slowest sub-model of every stage, then of the served answer, the slower one."""
     stages = [(each["name"], each["accuracy"], each["slowest_s"]) for each in validation["stages"]]
-    best = max(share for _, share, _ in stages[1:])
-    label = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
-    return [*stages, (label, best, validation["predicted_s"])]
-
-
-def _dots(points: Sequence[_Point]) -> str:
-    """Plot the stages as points: time to the right, accuracy upwards."""
-    longest_s = max(took_s for _, _, took_s in points)
-    low, high = (choose(share for _, share, _ in points) for choose in (min, max))
-    spread = max(high - low, 1e-3)
-    bottom = _HEIGHT_PX - _MARGIN_PX
-
-    def across(took_s: float) -> float:
-        return _MARGIN_PX + (_WIDTH_PX - _MARGIN_PX - _NAME_PX) * took_s / longest_s
-
-    def up(share: float) -> float:
-        return bottom - _DOT_PX - (bottom - _MARGIN_PX / 2 - _DOT_PX) * (share - low) / spread
-
-    marks = []
-    step_s = tick_step(longest_s, _TICKS)
-    for tick in range(int(longest_s / step_s + 1e-9) + 1):
-        x = across(tick * step_s)
-        marks.append(f'<path class="grid" d="M{x:.1f} 0V{bottom}"/>')
-        marks.append(svg_text(x, bottom + 16, format_seconds(tick * step_s), "muted", "middle"))
-    for share in {low, high}:
-        marks.append(
-            svg_text(_MARGIN_PX - 8, up(share) + 4, f"{100 * share:.2f} %", "muted", "end")
-        )
-    names: list[tuple[float, float]] = []
-    for number, (name, share, took_s) in enumerate(points):
-        colour = "backward" if number == 0 else "forward"
-        x, y = across(took_s), up(share)
-        marks.append(svg_rect(colour, x - _DOT_PX / 2, y - _DOT_PX / 2, _DOT_PX, _DOT_PX))
-        # Names of points that are near each other stand one below the other.
-        line = y
-        while any(abs(x - far) < _NAME_PX and abs(line - own) < _LINE_PX for far, own in names):
-            line += _LINE_PX
-        names.append((x, line))
-        marks.append(svg_text(x + _DOT_PX, line + 4, name, "label"))
-    label = "accuracy of every stage over the time of its slowest sub-model"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
-        f'aria-label="{label}" width="{_WIDTH_PX}" height="{_HEIGHT_PX}" '
-        f'viewBox="0 0 {_WIDTH_PX} {_HEIGHT_PX}"><title>{label}</title>'
-        f'<rect class="paper" width="{_WIDTH_PX}" height="{_HEIGHT_PX}"/>'
-        + "".join(marks)
-        + "</svg>\n"
+    answer = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
+    stages.append((answer, max(each[1] for each in stages[1:]), validation["predicted_s"]))
+    return FittedTable(
+        columns=(name("stage"), number("accuracy (validation)"), number("slowest")),
+        rows=[[label, _percent(share), format_seconds(took)] for label, share, took in stages],
     )
 
 
-def _parts(parts: PartTable) -> str:
-    heads = [ColumnHead("Sub-model", "number"), ColumnHead("Classes"), ColumnHead("Work", "number"),
-             ColumnHead("Size", "number"), ColumnHead("One input", "number")]  # fmt: skip
-    rows: list[list[Cell]] = [
+def _parts(parts: PartTable) -> FittedTable:
+    whole = parts.whole
+    rows = [
         [
             str(index),
-            ", ".join(inert(parts.class_names[each]) for each in part.classes),
-            format_percent(part.macs / parts.whole.macs),
-            format_percent(part.parameters / parts.whole.parameters),
+            format_percent(part.macs / whole.macs),
+            format_percent(part.parameters / whole.parameters),
             format_seconds(part.latency_s),
+            ", ".join(inert(parts.class_names[each]) for each in part.classes),
         ]
         for index, part in enumerate(parts.parts)
     ]
-    return section("parts", "Sub-models", table(heads, rows))
+    eager = f"all; in eager torch {format_seconds(whole.eager_s)}"
+    rows.append(["whole", "100 %", "100 %", format_seconds(whole.latency_s), eager])
+    columns = number("sub-model"), number("work"), number("size"), number("one input")
+    return FittedTable(columns=(*columns, name("classes")), rows=rows)
 
 
-def _losses(validation: Mapping[str, Any]) -> str:
-    heads = [ColumnHead("Workers lost", "number"), ColumnHead("Patterns", "number"),
-             ColumnHead("That lose a group", "number"), ColumnHead("Mean accuracy", "number"),
-             ColumnHead("Worst accuracy", "number")]  # fmt: skip
+def _losses(validation: Mapping[str, Any]) -> FittedTable:
     accuracy = {row["lost"]: row for row in validation["lost_workers"]}
-    rows: list[list[Cell]] = []
+    rows = []
     for row in validation["losses"]:
         known = accuracy.get(row["lost"])
-        rows.append([
-            str(row["lost"]), str(row["patterns"]), str(row["losing"]),
-            f"{100 * known['mean']:.2f} %" if known else "",
-            f"{100 * known['worst']:.2f} %" if known else "",
-        ])  # fmt: skip
-    return section("losses", "When workers are lost", table(heads, rows))
+        shares = [_percent(known["mean"]), _percent(known["worst"])] if known else ["", ""]
+        rows.append([*(str(row[key]) for key in ("lost", "patterns", "losing", "worst")), *shares])
+    titles = ("workers lost", "patterns", "that lose a group", "groups lost at worst",
+              "mean accuracy", "worst accuracy")  # fmt: skip
+    return FittedTable(columns=tuple(map(number, titles)), rows=rows)
 
 
-def _overlap(parts: PartTable, validation: Mapping[str, Any]) -> str:
-    rows_of = validation.get("pruned_overlap", ())
-    if not rows_of or len(rows_of) > _MOST_OVERLAP_CLASSES:
-        return ""
-    names = [inert(name) for name in parts.class_names]
-    heads = [ColumnHead("Class"), *(ColumnHead(name, "number") for name in names)]
-    rows: list[list[Cell]] = [
-        [name, *(f"{each:.2f}" for each in row)] for name, row in zip(names, rows_of, strict=True)
+def _overlap(parts: PartTable, validation: Mapping[str, Any]) -> FittedTable:
+    names = [inert(each) for each in parts.class_names]
+    rows = [
+        [label, *(f"{each:.2f}" for each in row)]
+        for label, row in zip(names, validation["pruned_overlap"], strict=True)
     ]
-    title = "Channels pruned for each class alone: intersection over union"
-    return section("overlap", title, table(heads, rows))
+    return FittedTable(columns=(name("class"), *map(number, names)), rows=rows)
+
+
+def _notes(parts: PartTable, validation: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences below the tables: test accuracy, overlap, predicted time, verdict, warnings."""
+    whole, answer_s = parts.whole, validation["predicted_s"]
+    yield (
+        f"test inputs ({validation['num_test']}): whole {_percent(validation['test_whole'])}, "
+        f"sub-models {_percent(validation['test_parts'])} "
+        f"(standard error of the difference {100 * validation['test_error']:.2f})"
+    )
+    if validation["test_whole"] <= _GUESSING / len(parts.class_names):
+        yield "the whole net hardly does better than guessing; --train STEPS trains it first"
+    rows = validation["pruned_overlap"]
+    pairs = sorted((rows[a][b], a, b) for a in range(len(rows)) for b in range(a))
+    if pairs:
+        least, most = (
+            f"{share:.2f} ({inert(parts.class_names[a])}, {inert(parts.class_names[b])})"
+            for share, a, b in (pairs[0], pairs[-1])
+        )
+        mean = sum(each for each, _, _ in pairs) / len(pairs)
+        yield (
+            "channels pruned for one class and for another, intersection over union: "
+            f"mean {mean:.2f}, least {least}, most {most}"
+        )
+    yield (
+        f"predicted on {validation['cores']} cores: {format_seconds(answer_s)} per answer, "
+        f"{whole.latency_s / answer_s:.2g}x as fast as the whole net and "
+        f"{whole.eager_s / answer_s:.2g}x as fast as that in eager torch; the slowest "
+        f"sub-model takes {format_seconds(validation['slowest_s'])} of it"
+    )
+    yield str(validation["verdict"]["why"])
+    target_s, asked_s = validation["target_s"], validation["asked_s"]
+    if target_s is not None and validation["slowest_s"] > 1.1 * target_s:
+        yield (
+            f"the slowest takes more than {format_seconds(target_s)}: channels were given back for "
+            "accuracy"
+        )
+    if asked_s is not None and answer_s > 1.1 * asked_s:
+        yield (
+            f"an answer takes longer than the {format_seconds(asked_s)} that were asked for: allow "
+            "fewer --parts, or a core for each worker and one more"
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from hocket.base.errors import UsageError, did_you_mean
 
@@ -71,8 +70,6 @@ class SplitRequest:
     """Prune by these thresholds instead of to a budget; no channels are restored then."""
     accuracy_loss: float = 0.2
     """Percentage points of accuracy that may be lost on validation data."""
-    alike: bool = False
-    """True if all parts get the same widths, those for all classes together."""
     train_steps: int = 0
     """Steps to train the net before it is split; 0 if it is trained already."""
     retraining: NetTraining = field(default_factory=NetTraining)
@@ -90,10 +87,10 @@ class SplitRequest:
             raise UsageError(
                 "the limit of a training must be more than nothing", hint="such as 10min"
             )
-        if self.hybrid is not None and (self.target_s is not None or self.alike):
+        if self.hybrid is not None and self.target_s is not None:
             raise UsageError(
-                "thresholds decide what is pruned, not a target latency or a common form",
-                hint="leave out --criterion hybrid, or --target-latency and --alike",
+                "thresholds decide what is pruned, not a target latency",
+                hint="leave out --criterion hybrid or --target-latency",
             )
         if not 0 < self.work <= 1:
             raise UsageError(f"parts cannot have {self.work} of the work", hint="such as 0.25")
@@ -112,19 +109,3 @@ class SplitRequest:
                 f"a learning rate of {self.retraining.learning_rate} cannot be",
                 hint="give one above 0, such as 0.05",
             )
-
-    def to_data(self) -> dict[str, Any]:
-        """Return JSON-serialisable data."""
-        return asdict(self)
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> SplitRequest:
-        """Inverse of `to_data`."""
-        hybrid = data.get("hybrid")
-        return cls(
-            **{
-                **data,
-                "retraining": NetTraining(**data["retraining"]),
-                "hybrid": None if hybrid is None else HybridCriterion(**hybrid),
-            }
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from hocket.classes.artefact import Folder, write_folder
 from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy, log_odds, probabilities
 from hocket.classes.cut import PartCut
-from hocket.classes.exported import as_exported, as_onnx
+from hocket.classes.exported import as_onnx
 from hocket.classes.fit import (
     Budgets,
     WholeTimes,
@@ -313,9 +313,6 @@ class _Round:
     """Time of each part for one input on one thread; measured once, so that all figures agree."""
 
 
-REQUEST = "request.json"
-
-
 def split(
     request: SplitRequest,
     folder: Path,
@@ -332,7 +329,7 @@ def split(
     is_here = cores is None
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
-    write_atomically(steps.folder / REQUEST, dump_json(request.to_data()))
+    write_atomically(steps.folder / "request.json", dump_json(asdict(request)))
     material = prepared(request, steps, progress)
     whole = whole_times(material)
     groups = chosen_groups(material, whole, cores)
@@ -450,30 +447,35 @@ def _table(
         zip(done.parts, done.cuts, done.combiner.calibrations, strict=True)
     ):
         progress("write parts", index, len(done.parts))
-        onnx, exported = f"part-{index}.onnx", f"part-{index}.pt2"
-        files[onnx], files[exported] = done.models[index], as_exported(net, example)
+        onnx = f"part-{index}.onnx"
+        files[onnx] = done.models[index]
         parts.append(
             ServedPart(
-                cut.classes,
-                calibration,
-                onnx,
-                exported,
-                sum(multiplications(net, example).values()),
-                _parameters(net),
-                done.part_s[index],
+                classes=cut.classes,
+                calibration=calibration,
+                onnx=onnx,
+                macs=sum(multiplications(net, example).values()),
+                parameters=_parameters(net),
+                latency_s=done.part_s[index],
             )
         )
-    whole = Whole("whole.onnx", material.whole_macs, _parameters(material.net), whole_s, eager_s)
+    whole = Whole(
+        onnx="whole.onnx",
+        macs=material.whole_macs,
+        parameters=_parameters(material.net),
+        latency_s=whole_s,
+        eager_s=eager_s,
+    )
     table = PartTable(
-        material.splits.names,
-        tuple(example.shape[1:]),
-        str(example.dtype).removeprefix("torch."),
-        groups,
-        held,
-        tuple(parts),
-        whole,
-        material.request.redundancy,
-        done.combiner.doubt,
+        class_names=material.splits.names,
+        input_shape=tuple(example.shape[1:]),
+        input_dtype=str(example.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        groups=groups,
+        held=held,
+        parts=tuple(parts),
+        whole=whole,
+        redundancy=material.request.redundancy,
+        doubt=done.combiner.doubt,
     )
     return table, files
 

@@ -15,72 +15,12 @@ from typing import Any
 import torch
 import torch_pruning
 from torch import nn
-from torch_pruning.pruner.function import BasePruningFunc
 
 from hocket.base.errors import UsageError
 from hocket.classes.blocks import residual_blocks
 from hocket.classes.widths import ChannelStream, WidthLayer, WidthModel
 
-# An LSTM's units: cut out of all its gates and of what it remembers.
-#
-# torch-pruning (1.6) cuts the wrong rows and columns of an LSTM; this takes its place. A unit is a
-# row in each of the four gates, and a column of the weights that read the state before.
-
-_GATES = 4
-_PLAIN = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-
-
-def check_recurrent(net: nn.Module) -> None:
-    """Raise `UsageError` if a net has recurrent layers that cannot be cut."""
-    for name, module in net.named_modules():
-        if not isinstance(module, nn.RNNBase):
-            continue
-        if not isinstance(module, nn.LSTM) or set(module._flat_weights_names) - set(_PLAIN):
-            raise UsageError(
-                f"{name} ({module}) cannot be cut",
-                hint="use torch.nn.LSTM of one layer and direction, several one after the other",
-            )
-
-
-class UnitsOfLSTM(BasePruningFunc):  # type: ignore[misc]
-    """Pruner that lets the dependency graph cut an LSTM of one layer."""
-
-    def prune_out_channels(self, layer: nn.LSTM, idxs: list[int]) -> nn.LSTM:
-        """Cut hidden units."""
-        kept = _left(layer.hidden_size, idxs)
-        rows = torch.cat([kept + gate * layer.hidden_size for gate in range(_GATES)])
-        layer.hidden_size = len(kept)
-        for name in layer._flat_weights_names:
-            weight = getattr(layer, name).data[rows]
-            _set(layer, name, weight[:, kept] if name == "weight_hh_l0" else weight)
-        return layer
-
-    def prune_in_channels(self, layer: nn.LSTM, idxs: list[int]) -> nn.LSTM:
-        """Cut inputs."""
-        kept = _left(layer.input_size, idxs)
-        layer.input_size = len(kept)
-        weight: Any = layer.weight_ih_l0
-        _set(layer, "weight_ih_l0", weight.data[:, kept])
-        return layer
-
-    def get_out_channels(self, layer: nn.LSTM) -> int:
-        """Number of hidden units."""
-        return layer.hidden_size
-
-    def get_in_channels(self, layer: nn.LSTM) -> int:
-        """Number of inputs."""
-        return layer.input_size
-
-
-def _left(size: int, gone: list[int]) -> torch.Tensor:
-    return torch.tensor(sorted(set(range(size)) - set(gone)))
-
-
-def _set(layer: nn.LSTM, name: str, value: Any) -> None:
-    setattr(layer, name, nn.Parameter(value.clone()))
-
-
-_MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.LSTM)
+_MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _PRODUCING = (*_MULTIPLYING, nn.Embedding)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -138,10 +78,19 @@ def find_head(net: nn.Module, num_classes: int) -> str:
     return last
 
 
+def _refuse_recurrent(net: nn.Module) -> None:
+    for name, module in net.named_modules():
+        if isinstance(module, nn.RNNBase):
+            raise UsageError(
+                f"{name} ({module}) cannot be cut: a recurrent layer reads its own outputs",
+                hint="use convolutions or attention",
+            )
+
+
 def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Structure:
     """Find the streams of a net whose input is ``example`` (a batch of one)."""
     head = find_head(net, num_classes)
-    check_recurrent(net)
+    _refuse_recurrent(net)
     net = net.eval()
     names = {module: name for name, module in net.named_modules()}
     graph = dependency_graph(net, example)
@@ -171,9 +120,7 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch_pruning.DependencyGraph().build_dependency(
-                net, example, customized_pruners={nn.LSTM: UnitsOfLSTM()}
-            )
+            return torch_pruning.DependencyGraph().build_dependency(net, example)
     except Exception as error:
         raise UsageError(
             f"the structure of the net cannot be followed: {type(error).__name__}: {error}",
@@ -182,7 +129,7 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
 
 
 def _width(module: nn.Module) -> int:
-    for attribute in ("out_channels", "out_features", "embedding_dim", "hidden_size"):
+    for attribute in ("out_channels", "out_features", "embedding_dim"):
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     raise AssertionError(f"{type(module).__name__} has no width")
@@ -237,18 +184,10 @@ def _layers(
     found = []
     for name, macs in multiplications(net, example).items():
         module = net.get_submodule(name)
-        stream = out_of.get(name, -1)
-        width = _inputs(module)
-        if isinstance(module, nn.LSTM):
-            # Its units are read twice over: by the next layer and by itself.
-            own = macs * module.hidden_size / (width + module.hidden_size)
-            macs -= own
-            itself = ((stream, 1.0),) if stream >= 0 else ()
-            found.append(WidthLayer(f"{name}.state", own, stream, itself, _weights(module) / 2))
         # A depthwise layer has one stream on both sides: its work grows with one width only.
         reads = [] if getattr(module, "groups", 1) > 1 else into.get(name, [])
-        shares = tuple((each, count / width) for each, count in reads)
-        found.append(WidthLayer(name, macs, stream, shares, _weights(module)))
+        shares = tuple((each, count / _inputs(module)) for each, count in reads)
+        found.append(WidthLayer(name, macs, out_of.get(name, -1), shares, _weights(module)))
     return tuple(found)
 
 
@@ -258,7 +197,7 @@ def _weights(module: nn.Module) -> int:
 
 
 def _inputs(module: nn.Module) -> int:
-    for attribute in ("in_channels", "in_features", "input_size"):
+    for attribute in ("in_channels", "in_features"):
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     raise AssertionError(f"{type(module).__name__} has no inputs")
@@ -270,8 +209,7 @@ def multiplications(net: nn.Module, example: torch.Tensor) -> dict[str, float]:
 
     def count(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            positions = first.numel() / len(example) / _width(module)
+            positions = output.numel() / len(example) / _width(module)
             found[name] = found.get(name, 0.0) + _weights(module) * positions
 
         return hook

@@ -111,18 +111,11 @@ class Floors:
     """Least fraction of a stream's blocks that is kept."""
     vector_width: int = 8
     """Channels that a CPU computes at once."""
-    block_units: int = 0
-    """Units cut at once, of which widths stay multiples; 0 to choose by the stream's width."""
 
     def block(self, stream: ChannelStream) -> int:
         """Units cut at once: a vector, or an eighth of a stream narrower than two vectors."""
-        if self.block_units:
-            return self.block_units
-        return (
-            self.vector_width
-            if stream.units >= 2 * self.vector_width
-            else max(1, stream.units // 8)
-        )
+        is_wide = stream.units >= 2 * self.vector_width
+        return self.vector_width if is_wide else max(1, stream.units // 8)
 
     def floor(self, stream: ChannelStream) -> int:
         """Least number of units that are kept."""
@@ -275,8 +268,8 @@ class _Cutting:
 
     def _vector_time(self, layer: WidthLayer, widths: FloatArray) -> float:
         """Time of a layer with widths rounded up to vectors, in multiplications."""
-        vector_width = self._floors.block_units or self._floors.vector_width
-        whole = np.minimum(-(-widths // vector_width) * vector_width, self._full)
+        size = self._floors.vector_width
+        whole = np.minimum(-(-widths // size) * size, self._full)
         return _layer_macs(layer, whole / self._full) * layer.time_per_mac
 
 

@@ -39,8 +39,6 @@ _LOG_S = 10.0
     "--redundancy", type=click.IntRange(1, 10), default=1, show_default=True,
     help="Copies of each class, on different workers.",
 )  # fmt: skip
-@click.option("--alike", is_flag=True,
-              help="Sub-models have the same widths.")  # fmt: skip
 @click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
               help="Train the net first.")  # fmt: skip
 @click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
@@ -79,9 +77,8 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
         require(package, "hocket split")
     request = _request(net, data, parts, asked)
-    from hocket.classes.report import write_split_report
+    from hocket.classes.report import split_text, write_split_report
     from hocket.classes.split import split
-    from hocket.classes.text import split_text
 
     with _progress() as tell:
         done = split(request, output, cores=asked["cores"], progress=tell)
@@ -144,7 +141,6 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         if asked["criterion"] == "hybrid"
         else None,
         accuracy_loss=asked["accuracy_loss"],
-        alike=asked["alike"],
         train_steps=asked["train_steps"],
         retraining=retraining,
         rounds=asked["rounds"],

@@ -25,7 +25,7 @@ from hocket import __version__
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import parse_json
 from hocket.base.units import format_seconds
-from hocket.classes.serving.front_end import Answer, Answering
+from hocket.classes.serving.front_end import Answer, FrontEnd
 from hocket.classes.serving.link import MAX_PAUSE_S
 from hocket.classes.table import PartTable
 from hocket.service.credentials import bearer
@@ -110,7 +110,7 @@ def max_body_bytes(table: PartTable) -> int:
     return max(_LEAST_BODY_BYTES, _JSON_BYTES_PER_NUMBER * numbers)
 
 
-def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
+def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
     """Build the web service over a front end whose workers are running."""
     line = ThreadPoolExecutor(1, "hocket-predict")
 

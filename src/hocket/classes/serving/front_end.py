@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -122,32 +122,6 @@ class WorkerReply:
     """Time spent computing."""
     after_ns: int
     """Time from the request to the reply."""
-
-
-class Answering(Protocol):
-    """Interface of a front end that answers requests."""
-
-    @property
-    def table(self) -> PartTable:
-        """Description of the parts that are served."""
-        ...
-
-    @property
-    def num_alive(self) -> int:
-        """Number of parts whose workers are alive."""
-        ...
-
-    def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Convert an input to the form that parts need; raises `UsageError` if it is invalid."""
-        ...
-
-    def predict(self, inputs: np.ndarray[Any, Any], deadline_s: float | None = None) -> Answer:
-        """Return the answer to one input."""
-        ...
-
-    def metrics(self) -> Metrics:
-        """Times of answers, and counts of late and dead workers so far."""
-        ...
 
 
 def answer_from(
