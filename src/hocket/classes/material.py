@@ -215,7 +215,8 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
     squares = np.zeros(width)
     for reader in parts.readers:
         module = net.get_submodule(reader.name)
-        weight: Any = module.weight.detach()
+        weight: Any = module.weight
+        weight = weight.detach()
         if weight.shape[1] == 1 and len(reader.inputs) > 1:
             each = weight.flatten(1).square().sum(dim=1)  # depthwise: one filter per channel
         else:
