@@ -110,6 +110,49 @@ def test_negative_indices_are_not_taken_for_other_cells():
     assert "counts from the end" in str(parallel.explain())
 
 
+def knapsack_row(table, i, weight, value):
+    for c in range(table.shape[1]):
+        best = table[i - 1, c]
+        if c >= weight:
+            best = max(best, table[i - 1, c - weight] + value)
+        table[i, c] = best
+
+
+def knapsack_row_otherwise(table, i, weight, value):
+    for c in range(table.shape[1]):
+        if c < weight:
+            table[i, c] = table[i - 1, c]
+        else:
+            table[i, c] = max(table[i - 1, c], table[i - 1, c - weight] + value)
+
+
+def knapsack_row_one_off(table, i, weight, value):
+    for c in range(table.shape[1]):
+        best = table[i - 1, c]
+        if c > weight - 2:
+            best = max(best, table[i - 1, c - weight] + value)
+        table[i, c] = best
+
+
+@pytest.mark.parametrize(
+    ("function", "is_safe"),
+    [(knapsack_row, True), (knapsack_row_otherwise, True), (knapsack_row_one_off, False)],
+)
+def test_a_condition_may_keep_an_index_from_being_negative(function, is_safe):
+    expected = np.random.default_rng(0).random((3, 100_000))
+    found = expected.copy()
+    parallel = hocket.parallel_for(workers=2)(function)
+    function(expected, 2, 7, 0.5)
+    parallel(found, 2, 7, 0.5)
+    np.testing.assert_array_equal(found, expected)
+    (decision,) = parallel.decisions()
+    assert decision.execution == ("parallel" if is_safe else "serial")
+    if is_safe:
+        assert decision.candidate.space.all_inside
+    else:
+        assert "reaches index -7, which counts from the end" in str(parallel.explain())
+
+
 def test_an_index_outside_raises_as_in_python_and_says_where():
     first = scatter.__code__.co_firstlineno
     with pytest.raises(IndexError) as raised:

@@ -109,10 +109,13 @@ class _Reader(Calls):
             case ast.AugAssign(target, op, value):
                 self.update(target, op, value, environment)
             case ast.If(test, body, orelse):
-                self.consume(self.value(test, environment), test)
-                other = dict(environment)
+                holding, failing = self.condition(test, environment)
+                other, outside = dict(environment), self.positive
+                self.positive = (*outside, *holding)
                 self.block(body, environment)
+                self.positive = (*outside, *failing)
                 self.block(orelse, other)
+                self.positive = outside
                 _join(environment, other)
             case ast.For():
                 self.for_loop(node, environment)

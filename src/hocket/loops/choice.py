@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -226,11 +226,16 @@ def _seconds(node: ast.AST, space: Space) -> float:
             if _is_vector(ast.unparse(node.target), node.body):
                 turns = _vector_turns(turns)
         return turns * (sum(_seconds(child, space) for child in node.body) + OPERATION_S)
+    length = _row_length(getattr(node, "lineno", 0), space)
+    return _operations(node) * OPERATION_S * (_vector_turns(length) if length > 1 else 1.0)
+
+
+@lru_cache(maxsize=1024)
+def _operations(node: ast.AST) -> int:
+    """Number of operations of a statement; an inner loop that is entered often asks again."""
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
-    count += sum(_INSTRUCTIONS.get(name, CALL_OPERATIONS) for name in _called([node]))
-    length = _row_length(getattr(node, "lineno", 0), space)
-    return count * OPERATION_S * (_vector_turns(length) if length > 1 else 1.0)
+    return count + sum(_INSTRUCTIONS.get(name, CALL_OPERATIONS) for name in _called([node]))
 
 
 def _vector_turns(turns: float) -> float:

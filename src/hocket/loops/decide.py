@@ -19,7 +19,7 @@ from hocket.base.units import format_seconds
 from hocket.loops import memory
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
-from hocket.loops.decision_cache import content, sign
+from hocket.loops.decision_cache import MAX_ENTRIES, content, sign
 from hocket.loops.evaluate import CannotEvaluate, loop_range
 from hocket.loops.exits import not_compilable
 from hocket.loops.faithful import Faithful
@@ -37,6 +37,11 @@ LEAST_SPEED_UP = 1.0
 """Least predicted speed-up over one core for which a loop runs on several workers."""
 _CHILD_S = 200e-6
 """Seconds to enter a loop from Python."""
+_JUDGE_S = 4e-3
+"""Seconds to enter a loop that is judged anew each time.
+
+It takes 0.6 ms, but the work of a loop that the compiler vectorises may be overrated eightfold.
+"""
 
 
 @dataclass(frozen=True)
@@ -231,8 +236,14 @@ class LoopDecider:
         }
         return bound & {*self.results, *leaving}
 
-    def _inner_pays(self, site: LoopSite, values: Mapping[str, Any], scope: Scope) -> bool:
-        """True if an inner loop is parallel and long enough to be started from Python each time."""
+    def _inner_pays(
+        self, site: LoopSite, values: Mapping[str, Any], scope: Scope,
+        changing: frozenset[str] = frozenset(),
+    ) -> bool:  # fmt: skip
+        """True if an inner loop is parallel and long enough to be started from Python each time.
+
+        ``changing`` are variables of outer loops with more values than decisions are kept.
+        """
         settings = self.settings
         known = dict(values)
         node = site.nest.node
@@ -240,6 +251,7 @@ class LoopDecider:
             if isinstance(node, ast.For) and (outer := loop_range(node, values)):
                 # The middle value of the variable gives typical lengths of inner loops.
                 known[ast.unparse(node.target)] = outer[len(outer) // 2]
+                changing |= {ast.unparse(node.target)} if len(outer) > MAX_ENTRIES else set()
         for child in site.children:
             guess = guessed_scope([child.nest.node], child.inputs, self.source.names)
             arrays = {**guess.arrays, **scope.only(child.inputs)}
@@ -251,8 +263,10 @@ class LoopDecider:
             # The deepest reading knows the lengths of most loops.
             for option in inner.options[-1:]:
                 with contextlib.suppress(Refusal, IndexError, KeyError):
-                    if work_s(Space.of(option.reading, known)) > 2 * _CHILD_S:
+                    is_judged = changing & content([option.reading], known).keys()
+                    enter_s = _JUDGE_S if is_judged else _CHILD_S
+                    if work_s(Space.of(option.reading, known)) > 2 * enter_s:
                         return True
-            if self._inner_pays(child, known, scope):
+            if self._inner_pays(child, known, scope, changing):
                 return True
         return False

@@ -31,7 +31,7 @@ SKIPPED = 31
 _NUM_TIMED = 4
 """Calls that are timed, compiled and in plain Python: the fastest of several counts."""
 _MAX_KEYS = 64
-_MAX_ENTRIES = 4
+MAX_ENTRIES = 4
 """Most decisions that are kept for one key."""
 _MAX_UNPROVEN = 4
 
@@ -143,7 +143,7 @@ class DecisionCache:
         entries = self.found.setdefault(self.key(values), [])
         entry = Entry(decision, guard, entries[0].pace if entries else CallPace())
         entries.insert(0, entry)
-        del entries[_MAX_ENTRIES:]
+        del entries[MAX_ENTRIES:]
         return entry
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hocket.loops.form import (
     ANY_SLICE,
@@ -58,6 +58,8 @@ class Expressions(ABC):
     call_depth: int = 0
     loop_depth: int = 0
     has_local_arrays: bool = False
+    positive: tuple[Linear, ...] = ()
+    """Forms that the conditions around the present statement keep at 0 or above."""
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
@@ -275,9 +277,43 @@ class Expressions(ABC):
             text = ast.unparse(node)
             if isinstance(node, ast.Name) and view.base != node.id:
                 text = f"{node.id} of {view.base}"
-            subs = tuple(map(self.segmented, view.subs))
+            subs = tuple(self.guarded(self.segmented(sub)) for sub in view.subs)
             line = getattr(node, "lineno", 0)
             self.accesses.append(Access(view.base, subs, mode, line, text, op, kind))
+
+    def guarded(self, sub: Sub) -> Sub:
+        """Return a subscript, marked if a condition such as ``c >= w`` holds for ``c - w``."""
+        gaps = [sub.index - form for form in self.positive] if sub.index is not None else []
+        is_guarded = any(gap.is_const and gap.const >= 0 for gap in gaps)
+        return replace(sub, is_guarded=True) if is_guarded else sub
+
+    def condition(
+        self, test: ast.expr, environment: Environment
+    ) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+        """Read a condition; return forms that are 0 or more where it holds, and where it does not.
+
+        Both are empty unless it compares two integers that are known before the loop.
+        """
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
+            self.consume(self.value(test, environment), test)
+            return (), ()
+        left, right = (
+            self.consume(self.value(side, environment), side).linear
+            for side in (test.left, test.comparators[0])
+        )
+        if left is None or right is None:
+            return (), ()
+        gap, one = left - right, Linear(const=1)
+        match test.ops[0]:
+            case ast.GtE():
+                return (gap,), (gap.scaled(-1) - one,)
+            case ast.Gt():
+                return (gap - one,), (gap.scaled(-1),)
+            case ast.LtE():
+                return (gap.scaled(-1),), (gap - one,)
+            case ast.Lt():
+                return (gap.scaled(-1) - one,), (gap,)
+        return (), ()
 
     def segmented(self, sub: Sub) -> Sub:
         """Return a subscript by an inner loop's variable as the run of cells it covers."""

@@ -98,6 +98,8 @@ class Sub:
 
     index: Linear | None = None
     """The index; None if it is unknown."""
+    is_guarded: bool = False
+    """True if a condition around the access excludes a negative index."""
     segment: tuple[str, str] | None = None
     """Start and stop of the cells that one iteration touches, as expressions."""
     is_slice: bool = False

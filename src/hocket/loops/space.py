@@ -17,7 +17,7 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.loops.dependence import Segments
 from hocket.loops.evaluate import CannotEvaluate, evaluate, loop_range, number
-from hocket.loops.form import Access, Atom, Linear, Refusal
+from hocket.loops.form import Access, Atom, Linear, Refusal, Sub
 from hocket.loops.nest import Reading
 
 MAX_ITERATIONS = 2**31
@@ -78,14 +78,16 @@ class Space:
         return lengths
 
     @cached_property
-    def trip_counts(self) -> LongArray:
-        """Work of each outer iteration: 1 plus the lengths of the loops inside it."""
-        weights = np.ones(len(self.outer), dtype=np.int64)
-        for atom in self.reading.body.inner if self.reading.depth == 1 else ():
-            length = self.length_of(atom)
-            if length is not None:
-                weights = weights + length
-        return weights
+    def trip_counts(self) -> LongArray | None:
+        """Work of each outer iteration: 1 plus the lengths of the loops inside it.
+
+        None if all iterations have the same work.
+        """
+        lengths = [self.length_of(atom) for atom in self.reading.body.inner]
+        if not any(np.ndim(length) for length in lengths):
+            return None
+        known = sum(length for length in lengths if length is not None)
+        return np.broadcast_to(np.asarray(1 + known, np.int64), len(self.outer))
 
     def length_of(self, atom: str) -> Any:
         """Length of a loop inside the iteration for each outer value; None if it is not known."""
@@ -139,7 +141,7 @@ class Space:
             for sub in access.subs if access.array in self.reading.body.written else ():
                 if sub.index is None or sub.index.has("inner"):
                     continue
-                ends = self.interval(sub.index)
+                ends = self.reach(sub)
                 if ends is not None and ends[0] < 0 and len(sub.index.varying) > 1:
                     # Bounds of single variables are too wide for `i - j` where j stays below i.
                     ends = _ends(evaluate(sub.index.text(), self.by_iteration))
@@ -157,7 +159,7 @@ class Space:
         for access in self.reading.body.accesses:
             shape = self.values[access.array].shape
             for length, sub in zip(shape, access.subs, strict=True):
-                ends = None if sub.index is None else self.interval(sub.index)
+                ends = self.reach(sub)
                 # Slices are clipped, never out of range.
                 if not sub.is_slice and (ends is None or ends[0] < 0 or ends[1] >= length):
                     yield access
@@ -169,6 +171,11 @@ class Space:
         if self.reading.body.has_local_arrays or not self.num_iterations:
             return False
         return next(self.may_leave(), None) is None
+
+    def reach(self, sub: Sub) -> Interval | None:
+        """Bounds of a subscript over all iterations in which it is reached; None if unknown."""
+        ends = None if sub.index is None else self.interval(sub.index)
+        return (max(ends[0], 0), ends[1]) if ends is not None and sub.is_guarded else ends
 
     def interval(self, form: Linear) -> Interval | None:
         """Bounds of an index form over all iterations, or None; each atom is bounded separately."""

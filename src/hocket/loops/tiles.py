@@ -96,15 +96,14 @@ class Tiling:
         return longest * self.num_workers / total if total else 1.0
 
 
-def balanced_cuts(weights: LongArray, num_parts: int) -> LongArray:
-    """Positions that cut ``weights`` into parts of nearly equal sums."""
-    ends = np.concatenate([[0], np.cumsum(weights)])
+def balanced_cuts(ends: LongArray, num_parts: int) -> LongArray:
+    """Positions that cut weights with the cumulative sums ``ends`` into nearly equal parts."""
     targets = ends[-1] * np.arange(num_parts + 1, dtype=np.float64) / num_parts
     after = np.searchsorted(ends, targets, side="left")
     # A cut goes to the nearer side of the value that it would split.
     before = np.maximum(after - 1, 0)
     cuts = np.where(targets - ends[before] < ends[after] - targets, before, after)
-    cuts[0], cuts[-1] = 0, len(weights)
+    cuts[0], cuts[-1] = 0, len(ends) - 1
     found: LongArray = cuts.astype(np.int64)
     return found
 
@@ -117,7 +116,7 @@ def parts_of(keys: LongArray, num_parts: int) -> LongArray:
         counts = np.bincount(place)
     else:
         _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    cuts = balanced_cuts(counts, num_parts)
+    cuts = balanced_cuts(pointers(counts), num_parts)
     return np.searchsorted(cuts[1:-1], place, side="right").astype(np.int64)
 
 
@@ -127,8 +126,13 @@ def tiling_of(space: Space, shape: Shape, num_workers: int, num_steps: int = 1) 
         return _listed(space, shape, num_workers, num_steps)
     is_nest = space.reading.depth == 2
     weights = space.inner_lengths if is_nest else space.trip_counts
+    ends = None if weights is None else pointers(weights)
     num_rows, num_columns = _grid_size(space, shape, num_workers, num_steps)
-    rows = balanced_cuts(weights, num_rows)
+    if ends is None:
+        # Listing equal weights would take longer than short iterations do.
+        rows = (2 * len(space.outer) * np.arange(num_rows + 1) + num_rows) // (2 * num_rows)
+    else:
+        rows = balanced_cuts(ends, num_rows)
     cuts = [0]
     if is_nest:
         low, high = _inner_span(space, shape.skew)
@@ -136,7 +140,7 @@ def tiling_of(space: Space, shape: Shape, num_workers: int, num_steps: int = 1) 
         cuts = [low + (high - low) * part // num_columns for part in range(num_columns + 1)]
         counts = _counts(space, shape.skew, rows, cuts)
     else:
-        counts = np.diff(np.concatenate([[0], np.cumsum(weights)])[rows])[:, None]
+        counts = np.diff(rows if ends is None else ends[rows])[:, None]
     start, step = space.outer.start, space.outer.step
 
     def bounds_of(row: int, column: int) -> tuple[int, ...]:
