@@ -52,7 +52,7 @@ class HookWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
-    """How to place the ops of a step; by default by a search on this machine."""
+    """Source of the placement of a step's ops; by default a search on this machine."""
 
     saved: SavedPlan | None = None
     """A plan to follow."""

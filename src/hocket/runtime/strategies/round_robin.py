@@ -29,6 +29,7 @@ from hocket.runtime.offload.copy_streams import CopyEvent, CopyStreams
 from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
 from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
+from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.strategies.stage_cuts import Part, Segment, cut_at_ops
 from hocket.runtime.strategies.stage_program import StageProgram, given_slots
 from hocket.runtime.strategy import StepOutput, Strategy
@@ -38,7 +39,7 @@ _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 
 
 class Slot(NamedTuple):
-    """What a rank runs at one time: a pass of one wave through one partition."""
+    """A pass of one wave through one partition, which a rank runs at one time."""
 
     stage: int
     wave: int
@@ -146,12 +147,8 @@ class RoundRobinPipeline(Strategy):
     def __init__(self, task: ParallelTask, planned: Graph, parallel: Parallel) -> None:
         self._task, self._recipe = task, task.recipe
         self.predicted_s = task.predicted_s
-        self._own, self._count = dist.get_rank(), dist.get_world_size()
-        if self._count != len(parallel.replicas):
-            raise UsageError(
-                f"the plan takes {len(parallel.replicas)} ranks, and {self._count} are running",
-                hint="start one per device: hocket launch plan.json script.py",
-            )
+        mesh = RankMesh.of_replicas([len(parallel.replicas)], task.device)
+        self._own, self._count = mesh.pipeline_rank, len(parallel.replicas)
         agree_on_model(task.model, task.device)
         cut, ranks = cut_at_ops(planned, parallel.replicas[0].cuts), range(self._count)
         self._cuts = [
@@ -167,8 +164,7 @@ class RoundRobinPipeline(Strategy):
         }
         engines = CopyStreams(task.device, is_real=task.device.type == "cuda")
         self._partitions = PartitionPrefetch(engines, self.tensors)
-        groups = (dist.new_group(), dist.new_group())
-        self._channels = StageChannels(ranks, self._own, task.device, groups)
+        self._channels = StageChannels(ranks, self._own, task.device, mesh.directions)
         self._sums = dist.new_group()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:

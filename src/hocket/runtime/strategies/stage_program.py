@@ -61,7 +61,7 @@ class StageProgram(OpCalls):
         self.sources: dict[Segment, list[Segment]] = {}
         """Segments of other ranks whose bundles a segment of this rank reads."""
         self.bundles: dict[Segment, dict[int, Bundle]] = {}
-        """What each segment sends, by receiving rank."""
+        """Tensors that each segment sends, by receiving rank."""
         self._readers: dict[tuple[str, int], set[int]] = {}
         """Ranks that read a tensor or storage that exists before the step."""
         self._users: dict[int, set[Segment]] = {}
