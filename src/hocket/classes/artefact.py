@@ -40,6 +40,7 @@ def write_folder(
     """Write a folder and return the table with the hashes of its files."""
     path.mkdir(parents=True, exist_ok=True)
     every = {**files, VALIDATION: dump_json(dict(validation))}
+    # Until the new table is there, the folder counts as incomplete.
     (path / TABLE).unlink(missing_ok=True)
     for name, content in every.items():
         write_atomically(path / name, content)

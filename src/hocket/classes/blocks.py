@@ -30,6 +30,7 @@ def residual_blocks(
     ``layers`` are the names of the layers that multiply.
     """
     found: list[ResidualBlock] = []
+    # Random, because an input of zeros passes through many modules unchanged.
     probe = torch.randn_like(example) if example.is_floating_point() else example
     for name, _ in net.named_modules():
         prefix = f"{name}."
@@ -49,7 +50,10 @@ def residual_blocks(
                 found.append(ResidualBlock(name, stream, inner, mine))
     names = [block.name for block in found]
     return tuple(
-        block for block in found if not any(other.startswith(f"{block.name}.") for other in names)
+        # A module around such a block only adds, too; the innermost gives the finest choice.
+        block
+        for block in found
+        if not any(other.startswith(f"{block.name}.") for other in names)
     )
 
 

@@ -60,6 +60,7 @@ class _RulerSearch:
                 return None
             longer = gaps.copy()
             for each in marks:
+                # Both directions: workers stand in a circle.
                 longer[(mark - each) % self._modulus] += 1
                 longer[(each - mark) % self._modulus] += 1
             # A difference d that occurs k times makes workers d apart share k groups.
@@ -106,6 +107,7 @@ def pattern_table(held: Sequence[Sequence[int]], most_lost: int) -> tuple[Losses
     copies = masks.sum(axis=0)
     rows = []
     for lost in range(1, min(most_lost, len(held) - 1) + 1):
+        # More patterns than can be counted at once, and no larger number has fewer.
         if comb(len(held), lost) > MAX_PATTERNS:
             break
         chosen = np.array(list(combinations(range(len(held)), lost)))

@@ -86,6 +86,7 @@ def probabilities(scores: FloatArray) -> FloatArray:
     """Softmax of the scores; missing classes get probability 0."""
     if not np.isfinite(scores).any():
         return np.zeros_like(scores)
+    # Shifted by the maximum, so that the exponential cannot overflow.
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares: FloatArray = powers / powers.sum(axis=-1, keepdims=True)
     return shares

@@ -41,6 +41,7 @@ def build_part(
     net: nn.Module, structure: Structure, example: torch.Tensor, cut: PartCut
 ) -> nn.Module:
     """Return a cut copy of the net with outputs for "others" and the part's classes."""
+    # Building a dependency graph runs the net, so it must be in evaluation mode.
     part = copy.deepcopy(net).cpu().eval()
     for parameter in part.parameters():
         parameter.requires_grad_(True)
@@ -51,6 +52,7 @@ def build_part(
         gone = sorted(set(range(stream.units)) - set(kept))
         channels = [each for unit in gone for each in parts.channels_of(unit, stream.units)]
         if kept and channels:
+            # The first layer may be gone with its block.
             root = next(each for each in parts.producers if not _is_in(each, cut.omitted))
             whole_group(graph, part.get_submodule(root), sorted(channels)).prune()
     _replace_head(part, structure.head, cut.classes)

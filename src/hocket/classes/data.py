@@ -122,6 +122,7 @@ def _divided(
     places: tuple[list[int], list[int], list[int]] = ([], [], [])
     labels = data.labels.numpy()
     for label in np.unique(labels):
+        # By class, so that rare classes are in all three splits.
         mine = rng.permutation(np.flatnonzero(labels == label))
         first, second = (round(share * len(mine)) for share in shares)
         for place, chosen in zip(

@@ -71,6 +71,7 @@ def whole_times(material: Material) -> WholeTimes:
 @torch.no_grad()
 def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
     """CPU time of one input in eager torch on one thread."""
+    # Compared on the CPU, where parts are served.
     net = net.cpu().eval()
     spent = []
     with torch_threads(1):
@@ -155,6 +156,7 @@ def fitted_budgets(
             hint="allow a longer --target-latency or take fewer --parts",
         )
     target_s = asked - overhead_s
+    # The slowest part decides, and it is most likely the one that needs most work.
     heaviest = max(classes, key=group_work(material))
     share = largest_share(material, whole.latency_s, heaviest, target_s, progress)
     macs = []
@@ -163,6 +165,7 @@ def fitted_budgets(
         for _ in range(_TRIES):
             if part_latency_s(material, cut_to(material, mine, budget)) <= 1.05 * target_s:
                 break
+            # Another group may keep other widths, and so be slower at equal work.
             budget *= _NEAR
         macs.append(budget)
     return Budgets(tuple(macs), target_s)
@@ -179,6 +182,7 @@ def largest_share(
     if whole_s <= target_s:
         return 1.0
     least_s, best = whole_s, 0.0
+    # Bisection with a better guess than the middle: time falls with work, but not in proportion.
     share, low, high = max(target_s / whole_s, 1e-4), 0.0, 1.0
     for number in range(_TRIES):
         progress("fit widths to the latency", number, _TRIES)

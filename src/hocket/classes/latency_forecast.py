@@ -61,7 +61,7 @@ def finish_s(part_s: Sequence[float], cores: int) -> float:
 
 @dataclass(frozen=True)
 class SplitVerdict:
-    """Whether a split pays, with the reason in a sentence."""
+    """Verdict on a split: true if it pays, with the reason in a sentence."""
 
     pays: bool
     why: str

@@ -120,6 +120,7 @@ def class_scores(
     )
     blocks = [means[_BLOCK + name][:, 0] for name in names]
     shares = np.stack(blocks, axis=1) if blocks else np.zeros((num_classes, 0))
+    # Kept for all requests, so that another criterion needs no second pass.
     near_zero, rectified = (
         tuple(
             _of_units(kind, each, means, stream.units)
@@ -265,9 +266,11 @@ def prepared(request: SplitRequest, steps: Steps, progress: Progress) -> Materia
     _check_answers(net, splits, request.net)
     first, last = (splits.train.inputs[place].numpy() for place in (0, -1))
     labels = splits.train.labels.numpy()
+    # The first and last input stand for all: hashing gigabytes of images would take longer.
     given = key_of(digest_of_state(state_arrays(net)), labels, first, last)
     device = _device(request.device)
     _choose_threads(net, splits)
+    # Batches are picked on the device, so that steps wait for no copy.
     net, splits = net.to(device), moved(splits, device)
     key = _train(net, splits, request, steps, given, progress)
     return described(request, net, splits, steps, key, progress)
@@ -353,6 +356,7 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
             answer: Any = net(splits.example)
     except Exception as error:
         shape = tuple(splits.example.shape)
+        # Images of bytes are the common mistake behind a failing net.
         is_tokens = not splits.example.is_floating_point()
         raise UsageError(
             f"the net fails on an input of shape {shape}: {type(error).__name__}: {error}",
@@ -378,6 +382,7 @@ def _check_end(net: nn.Module, splits: Splits, answer: torch.Tensor, where: str)
 
     A part replaces that layer, so nothing but a constant for all classes may be added after it.
     """
+    # One class more: if the scores stay the same, nothing after the head reads their number.
     probe = deepcopy(net)
     name = find_head(probe, splits.num_classes)
     old: Any = probe.get_submodule(name)

@@ -28,6 +28,7 @@ def trained_parts(
         trained = _trained_together(material, missing, progress)
         for index, part in trained.items():
             steps.put(f"part-{index}", keys[index], state_arrays(part))
+    # Read back even if just trained, so that a resumed split goes on with the same bits.
     return tuple(
         _loaded(material, steps, index, keys[index], cut) for index, cut in enumerate(cuts)
     )

@@ -21,6 +21,7 @@ def open_session(model: bytes | str | Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
+    # Its warnings are about the graph, which nobody can change here.
     options.log_severity_level = 3
     # A thread pool of one thread would still spin on the core that the worker is pinned to.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -104,6 +104,7 @@ def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatAr
         gap = np.min(((points[:, None] - points[chosen][None]) ** 2).sum(axis=2), axis=1)
         gap[chosen] = 0.0
         total = gap.sum()
+        # Classes with equal embeddings leave no distance to draw by.
         free = np.setdiff1d(np.arange(len(points)), chosen)
         is_same = total <= 0
         chosen.append(int(rng.choice(free) if is_same else rng.choice(len(gap), p=gap / total)))
@@ -113,6 +114,7 @@ def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatAr
 def _placed(far: FloatArray, sizes: tuple[int, ...]) -> LongArray:
     free = list(sizes)
     labels = np.zeros(len(far), dtype=np.int64)
+    # Those with most to lose choose first, while all places are free.
     for point in np.argsort(far.min(axis=1) - far.max(axis=1), kind="stable"):
         part = next(int(part) for part in np.argsort(far[point], kind="stable") if free[part])
         labels[point], free[part] = part, free[part] - 1
@@ -161,6 +163,7 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
         return float(-likely + _STRENGTH * (pull**2).sum()), gradient + 2 * _STRENGTH * pull
 
     start = np.concatenate([np.ones(num_parts), np.zeros(num_parts)])
+    # A scale near 0 would silence a part, and one below 0 turn its opinion round.
     bounds = [(0.05, 20.0)] * num_parts + [(-20.0, 20.0)] * num_parts
     from scipy.optimize import minimize
 
@@ -180,6 +183,7 @@ def best_doubt(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
     ]
     if not patterns:
         return 0.0
+    # Spread over the whole split, as inputs may be sorted by class.
     chosen = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_INPUTS)).astype(int)
     few, truth = [each[chosen] for each in outputs], labels[chosen]
     right = np.zeros(len(_DOUBTS))
@@ -326,6 +330,7 @@ def split(
     machine, the answer time is measured by a dry run of the workers; for another one it is
     predicted from the number of cores.
     """
+    # Only the machine that will serve can be measured.
     is_here = cores is None
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
@@ -384,6 +389,7 @@ def _rounds(
             best = now
         if now.accuracy >= needed - 1e-12:
             break
+        # Thresholds decide what is pruned, so there is no budget to raise.
         if request.hybrid is not None:
             break
         newly_wrong = newly_wrong_answers(now.combiner, now.scores, whole_scores, labels)
@@ -426,6 +432,7 @@ def _round(
     combiner = calibrated(plain, outputs, labels)
     scores = combiner.scores(outputs)
     models = tuple(as_onnx(part, material.example) for part in parts)
+    # Measured once: table, stages and report must name the same times.
     part_s = tuple(latency_s(open_session(each), material.example.numpy()) for each in models)
     return _Round(cuts, parts, combiner, scores, accuracy(scores, labels), models, part_s)
 
@@ -441,6 +448,7 @@ def _table(
 ) -> tuple[PartTable, dict[str, bytes]]:
     example = material.example
     files: dict[str, bytes] = {"whole.onnx": as_onnx(material.net, example)}
+    # The export has moved the net to the CPU.
     material.net.to(material.request.device)
     parts = []
     for index, (net, cut, calibration) in enumerate(

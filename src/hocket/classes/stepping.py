@@ -79,6 +79,7 @@ class Learner:
         with mixed_precision(self._device), sdpa_kernel(_ATTENTIONS):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
+        # A freshly cut net may begin with very large gradients.
         nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
         self._optimizer.step()
         # Here and not before: a step that is recorded must begin without memory from elsewhere.
@@ -274,6 +275,7 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
     left_s = max((recipe.limit_s or math.inf) - (start_s - begin_s), _LEAST_S)
     step = 0
     while step < recipe.steps:
+        # Without it the queue grows by thousands of steps, and a time limit is seen too late.
         if is_cuda and step % _AHEAD == 0:
             torch.cuda.synchronize()
         gone = max(step / recipe.steps, (time.monotonic() - start_s) / left_s)

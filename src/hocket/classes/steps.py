@@ -31,6 +31,7 @@ def key_of(*values: object) -> str:
             digest.update(np.ascontiguousarray(value).tobytes())
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
+        # A separator, so that two values cannot pass for one.
         digest.update(b"\0")
     return digest.hexdigest()[:32]
 
@@ -75,6 +76,7 @@ class Steps:
                 if metadata.get("key") != key:
                     return None
                 arrays = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+        # A damaged file is a step that was not finished.
         except (SafetensorError, OSError):
             return None
         return Saved(arrays, json.loads(metadata.get("info", "null")))

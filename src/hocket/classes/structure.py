@@ -101,7 +101,9 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
         if not isinstance(module, _PRODUCING) or name in covered or name == head:
             continue
         found = _stream(graph, module, name, names, net)
+        # Later layers of the same stream would describe it again.
         covered.update(found.producers)
+        # The outputs of the head are the classes; what nobody reads saves nothing.
         if head in found.producers or not found.readers:
             continue
         parts.append(found)
@@ -119,6 +121,7 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
     """Build the dependency graph of a net; raises an error if that is not possible."""
     try:
         with warnings.catch_warnings():
+            # torch-pruning warns of parameters outside of layers, which stay as they are.
             warnings.simplefilter("ignore")
             return torch_pruning.DependencyGraph().build_dependency(net, example)
     except Exception as error:

@@ -136,6 +136,7 @@ class PartLoss:
         """Mean loss of a batch."""
         each = functional.cross_entropy(outputs, self._place_of[batch.labels], reduction="none")
         if batch.opinions is not None and self._share:
+            # A higher temperature shows how alike the teacher finds the other classes.
             soft = folded(batch.opinions / self._temperature, self._mine, self._rest)
             student = functional.log_softmax(outputs / self._temperature, dim=1)
             apart = (soft.exp() * (soft - student)).sum(dim=1)
@@ -180,6 +181,7 @@ def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
     def draw() -> torch.Tensor:
         nonlocal order, at
         if at + count > len(order):
+            # Whole batches only: captured steps have one shape.
             order, at = torch.randperm(len(data.labels), generator=generator, device=device), 0
         at += count
         return order[at - count : at]
@@ -245,6 +247,7 @@ def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> in
     device = lessons[0].batch.inputs.device
     is_cuda = device.type == "cuda"
     draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
+    # Training must not move the random state of the program around it.
     with draws, _quickest_convolutions(is_cuda):
         torch.manual_seed(recipe.seed)
         try:
@@ -273,6 +276,7 @@ def _check_finite(net: nn.Module) -> None:
 @torch.no_grad()
 def outputs_of(net: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Outputs of a net in evaluation mode, computed on the device of the inputs."""
+    # Inputs are larger than nets, so the net is moved to them.
     before, device = next(net.parameters()).device, inputs.device
     net.to(device).eval()
     parts = [

@@ -122,6 +122,7 @@ def validated(
 
 def paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> float:
     """Standard error of the difference of two accuracies on the same inputs."""
+    # Both nets see the same inputs, so the error of the difference is smaller than of each.
     apart = (first.argmax(axis=1) == labels).astype(float) - (second.argmax(axis=1) == labels)
     return float(apart.std(ddof=1) / sqrt(len(labels))) if len(labels) > 1 else 0.0
 

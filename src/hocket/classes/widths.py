@@ -195,6 +195,7 @@ class _Cutting:
         for index, stream in enumerate(self._model.streams):
             width = int(self.widths[index])
             size = self._floors.block(stream)
+            # Widths stay multiples of a vector: what is cut below one saves no time.
             less = (width - 1) // size * size
             if not width or less < self._floors.floor(stream):
                 continue
@@ -208,6 +209,7 @@ class _Cutting:
         blocks = self._model.blocks
         for index, share in enumerate(self._influence):
             block = blocks[index]
+            # Blocks of one stream may stand in for each other, but not all of them can go.
             beside = [each for each, other in enumerate(blocks) if other.stream == block.stream]
             left = len(beside) - sum(each in self.omitted for each in beside)
             if index in self.omitted or left - 1 < self._floors.least_blocks * len(beside):
@@ -269,6 +271,7 @@ class _Cutting:
     def _vector_time(self, layer: WidthLayer, widths: FloatArray) -> float:
         """Time of a layer with widths rounded up to vectors, in multiplications."""
         size = self._floors.vector_width
+        # A CPU computes the last vector of channels in full.
         whole = np.minimum(-(-widths // size) * size, self._full)
         return _layer_macs(layer, whole / self._full) * layer.time_per_mac
 

@@ -66,6 +66,7 @@ def read_nest(
     for _ in range(2):
         reader = _Reader(scope, dims, written, scope.names)
         reader.added = {name: [] for name in carried}
+        # A carried name differs from iteration to iteration, so it has no index form.
         environment: Environment = dict.fromkeys(carried, UNKNOWN)
         ranges: list[Range] = []
         for level, part in zip(levels, parts_of(levels), strict=True):
@@ -111,6 +112,8 @@ class _Reader(Calls):
             case ast.If(test, body, orelse):
                 holding, failing = self.condition(test, environment)
                 other, outside = dict(environment), self.positive
+                # Forms use values from before the loop, so what holds here holds in all of the
+                # branch.
                 self.positive = (*outside, *holding)
                 self.block(body, environment)
                 self.positive = (*outside, *failing)
@@ -144,6 +147,7 @@ class _Reader(Calls):
         self.protect(node.target)
         start, stop, step = self.range_of(node.iter, environment)
         atom = inner_atom(node)
+        # Only a step of 1 covers a run of cells without gaps.
         is_plain = step.linear == Linear(const=1)
         self.inner[atom] = (
             Inner(start.text, stop.text, start.linear, stop.linear)
@@ -174,6 +178,7 @@ class _Reader(Calls):
         variable = node.target.id if isinstance(node, ast.For) else None  # type: ignore[attr-defined]
         self.loop_depth += 1
         for _ in range(_MAX_ROUNDS):
+            # Every round records anew: the values of the last one cover all earlier ones.
             self.accesses = list(kept)
             after = dict(environment)
             if isinstance(node, ast.While):
@@ -181,6 +186,8 @@ class _Reader(Calls):
             self.block(body, after)
             last = after.get(variable) if variable is not None else None
             if variable is not None:
+                # The next iteration begins with the loop's own value, whatever the body has
+                # assigned.
                 after[variable] = environment[variable]
             before = dict(environment)
             _join(environment, after)

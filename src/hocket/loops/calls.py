@@ -106,6 +106,7 @@ class Calls(Expressions):
         numbers = [self.consume(value, node) for value in values]
         if pure[0] == "fresh" or (pure[0] == "elementwise" and any(map(views_in, values))):
             return FRESH
+        # An index through int() stays a linear form.
         if path == "builtins.int" and len(numbers) == 1 and numbers[0].kind == "int":
             return numbers[0]
         if path in ("builtins.min", "builtins.max", "builtins.abs"):
@@ -148,10 +149,12 @@ class Calls(Expressions):
                 "give every argument by position, and do not recurse",
                 node.lineno,
             )
+        # A local that some branch leaves unbound is no global of the same name.
         frame: Environment = dict.fromkeys(stored_names(helper.node.body), UNKNOWN)
         for name, argument in zip(plain, node.args, strict=True):
             frame[name] = self.value(argument, environment)
         kept = self.names, self.returns, self.loop_depth
+        # A `break` or `return` in a helper leaves the helper's loops only.
         self.names, self.returns, self.loop_depth = helper.names, [], 0
         self.call_depth += 1
         self.block(helper.node.body, frame)

@@ -112,6 +112,7 @@ def choose(
                 raise found
             _check_private(option, values)
             _check_flags(option, values)
+            # Which dimension stays with its worker decides how many bytes move.
             for turned in _orientations(option):
                 steps = _num_steps(turned, found, num_workers, max_delay)
                 tiling = tiling_of(found, turned.shape, num_workers, steps)
@@ -140,7 +141,7 @@ def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
 
 
 def _orientations(option: LoopOption) -> list[LoopOption]:
-    """Return the ways in which a rotation may assign its two dimensions to rows and columns."""
+    """Return a rotation with its two dimensions as rows and columns, and the other way round."""
     shape = option.shape
     if shape.kind != "rotation":
         return [option]
@@ -180,6 +181,7 @@ def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: in
     """Number of steps; buffered arrays are exchanged after each step."""
     if not option.buffered or option.shape.kind not in ("independent", "1d"):
         return 1
+    # A sixteenth of the pass: exchanges cost little then, and no change is seen very late.
     delay = max_delay or max(space.num_iterations // 16, 1)
     return max(1, min(-(-space.num_iterations // (delay * num_workers)), 4096))
 
@@ -191,6 +193,7 @@ def _moved_bytes(option: LoopOption, space: Space, tiling: Tiling) -> int:
     def total(names: frozenset[str] | set[str]) -> int:
         return sum(int(getattr(space.values[name], "nbytes", 0)) for name in names)
 
+    # A replica is filled once and merged once for each exchange.
     found = total(option.private) + 2 * workers * total(option.summed)
     found += 2 * workers * tiling.num_steps * total(option.buffered)
     if option.shape.kind == "rotation":

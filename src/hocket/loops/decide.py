@@ -109,6 +109,7 @@ class LoopDecider:
                 refusals = [slow]
             except Refusal as refusal:
                 refusals.append(refusal)
+        # Loops inside that use all cores beat one core that runs everything compiled.
         if self.settings.num_workers > 1 and self._inner_pays(self.site, values, scope):
             return Decision(self.site, verdict, None, tuple(refusals), "inside")
         different = not_compilable(self.site.nest.node)
@@ -197,6 +198,7 @@ class LoopDecider:
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
         """Return the kernel of the loop as written; None if Python would behave differently."""
         node, site = self.site.nest.node, self.site
+        # The kernel's module cannot see functions that are defined inside this one.
         if called_names(node) & self.source.names.local:
             return None
         leaving = {name for leave in site.exits for name in leave.names}
@@ -254,6 +256,7 @@ class LoopDecider:
                 changing |= {ast.unparse(node.target)} if len(outer) > MAX_ENTRIES else set()
         for child in site.children:
             guess = guessed_scope([child.nest.node], child.inputs, self.source.names)
+            # Names that the outer loop binds have no value yet, so their ranks are guessed.
             arrays = {**guess.arrays, **scope.only(child.inputs)}
             scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
             inner = judge(

@@ -71,7 +71,7 @@ class CallPace:
 
 @dataclass
 class Guard:
-    """What a decision relies on: something seen in the values, and the content of some of them."""
+    """Conditions under which a decision holds: a look at the values, and the content of some."""
 
     look: Callable[[Values], Any]
     seen: Any
@@ -118,6 +118,7 @@ class DecisionCache:
         for name in self.names:
             value = values.get(name)
             if type(value) is np.ndarray:
+                # Twice the size may deserve another schedule, a few elements more do not.
                 parts.append((value.dtype.str, value.ndim, value.size.bit_length()))
             elif isinstance(value, (int, np.integer)):
                 parts.append((type(value), sign(value), int(value).bit_length()))
@@ -138,6 +139,7 @@ class DecisionCache:
 
     def put(self, values: Values, decision: Decision, guard: Guard | None) -> Entry:
         """Store a decision; the times measured for its key are kept."""
+        # A program with ever new sizes must not fill the memory.
         if len(self.found) >= _MAX_KEYS:
             self.found.clear()
         entries = self.found.setdefault(self.key(values), [])

@@ -122,6 +122,7 @@ def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[S
 
 def _equation(left: Linear | None, right: Linear | None, bounds: _Bounds) -> dict[Atom, int] | None:
     """Dimension and distance that ``left`` = ``right`` implies, if any; None if never equal."""
+    # An inner variable takes many values in one iteration, so nothing follows for the outer ones.
     if left is None or right is None or left.has("inner") or right.has("inner"):
         return {}
     shift = left.invariant - right.invariant
@@ -130,6 +131,7 @@ def _equation(left: Linear | None, right: Linear | None, bounds: _Bounds) -> dic
     if not left.varying:
         return None if shift.const else {}
     if len(left.varying) > 1:
+        # Several terms together are one virtual dimension, such as a diagonal i + j.
         return {Atom("key", Linear(left.varying).text()): shift.const}
     ((atom, factor),) = left.varying
     return None if shift.const % factor else {atom: shift.const // factor}
@@ -231,6 +233,7 @@ class _Bounds:
 
     def extreme(self, form: Linear, side: int) -> Linear | None:
         """Least (-1) or greatest (+1) value of a form, as a form of invariants; None if unknown."""
+        # Inner ranges may depend on outer variables, so inner variables are replaced first.
         for name in reversed(self.dims):
             factor = dict(form.terms).get(Atom("dim", name), 0)
             if not factor:

@@ -89,6 +89,7 @@ def _replaced(loop: Loop, change: Callable[[Leaving], ast.stmt]) -> Loop:
         def visit(self, node: ast.AST) -> ast.AST:
             if isinstance(node, (ast.Return, ast.Raise)):
                 return ast.copy_location(change(node), node)
+            # Functions inside the loop have returns of their own.
             return node if isinstance(node, _SCOPES) else self.generic_visit(node)
 
     found = Replaced().visit(copy.deepcopy(loop))

@@ -240,6 +240,7 @@ def _guessed_deviations(
     site: LoopSite, scope: Scope, source: LoopSource, settings: Settings
 ) -> tuple[Deviation, ...]:
     """Deviations if all arrays hold 64-bit floats, as types are unknown without data."""
+    # Without data, 64-bit floats are assumed: the type in which most loops compute.
     arrays = {name: np.zeros((1,) * info.rank) for name, info in scope.arrays.items()}
     is_exact = settings.ordered
     with contextlib.suppress(Refusal):

@@ -118,6 +118,7 @@ class Expressions(ABC):
                 return Scalar(None, None, "float" if isinstance(meaning.value, float) else "int")
             raise Refusal(f"helper reads the global {name} at line {line}", line)
         if name in self.scope.arrays:
+            # Two names of one array get one view, that of the owner, so that their accesses meet.
             info = self.scope.arrays[name]
             return Array(frozenset({View(info.owner, (WHOLE,) * info.rank)}))
         if name in self.scope.scalars:
@@ -158,6 +159,7 @@ class Expressions(ABC):
     def arithmetic(self, op: ast.operator, left: Scalar, right: Scalar) -> Scalar:
         """Return the number that a binary operator gives: a linear form, a key, or unknown."""
         kind = _result_kind(op, left.kind, right.kind)
+        # Indices are integers, and sums of numpy's bools are no sums.
         if kind in ("float", "bool"):
             return Scalar(None, None, kind)
         text = None
@@ -207,6 +209,7 @@ class Expressions(ABC):
                 case ast.Constant(int() as place) if 0 <= place < len(base.items):
                     return base.items[place]
             return merged(base.items) if base.items else UNKNOWN
+        # Its length is unknown before the loop, so its indices have to be checked.
         if isinstance(base, Scalar) or any(not view.base for view in base.views):
             self.has_local_arrays = True
         return FRESH if isinstance(base, Scalar) else indexed(base, indices)
@@ -283,6 +286,7 @@ class Expressions(ABC):
 
     def guarded(self, sub: Sub) -> Sub:
         """Return a subscript, marked if a condition such as ``c >= w`` holds for ``c - w``."""
+        # An index that exceeds such a form by a constant of 0 or more is not negative either.
         gaps = [sub.index - form for form in self.positive] if sub.index is not None else []
         is_guarded = any(gap.is_const and gap.const >= 0 for gap in gaps)
         return replace(sub, is_guarded=True) if is_guarded else sub
@@ -331,6 +335,7 @@ def indexed(base: Array, indices: Sequence[Index]) -> Array:
         free = [position for position, sub in enumerate(view.subs) if sub.is_slice]
         if not view.base:
             views.add(view)
+        # The shape is lost here, so the result may be any cell of the array.
         elif view.is_opaque or None in indices or len(indices) > len(free):
             views |= opaque(Array(frozenset({view}))).views
         else:

@@ -204,6 +204,8 @@ class Faithful:
         reader = KindReader.of(every, self.values, self.names)
         self.assigned = reader.assigned
         bound = stored_names(every)
+        # A number that the statements never bind keeps its value, which may prove a divisor
+        # nonzero.
         fixed = {
             name: value for name, value in self.values.items()
             if name not in bound and not isinstance(value, np.ndarray)
@@ -274,6 +276,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         work = _Operation(node, type(node.op), kinds, (loaded, value))
         if any(isinstance(kind, (Arr, Other)) for kind in kinds[0] | kinds[1]):
             self.note_arrays(work)
+        # As an assignment, because the checked form of an operator is a call.
         elif isinstance(target, ast.Name):
             return ast.copy_location(ast.Assign([target], self.operator(work)), node)
         elif (dtype := self.computed_in(work)) in ("float32", "complex64"):
@@ -291,6 +294,7 @@ class _FaithfulWriter(ast.NodeTransformer):
             self.note_arrays(work)
             return work.plain
         numbers = cast("frozenset[Num]", found)
+        # Here numpy raises OverflowError where compiled code would wrap.
         self.refuse_lost(work)
         if any(kind.is_python for kind in numbers) and op in _DIVISIONS:
             if self.is_nonzero(work.sides[1]):
@@ -313,8 +317,10 @@ class _FaithfulWriter(ast.NodeTransformer):
     def narrowed(self, dtype: str, work: _Operation) -> ast.expr:
         """Write an operation that is computed in a dtype of fewer bits."""
         if dtype == "bool":
+            # In numpy, bools are added by `or` and multiplied by `and`.
             logical = {ast.Add: ast.BitOr, ast.Mult: ast.BitAnd}.get(work.op, work.op)
             return ast.BinOp(_cast(dtype, work.sides[0]), logical(), _cast(dtype, work.sides[1]))
+        # Integers may be cut after the operation; floats would then be rounded twice.
         if dtype not in ("float32", "complex64", "uint64", "float16"):
             return _cast(dtype, work.plain)
         one, other = (

@@ -77,10 +77,12 @@ class _Flow:
             case ast.For(target, head, body, orelse):
                 self.load(head, defined)
                 inside = defined | stored_names([target])
+                # The loop may have no iteration.
                 return self.block(orelse, _meet([defined, *self.iteration(body, inside)]))
             case ast.While(test, body, orelse):
                 self.load(test, defined)
                 _, *breaks = self.iteration(body, defined)
+                # `while True` ends by a break alone, so what is bound before all breaks is bound.
                 is_endless = isinstance(test, ast.Constant) and bool(test.value)
                 return self.block(orelse, _meet(breaks if is_endless else [defined, *breaks]))
             case ast.Break() | ast.Continue():
@@ -93,6 +95,7 @@ class _Flow:
                 return None
             case ast.AugAssign(target, _, value):
                 self.load(node, defined)
+                # An update reads its target first, though the tree marks it as stored only.
                 if isinstance(target, ast.Name) and target.id not in defined:
                     self.exposed.add(target.id)
                 return defined | stored_names([target])

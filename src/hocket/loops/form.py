@@ -41,6 +41,7 @@ class Linear:
         sums = dict(self.terms)
         for atom, factor in other.terms:
             sums[atom] = sums.get(atom, 0) + factor
+        # Sorted and without zeros, so that equal forms are equal values.
         kept = tuple(sorted((atom, factor) for atom, factor in sums.items() if factor))
         return Linear(kept, self.const + other.const)
 

@@ -138,11 +138,13 @@ class ParallelFunction(Generic[P, R]):
         code = _host_code(self.source, self.runners, free)
         cells = dict(zip(free, function.__closure__ or (), strict=True))
         own = (self._ask, self._end, self._skip)
+        # Our names come from the closure, so the user's globals stay untouched.
         cells |= {name: CellType(value) for name, value in zip(_OWN, own, strict=True)}
         closure = tuple(cells[name] for name in code.co_freevars)
         host = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, closure
         )
+        # `FunctionType` takes no defaults of keyword-only arguments.
         host.__kwdefaults__ = function.__kwdefaults__
         return host
 
@@ -150,6 +152,7 @@ class ParallelFunction(Generic[P, R]):
         found = self._run(number, variables)
         if found is False:
             runner = self.runners[number]
+            # A negative count makes the generated code report the end of the entry, see `_ASK`.
             self._skip[number] = -1 if runner.is_timing else runner.num_to_skip
             runner.num_to_skip = 0
         return found
@@ -203,11 +206,13 @@ def _host_code(
     source: LoopSource, runners: Mapping[int, SiteRunner], free: tuple[str, ...]
 ) -> CodeType:
     """Compile the function with its loops replaced, as a closure over ``free`` and our names."""
+    # Both trees are walked in the same order: only the heads of loops were rewritten.
     tree = copy.deepcopy(source.written)
     loops = zip(_loops(source.node), _loops(tree), strict=True)
     numbers = {id(site.nest.node): site.number for site in source.all_sites}
     calls = {id(own): runners[numbers[id(node)]] for node, own in loops if id(node) in numbers}
     host = _RunnerCalls(calls).visit(tree)
+    # A function around it turns the free names into closure cells.
     names = [ast.arg(name) for name in (*_OWN, *free)]
     arguments = ast.arguments([], names, None, [], [], None, [])
     maker = ast.FunctionDef("hocket_make_", arguments, [host], [], None)
@@ -260,6 +265,7 @@ class _RunnerCalls(ast.NodeTransformer):
         Its inner loops then call their own runners, or run in plain Python.
         """
         runner = self.runners.get(id(node))
+        # Copied before inner loops are replaced: all of it then runs without their runners.
         plain = copy.deepcopy(node)
         self.generic_visit(node)
         if runner is None:

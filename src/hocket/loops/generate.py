@@ -182,9 +182,11 @@ def _definition(
                 if not defined[name]:
                     raise Refusal(f"{name} calls itself", node.lineno)
                 return defined[name]
+            # Marked as being collected, so that a helper that calls itself is noticed.
             defined[name] = ""
             arguments = {argument.arg for argument in node.args.args}
             _collect(node, own, arguments, defined, rewritten)
+            # It is added again by the caller, after its own helpers: a module is read from the top.
             del defined[name]
             function = copy.deepcopy(rewritten.get(name, node))
             function.name, function.decorator_list, function.returns = name, [], None

@@ -102,6 +102,7 @@ def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
         shared: AnyArray = job.values[name]
         merged = shared.copy()
         for own in replicas:
+            # In the order of workers, because float sums depend on it.
             merged += own[name] - shared
         shared[...] = merged
         for own in replicas:
@@ -111,6 +112,7 @@ def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
 def finish(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
     """After the last step: keep the last iteration's private arrays, add up the summed arrays."""
     for name in job.private:
+        # After the serial loop the array holds what its last iteration wrote.
         job.values[name][...] = replicas[job.last_worker][name]
     for name in job.summed:
         shared: AnyArray = job.values[name]

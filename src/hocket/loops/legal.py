@@ -53,6 +53,7 @@ def legal_shapes(
     for atom in lines:
         yield Shape("1d", atom)
     atoms = [atom for atom in atoms if atom not in lines]
+    # Where no step along a loop is stated, any serial order is as good as the loop's own.
     if not lines and not ordered and not any(_has_direction(vector, dims) for vector in vectors):
         for one, other in combinations(atoms, 2):
             if all(
@@ -74,6 +75,7 @@ def _least_skew(
     vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int]
 ) -> int | None:
     steps = [step for vector in vectors for step in _directions(vector, dims, signs)]
+    # The least one: a larger skew makes lower blocks start later.
     for skew in range(MAX_SKEW + 1):
         # An infinite component times 0 is NaN.
         if all((skew * outer[0] if skew else 0.0) + inner[0] >= 0 for outer, inner in steps):

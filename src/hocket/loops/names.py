@@ -132,6 +132,7 @@ def _fingerprint(live: LiveNames, names: frozenset[str], seen: frozenset[Any]) -
         value = live.value(name)
         plain = getattr(value, "py_func", value)
         if isinstance(value, (bool, int, float)):
+            # As text, because NaN differs from itself and 0.0 equals -0.0.
             found.append((name, type(value), repr(value)))
         elif isinstance(plain, FunctionType) and plain.__code__ not in seen:
             code = plain.__code__
@@ -210,5 +211,6 @@ def function_node(function: FunctionType) -> ast.FunctionDef:
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{function.__name__} is no plain function")
     ast.increment_lineno(node, first - 1)
+    # Decorators ran when the function was defined; kernels use its body alone.
     node.decorator_list = []
     return node

@@ -71,6 +71,7 @@ def _filled(
         case ast.Assign([ast.Subscript(ast.Name(base), place)], value) if not variables:
             slices = place.elts if isinstance(place, ast.Tuple) else [place]
             is_whole = all(ast.unparse(each) == ":" for each in slices)
+            # What is filled from itself goes on from one iteration to the next.
             return () if base == name and is_whole and not mentions(value, name) else None
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(base), "fill"), [value], [])):
             return () if base == name and not mentions(value, name) else None
@@ -174,6 +175,8 @@ class Nest:
                     pass
                 case _:
                     break
+            # A kernel runs these statements in every tile and iteration, so they may only bind
+            # names.
             assigned = all(
                 isinstance(item, ast.Assign) and all(map(_is_names, item.targets))
                 for item in before
@@ -191,6 +194,7 @@ class Nest:
         """Analyse the nest at a depth; raises `Refusal`."""
         levels = (*self.levels[: depth - 1], LoopLevel(self.levels[depth - 1].node))
         statements = [statement for part in parts_of(levels) for statement in part]
+        # `a += e` on an array binds no new value, so the name is not carried on.
         in_place = _updated_in_place(statements, scope)
         variables = {level.name for level in levels}
         stored = stored_names(statements) - in_place

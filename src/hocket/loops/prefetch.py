@@ -171,6 +171,7 @@ class _Slicer:
         self.num_unknown_tests += is_unknown
         then, other = self.block(body), self.block(orelse)
         self.num_unknown_tests -= is_unknown
+        # Both branches are followed: marking too many rows costs time, too few would be wrong.
         if is_unknown or not (then or other):
             return [*then, *other]
         return [ast.If(test, then or [ast.Pass()], other)]

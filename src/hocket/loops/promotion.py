@@ -92,6 +92,7 @@ def _sample(kind: Any) -> Any:
         case Num(dtype, is_python):
             return _PYTHON[dtype] if is_python else np.dtype(dtype).type(1)
         case Arr(dtype, rank):
+            # Ones, because zeros would raise where a sample divides.
             return np.ones((2,) * rank, dtype)
         case Tup(items):
             return tuple(_sample(min(item, key=repr, default=Other())) for item in items)
@@ -144,6 +145,7 @@ class KindReader:
             if not reader._round():
                 break
         else:
+            # Tuples may grow for ever; types that do not settle are as good as unknown.
             reader.kinds = dict.fromkeys(reader.kinds, UNKNOWN)
         reader.assigned = {}
         reader._read()  # types are final now
@@ -179,6 +181,7 @@ class KindReader:
                 self._bind(target, self.of_expression(value))
             case ast.AugAssign(ast.Name(name) as target, op, value):
                 left = self.kinds.get(name, _NONE)
+                # An array is changed in place and keeps its type.
                 if not any(isinstance(kind, Arr) for kind in left):
                     self._bind(target, self.combined(type(op), left, self.of_expression(value)))
             case ast.For(target, ast.Call(function)) if ast.unparse(function).endswith("range"):
@@ -264,6 +267,7 @@ class KindReader:
             elif isinstance(part, ast.Constant) and part.value is None:
                 options.append((None,))
             else:
+                # A name without a type yet is a loop variable that a later statement binds.
                 options.append(self.of_expression(part) or _INT)
         return frozenset(
             _element(array, index) for array in base for index in itertools.product(*options)

@@ -114,6 +114,8 @@ def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
                 left, right, is_greater = right, left, not is_greater
             is_same = ast.unparse(left) == ast.unparse(value)
             if is_same and _is(right, name) and not mentions(left, name):
+                # 0.0 and -0.0 are equal but have other bits, so which one stays depends on the
+                # order.
                 keeps_later = isinstance(op, (ast.GtE, ast.LtE))
                 return name, _Update("max" if is_greater else "min", keeps_later)
     return None

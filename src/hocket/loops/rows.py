@@ -20,6 +20,7 @@ import numpy as np
 from hocket.loops.names import Names, parsed
 from hocket.loops.promotion import Arr, KindReader, Kinds, Num
 
+# BLAS sums in an order of its own, so this sum need not keep the plain one and is vectorised.
 DOT = """
 @njit(**{**OPTIONS_, "fastmath": {"reassoc", "contract", "nsz"}})
 def dot_(a, b):

@@ -110,6 +110,7 @@ class SiteRunner:
     def _decided(self, values: dict[str, Any], given: Mapping[str, Any]) -> Entry:
         """Decide a call, and store the decision with what it relies on."""
         decision = self.decide(values, memory.owners(values))
+        # What was looked at to decide is looked at again before the decision is reused.
         readings, source = decision.verdict.readings, decision.source
         guard = None
         if decision.execution == "parallel":
@@ -225,6 +226,8 @@ class SiteRunner:
         for reduction in option.reading.reductions:
             if reduction.op in _NEUTRAL:
                 initial = type(values[reduction.name])
+                # Tiles begin at the neutral element; the value before the loop is added once, at
+                # the end.
                 started[reduction.name] = initial(_NEUTRAL[reduction.op])
         rates = {owners.get(name, name): rate for name, rate in self.settings.rates.items()}
         tabled = {name: rate for name, rate in rates.items() if name in option.buffered}
@@ -244,6 +247,7 @@ class SiteRunner:
         option = decision.candidate.option
         written = option.reading.body.written
         names = {name for name, owner in owners.items() if owner in written}
+        # A slice that follows one name would miss accesses by the array's other name.
         twice = {owner for name, owner in owners.items() if name != owner}
         wanted = written - twice - option.private - option.summed
         return prefetch_of(
@@ -298,6 +302,7 @@ def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]
     given = dict(zip(source.results, found, strict=True))
     for name, dtype in zip(source.results, source.dtypes, strict=True):
         value, before = given[name], values.get(name)
+        # Python would still hold the very object, with its type.
         if not isinstance(before, np.ndarray) and _is_unchanged(value, before):
             given[name] = before
         elif dtype and isinstance(value, (bool, int, float, complex)):

@@ -165,6 +165,7 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
     for node in statements:
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             found |= stored_names([node])
+        # Any other statement may leave the block before the rest of it runs.
         elif not isinstance(node, (ast.AugAssign, ast.Expr, ast.Pass)):
             break
     return frozenset(found)
@@ -176,6 +177,7 @@ def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
     called, stored = called_names(node), stored_names([node])
 
     def is_input(name: str) -> bool:
+        # What is called, and modules, the kernel's own module defines.
         return name in stored or not (
             name in called or isinstance(names.meaning(name), Library)
         )  # fmt: skip
@@ -245,6 +247,7 @@ def _placed(node: _N, like: ast.AST) -> _N:
     """Give generated nodes the lines of the code that they replace; others keep theirs."""
     for part in ast.walk(node):
         if isinstance(part, (ast.expr, ast.stmt)):
+            # Generated text is numbered from 1, so a lower line than that of the loop is its own.
             line = getattr(part, "lineno", 1)
             if not hasattr(part, "end_lineno") or line < like.lineno:  # type: ignore[attr-defined]
                 ast.copy_location(part, like)

@@ -213,6 +213,7 @@ class Space:
     def _check_segments(self, segments: Segments) -> None:
         """Refuse runs of cells that overlap for different values of a loop variable."""
         runs, line = f"{segments.start}:{segments.stop}", self.reading.line
+        # One run for each value, however many iterations share it.
         values = np.unique(self.key(Atom("dim", segments.dim)))
         start, stop = (
             np.broadcast_to(evaluate(text, {**self.values, segments.dim: values}), len(values))

@@ -53,6 +53,7 @@ class ThreadTeam:
         ``abandon`` is called if the wait is interrupted. Workers finish their current task before
         they start another.
         """
+        # Two threads of the program may run loops at once, and each needs all workers.
         with self._turn:
             futures = [each.submit(task_of(worker)) for worker, each in enumerate(self._workers)]
             try:
@@ -117,6 +118,7 @@ class TabledArrays:
     def pull(self, rows: Rows) -> None:
         """Read a tile's rows from the tables."""
         for name, array in self.arrays.items():
+            # Only the tile's rows: a read waits until every row in it is fresh enough.
             places = rows[name]
             added = self.worker[name].get(places).reshape(len(places), *array.shape[1:])
             array[places] = self._start[name][places] + added.astype(array.dtype)
@@ -195,6 +197,7 @@ class _Progress:
 
     def fail(self, number: float = -1) -> None:
         with self.changed:
+            # The error of the first failed tile is the one that the serial loop would raise.
             self.failed_at = min(self.failed_at, number)
             self.changed.notify_all()
 

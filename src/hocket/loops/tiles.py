@@ -103,6 +103,7 @@ def balanced_cuts(ends: LongArray, num_parts: int) -> LongArray:
     # A cut goes to the nearer side of the value that it would split.
     before = np.maximum(after - 1, 0)
     cuts = np.where(targets - ends[before] < ends[after] - targets, before, after)
+    # Rounding must not lose the first or the last position.
     cuts[0], cuts[-1] = 0, len(ends) - 1
     found: LongArray = cuts.astype(np.int64)
     return found
@@ -197,8 +198,10 @@ def _scheduled(
     for step, worker, row, column in sorted(cells, key=lambda cell: (cell[0], cell[2])):
         after: tuple[int, ...] = ()
         if is_wavefront and row:
+            # A tile needs those above it and to its left; the latter are the same worker's.
             after = (numbers[row - 1, column],)
         elif shape.kind == "rotation" and step:
+            # The column block comes from the worker that had it one step before.
             after = (numbers[(row + 1) % num_workers, column],)
         numbers[row, column] = len(tiles)
         tiles.append(Tile(worker, step, bounds_of(row, column), int(counts[row, column]), after))

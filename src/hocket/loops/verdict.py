@@ -100,6 +100,7 @@ def _options(
     blocked = {vector.first.array for vector in reading.vectors}
     seen: set[Shape] = set()
     for summed, buffered in _relaxations(sums, permitted):
+        # A replica of an array without conflicts would only cost copies.
         if not buffered | summed <= blocked:
             continue
         # What is buffered is out of order anyway; the rest must still keep it.
@@ -156,6 +157,7 @@ def _conflict(reading: Reading) -> Refusal:
         names = ", ".join(r.name for r in reading.reductions)
         lines = [r.line for r in reading.reductions]
         return Refusal(f"the sum {names} in floating point depends on the order", *lines)
+    # The pair with the fewest fixed dimensions is the hardest to order.
     worst = min(vectors, key=lambda vector: sum(1 for d in vector.distance.values() if d == 0))
     first, second = worst.first, worst.second
     return Refusal(

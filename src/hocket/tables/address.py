@@ -22,6 +22,7 @@ def shard_port(layout: Layout, shard: int, address: str) -> Port:
     _check(address)
     from hocket.tables.transports.zeromq import ZeroMqShardPort
 
+    # Longer messages are nobody's, and the socket ends their connection.
     most = max(
         longest(layout.rows_of(table, shard), change_width(table.rule, table.width))
         for table in layout.tables

@@ -235,10 +235,12 @@ def _work(
     if clock == NUM_CLOCKS:
         return 0
     choice = _below(run, 4)
+    # A worker that waits can do nothing else, as in `Table.get`.
     if run.wants[worker] >= 0 or choice == 0:
         if run.wants[worker] < 0:
             run.wants[worker] = _below(run, NUM_ROWS)
         return _read(one, up, run, worker)
+    # At the end nothing new is changed, so that everything can be delivered.
     if choice < 3 and at_random:
         row = _below(run, NUM_ROWS)
         run.one[:] = 0
@@ -304,6 +306,7 @@ def _send(
 ) -> None:
     """Let a client resend a batch, or send some of its changes for the first time."""
     one = _member(members, client)
+    # Before the shard has answered, a client does not know which life to address.
     if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
         return
     if run.resend[client] < one.facts[NEXT]:

@@ -45,6 +45,7 @@ def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) ->
 
 
 def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
+    # 32 bits: a table has at most 2**31 - 1 rows, see `MAX_ROWS`.
     rows = message.rows[:count].astype(np.int32).tobytes()
     if not count or not message.cells.shape[1] or not len(message.cells):
         return (rows,)
@@ -52,6 +53,7 @@ def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
     # Counting in booleans takes a third of the time of counting floats.
     filled = cells != 0
     num = int(np.count_nonzero(filled))
+    # A nonzero cell costs 6 bytes (column and value) and a row 2, a cell of the dense form 4.
     if 6 * num + 2 * count < 4 * cells.size and cells.shape[1] < _MAX_COLUMNS:
         lengths = filled.sum(axis=1, dtype=np.uint16)
         columns = np.nonzero(filled)[1].astype(np.uint16)
@@ -76,6 +78,7 @@ def decode(data: bytes, num_rows: int, width: int) -> Message:
     start = _HEAD_BYTES + 4 * count
     if count < 0 or len(data) < start:
         raise RunError("a message of a table is cut off")
+    # Each row occurs once, so a longer list is an error and not worth its memory.
     if count > num_rows:
         raise RunError(f"a message names {count} rows of a table that has {num_rows} here")
     rows = np.frombuffer(data, np.int32, count, _HEAD_BYTES).astype(np.int64)

@@ -42,11 +42,13 @@ class Embedding(nn.Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         """Rows as ``[*indices, width]``, as fresh as staleness requires; each is read once."""
+        # Each row travels once, however often it occurs in the batch.
         rows, inverse = torch.unique(indices.detach().cpu(), return_inverse=True)
         numbers = rows.numpy()
         leaf = torch.from_numpy(self.table.get(numbers) + self._start(numbers))
         leaf = leaf.to(indices.device)
         if torch.is_grad_enabled() and self.training:
+            # A leaf of its own: its gradient is that of the rows, summed over the batch.
             leaf.requires_grad_()
             self.used.append((numbers, leaf))
         found: Tensor = nn.functional.embedding(inverse.to(indices.device), leaf)

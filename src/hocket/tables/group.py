@@ -90,6 +90,7 @@ class Group:
         """Kill a shard with its state and the messages in flight to it."""
         self._stops[shard].set()
         self._threads[shard].join()
+        # What was in flight to a killed process is lost with it.
         self._ports[shard].lose()
         self.servers[shard].abandon()
 

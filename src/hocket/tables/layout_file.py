@@ -30,12 +30,12 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=False)
 
     name: str = Field(min_length=1, max_length=200)
-    rows: int
+    num_rows: int = Field(alias="rows")
     width: int
     staleness: float = 1
     mode: str = "essp"
     order: str = "magnitude"
-    adaptive: bool = False
+    is_adaptive: bool = Field(False, alias="adaptive")
     rate: float = 0.1
     curvature: float = 1.0
 
@@ -51,13 +51,7 @@ class _Layout(BaseModel):
 def layout_of(data: object, where: str) -> Layout:
     """A layout from the data of a file."""
     found = checked(_Layout, data, where)
-    tables = tuple(
-        TableSpec(
-            each.name, each.rows, each.width, each.staleness, each.mode, each.order,
-            each.adaptive, each.rate, each.curvature,
-        )
-        for each in found.table
-    )  # fmt: skip
+    tables = tuple(TableSpec(**each.model_dump()) for each in found.table)
     return Layout(tables, found.shards, found.clients)
 
 

@@ -98,6 +98,7 @@ class ShardLink:
         """True if too much is in flight: `clock` then waits."""
         facts = self.state.facts
         lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
+        # Bytes that the shard has not applied: they stay in the log and fill memory here and there.
         return bool(4 * lines * self.state.pending.shape[1] > MAX_IN_FLIGHT_BYTES)
 
     @property
@@ -140,6 +141,7 @@ class ShardLink:
             return has_asked
         self.is_flushing = False
         unsent = unsent_rows(self.state)
+        # Without changes the batch still tells the shard the new clock.
         if has_clocked or len(unsent):
             self._ready.append(self._next_batch(unsent))
         return True
@@ -242,6 +244,7 @@ class ShardLink:
 
     def take(self, message: Message) -> None:
         """Process a message from the shard."""
+        # RESTORED alone changes what was sent; all other messages report progress.
         if message.head[KIND] != RESTORED:
             self.shard_clock = int(message.head[CLOCK])
             if message.head[KIND] == PING:

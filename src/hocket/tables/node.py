@@ -92,6 +92,7 @@ class Node:
         except BaseException:
             self.close()
             raise
+        # A restarted client goes on at the clock that its earlier process had reached.
         start = max(int(link.state.facts[MY_CLOCK]) for link in self._all_links())
         for worker in self.workers:
             worker.ticks = start
@@ -153,6 +154,7 @@ class Node:
         waiting = [worker for worker in self.workers if worker.leaving is not None]
         if not waiting:
             return
+        # A step has ended when every shard has everybody's clock.
         reached = min(int(link.shard_clock) for link in self._all_links())
         for worker in waiting:
             if reached >= worker.ticks:
@@ -179,6 +181,7 @@ class Node:
     def _turn(self) -> bool:
         """Process arrived messages and send due ones; True if there were any."""
         busy = False
+        # A bound, so that sending is not put off while messages keep arriving.
         for _ in range(64):
             found = self.port.receive()
             if found is None:
@@ -241,6 +244,7 @@ class Node:
         A client that only computes also pings, while the thread of its slowest worker is alive.
         """
         now_s = time.monotonic()
+        # The thread turns far more often than silence has to be noticed.
         if now_s - self._pinged_s < _PING_S:
             return
         self._pinged_s = now_s

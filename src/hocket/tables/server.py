@@ -97,6 +97,7 @@ class CheckpointFile:
                     hint="name a file in an existing folder that you may write to",
                     where=str(self.path),
                 ) from None
+            # Two shards that write one file would each lose the other's changes.
             if not try_lock(lock.fileno()):
                 lock.close()
                 raise UsageError(
@@ -118,6 +119,7 @@ class CheckpointFile:
 
     def write(self, states: Sequence[ShardState]) -> None:
         """Replace the file's contents; raises `UsageError` if that is impossible."""
+        # As bytes in the same file, so that facts and arrays are replaced together.
         text = json.dumps(self._facts).encode()
         arrays: dict[str, Any] = {"facts": np.frombuffer(text, np.uint8)}
         for number, state in enumerate(states):
@@ -248,6 +250,7 @@ class ShardServer:
         before = [int(state.facts[NOW]) for state in self.states]
         asked: list[tuple[int, int, LongArray]] = []
         num = 0
+        # A bound, so that rows are sent while messages keep arriving.
         while num < 256 and (found := self.port.receive()) is not None:
             num += 1
             try:
@@ -260,6 +263,7 @@ class ShardServer:
         for table, state in enumerate(self.states):
             has_advanced = state.facts[NOW] != before[table]
             spec = self.layout.tables[table]
+            # A managed table also sends between clocks, an asynchronous one has none.
             if has_advanced or spec.mode == "managed" or (num and spec.is_asynchronous):
                 self._push(table)
             if has_advanced:
@@ -357,6 +361,7 @@ class ShardServer:
         """Send rows by priority while the route allows; True if it does not."""
         spec, state, route = self.layout.tables[table], self.states[table], self.routes[client]
         limit_bytes = route.budget.chunk_bytes if is_idle else route.budget.window_bytes
+        # Small messages: a row that becomes urgent waits for the one in front of it.
         limit = max(1, limit_bytes // (4 * state.cells.shape[1] + 4))
         while True:
             rows = next_rows(state, client, limit, spec.order, self._random,
@@ -377,6 +382,7 @@ class ShardServer:
     def _send(self, table: int, client: int, rows: LongArray) -> None:
         state = self.states[table]
         for start in range(0, len(rows), _MAX_ROWS):
+            # One message for all rows would keep the others waiting for as long as it takes.
             part = rows[start : start + _MAX_ROWS]
             message = Message(
                 np.zeros(HEAD, np.int64),
@@ -416,6 +422,7 @@ class ShardServer:
         now_s = time.monotonic()
         late = now_s - self._saved_s > self.checkpoint_s
         is_due = self._is_save_wanted or late or self._log_bytes > _MAX_LOG_BYTES
+        # Without new changes the last checkpoint still holds everything.
         if not is_due or not self._log_bytes or now_s < self._tried_s:
             return
         try:

@@ -149,6 +149,7 @@ class Layout:
 
     def digest(self, shard: int) -> int:
         """Number that identifies these tables and one of their shards."""
+        # Numbers of any type that compare equal give the same digest.
         tables = [
             [float(each) if isinstance(each, numbers.Real) else each for each in astuple(table)]
             for table in self.tables

@@ -58,6 +58,7 @@ class Worker:
         node, self.thread = self.node, threading.current_thread()
         is_synchronous = node.layout.ticks_per_clock == 2
         if is_synchronous:
+            # Only one step's changes can be held back at a time.
             node.wait_for(lambda: self.leaving is None, "to end the step before")
         with node.changed:
             node.check_running()
@@ -95,8 +96,10 @@ class Table:
     def get(self, rows: ArrayLike) -> Cells:
         """Rows visible to this worker, as [rows, width]; one row for a single number."""
         self.worker.thread = threading.current_thread()
+        # Compiled code reads without checks, so rows are checked here.
         wanted = self._checked(rows)
         out = np.empty((wanted.size, self.spec.width), np.float32)
+        # Staleness counts the worker's clocks, and shards count protocol clocks.
         need = self.spec.need(self.worker.now) * self.node.layout.ticks_per_clock
         for link, places, part in self._split(wanted.ravel()):
             if part is None:
@@ -146,6 +149,7 @@ class Table:
     def change(self, places: LongArray, changes: Cells) -> None:
         """Apply checked changes at the worker's clock; the node's lock is held."""
         for link, local, part in self._split(places):
+            # Kernels are compiled for contiguous arrays.
             own = changes if part is None else np.ascontiguousarray(changes[part])
             change_rows(link.state, self.worker.ticks, local, own)
 

@@ -112,6 +112,7 @@ def max_body_bytes(table: PartTable) -> int:
 
 def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
     """Build the web service over a front end whose workers are running."""
+    # One thread: every worker takes part in every request, so two would only wait.
     line = ThreadPoolExecutor(1, "hocket-predict")
 
     @asynccontextmanager
@@ -134,6 +135,7 @@ def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> Fa
         nonlocal waiting
         if waiting >= MAX_WAITING:
             raise RefusedError(503, f"{waiting} requests are waiting", hint="ask again in a moment")
+        # Before it waits: a faulty input must not hold up others.
         inputs = front_end.checked(inputs_of(await request.body(), request, front_end.table))
         waiting += 1
         try:

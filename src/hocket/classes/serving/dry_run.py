@@ -62,6 +62,7 @@ def forecast_of(front_end: FrontEnd) -> LatencyForecast:
     spent_ns: list[list[int]] = [[] for _ in table.parts]
     until_s = time.monotonic() + _SPELL_S
     while len(took_s) < _RUNS or time.monotonic() < until_s:
+        # Without a pause cores never sleep, and an answer would seem faster than it is.
         time.sleep(_REST_S)
         each_s, replies = front_end.dry_run(example)
         took_s.append(each_s)

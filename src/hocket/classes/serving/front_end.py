@@ -68,6 +68,7 @@ def apart(
     """Order cores so that those of different physical cores come first."""
 
     def rank(core: int) -> tuple[int, int]:
+        # First threads of all physical cores, then second ones.
         return sum(each < core and each in cores for each in siblings(core)), core
 
     return sorted(cores, key=rank)
@@ -162,6 +163,7 @@ class FrontEnd:
         self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
         self._quorum = self.options.quorum or folder.table.redundancy
         self._least = min(self._quorum, folder.table.quorum)
+        # Anonymous memory: nothing is left in the file system if this process is killed.
         self._descriptor = os.memfd_create("inputs")
         os.ftruncate(self._descriptor, self._layout.total_bytes)
         self._memory = mmap.mmap(self._descriptor, self._layout.total_bytes)
@@ -311,6 +313,7 @@ class FrontEnd:
         while not is_enough(self._table, quorum, answers, asked):
             if not is_answerable and is_enough(self._table, self._least, answers, asked):
                 is_answerable = True
+                # Counted from when the others suffice: that is what a late worker may cost.
                 patient_ns = time.perf_counter_ns() + int(self.options.patience_s * 1e9)
                 until_ns = min(until_ns, patient_ns)
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
@@ -328,6 +331,7 @@ class FrontEnd:
                 for index in asked
                 if self._links[index].is_alive and not (index in replies and answers[index] is None)
             }
+        # Late workers skip the request instead of computing what nobody reads.
         set_finished(self._memory, number)
         return start_ns, answers, replies
 

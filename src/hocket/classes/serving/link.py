@@ -77,6 +77,7 @@ class WorkerLink:
 
     def start(self) -> None:
         """Start the worker process, which reports when it is ready."""
+        # Datagrams in order: one message is one request or answer.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         model = os.memfd_create("part")
         try:
@@ -115,6 +116,7 @@ class WorkerLink:
 
     def send(self, number: int, slot: int) -> bool:
         """Send a request to the worker; False if it is dead or has too many unanswered requests."""
+        # Its slots would be written over before it has read them.
         if not self.is_alive or len(self.waiting) >= SLOTS - 1:
             return False
         assert self.channel is not None
@@ -166,6 +168,7 @@ class WorkerLink:
         self._hang_up()
         self.waiting.clear()
         self._may_start_s = time.monotonic() + self._pause_s
+        # Twice as long after every death, so that a broken part does not keep a core busy.
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _hang_up(self) -> None:

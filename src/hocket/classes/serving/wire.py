@@ -50,6 +50,7 @@ class InputLayout:
 
     @property
     def _stride(self) -> int:
+        # Slots share no cache line, and vector loads are aligned.
         return -(-self.input_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def slots(self, memory: mmap.mmap) -> list[np.ndarray[Any, Any]]:

@@ -27,6 +27,7 @@ Compute = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 def main(spec: dict[str, Any]) -> None:
     """Load the part, report that it is ready, and answer requests."""
     if spec["core"] is not None:
+        # On one core its data stay in that core's caches.
         os.sched_setaffinity(0, [spec["core"]])
     layout = InputLayout(tuple(spec["shape"]), spec["dtype"])
     with open(spec["model"], "rb") as file:

@@ -145,6 +145,7 @@ def mark_asked(client: ClientState, rows: LongArray, num: int, need: int, out: L
     count = 0
     for i in range(num):
         row = rows[i]
+        # What is pushed or on its way arrives without another request.
         if 0 <= client.asked[row] <= need or client.subscribed[row]:
             continue
         client.asked[row] = need
@@ -209,6 +210,7 @@ def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
         client.oldest[row] = NEVER
         client.importance[0, row] = 0.0
         facts[END] += 1
+    # The shard may take a clock for complete only if none of its changes is unsent.
     clock, left = facts[MY_CLOCK], 0
     for i in range(facts[NUM_UNSENT]):
         row = client.unsent[i]
@@ -315,6 +317,7 @@ def take_restored(client: ClientState, head: LongArray) -> int:
 def forget_pushes(client: ClientState) -> None:
     """Drop subscriptions, claims and pending requests after messages in flight were lost."""
     for row in range(len(client.row_clock)):
+        # What a claim covered until now stays valid; later claims will not cover the row.
         client.row_clock[row] = fresh_clock(client, row)
         client.subscribed[row] = False
         client.asked[row] = -1

@@ -133,6 +133,7 @@ def shard_take(shard: ShardState, message: Message) -> bool:
     if head[KIND] == UPDATES:
         if head[VERSION] > shard.applied[client] + 1:
             return False
+        # Sent again after a restart, though it had arrived: it must not count twice.
         if head[VERSION] <= shard.applied[client]:
             return True
         for i in range(head[COUNT]):
@@ -236,6 +237,7 @@ def shard_head(shard: ShardState, client: int, kind: int, head: LongArray) -> No
     head[CLIENT] = client
     head[EPOCH] = shard.facts[LIFE]
     head[CLOCK] = shard.clocks[client] if kind == RESTORED else shard.facts[NOW]
+    # A claim says that every pushed row is as new as the clock, so no due row may be left.
     claims = shard.facts[PUSHES] and shard.num_due[client] == 0
     head[CLAIM] = shard.facts[NOW] if claims else -1
     head[APPLIED] = shard.applied[client]

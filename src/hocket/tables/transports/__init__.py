@@ -1,1 +1,1 @@
-"""Transports of messages: inside a process, through shared memory, over ZeroMQ."""
+"""Transports of messages: inside a process, or over ZeroMQ."""

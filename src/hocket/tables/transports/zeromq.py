@@ -28,7 +28,9 @@ def _socket(kind: str, name: str = "") -> Any:
     import zmq
 
     socket: Any = zmq.Context.instance().socket(getattr(zmq, kind))
+    # A process that ends must not wait for a peer that is gone.
     socket.setsockopt(zmq.LINGER, 0)
+    # Clients bound the bytes in flight; ZeroMQ would drop messages in silence.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
