@@ -348,3 +348,20 @@ def test_numbers_of_a_topology_dump_that_nobody_can_read_count_as_not_given(tmp_
         )
         machines.append(read_any_machine(str(path)).cluster)
     assert machines[0].num_devices == machines[1].num_devices
+
+
+def test_bridges_of_a_dump_that_repeat_a_bus_id_are_switches_of_their_own(tmp_path):
+    def bridge(number):
+        return (
+            '<pci busid="0000:C5:00.0" link_width="16" class="0x060400">'
+            f'<pci busid="0000:0{number}:00.0" link_width="16"><gpu dev="{number}" sm="70"/></pci>'
+            "</pci>"
+        )
+
+    path = tmp_path / "topology.xml"
+    path.write_text(
+        f'<system version="1"><cpu numaid="0" modelid="85">{bridge(0)}{bridge(1)}</cpu></system>'
+    )
+    cluster = read_any_machine(str(path)).cluster
+    assert cluster.num_devices == 2
+    assert {"pci-0000.c5.00.0", "pci-0000.c5.00.0-2"} <= set(cluster.switches)
