@@ -69,3 +69,23 @@ def test_noise_of_one_in_a_billion_moves_no_share_of_any_job(name, sharing):
     before = POLICIES[name](snapshot)
     after = POLICIES[name](replace(snapshot, steps_per_s=snapshot.steps_per_s * noise))
     np.testing.assert_allclose(before.shares, after.shares, atol=2e-6)
+
+
+def test_waiting_jobs_join_running_ones_beside_which_they_earn_half_as_much_again():
+    snapshot = gavel_snapshot(24, 0)
+    answer = POLICIES["fifo"](snapshot)
+    verify_allocation(snapshot, answer)
+    assert answer.shared is not None
+    assert answer.paired is not None
+    assert answer.shared.amount.sum() >= 3
+    part = np.zeros(snapshot.num_jobs)
+    beside = snapshot.pairs.steps_per_s[
+        snapshot.pairs.profile_of[answer.paired.job],
+        answer.paired.profile,
+        answer.paired.device_type,
+    ]
+    alone = snapshot.steps_per_s[answer.paired.job, answer.paired.device_type]
+    np.add.at(part, answer.paired.job, beside / alone)
+    couples = answer.paired.job.reshape(2, -1)
+    assert (part[couples].sum(axis=0) > 1.5).all()
+    assert not answer.shares[answer.paired.job].any()

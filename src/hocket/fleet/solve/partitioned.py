@@ -2,10 +2,10 @@
 
 POP (Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems Efficiently with
 POP", SOSP 2021): where parts resemble the whole, each part alone reaches nearly the level of the
-whole. Similar classes are dealt to different parts, by cells of a k-d tree (Bentley, 1975). A part
-first gets the devices that its classes use where nobody shares, so it reaches at least that level.
-Then parts with a higher level hand devices to the others. The duals of all parts prove a ceiling
-over all pairs. O(parts x one linear program + classes^2 x columns).
+whole. Similar classes are dealt to different parts. A part first gets the devices that its classes
+use where nobody shares, so it reaches at least that level. Then parts with a higher level hand
+devices to the others. The duals of all parts prove a ceiling over all pairs.
+O(parts x one linear program + classes^2 x columns).
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ PART_SIZE = 80
 """Classes in a part at most. Larger parts come nearer to the optimum and take longer."""
 _TURNS = 2
 """Times that all parts are solved; devices are handed from part to part in between."""
-_BESIDE = 16
-"""Classes beside which all are compared."""
 _BLOCK = 32
 """Classes whose pairs are looked at together, which bounds the memory."""
-_GANG_WEIGHT = 100.0
-"""Weight of gangs in the comparison: jobs of different gangs never share a device."""
 
 
 def highest_level_of_parts(
@@ -48,7 +44,7 @@ def highest_level_of_parts(
 
     ``alone`` is the answer without sharing.
     """
-    parts = _deal(job_classes, rates_of, np.maximum(alone.demand, 1e-300))
+    parts = _deal(job_classes, np.maximum(alone.demand, 1e-300))
     pairs = [pairs_of(part) for part in parts]
     used = job_classes.num_jobs * job_classes.gang * alone.shares.T
     portions = np.array([used[:, part].sum(axis=1) for part in parts])
@@ -99,43 +95,12 @@ def _demand_of(part: LongArray, demand_at: DemandAt) -> DemandAt:
 # ── similar classes go to different parts ────────────────────────────────────────────────────────
 
 
-def _deal(job_classes: JobClassTable, rates_of: RatesOf, unit: FloatArray) -> list[LongArray]:
-    """Parts of nearly equal size; each gets one class of every cell of similar classes."""
+def _deal(job_classes: JobClassTable, unit: FloatArray) -> list[LongArray]:
+    """Parts of equal size; classes with the same gang and favourite column are dealt in turn."""
     count = max(-(-len(unit) // PART_SIZE), 2)
-    # A cell holds one class for each part.
-    cells = _cells(_features(job_classes, rates_of, unit), np.arange(len(unit)), count)
-    # Each cell begins with another part, or one part would get the lowest class of all cells.
-    number = np.concatenate([np.arange(len(cell)) + at for at, cell in enumerate(cells)]) % count
-    members = np.concatenate(cells)
-    parts = [np.sort(members[number == part]) for part in range(count)]
-    return [part for part in parts if len(part)]
-
-
-def _features(job_classes: JobClassTable, rates_of: RatesOf, unit: FloatArray) -> FloatArray:
-    """``[class, feature]``: rates alone, rates beside some other classes, and the others' rates
-    beside it."""
-    every = np.arange(len(unit))
-    others = every[:: max(len(unit) // _BESIDE, 1)]
-    ours = rates_of(every, others) / unit[None, :, None]
-    theirs = rates_of(others, every) / unit[others][None, :, None]
-    return np.hstack(
-        [
-            _GANG_WEIGHT * np.log(job_classes.gang)[:, None],
-            job_classes.rates / unit[:, None],
-            0.5 * ours.transpose(1, 0, 2).reshape(len(unit), -1),
-            0.5 * theirs.transpose(2, 0, 1).reshape(len(unit), -1),
-        ]
-    )
-
-
-def _cells(features: FloatArray, cell: LongArray, size: int) -> list[LongArray]:
-    """Cells of ``size`` similar classes (one has fewer), halved where they are widest."""
-    widest = features[cell].std(axis=0).argmax()
-    ascending = cell[np.argsort(features[cell, widest], kind="stable")]
-    if len(cell) <= size:
-        return [ascending]
-    cut = max(len(cell) // size // 2, 1) * size
-    return _cells(features, ascending[:cut], size) + _cells(features, ascending[cut:], size)
+    favourite = job_classes.rates.argmax(axis=1)
+    order = np.lexsort((job_classes.rates.sum(axis=1) / unit, favourite, job_classes.gang))
+    return [np.sort(order[part::count]) for part in range(count)]
 
 
 # ── one answer from those of the parts ───────────────────────────────────────────────────────────

@@ -26,8 +26,6 @@ from hocket.kernels.containers import table
 EQUAL = 1e-8
 """Relative difference below which two throughputs count as the same."""
 _CLASS_GRID_BITS = 30
-_MAX_ORDERED = 180
-"""Columns whose pairs 16 bits can number."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,28 +48,12 @@ def find_classes(values: FloatArray, exact: FloatArray) -> JobClasses:
     if has_merged:
         again, merged = _distinct(np.hstack([rows, exact[first]]))
         first, rows, of = first[again], rows[again], merged[of]
-    order = _similar_together(rows)
-    of = positions(order)[of]
     return JobClasses(
         of=of,
-        num_jobs=np.bincount(of, minlength=len(order)),
-        first=first[order],
-        rows=np.ascontiguousarray(rows[order]),
+        num_jobs=np.bincount(of, minlength=len(first)),
+        first=first,
+        rows=np.ascontiguousarray(rows),
     )
-
-
-def _similar_together(rows: FloatArray) -> LongArray:
-    """Order rows so that neighbours favour the same columns, which helps branch prediction in
-    kernels."""
-    num_rows, num_columns = rows.shape
-    if not num_rows or not 2 <= num_columns <= _MAX_ORDERED:
-        return np.arange(num_rows)
-    favour = rows / np.maximum(rows.mean(axis=0), 1e-300)
-    best = favour.argmax(axis=1)
-    favour[np.arange(num_rows), best] = -1.0
-    # Small integers are sorted by counting.
-    both = (best * num_columns + favour.argmax(axis=1)).astype(np.int16)
-    return np.argsort(both, kind="stable")
 
 
 def snap(values: FloatArray) -> tuple[FloatArray, bool]:
