@@ -48,7 +48,7 @@ ROUNDS = (
     "fleet/test_rounds_rules.py fleet/test_rounds_step.py fleet/test_reservations.py "
     "fleet/test_rounds_stops.py fleet/test_rounds_shares.py fleet/test_rounds_gangs.py "
     "fleet/test_rounds_pairs.py fleet/test_fairness.py fleet/test_dependencies.py "
-    "fleet/test_rounds_refusals.py fleet/test_stored_indices.py fleet/test_rounds_machine.py"
+    "fleet/test_rounds_refusals.py fleet/test_rounds_machine.py"
 )
 DAEMON = (
     "service/test_daemon.py service/test_daemon_refusals.py service/test_daemon_losses.py "

@@ -157,3 +157,16 @@ def test_a_job_that_runs_where_it_shall_is_left_alone():
     state, _ = step(state, Submit(time_s=0.0, jobs=(new,)))
     assert (size.gang, len(state.devices_of(0))) == (4, 4)
     assert sizes.resize(state, 1.0) is None
+
+
+def test_a_job_of_a_trace_grows_when_another_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text(
+        "name,job_type,arrival_s,gang,total_steps\nshort,linear,0,1,400\nlong,linear,0,1,4000\n"
+    )
+    work = bind(read_trace(path), ("a",), TABLE)
+    devices = tuple(FleetDevice(name=f"a{at}", device_type="a") for at in range(4))
+    run = simulate(work, devices, elastic=elastic_speeds(work, TABLE), check=Watch())
+    # 4,400 steps on four devices, and at most a round or two with fewer.
+    assert run.end_s[1] == pytest.approx(1100.0, abs=720.0)
+    assert run.held_s[1] < 1500.0

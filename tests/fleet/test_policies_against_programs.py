@@ -152,7 +152,7 @@ def test_las_fills_to_the_end_like_a_plain_water_filling(seed):
     snapshot = random_snapshot(seed, max_jobs=9, max_kinds=3)
     snapshot = only(snapshot, can_run(snapshot))
     due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
-    answer = POLICIES["las-lexicographic"](snapshot)
+    answer = POLICIES["las"](snapshot)
     reached = throughputs(snapshot, answer) / due
     np.testing.assert_allclose(reached, plain_water_filling(snapshot), rtol=1e-5)
 

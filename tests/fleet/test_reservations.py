@@ -263,19 +263,6 @@ def test_a_gang_that_was_paused_has_to_wait_anew() -> None:
     assert reserved_s(state, WIDE) == 0.0
 
 
-def test_a_job_that_ends_before_it_may_be_stopped_gives_its_device_back_then() -> None:
-    rules = Rules(round_s=ROUND_S, reserve_after_s=100.0, min_run_s=1000.0)
-    state = submit(
-        fleet(2, rules=rules),
-        job(0, fast=1.0, slow=0.0, steps=200.0, preemptible=False),
-        job(1, fast=1.0, slow=0.0, steps=300.0),
-        job(WIDE, fast=1.0, slow=0.0, steps=1e5, gang=2),
-    )
-    for _ in range(2):
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert reserved_s(state, WIDE) == pytest.approx(300.0)
-
-
 def test_who_is_reserved_stays_so_when_all_others_can_be_stopped() -> None:
     state = busy(500.0, 1000.0)
     rows = state.jobs.rows.copy()

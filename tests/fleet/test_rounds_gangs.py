@@ -70,17 +70,3 @@ def test_devices_are_not_kept_for_a_gang_that_finds_no_server() -> None:
         state, actions = step(state, Tick(time_s=state.next_tick_s))
         assert (state.holders[:, 0] >= 0).all()
         assert len(actions.stopped) == 0, "those who stay are not moved about in vain"
-
-
-def test_min_run_time_protects_from_being_moved() -> None:
-    state = fleet(2, 4, Rules(min_run_s=5 * ROUND_S))
-    state = step(state, Submit(time_s=0.0, jobs=(gang(0, 2), gang(1, 1), gang(2, 3))))[0]
-    state = step(state, Submit(time_s=1.0, jobs=(gang(3, 1),)))[0]
-    whole = gang(4, 4)
-    state = step(state, Submit(time_s=2.0, jobs=(whole,)))[0]
-    started_s = dict.fromkeys(range(5), 0.0)
-    for _ in range(60):
-        state, actions = step(state, Tick(time_s=state.next_tick_s))
-        for stop in actions.stops:
-            assert state.time_s - started_s[stop.number] >= 5 * ROUND_S - 2.0
-        started_s.update((start.number, state.time_s) for start in actions.starts)

@@ -106,14 +106,12 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         mechanism=st.sampled_from(["improved", "gavel", "sharing", "sharing"]),
         policy=st.sampled_from(["las", "fifo", "las-agnostic", "max-throughput"]),
-        min_run_s=st.sampled_from([0.0, 700.0]),
     )
-    def begin(self, mechanism: str, policy: str, min_run_s: float) -> None:
+    def begin(self, mechanism: str, policy: str) -> None:
         shares = mechanism == "sharing"
         rules = Rules(
             policy=policy,
             mechanism="improved" if shares else mechanism,
-            min_run_s=min_run_s,
             max_failures=2,
         )
         self.fleet = Fleet(rules, shares)

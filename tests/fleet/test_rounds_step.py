@@ -195,7 +195,6 @@ def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
         rules = Rules(
             mechanism=mechanism,
             round_s=360 * one,
-            min_run_s=one,
             slack_rounds=one,
             patience_rounds=9 * one,
             stickiness_rounds=one,

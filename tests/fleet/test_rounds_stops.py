@@ -33,16 +33,6 @@ def test_who_lost_least_is_stopped_first(has_saved: int) -> None:
     assert [start.number for start in actions.starts] == [2]
 
 
-def test_min_run_time_protects_from_preemption() -> None:
-    rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0, min_run_s=1800.0)
-    state = submit(fleet(1, rules=rules), job(0), job(1))
-    holders = []
-    for _ in range(10):
-        holders.append(int(state.holders[0, 0]))
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert holders == [0] * 5 + [1] * 5
-
-
 @pytest.mark.parametrize("mechanism", ["improved", "gavel"])
 @pytest.mark.parametrize("policy", ["las", "fifo", "max-throughput"])
 def test_what_cannot_be_preempted_runs_to_its_end(mechanism: str, policy: str) -> None:
@@ -164,3 +154,18 @@ def test_a_job_that_leaves_a_drained_device_has_saved_its_work() -> None:
     assert [stop.reason for stop in actions.stops] == ["drained"]
     row = state.jobs.rows[state.row_of(0)]
     assert row["saved_steps"] == row["done_steps"] == 200.0
+
+
+def test_a_job_leaves_a_drained_device_once_it_has_shown_that_it_saves() -> None:
+    state = submit(fleet(2), job(0, slow=0.0, preemptible=None), job(1, slow=0.0, preemptible=None))
+    (device,) = state.devices_of(0)
+    state, actions = step(state, Drain(time_s=10.0, names=(device,)))
+    assert len(actions.stopped) == 0
+    state, actions = step(state, Tick(time_s=state.next_tick_s))
+    assert len(actions.stopped) == 0
+    rows = state.jobs.rows.copy()
+    rows["preemptible"] = 1
+    state = state.but(jobs=state.jobs._replace(rows=rows))
+    state, actions = step(state, Tick(time_s=state.next_tick_s))
+    assert (0, "drained") in [(stop.number, stop.reason) for stop in actions.stops]
+    assert state.holders[state.device_names.index(device), 0] == -1

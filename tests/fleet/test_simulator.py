@@ -308,7 +308,6 @@ def run_with_faults(seed: int) -> tuple[TraceWork, FleetRun, str]:
     rules = Rules(
         policy=policy,
         mechanism="gavel" if is_gavel else "improved",
-        min_run_s=360.0 * (seed % 3),
         min_solve_s=800.0 * (seed % 2),
         restart_s=seed % 7,
         patience_rounds=2.0 if seed % 4 == 0 else 200.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -125,64 +125,3 @@ def test_anything_else_is_refused():
     for others in (arrays[:-1], [*arrays, b""], [arrays[0] + b"x", *arrays[1:]]):
         with pytest.raises(InputFileError, match="damaged"):
             put_together(head, others)
-
-
-def _with(value, name, changed):
-    """A value with another field, whether it is a tuple or a data class."""
-    if hasattr(value, "_replace"):
-        return value._replace(**{name: changed})
-    return replace(value, **{name: changed})
-
-
-def _changed(state: FleetState, table: str, name: str, wrong: object) -> FleetState:
-    """The state with one column of one of its tables replaced."""
-    if table == "rows":
-        rows = state.jobs.rows.copy()
-        rows[name] = wrong
-        return replace(state, jobs=state.jobs._replace(rows=rows))
-    if table == "jobs":
-        return replace(state, jobs=state.jobs._replace(**{name: np.array(wrong, dtype=float)}))
-    if table == "pair_plan":
-        changed = np.array(wrong, dtype=float)
-        return replace(state, pair_plan=_with(state.pair_plan, name, changed))
-    value = getattr(state, name)
-    return replace(state, **{name: None if wrong is None else np.array(wrong, dtype=value.dtype)})
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "wrong"),
-    [
-        ("rows", "number", [3, 3]),
-        ("rows", "phase", [1, 4]),
-        ("rows", "device_type", [0, 7]),
-        ("rows", "device_type", [-1, 1]),
-        ("rows", "profile", [0, 2]),
-        ("rows", "team", [0, -1]),
-        ("rows", "team", [0, 1]),
-        ("rows", "user", [0, 1]),
-        ("rows", "user", [-1, 0]),
-        ("jobs", "shares", [[0.5, 0.5]]),
-        ("jobs", "credit_s", np.zeros((0, 2))),
-        ("state", "holders", [[0, -1], [9, -1]]),
-        ("state", "holders", [[0, -1]]),
-        ("state", "type_of_device", [0, -1]),
-        ("state", "device_server", [0, 2]),
-        ("state", "price_per_hour", [1.0]),
-        ("state", "pair_plan", None),
-        ("state", "pair_table", None),
-        ("pair_plan", "amount", np.zeros((0, 0, 2))),
-    ],
-)
-def test_a_state_that_points_to_nothing_is_refused(table, name, wrong):
-    pairs = PairTable(steps_per_s=np.zeros((1, 1, 2)))
-    rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
-    state = new_state(DEVICE_TYPES, fleet_devices(v100=1, k80=1), rules, pair_table=pairs)
-    jobs = tuple(
-        Job(number=n, name=str(n), steps_per_s=(2.0, 1.0), total_steps=1e6) for n in range(2)
-    )
-    state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
-    head, *arrays = packed(state)
-    put_together(head, arrays)
-    head, *arrays = packed(_changed(state, table, name, wrong))
-    with pytest.raises(InputFileError, match="damaged"):
-        put_together(head, arrays)

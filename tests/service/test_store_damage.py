@@ -84,7 +84,7 @@ def test_a_deleted_database_is_missed(tmp_path):
         Store.open(tmp_path)
 
 
-@pytest.mark.parametrize(("version", "age"), [(4, "older"), (6, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(5, "older"), (7, "newer")])
 def test_another_schema_is_refused(story, tmp_path, version, age):
     shutil.copytree(story[1], tmp_path / "copy")
     connection = sqlite3.connect(tmp_path / "copy" / "fleet.db")

@@ -11,6 +11,7 @@ from service.fake_executor import fleet_devices
 from service.store_story import batch, content, packed, read
 from service.test_snapshot import states
 
+from hocket.base.errors import InputFileError
 from hocket.fleet.rounds import Job, Rules, Submit, new_state, step
 from hocket.fleet.rounds.state import FleetState
 from hocket.service.errors import UnavailableError
@@ -26,6 +27,23 @@ def test_a_state_in_parts_comes_back_exactly(state, block_bytes):
         parts = split_state(state)
         assert packed(join_state(parts).but(names=state.names)) == packed(state)
         assert split_state(join_state(parts)) == parts
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_state_of_which_any_byte_or_part_is_another_is_refused(data):
+    parts = split_state(filled(40))
+    name = data.draw(st.sampled_from(sorted(parts)))
+    body = bytearray(parts[name])
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    for damaged in (
+        {**parts, name: bytes(body)},
+        {**parts, name: parts[name] + b"x"},
+        {other: parts[other] for other in parts if other != name},
+        {**{other: parts[other] for other in parts if other != name}, f"{name}1": parts[name]},
+    ):
+        with pytest.raises(InputFileError, match="damaged"):
+            join_state(damaged)
 
 
 def filled(num_jobs: int) -> FleetState:

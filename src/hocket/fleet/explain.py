@@ -24,7 +24,7 @@ MAX_HOLDERS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a job does or waits for, with evidence."""
+    """State of a job in one sentence, with evidence."""
 
     number: int
     sentence: str
@@ -33,8 +33,8 @@ class Explanation:
     estimated_start_s: float | None = None
     """A moment; None for a job that runs, never starts, or starts later than was looked."""
     earliest_start_s: float | None = None
-    """When it would start if those that hold what it waits for, and have not shown whether they
-    save their work, do; None where that is no earlier."""
+    """Start if the jobs that hold what it waits for turn out to save their work, where that is not
+    known yet; None if that is no earlier."""
     not_before_s: float | None = None
     """End of the forecast where no start was found; None where a longer one would not help."""
 

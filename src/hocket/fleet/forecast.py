@@ -36,7 +36,7 @@ _MANY_JOBS = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Forecast:
-    """When the jobs of a state start and end; NaN if that is beyond the forecast."""
+    """Start and end of each job of a state; NaN if that is beyond the forecast."""
 
     policy: str
     time_s: float
@@ -51,7 +51,7 @@ class Forecast:
     names: tuple[str, ...]
     submitted_s: FloatArray
     start_s: FloatArray
-    """When a job next gets devices; the moment of the forecast for one that holds some."""
+    """Time at which a job next gets devices; the moment of the forecast for one that holds some."""
     end_s: FloatArray
     busy_device_s: FloatArray
     """``[type]``, as what follows."""
@@ -70,7 +70,7 @@ class Forecast:
 
     @property
     def last_end_s(self) -> float:
-        """When the last job ended; NaN where none did."""
+        """End of the last job; NaN if none ended."""
         ended = self.end_s[np.isfinite(self.end_s)]
         return float(ended.max()) if len(ended) else np.nan
 
@@ -81,11 +81,11 @@ class Forecast:
         return float(self.busy_device_s.sum()) / up_s if up_s > 0.0 else np.nan
 
     def start_of(self, number: int) -> float | None:
-        """When a job starts, or None."""
+        """Start of a job, or None."""
         return finite_or_none(self.start_s[self._row(number)])
 
     def end_of(self, number: int) -> float | None:
-        """When a job ends, or None."""
+        """End of a job, or None."""
         return finite_or_none(self.end_s[self._row(number)])
 
     def to_data(self) -> dict[str, Any]:

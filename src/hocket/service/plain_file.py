@@ -1,9 +1,9 @@
-"""Files in folders that a job may write to, opened so that none of them can mislead or hold up.
+"""Open files safely in folders that a job may write to.
 
-A job can put anything where its output, or the memory of its service, is expected: a link to a file
-that it may not read, a pipe that nobody writes to, another name of a file that is elsewhere. So
-links are not followed, nothing is waited for, and only plain files with one name count. Only the
-standard library is imported: every supervisor loads this file.
+A job can replace its output or the files of its service by a symbolic link to a file that it may
+not read, by a pipe without a writer, or by a hard link. So links are not followed, opening never
+blocks, and only plain files with one name are opened. Only the standard library is imported,
+because every supervisor loads this file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _folder_in(descriptor: int, name: str) -> int:
         raise NotPlainError(name) from None
 
 
-def whose_trouble(found: os.stat_result, *, is_secret: bool) -> str:
+def trust_problem(found: os.stat_result, *, is_secret: bool) -> str:
     """Reason why a file or folder cannot be trusted; empty if it can."""
     if found.st_uid != os.geteuid():
         return f"it belongs to another user (number {found.st_uid})"

@@ -33,7 +33,7 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     """Share the devices of PROBLEM, a JSON file of devices and jobs, by a policy.
 
     \b
-    las, las-lexicographic       equal normalised throughput for all
+    las                          equal normalised throughput for all
     finish-time-fairness         nobody ends much later than on an equal part
     makespan                     the last job ends as early as can be
     hierarchical[-fifo]          teams by weight; fair, or a queue, inside

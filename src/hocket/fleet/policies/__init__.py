@@ -10,7 +10,7 @@ from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic
 from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.hierarchical import hierarchical, hierarchical_fifo
-from hocket.fleet.policies.las import las, las_lexicographic
+from hocket.fleet.policies.las import las
 from hocket.fleet.policies.lists import fifo, fifo_agnostic, fifo_strict, shortest_job_first
 from hocket.fleet.policies.makespan import makespan
 from hocket.fleet.policies.min_cost_slo import min_cost_slo
@@ -29,7 +29,6 @@ class Policy(Protocol):
 
 POLICIES: dict[str, Policy] = {
     "las": las,
-    "las-lexicographic": las_lexicographic,
     "las-agnostic": las_agnostic,
     "finish-time-fairness": finish_time_fairness,
     "ftf-agnostic": ftf_agnostic,

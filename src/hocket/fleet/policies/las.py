@@ -7,35 +7,19 @@ proportional mix of all devices. Ties are broken by maximising the next lowest, 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
-from hocket.fleet.solve.check import throughputs
 from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.water_filling import climb
-
-_MAX_LISTED = 20
 
 
 def las(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Maximise the lowest normalised throughput, by weight and per device of the gang."""
     return climb("las", snapshot, las_level_problem(snapshot), warm)
-
-
-def las_lexicographic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
-    """The allocation of `las`, with the levels at which jobs stop rising in its notes."""
-    answer = las(snapshot, warm)
-    reached = per_unit(throughputs(snapshot, answer)[:, None], _due(snapshot))
-    levels, counts = np.unique(np.round(reached, 6), return_counts=True)
-    listed = [f"{level:g} ({count})" for level, count in zip(levels, counts, strict=True)]
-    more = ", …" if len(listed) > _MAX_LISTED else ""
-    notes = {**answer.notes, "reached (jobs)": ", ".join(listed[:_MAX_LISTED]) + more}
-    return replace(answer, policy="las-lexicographic", notes=notes)
 
 
 def las_level_problem(snapshot: ClusterSnapshot) -> LevelProblem:

@@ -52,7 +52,6 @@ def assign(
 def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) -> Pace:
     # A rule that is given as a whole number would compile everything once more.
     round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
-    min_run_s = float(rules.min_run_s)
     return Pace(
         round_s=round_s,
         stickiness_rounds=float(rules.stickiness_rounds),
@@ -66,8 +65,7 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) 
         next_round_s=np.inf,
         # Device types that are equally fast may differ in price.
         keeps_equal=not rules.policy.startswith("min-cost"),
-        min_run_s=min_run_s,
-        min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
+        min_turn_s=float(rules.stickiness_rounds * round_s),
         keeps_running=keeps_running,
         by_share=rules.mechanism == "gavel",
     )

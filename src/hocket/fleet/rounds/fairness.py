@@ -17,7 +17,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs
 
-BY_GROUP = ("las", "las-lexicographic", "las-agnostic")
+BY_GROUP = ("las", "las-agnostic")
 WEEK_S = 7 * 86_400.0
 _MONDAY_S = 4 * 86_400.0
 """The first Monday after 1970 began, a Thursday."""

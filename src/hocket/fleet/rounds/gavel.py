@@ -40,7 +40,7 @@ _GANGS_NOT_AS_GAVEL: Final = (
 def refuse_non_gavel(policy: str, *, has_gangs: bool = False) -> None:
     """Raise `UsageError` for a policy whose results here differ from Gavel's by more than 3 %."""
     reason = NOT_AS_GAVEL.get(policy)
-    if reason is None and has_gangs and policy in ("las", "las-lexicographic"):
+    if reason is None and has_gangs and policy == "las":
         reason = _GANGS_NOT_AS_GAVEL
     if reason is not None:
         hint = "leave out --compatible gavel, or compare fifo, or las with jobs of one device"

@@ -1,8 +1,8 @@
 """The rules of a round (who runs, who waits, who is reserved), each a function of a few numbers.
 
 1. A running job keeps its devices between rounds. At a round it keeps them only if it is bound
-   (it saves nothing when it is stopped) or has not run for the minimum time yet (`is_bound`,
-   `is_kept`).
+   (it saves nothing when it is stopped), or is a gang that devices were collected for and that has
+   not had its turn yet (`is_bound`, `is_kept`).
 2. Every waiting job, and every running one that is not kept, has a wish per device type. Wishes are
    granted in order of urgency (`urgency_of_deficit`, `urgency_filling`): rounds of deficit, a bonus
    for jobs that end soon (slack), and for a job that runs there already what a stop would cost it
@@ -50,9 +50,9 @@ def is_bound(preemptible: int) -> bool:
 
 
 @kernel
-def is_kept(is_running: bool, bound: bool, ran_s: float, min_run_s: float, keeps_all: bool) -> bool:
+def is_kept(is_running: bool, bound: bool, ran_s: float, least_s: float, keeps_all: bool) -> bool:
     """True if a running job keeps its devices in this round whatever the deficits of others."""
-    return is_running and (keeps_all or bound or ran_s < min_run_s)
+    return is_running and (keeps_all or bound or ran_s < least_s)
 
 
 @kernel

@@ -56,8 +56,8 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
 
 
 def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray | None:
-    """Where the jobs run now, for policies that leave them there; improved rounds weigh moves
-    themselves."""
+    """Present device types of the jobs, for policies that leave them there; improved rounds weigh
+    moves themselves."""
     if state.rules.mechanism == "gavel":
         return jobs.shares[wanting]
     if not keeps_line(state):

@@ -44,8 +44,6 @@ class Rules:
     """Gavel's mechanism: least time between two allocations."""
     min_solve_s: float = 0.0
     """Improved mechanism: least time between two allocations; 0 for one at every change."""
-    min_run_s: float = 0.0
-    """A job that was started keeps its devices at least so long."""
     slack_rounds: float = 150.0
     """Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness."""
     patience_rounds: float = 200.0
@@ -88,7 +86,8 @@ class Job:
     profile: int = -1
     """Row of the pair table; -1 for a job that shares devices with nobody."""
     spread_steps_per_s: tuple[float, ...] | None = None
-    """Where the gang is spread over several servers; 0 where it cannot be, None for as fast."""
+    """The same for a gang that is spread over several servers; 0 where it cannot be, None for as
+    fast as on one."""
     preemptible: bool | None = True
     """True if it saves its work when it is stopped. One that does not keeps its devices until it
     ends, once it was started, and shares them with nobody; so does one of which nobody knows
@@ -207,10 +206,10 @@ class FleetState:
     price_per_hour: FloatArray
     time_s: float
     next_tick_s: float
-    """When the next round begins; infinite where nobody waits for one."""
+    """Start of the next round; infinite if nobody waits for one."""
     round_number: int
     solved_s: float
-    """When shares were computed last; minus infinity for never."""
+    """Time of the last allocation; minus infinity for never."""
     is_dirty: bool
     """True if jobs or devices changed since."""
     jobs: Jobs
@@ -227,7 +226,7 @@ class FleetState:
     pair_table: PairTable | None = None
     pair_plan: PairPlan | None = None
     pair_estimates: PairEstimates | None = None
-    """Where the table of pairs is learnt from jobs that run."""
+    """Present if the table of pairs is learnt from jobs that run."""
     teams: tuple[str, ...] = ("",)
     team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
     users: tuple[str, ...] = ("",)

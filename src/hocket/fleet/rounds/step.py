@@ -116,8 +116,7 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
 def _tick(state: FleetState, jobs: Jobs, event: Tick) -> tuple[FleetState, Actions]:
     if state.time_s < state.next_tick_s:
         return state, NOTHING
-    if not state.drained:
-        return _begin_round(state, jobs)
+    # Jobs may have shown since the drain that they save their work.
     state, stops = _leave_drained(state, jobs)
     state, actions = _begin_round(state, jobs)
     return state, _joined(stops, actions)
@@ -411,8 +410,7 @@ def _drain(state: FleetState, jobs: Jobs, event: Drain) -> tuple[FleetState, Act
 
 def _leave_drained(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """Stop jobs on drained devices if they save their work; others stay there until they end."""
-    drained = np.flatnonzero(np.isin(state.device_names, state.drained))
-    numbers = np.unique(state.holders[drained])
+    numbers = np.unique(state.holders[state.is_up & ~is_usable(state)])
     at = rows_of(jobs, numbers[numbers >= 0])
     # Others would lose their work, so they stay until they end.
     at = at[_saves(jobs, at)]

@@ -29,19 +29,17 @@ class Pace(NamedTuple):
     """Wait after which devices are reserved for a gang that non-preemptible jobs keep from
     starting."""
     next_round_s: float
-    """When jobs can be stopped that keep their devices until then."""
+    """Time at which jobs can be stopped that keep their devices until then."""
     keeps_equal: bool
     """True if a job stays on a device type that is as good to it as the one that it was given."""
-    min_run_s: float
-    """A job that was started so lately stays where it is,"""
     min_turn_s: float
-    """and one that was started so lately is not preempted for a larger deficit."""
+    """A gang that devices were collected for is not preempted before it has run so long."""
     keeps_running: bool
     """True if running jobs keep what they have, and only waiting ones get what is free; a round
     begins otherwise, with a checkpoint of all."""
     by_share: bool
-    """Gavel's order instead of debts; a job without a share takes a place in the count there, and
-    is then not started."""
+    """True for Gavel's order instead of deficits; a job without a share takes a place in the count
+    there, and is then not started."""
 
 
 class Speeds(NamedTuple):
@@ -122,7 +120,7 @@ class Round(NamedTuple):
     before: LongArray
     """The type on which it runs, -1 for one that does not."""
     ends_s: FloatArray
-    """When it gives back what it was granted now; minus infinity for whenever asked."""
+    """Time at which it gives back what it was granted now; minus infinity if it can be stopped."""
     free: LongArray
     """``[type]``: devices that are not given yet."""
     first: LongArray

@@ -35,7 +35,7 @@ class FleetRun:
     names: tuple[str, ...]
     arrival_s: FloatArray
     start_s: FloatArray
-    """When a job ran first."""
+    """Time of the first start of a job."""
     end_s: FloatArray
     is_finished: BoolArray
     """True if it did all its steps; a job that crashed too often ends without."""
@@ -56,7 +56,7 @@ class FleetRun:
     num_preemptions: int
     simulated_s: float
     sample_time_s: FloatArray
-    """When rounds began, first and last moment included."""
+    """Times at which rounds began, first and last moment included."""
     sample_busy: FloatArray
     """``[sample, type]``: devices in use from one of these moments to the next, in the mean."""
     spans: HoldSpans | None

@@ -57,7 +57,7 @@ class Faults(Protocol):
     """Source of events that disturb a fleet, such as devices that break and jobs that crash."""
 
     next_s: float
-    """When the next one happens."""
+    """Time of the next one."""
 
     def take(self, state: FleetState) -> Event:
         """The event of that moment."""

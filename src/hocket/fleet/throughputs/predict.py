@@ -121,7 +121,7 @@ class DeviceStep:
 
     @property
     def obstacle(self) -> str:
-        """Why the model cannot run there; empty where it can."""
+        """Reason why the model cannot run there; empty if it can."""
         has_bytes = self.servers.server.devices[0].usable_bytes
         if not np.isfinite(self.step_s):
             return f"an op cannot run on {self.servers.hardware}"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from hocket.base.errors import InputFileError, system_reason
-from hocket.service.plain_file import whose_trouble
+from hocket.service.plain_file import trust_problem
 from hocket.service.store import lock
 
 DATABASE = "fleet.db"
@@ -25,7 +25,7 @@ def prepared(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trouble = whose_trouble(os.stat(folder), is_secret=False)
+        trouble = trust_problem(os.stat(folder), is_secret=False)
     except OSError as error:
         raise unusable(folder, error) from None
     if trouble:
@@ -52,7 +52,7 @@ def check_private(path: Path) -> None:
     except OSError as error:
         raise unusable(path.parent, error) from None
     is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-    trouble = whose_trouble(found, is_secret=True) if is_plain else "it is no plain file"
+    trouble = trust_problem(found, is_secret=True) if is_plain else "it is no plain file"
     if trouble:
         hint = f"look at it, then chmod 600 {path}" if is_plain else "look who put it there"
         raise InputFileError(

@@ -16,7 +16,7 @@ from hocket.service.spec import JobSpec
 
 APPLICATION_ID = 0x686F636B
 """Marks the file as hocket's (``file fleet.db`` shows it)."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 CREATE_SQL = f"""
 BEGIN IMMEDIATE;

@@ -129,7 +129,7 @@ def given_back_s(r: Round, i: int) -> float:
     end_s = r.time_s + max(left_s, 1e-3 * r.pace.round_s)
     if is_bound(rows.preemptible[i]) or r.pace.keeps_line:
         return float(end_s)
-    return float(min(end_s, max(r.pace.next_round_s, rows.started_s[i] + r.pace.min_run_s)))
+    return float(min(end_s, r.pace.next_round_s))
 
 
 @kernel

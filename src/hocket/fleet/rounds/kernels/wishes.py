@@ -57,7 +57,7 @@ def _keep(r: Round) -> None:
         is_running = rows.phase[i] == _RUNNING
         # Devices were collected for a gang among bound jobs: it has a turn before it is preempted.
         is_collected = rows.gang[i] > 1 and r.pace.reserve_after_s < np.inf
-        least_s = r.pace.min_turn_s if is_collected else r.pace.min_run_s
+        least_s = r.pace.min_turn_s if is_collected else 0.0
         r.is_kept[i] = is_kept(is_running, bound, ran_s, least_s, keeps_all)
     for i in range(rows.shape[0]):
         if r.is_kept[i] and rows.partner[i] >= 0:
