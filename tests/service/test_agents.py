@@ -427,3 +427,15 @@ def test_devices_of_an_agent_carry_its_name(net):
     net.join("a", (FleetDevice(name="cpu-0", device_type="cpu"),))
     (device,) = net.executor.poll().devices
     assert (device.name, device.device_type, device.server) == ("a/cpu-0", "cpu", "a")
+
+
+def test_a_lease_holds_until_its_end_and_not_after_a_reboot(tmp_path, monkeypatch):
+    path = tmp_path / "lease.json"
+    assert attempt_folder.lease_grace_s(path) == 0.0, "without a lease nothing may run on"
+    attempt_folder.renew_lease(path, attempt_folder.boot_time_s() + 100.0, 3.0)
+    assert attempt_folder.lease_grace_s(path) is None
+    attempt_folder.renew_lease(path, attempt_folder.boot_time_s() - 0.1, 3.0)
+    assert attempt_folder.lease_grace_s(path) == 3.0
+    attempt_folder.renew_lease(path, attempt_folder.boot_time_s() + 100.0, 3.0)
+    monkeypatch.setattr(attempt_folder.system, "boot", lambda: "a later one")
+    assert attempt_folder.lease_grace_s(path) == 0.0

@@ -233,3 +233,13 @@ def test_an_attempt_that_says_it_finished_has(service):
     # It ends as it likes: what it said counts.
     service.executor.exit(AttemptName(number, 1), 3)
     assert service.wait_for(number, "succeeded")["done_steps"] == 100
+
+
+def test_the_newest_jobs_come_on_one_page(service):
+    numbers = [service.submit(name="new")["id"] for _ in range(3)]
+    page = service.client.get("/v1/jobs?newest=true&limit=2").json()
+    assert [job["id"] for job in page["jobs"]] == numbers[1:]
+    assert page["next_after"] is None
+    for others in ("live=true", "after=1"):
+        answer = service.client.get(f"/v1/jobs?newest=true&{others}")
+        assert is_problem(answer, 422)["code"] == "usage"

@@ -19,7 +19,7 @@ from hocket.service.daemon.assignment import LOGS
 from hocket.service.daemon.log import Log
 from hocket.service.executors.bounded_log import BoundedLog
 from hocket.service.records import EventRecord
-from hocket.service.rest import jobs, logs, stream
+from hocket.service.rest import jobs, logs, middleware, stream
 from hocket.service.rest.app import make_app
 from hocket.service.serve import listening_socket, server_config
 
@@ -243,3 +243,15 @@ def test_who_follows_a_log_that_is_cut_goes_on_with_what_is_new(tmp_path):
     assert old == b"a" * 7000
     assert b"shortened" in note
     assert news == b"news\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [("1e3", 400), ("9" * 13, 400), ("9" * 5000, 400), ("1000001", 413)]
+)
+def test_a_length_that_is_no_number_or_too_large_is_refused_before_the_body(length, status):
+    async def receive():
+        raise AssertionError("the body is not read")
+
+    scope = {"type": "http", "headers": [(b"content-length", length.encode())]}
+    answer = asyncio.run(middleware.whole_body(scope, receive))
+    assert answer.status_code == status

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from hocket.base.errors import UsageError
-from hocket.service.executors import slurm_commands
-from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors import slurm_batch, slurm_commands
+from hocket.service.executors.attempt_folder import (
+    BEGUN,
+    Result,
+    read_assignment,
+    write_assignment,
+    write_json,
+)
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName
 from hocket.service.executors.slurm import SlurmExecutor, _status_of
 from hocket.service.executors.slurm_commands import SlurmJob, parts_of
@@ -128,3 +134,26 @@ def test_what_slurm_gave_up_is_lost_unless_it_was_done_by_itself(
     assert (
         _status_of(AttemptName(1, 1), result, {"detail": "lost by Slurm: TIMEOUT"}).phase == phase
     )
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_batch_job_gives_its_commands_what_slurm_says(tmp_path, monkeypatch, has_begun) -> None:
+    order = Assignment(
+        name=AttemptName(1, 1), command=("true",), environment={"SLURM_NTASKS": "own"},
+        work_folder=tmp_path, log_file=tmp_path / "log", devices=("g1/0",), device_type="a100",
+    )  # fmt: skip
+    write_assignment(tmp_path, order)
+    if has_begun:
+        write_json(tmp_path / BEGUN, {})
+    for name, text in (
+        ("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "3"), ("CUDA_VISIBLE_DEVICES", "2"), ("X", "y")
+    ):  # fmt: skip
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(slurm_batch, "run_attempt", lambda folder: 5)
+    assert slurm_batch.run_batch(str(tmp_path)) == 5
+    found = read_assignment(tmp_path)
+    assert found is not None
+    given = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2"}
+    expected = {"SLURM_NTASKS": "own", **({} if has_begun else given)}
+    kept = {name: found.environment.get(name) for name in (*given, "SLURM_NTASKS", "X")}
+    assert {name: text for name, text in kept.items() if text is not None} == expected

@@ -1,10 +1,9 @@
-"""The agent of a machine: runs attempts here that a service elsewhere decides about.
+"""The agent of a machine: runs attempts here for a service on another machine.
 
-``hocket fleet agent`` calls the service again and again (`AgentExecutor.sync` is the other side),
-does what it is answered with a `LocalExecutor`, and sends output and checkpoints. Killed or started
-anew it finds its attempts in its folder. Without news of the service, be it because a link is cut
-or because this process is gone, supervisors end their attempts when the lease in ``lease.json`` is
-over.
+``hocket fleet agent`` polls the service (`AgentExecutor.sync` is the other side), executes its
+orders with a `LocalExecutor`, and sends output and checkpoints. After a restart it finds its
+attempts in its folder. If the link is cut or this process is gone, supervisors end their attempts
+when the lease in ``lease.json`` is over.
 """
 
 from __future__ import annotations

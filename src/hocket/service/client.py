@@ -23,7 +23,7 @@ from hocket.service.pinned_tls import checked_fingerprint, connection_to
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
-"""How long a request that is safe to repeat is retried while the service restarts."""
+"""Time for which a request that is safe to repeat is retried while the service restarts."""
 _PAUSE_S = 0.25
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BLOCK_BYTES = 65536

@@ -77,7 +77,7 @@ def lease(
 
 
 class Lease:
-    """The right of an attempt to train; made by `lease`."""
+    """The lease of an attempt: progress, checkpoints and the end of its loop; made by `lease`."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class Lease:
         self._is_noticing = False
 
     def steps(self, start: int, total: int | None = None) -> Iterator[int]:
-        """The steps from ``start`` up to ``total`` (without end where None), one by one.
+        """Yield the steps from ``start`` up to ``total`` (without end if None).
 
-        When the last is done the job is, too: a training in several epochs has one such loop.
+        The job is done after the last step: a training in several epochs has one such loop.
         """
         if self._is_concluded:
             raise UsageError(
@@ -137,10 +137,10 @@ class Lease:
             self._conclude(self._channel)
 
     def commit(self, step: int, path: str | os.PathLike[str]) -> bool:
-        """Have a checkpoint count as the job's newest: the next attempt gets it.
+        """Commit a checkpoint as the job's newest, from which the next attempt resumes.
 
-        True where it counts now, or there is no fleet; False where the daemon is away: then it is
-        committed later, unless a newer one is before. Raises `StaleLeaseError`.
+        Returns True if it is committed, or there is no fleet. Returns False if the daemon is away:
+        it is then committed later, unless a newer one is before. Raises `StaleLeaseError`.
         """
         if self._channel is None or not self._speaks:
             return True

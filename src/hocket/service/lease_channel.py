@@ -1,9 +1,9 @@
 """Channel from a training to the daemon: two requests over HTTP, with the token of its attempt.
 
-A daemon that restarts may listen elsewhere, so its address is read from its file every time, and a
-stranger may listen where it was: only answers in the form of the daemon's count. Those that refuse
-the attempt are `StaleLeaseError`, those that refuse the request `RunError`; everything else that
-goes wrong is `AwayError`, and passes.
+A daemon that restarts may listen elsewhere, so its address is read from its file every time.
+Another program may listen at the old address, so only answers in the daemon's format count. A
+refused attempt raises `StaleLeaseError`, a refused request `RunError`. All other failures raise
+`AwayError`: they are temporary, and the caller retries.
 """
 
 from __future__ import annotations

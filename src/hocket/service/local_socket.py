@@ -1,9 +1,9 @@
-"""A socket in the state folder by which commands of the service's own user get in.
+"""A Unix socket in the state folder, from which commands of the service's own user get a token.
 
-The service listens at a socket in its state folder. Whoever connects is known to the kernel by user
-and process (`SO_PEERCRED`); the same user, or root, is handed the token that lives in the memory of
-the service. Processes of jobs are the same user too, so one that descends from the supervisor of an
-attempt is refused. The token is on no disk, so there is no file from which a job could read it.
+The kernel tells the user and process of each caller (`SO_PEERCRED`). The same user, or root, gets
+the token, which exists only in the memory of the service, so no job can read it from a file.
+Processes of jobs may be the same user, so a caller that descends from the supervisor of an attempt
+is refused.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ webhook = "https://chat.example/hook"     # gets a JSON object by POST
 command = ["/usr/local/bin/mail-owner"]   # gets the same on standard input
 on = "failure"                            # or "end"
 
-One thread sends what a queue holds; what cannot be sent is tried again twice and then dropped, for
-no job waits for it.
+One thread sends the notices in a queue. A notice that cannot be sent is retried twice and then
+dropped.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class AttemptRecord:
     """Secret by which its processes authenticate."""
     decided_s: float
     started_s: float | None = None
-    """When the executor was asked to start it; None while its devices are still in use."""
+    """Time at which the executor was asked to start it; None while its devices are still in use."""
     stopping_since_s: float | None = None
     knows_it_must_leave: bool = False
     """True once a response told it to leave: exit code 0 then does not mean success."""

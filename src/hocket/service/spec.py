@@ -64,7 +64,7 @@ class JobSpec(BaseModel):
     resume: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
     """Arguments that are added from the second attempt on."""
     folder: Text | None = None
-    """Where the command runs, an absolute path; None for a fresh folder of the job."""
+    """Working folder of the command, an absolute path; None for a fresh folder of the job."""
     environment: Annotated[
         dict[Key, Annotated[str, Field(max_length=65536, pattern=r"^[^\x00]*$")]],
         Field(max_length=1000),

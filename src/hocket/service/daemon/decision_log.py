@@ -54,7 +54,7 @@ class _PlainFiles(RotatingFileHandler):
 
 
 def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
-    """Why a job was started, from the state before and after the decision."""
+    """Line for a job that was started, with the reason from the states before and after."""
     row = after.row_of(start.number)
     job = after.jobs.rows[row]
     parts = [f"waited {after.time_s - job['waiting_since_s']:.0f} s"]

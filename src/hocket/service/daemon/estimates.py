@@ -1,13 +1,12 @@
 """Estimates for jobs that nobody measured: speeds on other device types, and beside other jobs.
 
-A job without stated throughputs is taken to do one step per second everywhere until it is measured.
-One that then does eight on its first device type would seem eight times as fast there as on all
-others, and stay; its first measurements rather tell how much work its steps are. So types that it
-was never on are taken for as fast as the one that it is on. With ``estimate = true`` they follow
-from a table of other jobs instead (`serve --throughputs`; Narayanan et al., OSDI 2020, section
-3.3), each for as fast as it may be, so that it is tried.
-What jobs keep of their speed beside each other is completed from pairs that were measured, here and
-in the table.
+A job without stated throughputs counts as one step per second everywhere until it is measured. Its
+first measurement says how much work a step is, not that the first device type is faster than the
+others. So device types on which it never ran count as equally fast. With ``estimate = true`` their
+speeds follow from a table of other jobs instead (`serve --throughputs`; Narayanan et al., OSDI
+2020, section 3.3), one standard deviation above the mean, so that the job is tried there. The part
+of its speed that a job keeps beside another is completed from measured pairs, here and in the
+table.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Loops:
     def __init__(self, decider: Decider, clock: Clock, poll_s: float) -> None:
         self.is_closing = False
         self.trouble: str = ""
-        """Why no round can begin; empty if none was due or the last one began."""
+        """Reason why no round can begin; empty if none was due or the last one began."""
         self._decider = decider
         self._clock = clock
         self._poll_s = poll_s

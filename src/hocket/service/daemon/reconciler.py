@@ -81,8 +81,8 @@ class Reconciler:
         self._num_looks = 0
         self._heard_s = heard_s
         self._running_since_s: dict[AttemptName, float] = {}
-        """When attempts were first seen to run: one that waits in the queue of its engine cannot
-        report anything."""
+        """Time at which attempts were first seen to run: one that waits in the queue of its engine
+        cannot report anything."""
         self._refusals: dict[AttemptName, list[_Refusal]] = {}
         """Errors of each attempt that could not be started, one per try."""
         self._unknown_types: set[str] = set()

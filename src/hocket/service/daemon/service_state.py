@@ -1,8 +1,8 @@
 """State of the daemon as one value: decisions of `step`, and the records of jobs and attempts.
 
-The state gives a device away in the moment it decides; really it is free only when the attempt
-that had it has ended. So beside the state there are attempts: *open* until nothing of them runs any
-more, *started* once the executor was asked to start them, *waiting* before that.
+The state reassigns a device at the moment of a decision, but it becomes free only when the attempt
+that held it has ended. So attempts are tracked beside the state: *open* until no process of them is
+left, *started* once the executor was asked to start them, *waiting* before that.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from hocket.service.records import (
 )
 from hocket.service.store.tables import Batch, KeyRecord
 
-# Jobs of which nobody said whether they may be stopped for others.
+# Jobs of unknown preemptibility.
 #
 # A job that cannot go on from where it was loses its work each time it is stopped, and may never
 # end. So one without arguments to resume with keeps its devices once it has them, until it shows
@@ -328,7 +328,7 @@ class Transaction:
         return "paused" if phase == PAUSED else "queued"
 
     def _why_closed(self, record: JobRecord) -> str:
-        """Why a job was ended in an earlier batch: its attempts kept it until the last closed."""
+        """Reason why a job ended in an earlier batch: it stays until its last attempt closes."""
         return next(
             attempt.outcome
             for name, attempt in self._changed_attempts.items()

@@ -1,9 +1,9 @@
-"""Runs attempts on other machines, each with an agent that asks this service what to do.
+"""Runs attempts on other machines, each with an agent that polls this service.
 
-An agent calls again and again (`AgentExecutor.sync`): it says which attempts it has and what became
-of them, and is answered with all that it should have, should end and may forget. Nothing depends on
-a single call: what an answer did not bring, the next one does, and an attempt's name makes all of
-it idempotent on the agent's side, which runs a `LocalExecutor`.
+An agent calls again and again (`AgentExecutor.sync`): it reports its attempts, and the answer lists
+all attempts that it should start, stop and forget. Nothing depends on a single call: orders are
+repeated until a report shows their effect, and the name of an attempt makes them idempotent on the
+agent, which runs a `LocalExecutor`.
 
 A call renews a lease on both sides. The agent counts from when it sent the call, this side from
 when it came, so that the agent's lease is always over first; its supervisors end their attempts by

@@ -213,7 +213,7 @@ def _identity(folder: Path) -> str:
 def _obstacle(
     order: Assignment, per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]
 ) -> Result | None:
-    """Why an attempt cannot be submitted; the result is "lost" if another node would do."""
+    """Reason why an attempt cannot be submitted; the result is "lost" if another node would do."""
     for node, count in per_node.items():
         if node not in nodes:
             return Result(CANNOT_START, f"node {node!r} does not work now", is_lost=True)

@@ -205,7 +205,7 @@ class _Gang:
         self.was_asked = False
         """True if a command got a signal before it ended: then its exit code means little."""
         self.trouble = ""
-        """Why not all commands could be started."""
+        """Reason why not all commands could be started."""
         self.group: cgroups.Cgroup | None = None
         self.is_over_memory = False
         self._handles: list[subprocess.Popen[bytes]] = []
@@ -353,8 +353,8 @@ def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 def _folder_of(
     order: Assignment, user: pwd.struct_passwd, identity: dict[str, Any]
 ) -> str | os.PathLike[str]:
-    """Where the commands of a user run: the folder that the job names, or one in the user's home,
-    for the state folder is closed to them."""
+    """Working folder of a user's commands: the one that the job names, or one in the user's home,
+    because the state folder is closed to them."""
     if not order.has_own_folder:
         return order.work_folder
     folder = os.path.join(user.pw_dir, "hocket-jobs", order.environment.get("HOCKET_JOB", "0"))
@@ -405,10 +405,10 @@ def _see_to_the_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> None:
 
 
 def _who_must_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> tuple[int, float]:
-    """Processes to end, and how long that may take.
+    """Processes to end now, and the time that they get.
 
-    Only the commands are asked at first: a training that is to save its work needs those that load
-    its data. What outlives them, as the programs of a script do, is asked when they have ended.
+    Only the commands get SIGTERM at first: a training that saves its work needs its data loaders.
+    Processes that outlive the commands, such as those of a script, get it when these have ended.
     """
     asked_s = _asked_s(order, inputs)
     last_grace_s = min(LAST_GRACE_S, order.grace_s) if asked_s is None else asked_s

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hocket.service.daemon.daemon import Daemon
 
 
-# The page of one job: what it does, why it waits, its attempts, checkpoints and last output.
+# The page of one job: status, explanation, attempts, checkpoints and last output.
 
 MAX_ATTEMPTS = 30
 MAX_CHECKPOINTS = 10
@@ -185,7 +185,7 @@ def _attempt(attempt: AttemptRecord, now_s: float) -> AttemptRow:
 
 
 class Foresight:
-    """When waiting jobs are expected to start, computed once per change of the fleet."""
+    """Expected starts of waiting jobs, computed once per change of the fleet."""
 
     def __init__(self, forecaster: FleetForecaster | None = None) -> None:
         self._forecaster = forecaster or FleetForecaster()
@@ -209,14 +209,17 @@ class Foresight:
         return self._newest[1]
 
 
-# Something that many ask for at once and that is made once for all of them.
+# Results that many viewers request at once are computed once for all of them.
 
 Made = TypeVar("Made")
 
 
 class Shared(Generic[Made]):
-    """Result of ``make``, by one thread at a time. Nobody gets one begun before the call, so
-    that whoever changed something sees it; all who ask while one is being made share the next."""
+    """Result of ``make``, computed by one thread at a time.
+
+    No caller gets a result whose computation began before the call, so a user sees changes that
+    were made just now. Callers that come during a computation share the next one.
+    """
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._make = make
@@ -369,7 +372,7 @@ def _changes(state: FleetState, record: JobRecord, holder: Holder) -> tuple[str,
 def _expected(
     state: FleetState, record: JobRecord, forecaster: FleetForecaster
 ) -> tuple[Explanation | None, float | None]:
-    """Why a job that has not ended waits, and how far it should be."""
+    """Explanation of a job that has not ended, and its expected progress."""
     if record.status in ENDED:
         return None, None
     try:

@@ -1,4 +1,4 @@
-"""The application: the guard, the routes, and the page."""
+"""The web application: authentication, routes, and the page."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def make_app(
     forecaster: FleetForecaster | None = None,
     agents: AgentExecutor | None = None,
 ) -> FastAPI:
-    """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
-    ``forecaster`` answers what is asked about the future (this process does where None), ``agents``
-    run the jobs where the engine is one of agents.
+    """Make the application of a started daemon.
 
+    ``hosts`` are host names besides the loopback ones. ``forecaster`` computes forecasts; None for
+    this process. ``agents`` is the executor if machines join by agents.
     ``app.state.event_notifier.close()`` ends open streams, for which a server waits.
     """
     app = FastAPI(
@@ -93,7 +93,7 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The schema with the form of errors in it, which no route names as its answer."""
+    """The OpenAPI schema, with the schema of errors added, which no route declares."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes

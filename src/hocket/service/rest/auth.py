@@ -1,8 +1,7 @@
-"""Authentication of requests before a route sees them: whose they are, from where, how large.
+"""Authentication and authorization of requests, by token or cookie.
 
 The checks run before the routes and not in them, so that a new route is closed until it is listed
-in `credentials`. Checks that all services share are in `middleware`; here is who may do what, by
-token or cookie.
+in `credentials`. Checks that all services share are in `middleware`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hocket.service.tokens import Holder
 
 
 class AuthMiddleware(RequestMiddleware):
-    """ASGI middleware; ``hosts`` are names beside the loopback ones that it is reached under."""
+    """ASGI middleware; ``hosts`` are host names of the service besides the loopback ones."""
 
     def __init__(self, app: ASGIApp, credentials: Credentials, hosts: Iterable[str] = ()) -> None:
         super().__init__(app, hosts)
@@ -66,7 +65,7 @@ class AuthMiddleware(RequestMiddleware):
         return problem(401, "this needs the token", hint=hint, headers=challenge)
 
     def _holder(self, token: str, headers: Headers) -> Holder | None:
-        """User of a request; a wrong token is not made good by a cookie."""
+        """User of a request; with a wrong token, a valid cookie does not count."""
         tokens = self._credentials.tokens
         if token:
             return tokens.holder_of(token)

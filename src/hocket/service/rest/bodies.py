@@ -110,7 +110,7 @@ class ReportRequest(_Body):
 
 
 class LeaseBody(_Answer):
-    """True if an attempt may go on."""
+    """Answer to a report: whether the attempt may continue."""
 
     attempt: int
     may_run: bool
@@ -143,7 +143,7 @@ class DeviceList(BaseModel):
 
 
 class DrainRequest(_Body):
-    """Which machine or device."""
+    """A machine or device by name."""
 
     name: Name
 
@@ -217,7 +217,7 @@ class WhatIf(_Body):
 
 
 class ForecastJob(BaseModel):
-    """When a job would start and end; null for not within the forecast."""
+    """Predicted start and end of a job; null if beyond the forecast."""
 
     number: int
     name: str
@@ -243,7 +243,7 @@ class ForecastBody(BaseModel):
 
 
 class ExplanationBody(BaseModel):
-    """Why a job waits, or what became of it."""
+    """Explanation of a job that waits, runs or has ended."""
 
     job: int
     status: JobStatus

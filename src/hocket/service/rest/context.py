@@ -23,7 +23,7 @@ from hocket.service.tokens import Holder, Tokens
 # Dependencies are coroutines, though they wait for nothing: each plain function would be run in a
 # thread, and every change of threads can cost milliseconds while the daemon decides.
 
-# The guard has checked the token before a route is asked; these only tell OpenAPI of it.
+# The middleware has checked the token before; these only declare it in OpenAPI.
 _user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of a user")
 _attempt = HTTPBearer(
     auto_error=False, scheme_name="attempt", description="HOCKET_TOKEN of a running attempt"
@@ -45,7 +45,7 @@ FOR_USERS = [Security(_user), KNOWN_QUERY]
 
 
 def _of_app(name: str) -> Any:
-    """A dependency: what the application keeps under this name."""
+    """A dependency: the attribute of the application's state with this name."""
 
     async def get(request: Request) -> Any:
         return getattr(request.app.state, name)
@@ -60,8 +60,8 @@ MAX_DECISIONS = 64
 
 
 class Decisions:
-    """Threads of their own for commands to the daemon: whoever submits a job, or reports that one
-    lives, does not wait for a thread that draws a page."""
+    """Thread pool for commands to the daemon: submissions and reports do not wait for threads that
+    render pages."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(MAX_DECISIONS, "fleet-asks")

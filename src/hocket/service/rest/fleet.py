@@ -1,4 +1,4 @@
-"""Routes of the whole fleet: devices, usage, shares, what if, events."""
+"""Routes of the whole fleet: devices, usage, shares, scenarios, events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def list_devices(daemon: TheDaemon) -> DeviceList:
 
 @router.post("/devices:drain", responses=answers(404, 415))
 async def drain(body: DrainRequest, daemon: TheDaemon, decisions: TheDecisions) -> DrainBody:
-    """Let a machine, or one device, take no new jobs; those that save their work leave it."""
+    """Drain a machine or one device: it takes no new jobs, and preemptible jobs leave it."""
     names = _devices_of(daemon, body.name)
     await decisions.of(daemon.drain, names)
     return DrainBody(devices=list(names))
@@ -109,7 +109,7 @@ def _held(state: FleetState) -> dict[int, list[str]]:
 
 
 def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
-    """Of these rows; whole columns at once, for there may be thousands."""
+    """Shares of these rows, by whole columns, because there may be thousands."""
     jobs, held = state.jobs, _held(state)
     some = jobs.rows[live]
     columns = zip(

@@ -1,4 +1,4 @@
-"""Routes for machines that watch the service: is it there, does it work, how much does it do."""
+"""Routes for monitoring: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TEXT = {"description": "Metrics", "content": {_METRICS: {"schema": {"type": "st
 
 @router.get("/healthz", responses=answers())
 async def is_alive() -> HealthBody:
-    """The service answers; open to all."""
+    """Answer as long as the service lives; open to all."""
     return HealthBody(status="ok")
 
 
 @router.get("/readyz", responses=answers())
 def is_ready(daemon: TheDaemon) -> HealthBody:
-    """The service takes jobs; 503 where it does not. Open to all."""
+    """Answer 200 if the service takes jobs, else 503; open to all."""
     if not daemon.is_running:
         raise RefusedError(503, "the service takes no jobs now")
     return HealthBody(status="ok")
@@ -35,5 +35,5 @@ def is_ready(daemon: TheDaemon) -> HealthBody:
     responses={**answers(), 200: _TEXT},
 )
 def metrics(daemon: TheDaemon) -> Response:
-    """Numbers in the text form of Prometheus."""
+    """Metrics in the text form of Prometheus."""
     return Response(daemon.metrics.text(), media_type=_METRICS)

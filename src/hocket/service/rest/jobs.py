@@ -196,7 +196,7 @@ def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
 
 @router.get("/{job}/explain", responses=answers(404))
 def explain_job(job: Number, daemon: TheDaemon, forecaster: TheForecaster) -> ExplanationBody:
-    """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
+    """Explain why a job waits, in one sentence with the numbers and the expected start."""
     record = daemon.job(job)
     try:
         if record.status not in ENDED:
@@ -245,7 +245,7 @@ def _tagged(record: JobRecord, response: Response) -> JobBody:
 
 
 def _version(if_match: str | None) -> int | None:
-    """The version that a change asks for; None where any will do."""
+    """The version that a change asks for; None for any version."""
     if if_match is None or if_match.strip() == "*":
         return None
     match = _TAG.fullmatch(if_match.strip())

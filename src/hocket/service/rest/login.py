@@ -1,5 +1,4 @@
-"""Routes that turn a token, or a link that was made for it, into the cookie of a browser, and take
-the cookie away again."""
+"""Routes that log a browser in by a token or a login link, and log it out."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/login")
 def show_login(request: Request) -> Response:
-    """The form that a token is given to; a link that logs in leads to the page."""
+    """Show the login form; a valid login link leads to the page at once."""
     code = request.query_params.get("code")
     if code is None:
         return HTMLResponse(render("login.html", is_wrong="wrong" in request.query_params))
@@ -28,7 +27,7 @@ def show_login(request: Request) -> Response:
 
 @router.post("/login")
 async def log_in(request: Request) -> Response:
-    """Take the form field ``token``; a wrong one leads back to the form."""
+    """Log in by the form field ``token``; a wrong one leads back to the form."""
     credentials: Credentials = request.app.state.credentials
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
     holder = credentials.tokens.holder_of(fields.get("token", [""])[0].strip())
@@ -50,7 +49,7 @@ def _let_in(request: Request, holder: Holder) -> Response:
 
 @router.post("/logout")
 async def log_out(request: Request) -> Response:
-    """Forget the cookie, here and in the browser."""
+    """Revoke the cookie, here and in the browser."""
     credentials: Credentials = request.app.state.credentials
     credentials.tokens.forget_cookie(credentials.cookie_in(request.headers.getlist("cookie")))
     answer = RedirectResponse("/login", 303)

@@ -65,7 +65,7 @@ def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
 
 
 def _tail_start(log: Log, size_bytes: int, num_lines: int) -> int:
-    """Where the last lines of the first bytes begin; looks at their end only, as far as a bound."""
+    """Offset of the last lines of the first ``size_bytes``; searches a bounded part only."""
     end = size_bytes - int(log.read(size_bytes - 1, 1) == b"\n") if size_bytes else 0
     start = end
     while start > max(size_bytes - _MAX_TAIL_BYTES, 0) and num_lines > 0:

@@ -53,10 +53,10 @@ class RequestMiddleware(ABC):
 
     @abstractmethod
     def refusal(self, scope: Scope) -> Response | None:
-        """Why a request is not taken, as far as that shows before its body."""
+        """Refuse a request by its head; None to accept it."""
 
     def refused_body(self, scope: Scope, body: bytes) -> Response | None:
-        """Why a body is not taken."""
+        """Refuse a request by its body; None to accept it."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,9 +83,9 @@ class RequestMiddleware(ABC):
 
 
 def misleading(headers: Headers, hosts: Collection[str], hint: str) -> Response | None:
-    """The refusal of headers that say a thing twice, another host's name or another site's page.
+    """Refuse doubled headers, names of other hosts and pages of other sites; None to accept.
 
-    ``hint`` says under which name the service is reached.
+    ``hint`` states the names under which the service is reached.
     """
     if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
         return problem(400, "a header is there twice")
@@ -118,7 +118,7 @@ def is_own(origin: str, host: str) -> bool:
 async def whole_body(
     scope: Scope, receive: Receive, max_bytes: int = MAX_BODY_BYTES
 ) -> bytes | Response:
-    """The whole body, or why it is not taken."""
+    """Read the whole body; returns a response if it is refused."""
     too_large = problem(413, f"the body has more than {max_bytes} bytes")
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or len(length) > 12:
@@ -144,7 +144,7 @@ async def whole_body(
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives a body which was read already, then what comes after it."""
+    """A ``receive`` that returns a body which was read already, then later messages."""
     is_given = False
 
     async def give() -> Message:
@@ -165,7 +165,7 @@ class GuardedSend:
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
-        """Hand on a part of the answer."""
+        """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.has_begun = True
             headers = MutableHeaders(scope=message)

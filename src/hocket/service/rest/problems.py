@@ -29,7 +29,7 @@ _STATUS: tuple[tuple[type[HocketError], int], ...] = (
     (InputFileError, 422),
     (RunError, 503),
 )
-"""The first that an error is one of."""
+"""Status by error class; the first match counts."""
 
 
 class FieldProblem(BaseModel):
@@ -60,7 +60,7 @@ def problem(
     errors: list[FieldProblem] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """An error as an answer."""
+    """Make the response for an error."""
     title = HTTPStatus(status).phrase
     code = code or title.lower().replace(" ", "-").replace("'", "")
     body = ProblemDetails(
@@ -82,7 +82,7 @@ class RefusedError(HocketError):
 
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for its OpenAPI entry; those of the guard are added to all."""
+    """The errors of a route for its OpenAPI entry; those of the middleware are added to all."""
     every = sorted({*statuses, 400, 401, 403, 413, 421, 422, 500, 503})
     return {
         status: {

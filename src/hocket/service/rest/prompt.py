@@ -1,4 +1,4 @@
-"""Connections that must come to the point: a request has a time limit, and only so many may wait.
+"""Time limits of requests, and a limit on open connections.
 
 The server itself limits the size of a head, idle connections after an answer, and the number of
 open requests. But one that never finishes its request may stay for ever, also where it was
@@ -30,7 +30,7 @@ class PromptProtocol(H11Protocol):
     _is_head_whole = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection came: its first request must come soon."""
+        """Start the time limit of the first request of a new connection."""
         super().connection_made(transport)
         self._waits_since_s = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS and not self._drop_oldest():
@@ -40,7 +40,7 @@ class PromptProtocol(H11Protocol):
             self._allow(HEAD_TIMEOUT_S)
 
     def _drop_oldest(self) -> bool:
-        """Close the connection that has sent no whole request for longest; False where all have."""
+        """Close the connection without a whole request for longest; False if there is none."""
         others = [one for one in self.connections if one is not self]
         idle = [one for one in others if isinstance(one, PromptProtocol) and one._keeps_waiting()]
         if not idle:
@@ -52,8 +52,7 @@ class PromptProtocol(H11Protocol):
         return True
 
     def _keeps_waiting(self) -> bool:
-        """True where nothing is to be answered before more of a request comes, unless the request
-        that comes is one of a known user."""
+        """True if the service waits for more of a request, except for one of a known user."""
         if self.conn.their_state is h11.SEND_BODY:
             return "hocket.holder" not in self.scope
         # Before the first request there is none, whatever the annotation of uvicorn says.
@@ -61,7 +60,7 @@ class PromptProtocol(H11Protocol):
         return cycle is None or cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request came; one that is whole may take its time to be answered."""
+        """Renew or end the time limit; answering a whole request has none."""
         super().data_received(data)
         was_whole, self._is_head_whole = self._is_head_whole, False
         if self.conn.their_state is h11.SEND_BODY:
@@ -74,7 +73,7 @@ class PromptProtocol(H11Protocol):
             self._allow(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """End the time limit of a closed connection."""
         self._let_go()
         super().connection_lost(exc)
 

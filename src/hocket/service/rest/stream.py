@@ -1,8 +1,8 @@
-"""Server-sent events: what happens in the fleet, as it happens.
+"""Server-sent events of the fleet.
 
-A reader is a cursor into the stored events, not a queue: one that reads slowly costs nothing and
-holds up nobody, and one that comes back with ``Last-Event-ID`` goes on where it was. One thread
-waits for the daemon however many read.
+A reader is a cursor into the stored events, not a queue: a slow reader costs nothing and delays
+nobody, and one that reconnects with ``Last-Event-ID`` continues there. One thread waits for the
+daemon, however many read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.service.rest.problems import RefusedError
 
 HEARTBEAT_S = 15.0
 SEND_TIMEOUT_S = 60.0
-"""A reader that takes nothing for so long is gone."""
+"""A reader that takes nothing for so long is disconnected."""
 MAX_STREAMS = 64
 _PAGE = 200
 _LOOK_S = 0.5
@@ -50,8 +50,8 @@ class EventNotifier:
         self._ring()
 
     async def events_after(self, last: int) -> tuple[int, bytes]:
-        """Some of the events after one as they are sent, and the number of the last of them;
-        nothing where there are no more."""
+        """Number of the last of some events after ``last``, and their bytes; empty if there are
+        none."""
         events = await run_in_threadpool(self._daemon.store.events, last, _PAGE)
         if not events:
             return last, b""
@@ -65,12 +65,12 @@ class EventNotifier:
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Set when the notifier rings next: take it before looking, and no event is missed."""
+        """Set at the next event; take it before reading events, so that none is missed."""
         return self._changed
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place among the streams; raises `RefusedError` where all are taken."""
+        """Count a stream; raises `RefusedError` if there are too many."""
         if self._num_streams >= MAX_STREAMS:
             raise RefusedError(503, f"{MAX_STREAMS} streams are open already")
         self._num_streams += 1
@@ -85,8 +85,8 @@ class EventNotifier:
 
 
 class TimedStream(StreamingResponse):
-    """A stream that ends when its reader is gone or has stopped reading; one that may last takes a
-    place among those of ``notifier``."""
+    """A stream that ends when its reader is gone or has stopped reading; with ``event_notifier`` it
+    counts as one of the open streams."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class TimedStream(StreamingResponse):
         self._place = nullcontext() if event_notifier is None else event_notifier.place()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the stream, and close it at its end."""
 
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(SEND_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Routes of those who may use the service: who they are, a new one, one less, a link to log in."""
+"""Routes of tokens: list, add and remove them, and make a login link."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def add_token(body: TokenRequest, tokens: TheTokens) -> NewTokenBody:
 
 @router.delete("/tokens/{name}", status_code=204, responses=answers(404))
 def remove_token(name: PersonName, tokens: TheTokens) -> Response:
-    """Let a token open nothing any more, nor the browsers that logged in with it."""
+    """Revoke a token and the browser sessions that were opened with it."""
     tokens.remove(name)
     return Response(status_code=204)
 
 
 @router.post("/login-links", status_code=201, responses=answers())
 def make_login_link(tokens: TheTokens, holder: TheHolder, daemon: TheDaemon) -> LinkBody:
-    """An address that logs a browser in as the caller, once and within ten minutes."""
+    """Make an address that logs a browser in as the caller, once and within ten minutes."""
     return LinkBody(url=f"{daemon.endpoint_url}/login?code={tokens.make_link(holder)}")
