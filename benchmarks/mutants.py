@@ -88,6 +88,7 @@ TESTS = {
     "service/agent": "service/test_agents.py service/test_agent_client.py",
     "service/ray": "service/test_ray.py",
     "service/rest": REST,
+    "service/server_config": "service/test_daemon_features.py service/test_roles.py",
     "service/tokens": "service/test_tokens.py service/test_roles.py service/test_rest_security.py",
     "service/credentials": "service/test_roles.py service/test_rest_security.py",
     "service/page": "service/test_page.py service/test_page_recent.py service/test_page_buttons.py "

@@ -127,7 +127,7 @@ def test_a_quota_limits_devices_at_once(policy: str) -> None:
     jobs = (one(0, 0, 50.0, gang=2), one(1, 0, gang=2), one(2, 0), one(3, 0), one(4, 1))
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
     assert running(state) == [0, 2, 4], "a smaller job fits beside the first"
-    assert "user 'user0' has room in the quota" in reason(state, 1)
+    assert "user 'user0' is below the quota again" in reason(state, 1)
     state, _ = step(state, Finish(time_s=50.0, numbers=(0,)))
     assert running(state) == [1, 2, 4]
 

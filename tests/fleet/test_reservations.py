@@ -277,3 +277,18 @@ def test_a_job_that_has_devices_reserved_is_not_told_when_they_will_be() -> None
     state = busy(500.0, 1000.0, rules=Rules(round_s=ROUND_S, policy="fifo", reserve_after_s=5000.0))
     assert reserved_s(state, WIDE) > 0.0
     assert "are reserved for it after" not in explain(state, WIDE).sentence
+
+
+def test_nobody_knows_the_end_of_a_job_that_runs_far_beyond_its_claim() -> None:
+    rules = Rules(round_s=ROUND_S, reserve_after_s=100.0)
+    state = submit(
+        fleet(2, rules=rules),
+        job(0, fast=1.0, slow=0.0, steps=100.0, preemptible=False),
+        job(WIDE, fast=1.0, slow=0.0, steps=1e5, gang=2),
+    )
+    starts_s = []
+    for _ in range(6):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        starts_s.append(reserved_s(state, WIDE))
+    assert 100.0 < starts_s[2] < 240.0, "late, but believed still"
+    assert starts_s[5] == math.inf

@@ -29,7 +29,7 @@ class Explanation:
     number: int
     sentence: str
     evidence: Mapping[str, Any]
-    """Plain data: shares, debts, free devices, who holds what the job could use."""
+    """Plain data: shares, deficits, free devices, and the jobs that hold suitable devices."""
     estimated_start_s: float | None = None
     """A moment; None for a job that runs, never starts, or starts later than was looked."""
     earliest_start_s: float | None = None

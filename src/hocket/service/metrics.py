@@ -80,7 +80,7 @@ class FleetMetrics(Collector):
         assert attempt.started_s is not None
         user = _shown(job.owner)
         if attempt.ended_s is None:
-            # With the commit that starts it; those that follow tell why it is to end.
+            # Only the commit that starts it counts; later ones set the reason of its end.
             if job.started_s == attempt.started_s and not attempt.outcome:
                 self._waits.labels(user).observe(attempt.started_s - job.submitted_s)
             return

@@ -59,13 +59,13 @@ class RayDriver:
         self._is_closing = threading.Event()
         self._driver = self._start()
         self._wait_until_joined()
-        self._keeper = threading.Thread(target=self._keep, name="ray-driver", daemon=True)
-        self._keeper.start()
+        self._watcher = threading.Thread(target=self._watch, name="ray-driver", daemon=True)
+        self._watcher.start()
 
     def close(self) -> None:
         """End the driver process."""
         self._is_closing.set()
-        self._keeper.join()
+        self._watcher.join()
         self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -95,7 +95,7 @@ class RayDriver:
                 " a node of the cluster with 'ray start --address=HOST:PORT'",
             )
 
-    def _keep(self) -> None:
+    def _watch(self) -> None:
         while not self._is_closing.wait(RESTART_S):
             if self._driver.poll() is not None:
                 self._end()

@@ -82,7 +82,7 @@ class AttemptRecord:
     """Time at which the executor was asked to start it; None while its devices are still in use."""
     stopping_since_s: float | None = None
     knows_it_must_leave: bool = False
-    """True once a response told it to leave: exit code 0 then does not mean success."""
+    """True once a response asked it to leave: exit code 0 then does not mean success."""
     ended_s: float | None = None
     outcome: str = ""
     """"finished", "failed", "lost", or the reason why it was stopped."""

@@ -1,7 +1,7 @@
 """The round mechanism of Narayanan et al., OSDI 2020, section 5, as the authors' code has it.
 
 Jobs are taken by their share over the time that they received since the last
-allocation, type by type; ties go to the larger debt of earlier allocations. Allocations are at
+allocation, type by type; ties go to the larger deficit of earlier allocations. Allocations are at
 least 32 minutes apart, and a job that came since the last one holds a place without being started.
 O(types x jobs log jobs) per round.
 """

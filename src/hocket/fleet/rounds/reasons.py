@@ -19,7 +19,7 @@ def reason(state: FleetState, number: int) -> str:
     if job["phase"] == BLOCKED:
         return f"waits until {_needed(state, number)}"
     if job["over_quota"]:
-        return f"waits until {_whose_quota(state, row)} has room in the quota"
+        return f"waits until {_whose_quota(state, row)} is below the quota again"
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no device type"

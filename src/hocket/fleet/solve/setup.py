@@ -16,7 +16,7 @@ from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.kernels.containers import table
 
-# Jobs that no objective can tell apart are solved as one.
+# Jobs with equal input to the objective are solved as one.
 #
 # Averaging any answer over equal jobs keeps it feasible and as good, so a class needs one row
 # however many jobs it has (Narayanan et al., OSDI 2020, write one row per job). Throughputs closer

@@ -32,7 +32,7 @@ def dry_run_job(state: FleetState, job: Job) -> None:
     try:
         _dry_run_like(state.rules, *kind_of_job)
     except UsageError:
-        # Once more with the job itself, whose number and devices the message shall tell.
+        # Once more with the job itself, so that the message names its number and devices.
         step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
 
 

@@ -94,7 +94,7 @@ def _with_untried(
     state: FleetState, at: int, spec: JobSpec, reference: Throughputs | None
 ) -> FleetState:
     jobs, device_type = state.jobs, int(state.jobs.rows["device_type"][at])
-    # Gavel's rounds start to count the time on a type anew, so that it does not tell.
+    # Gavel's rounds reset the time received on a type, so it does not show where a job has run.
     untried = np.flatnonzero(jobs.received_s[at] == 0.0)
     if device_type < 0 or not len(untried) or state.rules.mechanism == "gavel":
         return state

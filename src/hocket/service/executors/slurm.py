@@ -183,7 +183,7 @@ class SlurmExecutor(FolderExecutor):
         return _kept(folder, Result(-signal.SIGKILL, f"lost by Slurm: {state}", is_lost=True))
 
     def _still_runs(self, name: AttemptName, folder: Path, state: str) -> bool:
-        """True if an attempt still runs although Slurm has given it up; it is told to stop.
+        """True if an attempt still runs although Slurm has given it up; it is asked to stop.
 
         Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
         the supervisor's lock decides, which a machine that is gone holds for a while.

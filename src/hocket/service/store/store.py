@@ -37,7 +37,7 @@ from hocket.service.store.snapshot import join_state, split_state
 from hocket.service.store.tables import Batch, KeyRecord, RecordTable
 
 MAX_EVENTS = 100_000
-"""Number of newest events that are kept; the rows of jobs tell what happened to them."""
+"""Number of newest events that are kept; older ones can be seen from the rows of jobs."""
 _DROP_EVERY = 1_000
 _PAGE_BYTES = 16_384
 _LOG_BYTES = 16 * 2**20

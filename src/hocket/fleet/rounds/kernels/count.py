@@ -1,4 +1,4 @@
-"""Work, time and debts up to a moment. O(jobs)."""
+"""Count work, time and deficits up to a moment. O(jobs)."""
 
 from __future__ import annotations
 

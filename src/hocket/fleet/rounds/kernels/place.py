@@ -26,7 +26,7 @@ _MAX_TRIES = 8
 
 @kernel
 def play(r: Round) -> None:
-    """Run a round; ``jobs`` and ``holders`` then tell which job holds which device."""
+    """Run a round; ``jobs`` and ``holders`` then state which job holds which device."""
     num_parts = order_wishes(r)
     # Each failed try withdraws at least one wish; the last leaves devices idle.
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
