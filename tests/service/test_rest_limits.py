@@ -255,3 +255,37 @@ def test_a_length_that_is_no_number_or_too_large_is_refused_before_the_body(leng
     scope = {"type": "http", "headers": [(b"content-length", length.encode())]}
     answer = asyncio.run(middleware.whole_body(scope, receive))
     assert answer.status_code == status
+
+
+PART = {"type": "http.request", "body": b"x" * 600, "more_body": True}
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [([PART, PART], 413), ([PART, {"type": "http.disconnect"}], 400)],
+)
+def test_a_body_that_grows_too_large_or_ends_early_is_refused(messages, status):
+    left = list(messages)
+
+    async def receive():
+        return left.pop(0)
+
+    scope = {"type": "http", "headers": []}
+    assert asyncio.run(middleware.whole_body(scope, receive, 1000)).status_code == status
+
+
+def test_a_body_in_parts_is_put_together_and_handed_on_once():
+    left = [{"type": "http.request", "body": b"a" * 600, "more_body": True},
+            {"type": "http.request", "body": b"b" * 400}, {"type": "http.disconnect"}]  # fmt: skip
+
+    async def receive():
+        return left.pop(0)
+
+    async def read():
+        body = await middleware.whole_body({"type": "http", "headers": []}, receive, 1000)
+        give = middleware.again(body, receive)
+        return await give(), await give()
+
+    first, second = asyncio.run(read())
+    assert first == {"type": "http.request", "body": b"a" * 600 + b"b" * 400, "more_body": False}
+    assert second["type"] == "http.disconnect"
