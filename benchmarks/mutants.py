@@ -92,7 +92,7 @@ TESTS = {
     "service/tokens": "service/test_tokens.py service/test_roles.py service/test_rest_security.py",
     "service/credentials": "service/test_roles.py service/test_rest_security.py",
     "service/page": "service/test_page.py service/test_page_recent.py service/test_page_buttons.py "
-    "service/test_page_hostile.py service/test_page_picture.py",
+    "service/test_page_hostile.py service/test_page_picture.py service/test_forecasts.py",
     "service/forecasts": "service/test_forecasts.py",
     "service/store": STORE,
     "service/lease": "service/test_lease.py service/test_lease_away.py "
