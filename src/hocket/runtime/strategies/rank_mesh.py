@@ -6,7 +6,7 @@ stages. FSDP2 gets a `DeviceMesh` of the replicas' axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -37,20 +37,19 @@ class RankMesh:
         self.data_rank, self.pipeline_rank, self.tensor_rank = places[self.rank]
         self.directions = (dist.new_group(), dist.new_group())
         """Two groups of all ranks: for messages to earlier and to later stages."""
-        tensor = range(len(ranks[0][0]))
         self.pipeline_ranks = [stage[self.tensor_rank] for stage in ranks[self.data_rank]]
-        self.pipeline_group = self._own_group(
-            [stage[part] for stage in stages] for stages in ranks for part in tensor
+        self.pipeline_group = _own_group(
+            [list(pipeline) for stages in ranks for pipeline in zip(*stages, strict=True)]
         )
-        self.tensor_group = self._own_group(parts for stages in ranks for parts in stages)
+        self.tensor_group = _own_group([list(parts) for stages in ranks for parts in stages])
         self.data_group: Any = None
         """Ranks that hold the same weights; None if replicas have different stages."""
         if len({len(stages) for stages in ranks}) == 1:
-            self.data_group = self._own_group(
-                [stages[stage][part] for stages in ranks]
-                for stage in range(len(ranks[0]))
-                for part in tensor
-            )
+            self.data_group = _own_group([
+                list(alike)
+                for stage in zip(*ranks, strict=True)
+                for alike in zip(*stage, strict=True)
+            ])  # fmt: skip
 
     @classmethod
     def of_config(cls, config: ParallelConfig, device: torch.device) -> RankMesh:
@@ -92,11 +91,9 @@ class RankMesh:
         """
         found: dict[tuple[int, ...], Any] = {}
         for place in sorted(set(stages)):
-            for part in range(len(self._ranks[0][0])):
-                members = [self._ranks[r][stage][part] for r, stage in enumerate(place)]
-                group = dist.new_group(members, backend=backend)
-                if part == self.tensor_rank:
-                    found[place] = group
+            holders = [self._ranks[replica][stage] for replica, stage in enumerate(place)]
+            members = [list(alike) for alike in zip(*holders, strict=True)]
+            found[place] = _own_group(members, backend)
         return found
 
     def sum_over_replicas(self, own: torch.Tensor) -> Any:
@@ -111,13 +108,10 @@ class RankMesh:
         dist.all_gather_object(found, own)
         return [found[stages[0][0]] for stages in self._ranks]
 
-    def _own_group(self, groups: Iterable[Sequence[int]] | Iterator[list[int]]) -> Any:
-        """Make all groups, as every rank must, and return the group of this rank."""
-        own = None
-        for members in groups:
-            group = dist.new_group(list(members))
-            own = group if self.rank in members else own
-        return own
+
+def _own_group(groups: list[list[int]], backend: str | None = None) -> Any:
+    """Make all groups, as every rank must, and return the one of this rank, if any."""
+    return dist.new_subgroups_by_enumeration(groups, backend=backend)[0]  # type: ignore[no-untyped-call]
 
 
 def _require_ranks(needed: int) -> None:
