@@ -14,23 +14,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import lcm
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.plan.sections.communication import Communication, Tree
 
 MAX_CHUNKS = 1024
 """Chunks of the whole message; MSCCL++ holds a table of them."""
-
-
-class _Move(NamedTuple):
-    """A send of a tree's chunks, between positions of ranks."""
-
-    src: int
-    dst: int
-    first: int
-    """First chunk."""
-    num_chunks: int
-    is_reduce: bool
 
 
 def to_mscclpp(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> dict[str, Any]:
@@ -48,9 +37,8 @@ def to_mscclpp(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> dict[
         if is_gather and size:
             gpus[root].copy(("i", first - root * each), ("o", first), size)
         for src, dst, is_reduce in _ordered_sends(tree) if size else ():
-            move = _Move(number[src], number[dst], first, size, is_reduce)
-            gpus[move.src].signal(move)
-            gpus[move.dst].take(move)
+            gpus[number[src]].signal(number[dst])
+            gpus[number[dst]].take(number[src], first, size, is_reduce=is_reduce)
         if is_scatter and size:
             gpus[root].copy(("i", first), ("o", first - root * each), size)
     return {
@@ -91,35 +79,29 @@ class _Gpu:
             self.connected.append(peer)
         return list(channels).index(peer)
 
-    def signal(self, move: _Move) -> None:
-        """Signal that chunks are ready for another rank."""
-        channel = self._channel(move.dst)
-        self.blocks[-1]["ops"] += [
-            {"name": "nop"},
-            {"name": "signal", "channel_ids": [channel], "channel_type": "memory"},
-        ]
+    def signal(self, peer: int) -> None:
+        """Signal to another rank that chunks are ready."""
+        self.blocks[-1]["ops"] += [{"name": "nop"}, self._synchronization("signal", peer)]
 
-    def take(self, move: _Move) -> None:
+    def take(self, peer: int, first: int, num_chunks: int, *, is_reduce: bool) -> None:
         """Wait for chunks of another rank, then copy or add them."""
-        channel = self._channel(move.src)
         buffers: dict[int, int] = self.blocks[-1]["buffers"]
-        self.remote.setdefault(move.src, len(self.remote))
-        buffers.setdefault(move.src, self.remote[move.src])
-        there = {"buffer_id": list(buffers).index(move.src), "index": move.first,
-                 "size": move.num_chunks}  # fmt: skip
-        here = {"type": self.buffer, "index": move.first, "size": move.num_chunks}
-        op: dict[str, Any] = {
-            "name": "rre" if move.is_reduce else "get",
-            "src_buff": [here, there] if move.is_reduce else [there],
+        wait = self._synchronization("wait", peer)
+        self.remote.setdefault(peer, len(self.remote))
+        buffers.setdefault(peer, self.remote[peer])
+        there = {"buffer_id": list(buffers).index(peer), "index": first, "size": num_chunks}
+        here = {"type": self.buffer, "index": first, "size": num_chunks}
+        op = {
+            "name": "rre" if is_reduce else "get",
+            "src_buff": [here, there] if is_reduce else [there],
             "dst_buff": [here],
             "channel_type": "memory",
+            **({"reduce_op": "sum"} if is_reduce else {"channel_ids": wait["channel_ids"]}),
         }
-        if move.is_reduce:
-            op["reduce_op"] = "sum"
-        else:
-            op["channel_ids"] = [channel]
-        wait = {"name": "wait", "channel_ids": [channel], "channel_type": "memory"}
         self.blocks[-1]["ops"] += [wait, {"name": "nop"}, op]
+
+    def _synchronization(self, name: str, peer: int) -> dict[str, Any]:
+        return {"name": name, "channel_ids": [self._channel(peer)], "channel_type": "memory"}
 
     def copy(self, src: tuple[str, int], dst: tuple[str, int], size: int) -> None:
         """Copy chunks between own buffers."""

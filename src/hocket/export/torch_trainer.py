@@ -233,21 +233,14 @@ def reduce_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> No
         gradient.copy_(mean.view_as(gradient))
 
 
-def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """Lay gradients out as their parameters are; autograd leaves some whole and some as sums.
-
-    A gradient that is not there becomes zeros, so that all ranks go on together: the names of
-    such parameters.
-    """
-    missing = []
+def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Lay gradients out as their parameters are; autograd leaves some whole and some as sums."""
     for name, parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
-            missing.append(name)
-            parameter.grad = torch.zeros_like(parameter)
-        elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            raise RunError(f"PyTorch made no gradient for {name!r}")
+        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
             parameter.grad = gradient.redistribute(placements=parameter.placements)
-    return missing
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,9 +277,7 @@ class Trainer:
         self._optimizer.zero_grad()
         losses: list[torch.Tensor] = []
         self._pipeline.step(*ids, target=targets, losses=losses, return_outputs=False)
-        missing = settle_gradients(self._parameters())
-        if missing:
-            raise RunError(f"PyTorch made no gradient for {missing[0]!r}")
+        settle_gradients(self._parameters())
         if self.job.data.kind == "reduce-after":
             reduce_gradients(self._weights(), self.mesh["dp"])
         self._sum_tied()
