@@ -1,4 +1,4 @@
-"""How long ranks of `hocket launch` outlive one of them that is killed.
+"""Seconds until all processes of `hocket launch` are gone after one of its ranks is killed.
 
     PYTHONPATH=src:tests python benchmarks/runtime/launch_kills.py [--kills 20]
 

@@ -256,7 +256,7 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
     )
     kind, update = cluster.kinds[0], torch.optim.SGD(model.parameters(), lr=1e-3)
     if options.cuda:
-        # Ranks share one GPU, of which no cluster tells; the plan says who takes which samples.
+        # Ranks share one GPU, which no cluster describes; the plan states who takes which samples.
         graph = capture_sizes(
             model, batch, forward=_loss, optimizer=planned_update(update, model), device="cuda"
         )
@@ -268,9 +268,9 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
     graph, program = capture_program(model, local, forward=_loss, device="cpu", optimizer=update)
     dist.barrier()
     profile = profile_program(graph, program, kind, budget_s=8.0)
-    told = [profile_to_dict(profile)]
-    dist.broadcast_object_list(told, 0)
-    profile = profile_from_dict(told[0], "profile")
+    shared = [profile_to_dict(profile)]
+    dist.broadcast_object_list(shared, 0)
+    profile = profile_from_dict(shared[0], "profile")
     graph = capture_sizes(
         model, batch, forward=_loss, optimizer=planned_update(update, model), device="cpu"
     )

@@ -88,8 +88,8 @@ def plain(model: nn.Module, batch: Any) -> Callable[[], torch.Tensor]:
     return step
 
 
-def carried(model: nn.Module, batch: Any) -> Callable[[], torch.Tensor]:
-    """The same step by hocket."""
+def with_hocket(model: nn.Module, batch: Any) -> Callable[[], torch.Tensor]:
+    """Return the same step by `hocket.prepare`."""
     train = prepare(model, optimizer_of(model), batch)
     return lambda: train.step(batch)
 
@@ -110,25 +110,25 @@ def timed(step: Callable[[], torch.Tensor], steps: int) -> tuple[float, list[flo
 
 
 def wait() -> None:
-    """Until the device has done all that it was asked for."""
+    """Wait until the device has finished all launched kernels."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def measure(case: Case, steps: int, device: str, compiled: bool) -> dict[str, Any]:
-    """All three on one case."""
-    ways: dict[str, Callable[..., Any]] = {"eager": plain, "hocket": carried}
+    """Measure all candidates on one case."""
+    candidates: dict[str, Callable[..., Any]] = {"eager": plain, "hocket": with_hocket}
     if compiled:
-        ways["compile"] = lambda model, batch: plain(torch.compile(model), batch)
+        candidates["compile"] = lambda model, batch: plain(torch.compile(model), batch)
     original, batch = built(case, device)
     row: dict[str, Any] = {}
     losses: dict[str, list[float]] = {}
-    for name, way in ways.items():
+    for name, candidate in candidates.items():
         model = copy.deepcopy(original)
         began = time.perf_counter()
         try:
-            step_s, losses[name] = timed(way(model, batch), steps)
-        # One way that fails must not lose the others: the machine is lent for minutes.
+            step_s, losses[name] = timed(candidate(model, batch), steps)
+        # A candidate that fails must not lose the others: the machine is lent for minutes.
         except Exception as error:
             row[f"{name}_error"] = repr(error)[:400]
             continue
@@ -151,15 +151,15 @@ def differences(case: Case, device: str) -> dict[str, float]:
     """Largest differences of the first losses: of plain PyTorch twice, and without atomic sums."""
     original, batch = built(case, device)
 
-    def losses(way: Callable[..., Any]) -> list[float]:
-        return timed(way(copy.deepcopy(original), batch), 0)[1]
+    def losses(candidate: Callable[..., Any]) -> list[float]:
+        return timed(candidate(copy.deepcopy(original), batch), 0)[1]
 
     def apart(one: list[float], other: list[float]) -> float:
         return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
     found = {"eager_twice": apart(losses(plain), losses(plain))}
     with sdpa_kernel(SDPBackend.MATH):
-        found["without_atomics"] = apart(losses(plain), losses(carried))
+        found["without_atomics"] = apart(losses(plain), losses(with_hocket))
     return found
 
 

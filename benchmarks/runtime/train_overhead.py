@@ -1,4 +1,4 @@
-"""CPU time of a training step by ``hocket.prepare`` on one processor, beside plain PyTorch.
+"""CPU time of a training step by ``hocket.prepare`` on one CPU core, beside plain PyTorch.
 
     PYTHONPATH=src:tests python benchmarks/runtime/train_overhead.py
 
