@@ -223,7 +223,7 @@ def test_experts_beyond_the_replicas_take_tensor_ranks():
     assert (found.expert_model_parallel_size, found.expert_tensor_parallel_size) == (2, None)
     with pytest.raises(UsageError, match="sequence parallelism only"):
         read_back(plan_of(*divided(model, "1f1b", 1, data=2, tensor=2, expert=2)))
-    with pytest.raises(UsageError, match="divides experts over"):
+    with pytest.raises(UsageError, match="distributes experts over"):
         read_back(plan_of(*divided(model, "1f1b", 1, data=3, expert=2, **fields)))
 
 

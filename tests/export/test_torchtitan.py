@@ -67,7 +67,7 @@ def read_back(plan, monkeypatch):
             monkeypatch.setitem(__import__("sys").modules, node.module, module)
     space = {}
     exec(compile(tree, "hocket_plan.py", "exec"), space)
-    return (space["planned"]() if "planned" in space else space["divide"](new_config())), files
+    return (space["planned"]() if "planned" in space else space["parallelize"](new_config())), files
 
 
 def test_a_pipeline_comes_back_to_the_last_action(monkeypatch):
@@ -116,11 +116,11 @@ def test_without_a_pipeline_batches_are_accumulated(monkeypatch):
     assert config.parallelism.fsdp_reshard_after_forward == "always"
     assert config.activation_checkpoint.mode == "none"
     assert list(files) == ["hocket_plan.py"]
-    assert "call divide() on the configuration of your own" in files["hocket_plan.py"]
+    assert "call parallelize() on the configuration of your own" in files["hocket_plan.py"]
 
 
 def in_groups(shard_ranks, **fields):
-    """A plan whose program divides state inside groups of replicas."""
+    """A plan whose program shards state inside groups of replicas."""
     plan = plan_of(*divided(LLAMA, "1f1b", 1, **fields))
     training = plan.problem.training
     work = replace(training, software=replace(training.software, shard_ranks=shard_ranks))

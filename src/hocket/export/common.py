@@ -46,7 +46,7 @@ def refuse_dtype(plan: TransformerPlan, program: str) -> None:
 
 
 def shard_ranks(plan: TransformerPlan) -> int:
-    """Replicas that divide weights or state among them: all, fewer in groups (HSDP), or one."""
+    """Replicas that shard weights or state among them: all, fewer in groups (HSDP), or one."""
     data = plan.config.data
     most = plan.problem.training.software.most_shards
     return 1 if plan.config.zero == 0 else int(min(data, most))

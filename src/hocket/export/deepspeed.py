@@ -118,7 +118,7 @@ ACTIVATION_CHECKPOINT_INTERVAL = {interval}
 
 
 def pipelined(layers, loss_fn):
-    """Divide a model given as a list of layers: embedding, {plan.model.layers} blocks, head."""
+    """Cut a list of layers into stages: embedding, {plan.model.layers} blocks, head."""
     return PipelineModule(
         layers=layers,
         loss_fn=loss_fn,

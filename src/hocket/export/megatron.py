@@ -76,7 +76,7 @@ def _refuse(plan: TransformerPlan) -> None:
         )  # fmt: skip
     if config.zero >= 2 and config.pipeline > 1:
         raise cannot(
-            plan, _NAME, "divides gradients and weights (ZeRO 2, 3) by its FSDP only, which is not "
+            plan, _NAME, "shards gradients and weights (ZeRO 2, 3) by its FSDP only, which is not "
             "exported together with a pipeline",
             "plan again with --fix zero=1",
         )  # fmt: skip
@@ -93,7 +93,7 @@ def _refuse(plan: TransformerPlan) -> None:
     replicas = config.data * config.context
     if replicas % config.expert and config.expert % replicas:
         raise cannot(
-            plan, _NAME, "divides experts over some or all of data x context, or tensor ranks too",
+            plan, _NAME, "distributes experts over some or all of data x context, or tensor ranks",
             "plan again with an expert degree that divides data x context",
         )  # fmt: skip
 

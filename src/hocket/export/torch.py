@@ -79,7 +79,7 @@ def _script(plan: TransformerPlan) -> str:
         bodies.append(_taken(text, wanted, imports))
     head = (
         f'"""Train {plain(plan.model.name)} on {plan.config.num_devices} devices of '
-        f"{plain(plan.cluster.name)}, divided as planned.\n\n"
+        f"{plain(plan.cluster.name)}, parallelized as planned.\n\n"
         f'Start on every machine: {launch(plan, "train.py")}\n"""'
     )
     parts = [head, "from __future__ import annotations", _import_lines(imports)]

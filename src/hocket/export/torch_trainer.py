@@ -157,10 +157,10 @@ def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.T
 _SEQUENCE = Shard(1)
 
 
-def divide_over_tensor_ranks(
+def shard_over_tensor_ranks(
     module: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool
 ) -> nn.Module:
-    """Divide an embedding, a block or a head in place."""
+    """Shard an embedding, a block or a head over tensor-parallel ranks, in place."""
     if isinstance(module, Embedding):
         plan = _EMBEDDING
         if sequence_parallel:
@@ -308,7 +308,7 @@ class Trainer:
         module = module.to_empty(device=self.device).to(getattr(torch, job.dtype))
         fill(module, name, job.model, job.seed)
         if config.tensor > 1:
-            module = divide_over_tensor_ranks(
+            module = shard_over_tensor_ranks(
                 module, self.mesh["tp"], sequence_parallel=config.sequence_parallel
             )
         return shard_part(module, self.mesh["dp"], job.data)

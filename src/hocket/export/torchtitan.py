@@ -49,7 +49,7 @@ def _refuse(plan: TransformerPlan) -> None:
     if config.data % shard_ranks(plan):
         raise cannot(
             plan, _NAME,
-            f"cannot divide {config.data} replicas into groups of {shard_ranks(plan)}",
+            f"cannot split {config.data} replicas into groups of {shard_ranks(plan)}",
             "plan with --options hsdp=N for an N that divides them",
         )  # fmt: skip
     if config.pipeline > 1 and not is_looped(plan) and not _is_folded(plan):
@@ -130,14 +130,14 @@ def _module(plan: TransformerPlan) -> str:
         "",
         f"Start on every machine: {start}"
         if known
-        else "torchtitan has no such model: call divide() on the configuration of your own.",
+        else "torchtitan has no such model: call parallelize() on the configuration of your own.",
         '"""',
         "",
         "from torchtitan.trainer import Trainer",
         *([f"from torchtitan.models.llama3.config_registry import {known}"] if known else []),
         "",
         "",
-        "def divide(config: Trainer.Config) -> Trainer.Config:",
+        "def parallelize(config: Trainer.Config) -> Trainer.Config:",
         f'    """Set what the plan decides in a configuration of {name}."""',
         *_assignments("parallelism", parallelism_fields(plan)),
         *_assignments("training", _training_fields(plan)),
@@ -149,8 +149,8 @@ def _module(plan: TransformerPlan) -> str:
         lines += [
             "",
             "def planned() -> Trainer.Config:",
-            '    """torchtitan\'s own configuration of the model, divided as planned."""',
-            f"    return divide({known}())",
+            '    """torchtitan\'s own configuration of the model, parallelized as planned."""',
+            f"    return parallelize({known}())",
             "",
         ]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Training within a memory budget on one device: a plan's memory section, or the fastest that fits.
 
 Tensors that do not fit are offloaded to the host or recomputed. Plans are checked by a dry run
-before one is chosen.
+before one is chosen. Torch offers saved-tensor hooks and activation checkpointing, on which this
+stands, but nothing that chooses what to move or recompute for a number of bytes.
 """
 
 from __future__ import annotations
