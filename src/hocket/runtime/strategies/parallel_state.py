@@ -4,6 +4,9 @@ Every tensor is owned by some ranks: its pipeline stage of one replica, with one
 rank per piece, or the device that op placement gives it. A rank's part consists of the tensors and
 pieces that it owns. The parts are written to files, or exchanged and joined into the state that one
 process would have. To load such a state, each rank slices its pieces out of the full tensors.
+
+Not torch's ``get_state_dict``: it joins shards of FSDP2, but knows no stages, split matrices or
+owners of ZeRO 1 and 2.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ The key of a step is everything that its trace depends on and that may change be
 and constants of the batch, training modes of modules, frozen parameters, settings of modules, and
 the dtype of autocast. If a batch cannot be traced, or there are too many shapes, the model itself
 computes the step.
+
+Not ``torch.compile``: it fuses ops and guards its graphs by itself, so that a plan could neither
+place single ops, nor order them, nor cut a step into stages.
 """
 
 from __future__ import annotations
