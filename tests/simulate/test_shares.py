@@ -234,6 +234,23 @@ def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     assert timeline.makespan_s > 0.9 * whole.makespan_s
 
 
+def test_sharded_cpus_wait_for_every_collective_and_scatter_by_all_reduces(problem):
+    """As FSDP2 does over gloo: nothing overlaps, and a reduce-scatter sends twice its bytes."""
+    cpus = make_problem(problem.graph, "2xcpu-core")
+    section = shares(cpus, ((0,), (4,), ()), ((1,), (4,), ()), zero=3)
+    graph = expand(cpus, section).problem.graph
+    step, timeline = simulate_parallel(cpus, section)
+    op_s = step.problem.costs.op_s[0]
+    own = np.flatnonzero(step.device_of == 0)
+    assert timeline.makespan_s == pytest.approx(op_s[own].sum(), rel=0.02)
+    names, is_own = np.array(list(graph.op_names)), step.device_of == 0
+    seconds = {
+        what: op_s[is_own & np.char.startswith(names, what)].sum() for what in ("gather", "scatter")
+    }
+    # Two gathers of half an all-reduce each: in the forward and in the backward pass.
+    assert seconds["scatter"] == pytest.approx(seconds["gather"], rel=0.1)
+
+
 def easing(problem, section, **changes):
     return replace(
         section, replicas=tuple(replace(replica, **changes) for replica in section.replicas)
