@@ -101,7 +101,7 @@ class Training(TrainingLoop):
         """Write the last timed step as a page, and as a trace with the prediction.
 
         A step is timed by ``train.step(batch, timed=True)``. The file ``record`` gets both step
-        times, for ``hocket calibrate --from`` and ``hocket validate --mine``.
+        times, for ``hocket calibrate --from``.
         """
         from hocket.base.atomic import write_atomically
         from hocket.base.jsonfile import dump_json

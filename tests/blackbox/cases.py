@@ -101,7 +101,7 @@ def _plans() -> Iterator[tuple[str, Case]]:
         ("deep_language", "4xv100-16g", "--must", "pipeline 2"),
         ("deep_mlp", "2xcpu-core", "--must", "data 2"),
         ("gpt2", "2xt4", "--must", "tensor 2"),
-        ("convolutions", "2xt4", "--goal", "cost"),
+        ("convolutions", "2xt4", "--objective", "cost"),
     ):
         yield (
             " ".join((model, "on", cluster, *more)),

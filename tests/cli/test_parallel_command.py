@@ -8,6 +8,16 @@ from cli.terminal import PARALLEL_KEYS, exit_code
 
 ANSWERED_BY_SIMULATION = "simulation of the captured ops"
 MEGATRON = ("--software", "megatron-core")
+OLD = """\
+[kinds.old]
+memory = "16GiB"
+memory_bandwidth = "100GB/s"
+peak = { float32 = "1TFLOP/s" }
+host_link = { bandwidth = "12GB/s", latency = "5us" }
+[[devices]]
+kind = "old"
+count = 2
+"""
 SMALL = ("gpt-3.6b", "--on", "4xa100-80g", "--batch", "8")
 
 
@@ -44,6 +54,59 @@ def test_a_plan_for_megatron_is_one_that_megatron_runs(hocket, tmp_path):
     assert result["answered_by"] == "closed form of megatron-core, pipelines simulated"
     assert {c["schedule"] for c in result["candidates"]} <= {"1f1b", "interleaved"}
     hocket("export", plan, "--to", "megatron", "-o", tmp_path)
+
+
+def test_one_config_is_predicted_where_all_degrees_are_fixed(hocket):
+    question = ("parallel", "gpt-18b", "--on", "4xdgx-a100-80g", "--batch", 64, "--json")
+    fixed = "tensor=8,pipeline=2,microbatch=2,recompute=full,schedule=1f1b,zero=0"
+    found = hocket(*question, "--software", "megatron-2021", "--fix", fixed)[0]
+    result = json.loads(found)["chosen"]
+    assert set(result) >= PARALLEL_KEYS
+    assert (result["tensor"], result["pipeline"], result["data"]) == (8, 2, 2)
+    assert sum(result["breakdown"].values()) == pytest.approx(result["step_s"], rel=1e-6)
+    assert result["breakdown"]["bubble_s"] == pytest.approx(result["bubble"] * result["step_s"])
+    assert result["step_s"] == pytest.approx(result["estimate_s"], rel=0.1)
+
+
+def test_stated_arithmetic_is_taken(hocket):
+    question = ("parallel", "gpt-18b", "--on", "4xdgx-h100", "--batch", 64, "--json")
+    fixed = ("--software", "torch", "--fix", "tensor=8,pipeline=2,microbatch=2,recompute=full")
+    step_s = [
+        json.loads(hocket(*question, *fixed, "--dtype", dtype)[0])["chosen"]["step_s"]
+        for dtype in ("bfloat16", "float8")
+    ]
+    assert step_s[1] < 0.95 * step_s[0]
+
+
+def test_options_of_the_program_change_the_prediction(hocket):
+    question = ("parallel", "llama3-8b", "--on", "8xh100-80g", "--batch", 16, "--json",
+                "--software", "torchtitan", "--fix", "tensor=1,pipeline=1",
+                "--fix", "zero=3,microbatch=1,recompute=full")  # fmt: skip
+    plain, held, replayed = (
+        json.loads(hocket(*question, *more)[0])["candidates"][0]
+        for more in ((), ("--options", "offload,float8=tensorwise"), ("--options", "graphs"))
+    )
+    assert held["peak_bytes"] < plain["peak_bytes"]
+    assert held["step_s"] != plain["step_s"]
+    assert replayed["step_s"] < plain["step_s"]
+    _, err = hocket(*question, "--options", "ofload", expect=2)
+    assert "did you mean 'offload'" in err
+
+
+def test_a_plan_for_devices_without_16_bit_arithmetic_can_be_read(hocket, tmp_path):
+    model, cluster, plan = (tmp_path / name for name in ("tiny.toml", "old.toml", "plan.json"))
+    model.write_text("hidden = 64\nlayers = 4\nheads = 4\nvocabulary = 1000\nsequence = 64\n")
+    cluster.write_text(OLD)
+    hocket("parallel", model, "--on", cluster, "--batch", 4, "--json", "-o", plan)
+    assert json.loads(plan.read_text())["problem"]["work"]["training"]["content"]["software"] == {
+        "name": "hocket",
+        "dtype": "float32",
+    }
+    assert "legal" in hocket("verify", plan)[0]
+    for target in ("megatron", "deepspeed"):
+        files = hocket("export", plan, "--to", target)[0]
+        assert "bf16" not in files
+        assert "fp16" not in files
 
 
 def test_a_schedule_that_the_program_lacks_is_refused(hocket, tmp_path, monkeypatch):
@@ -109,10 +172,6 @@ def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
         ([*SMALL, *MEGATRON, "--fix", "tensor=7"], 4, "no config"),
         ([*SMALL, "-o", "no/such/x.json"], 2, "folder"),
         ([*SMALL, *MEGATRON, "--fix", "zero=9"], 2, "zero is 9"),
-        (["--predict", "missing.toml"], 3, "no such file"),
-        (["gpt-3.6b", "--predict", "x.toml"], 2, "leave out MODEL"),
-        (["--predict", "x.toml", "--seq", "9", "--fix", "tensor=1"], 2, "leave out --seq, --fix"),
-        (["--predict", "x.toml", "-o", "no/such/x.json"], 2, "folder"),
     ],
 )  # fmt: skip
 def test_wrong_questions_are_answered_in_a_sentence(

@@ -52,12 +52,10 @@ def make_training(
     program: Software | None = None,
     dtype: str | None = None,
     coefficients: Coefficients | None = None,
-    spare: float = SPARE,
 ) -> Problem:
     """Return the problem of training a model on a cluster.
 
-    ``dtype`` is by default the first one of the program that all devices have; ``spare`` is the
-    fraction of memory that stays free.
+    ``dtype`` is by default the first one of the program that all devices have.
     """
     cluster = find_cluster(on)
     program = program or find_software(DEFAULT_SOFTWARE)
@@ -69,7 +67,7 @@ def make_training(
             coefficients=coefficients or Coefficients(),
         ),
         cluster=cluster,
-        spare=spare,
+        spare=SPARE,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,6 @@ from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
     from hocket.api.collectives import CollectiveRequest
-    from hocket.hardware.cluster import Cluster
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.communication.priority import PropagationChoice
 
@@ -59,8 +58,6 @@ def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
 @click.option("--gradients", "model", metavar="MODEL",
               help="Also: a data-parallel step of this model (or file of a graph), its gradients "
               "sent in several orders.")  # fmt: skip
-@click.option("--classes", is_flag=True,
-              help="Instead: one row per class of connected sets of devices.")  # fmt: skip
 @json_option
 def command(
     collective: str,
@@ -77,7 +74,6 @@ def command(
     export: Path | None,
     bound_only: bool,
     model: str | None,
-    classes: bool,
     as_json: bool,
 ) -> None:
     """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather or reducescatter.
@@ -91,12 +87,8 @@ def command(
     for path in (output, report, export):
         if path is not None:
             require_folder(path)
-    cluster = find_cluster(on)
-    if classes:
-        _show_classes(cluster, collective, size_bytes, as_json)
-        return
     request = CollectiveRequest(
-        on=cluster, collective=collective, gpus=gpus, root=root, size_bytes=size_bytes,
+        on=find_cluster(on), collective=collective, gpus=gpus, root=root, size_bytes=size_bytes,
         relay=relay, links=links,
     )  # fmt: skip
     if bound_only:
@@ -186,48 +178,6 @@ def _show(
         click.echo(view.propagation_why(travel))
     if written:
         say(f"wrote {', '.join(path.name for path in written)}")
-
-
-def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
-    from hocket.api.collectives import collective_classes
-    from hocket.base.units import format_rate
-    from hocket.view.table import FittedTable, name, number
-
-    with working("planning all classes"):
-        found = collective_classes(cluster, collective, size_bytes=size_bytes)
-    over_rings = _summary(found, "speedup_over_rings")
-    over_chains = _summary(found, "speedup_over_rings_and_chains")
-    if as_json:
-        summaries = {"over_rings": over_rings, "over_rings_and_chains": over_chains}
-        emit({"num_classes": len(found), **summaries, "classes": found})
-        return
-    rows = [
-        [
-            ",".join(rank.removeprefix("gpu") for rank in entry["ranks"]),
-            str(entry["num_sets"]),
-            format_rate(entry["bound_bps"], "B/s"),
-            f"{100 - 100 * entry['gap']:.3g} %",
-            str(entry["num_trees"]),
-            "-" if (gain := entry["speedup_over_rings"]) is None else f"{gain:.2f}x",
-        ]
-        for entry in found
-    ]
-    titles = ("sets", "bound", "of bound", "trees", "over rings")
-    columns = (name("GPUs"), *map(number, titles))
-    console().print(FittedTable(columns=columns, rows=rows))
-    click.echo(f"{len(found)} classes of connected sets of three GPUs or more (simulated)")
-    for other, gains in (("NCCL's rings", over_rings), ("rings and chains", over_chains)):
-        if gains is not None:
-            click.echo(f"over {other}: geometric mean {gains['geometric_mean']:.2f}x, at most "
-                       f"{gains['maximum']:.1f}x")  # fmt: skip
-
-
-def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:
-    """Geometric mean and maximum of a speed-up over all classes that have one."""
-    from statistics import geometric_mean
-
-    gains = [entry[key] for entry in found if entry[key] is not None]
-    return {"geometric_mean": geometric_mean(gains), "maximum": max(gains)} if gains else None
 
 
 def _show_bound(request: CollectiveRequest, as_json: bool) -> None:

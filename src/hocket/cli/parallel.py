@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from hocket.cli.options import ModelOptions
 from hocket.cli.output import console, emit, fail, json_option, say, working
@@ -75,8 +74,6 @@ class Request:
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None,
               help="Plan file to write; the report goes beside it. "
               "[default: plan.json, nothing with --json]")  # fmt: skip
-@click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
-              metavar="CONFIG", help="Predict the one config of a TOML file.")  # fmt: skip
 @json_option
 def command(
     model: str | None,
@@ -90,7 +87,6 @@ def command(
     fixed: tuple[str, ...],
     top: int,
     output: Path | None,
-    config: Path | None,
     as_json: bool,
 ) -> None:
     """Choose data, tensor and pipeline parallelism for training MODEL on a cluster.
@@ -100,10 +96,6 @@ def command(
     devices by simulating the captured ops, with the answer of hocket plan; above by a closed form
     that is fitted to such simulations. Other programs are predicted by their closed forms.
     """
-    if config is not None:
-        _refuse_besides_predict()
-        _predict(config, output, as_json)
-        return
     request = Request(
         model=_given(model, "MODEL"), on=_given(on, "--on CLUSTER"), batch=batch, seq=seq,
         dtype=dtype, software=software, options=options, coefficients=coefficients, fixed=fixed,
@@ -302,7 +294,6 @@ def _make_training(
     dtype: str | None,
     software: tuple[str, ...],
     coefficients: Path | None,
-    **spare: float,
 ) -> Problem:
     """The training, with a message where the cluster lacks the program's usual arithmetic."""
     from hocket.api.parallel_configs import make_training
@@ -321,69 +312,8 @@ def _make_training(
             program=program,
             dtype=dtype,
             coefficients=read_coefficients(coefficients) if coefficients else None,
-            **spare,
         )
     usual, taken = program.dtype, problem.training.software.dtype
     if dtype is None and taken != usual:
         say(f"{problem.cluster.name} has no {usual} everywhere: {taken} is taken")
     return problem
-
-
-# ── one config ─────────────────────────────────────────────────────────────────────────────────
-
-
-_BESIDES_PREDICT = frozenset({"config", "output", "as_json"})
-
-
-def _refuse_besides_predict() -> None:
-    from hocket.base.errors import UsageError
-
-    context = click.get_current_context()
-    given = [
-        param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
-        for param in context.command.params
-        if param.name not in _BESIDES_PREDICT
-        and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise UsageError(
-            "with --predict the file states what is asked",
-            hint=f"leave out {', '.join(given)}",
-        )
-
-
-def _predict(config: Path, output: Path | None, as_json: bool) -> None:
-    from hocket.base.errors import NoFeasiblePlanError
-    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
-    from hocket.planners.parallel.config_file import read_configuration
-    from hocket.planners.parallel.forecast import forecast_of
-    from hocket.planners.parallel.transformer_search import plan_of, single
-    from hocket.view.parallel import forecast_data, parts_data
-    from hocket.view.parallel_text import comparison_table
-
-    if output is not None:
-        require_folder(output)
-    asked = read_configuration(config)
-    problem = _make_training(
-        asked.model, asked.on, asked.batch, asked.dtype,
-        (asked.software or DEFAULT_SOFTWARE, *asked.options), asked.coefficients, spare=0.0,
-    )  # fmt: skip
-    with working("predicting"):
-        comparison = single(problem, asked, str(config))
-    forecast = forecast_of(problem, comparison.candidates[0])
-    if not as_json:
-        console().print(comparison_table(comparison, 1))
-    result = forecast_data(forecast) | parts_data(forecast)
-    written: list[Path] = []
-    if output is not None:
-        try:
-            plan = plan_of(comparison)
-        except NoFeasiblePlanError as error:
-            raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
-        written = _save(comparison, plan, output)
-    if as_json:
-        emit({**result, "written": [str(path) for path in written]})
-    elif written:
-        say(f"wrote {', '.join(path.name for path in written)}")
-    elif comparison.winner is None:
-        say(comparison.why)

@@ -59,11 +59,8 @@ AUTO = "auto"
 )
 @click.option(
     "--objective",
-    "--goal",
-    "objective",
-    type=click.Choice(["step", "cost", "memory", "throughput", "latency", "time"]),
+    type=click.Choice(["step", "cost", "memory", "throughput"]),
     default="step",
-    metavar="[step|cost|memory|throughput]",
     help="The shortest step, the least money per step (device time where a price is unknown), the "
     "most free memory, or throughput: the smallest load of the busiest device, for work that is "
     "pipelined over many batches.",
@@ -182,7 +179,7 @@ def command(
         changed_cluster(problem.cluster, change)
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
-        wanted = GOALS["step" if objective == "latency" else objective]
+        wanted = GOALS[objective]
         comparison = compare_candidates(problem, planners, wanted, must)
         variants = None
         if changes or money is not None:

@@ -28,22 +28,14 @@ _PARTS = ("zero-shot", "calibrated")
     type=FILE,
     help="Folder with tables of measured runs (CSV), read besides the tables inside hocket.",
 )
-@click.option(
-    "--mine",
-    is_flag=True,
-    help="Compare your own runs: arguments are files of hocket run --json.",
-)
 @json_option
-def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json: bool) -> None:
+def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
     """Compare predictions of parallel training with published TABLEs. Exit 6 outside tolerance.
 
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
-    uses at most ten runs per site, which are not scored. With --mine the arguments are files of
-    your own runs: predicted and measured steps of this machine.
+    uses at most ten runs per site, which are not scored. Own runs are compared by hocket calibrate
+    --from.
     """
-    if mine:
-        _compare_runs(tables, as_json)
-        return
     from hocket.base.errors import CheckError, unknown_name
     from hocket.cost.validation import load_tables, validate
 
@@ -65,30 +57,6 @@ def command(tables: tuple[str, ...], data_dir: Path | None, mine: bool, as_json:
         emit({"ok": True, **listed})
     else:
         click.echo("all within tolerance")
-
-
-def _compare_runs(files: tuple[str, ...], as_json: bool) -> None:
-    import numpy as np
-
-    from hocket.cost.measured_steps import read_runs
-    from hocket.cost.validation import error_score
-    from hocket.view.inputs import measured_run_lines
-
-    if not files:
-        raise click.UsageError("--mine needs files of runs: hocket run PLAN --json > run.json")
-    runs = read_runs(files)
-    errors = [run.predicted_s / run.measured_s - 1 for run in runs]
-    score = error_score(np.array(errors))
-    assert score is not None
-    if as_json:
-        emit({"ok": True, "runs": [asdict(run) for run in runs], "step": asdict(score)})
-        return
-    for line in measured_run_lines(runs):
-        click.echo(line)
-    click.echo(
-        f"{score.rows} run{'s' * (score.rows > 1)}: mean error {score.mean:.1%}, largest "
-        f"{score.max:.1%} — next: hocket calibrate --from RUN…"
-    )
 
 
 def _as_json(result: TableResult) -> dict[str, Any]:

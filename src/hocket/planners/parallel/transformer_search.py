@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray
-from hocket.base.errors import InputFileError, NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
@@ -27,14 +27,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.candidates import Comparison
-from hocket.planners.parallel.config_file import (
-    Configuration,
-    check_configuration,
-    filled,
-)
 from hocket.planners.parallel.forecast import ConfigForecast, PoolStages
 from hocket.planners.parallel.pools import Pool, pool_clusters, pools_of
-from hocket.planners.parallel.recheck import RecheckEffort, ranked, recheck, run, simulated
+from hocket.planners.parallel.recheck import RecheckEffort, ranked, recheck
 from hocket.planners.parallel.search_limits import requested_limits
 from hocket.planners.parallel.space import (
     SHAPE,
@@ -46,7 +41,7 @@ from hocket.planners.parallel.space import (
     shape_blocks,
     tensor_degrees,
 )
-from hocket.planners.parallel.transformer_why import Explanation, explain, explain_one, shortage
+from hocket.planners.parallel.transformer_why import explain, shortage
 from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
 # Every config through the closed forms of memory and time, the best of each shape kept.
@@ -374,23 +369,16 @@ def _compared(
         smallest = [c for i, s in enumerate(scans) for c in described(problem, i, s.smallest)]
         candidates = ranked([*candidates, *smallest])
     message = explain(candidates) if fits else shortage(problem, candidates, limits)
-    return _comparison(
-        problem,
-        message,
-        fits=fits,
-        configs=sum(s.num_configs for s in scans) + num_mixed,
-        fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
-        simulated=sum(candidate.simulated for candidate in candidates),
-    )
-
-
-def _comparison(problem: Problem, message: Explanation, *, fits: bool, **counts: int) -> Comparison:
     return Comparison(
         problem=problem,
         candidates=tuple(forecast.as_candidate(message.sentence) for forecast in message.forecasts),
         chosen=0 if fits else None,
         why=message.sentence,
-        counts=counts,
+        counts={
+            "configs": sum(s.num_configs for s in scans) + num_mixed,
+            "fitting": sum(s.num_fitting for s in scans) + _num_mixed(candidates),
+            "simulated": sum(candidate.simulated for candidate in candidates),
+        },
     )
 
 
@@ -441,48 +429,6 @@ def judged(
         step_s=estimate_s,
         parts_s={name: scale * value for name, value in first.parts_s.items()},
     )
-
-
-# ── one config ─────────────────────────────────────────────────────────────────────────────────
-
-
-def single(problem: Problem, requested: Configuration, where: str) -> Comparison:
-    """Simulate one requested config; ``where`` names its file in errors."""
-    stages, config = _seated(problem, requested, where)
-    check_configuration(problem.training.model, config, where)
-    (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
-    seen = replace(seen, config=config, stages=stages)
-    seen = simulated(seen) if config.layers is None else run(seen, config)
-    message = explain_one(seen)
-    return _comparison(
-        problem, message, fits=seen.feasible, configs=1, fitting=int(seen.feasible), simulated=1
-    )
-
-
-def _seated(
-    problem: Problem, requested: Configuration, where: str
-) -> tuple[PoolStages, ParallelConfig]:
-    """Pools for a config's ranks: a single one that holds all, else several, large memory first."""
-    pools, tensor = pools_of(problem), requested.config.tensor
-    groups = [pool.num_groups(tensor) for pool in pools]
-    config = filled(requested, groups)
-    per_rank = config.data * config.context
-    for index, count in enumerate(groups):
-        if count >= per_rank * config.pipeline:
-            return PoolStages(pools=(index,), ranks=(config.pipeline,)), config
-    left, used = config.pipeline, []
-    for index in sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i)):
-        ranks = min(left, groups[index] // per_rank)
-        used += [(index, ranks)] if ranks else []
-        left -= ranks
-    if left:
-        raise InputFileError(
-            f"{config.num_devices} devices are needed in groups of {tensor}, "
-            f"but {problem.cluster.name} has {problem.cluster.num_devices}",
-            hint="lower a degree in [parallel], or name a larger cluster",
-            where=where,
-        )
-    return PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), config
 
 
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────

@@ -178,17 +178,6 @@ def lacking(candidate: ConfigForecast) -> str:
     )
 
 
-def explain_one(candidate: ConfigForecast) -> Explanation:
-    """Explain a single requested config: whether it fits, and the parts of its time."""
-    if candidate.feasible:
-        return Explanation(
-            [replace(candidate, reason="it fits")],
-            f"{_label(candidate)}: it fits; {limit_sentence(candidate)}",
-        )
-    reason = lacking(candidate)
-    return Explanation([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
-
-
 def _fixed_rule(problem: Problem, limits: Limits) -> str:
     """Text on the rule that the fixed degrees violate; empty if they violate none."""
     fixed = dict(limits.fixed)
