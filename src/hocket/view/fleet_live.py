@@ -1,13 +1,13 @@
-"""Who held which device lately, as SVG: a row per device, a bar per attempt, now at the right.
+"""Draw who held which device over time, as SVG: a row per device, a bar per attempt of a job.
 
 The picture has no style of its own; colours are classes, one of twelve for each job by its
-number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the newest
+number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the last
 bars stay, and the result says how many were left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -48,6 +48,8 @@ class Bar:
     """Text of the tooltip."""
     is_bad: bool = False
     """True if the attempt failed or was lost."""
+    is_second: bool = False
+    """True if another job had the device before, and shares it: the bar is half as high."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,16 @@ def colour_of(job: int) -> int:
 
 
 def draw_devices(
-    devices: Sequence[DeviceRow], bars: Sequence[Bar], from_s: float, now_s: float
+    devices: Sequence[DeviceRow],
+    bars: Sequence[Bar],
+    from_s: float,
+    now_s: float,
+    ticks: Iterable[tuple[float, str]] | None = None,
 ) -> DevicePicture:
-    """Draw who held each device from ``from_s`` until ``now_s``."""
+    """Draw who held each device from ``from_s`` until ``now_s``.
+
+    ``ticks`` are seconds after ``from_s`` and their labels, by default round times before now.
+    """
     shown = devices[:MAX_DEVICES]
     seen = [
         bar for bar in bars
@@ -80,7 +89,7 @@ def draw_devices(
         f'<svg class="hocket-svg fleet" viewBox="0 0 {_WIDTH_PX} {height}" role="img" '
         'aria-labelledby="devices-title"><title id="devices-title">'
         f"{escape(_title(len(shown), len(newest)))}</title>",
-        *_axis(scale, height),
+        *_axis(scale, height, _before_now(scale.makespan_s) if ticks is None else ticks),
         *_rows(shown),
         *(_bar(bar, scale, from_s, now_s) for bar in newest),
         "</svg>",
@@ -100,15 +109,19 @@ def _title(num_devices: int, num_bars: int) -> str:
     return f"Attempts on {num_devices} devices over time: {num_bars} bars"
 
 
-def _axis(scale: Scale, height: float) -> Iterator[str]:
-    """Lines at round times before now."""
-    most = int(_WIDTH_PX // 130)
-    step_s = next((s for s in _STEPS_S if scale.makespan_s / s <= most), scale.makespan_s / most)
-    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
-        x = scale.x(scale.makespan_s - tick * step_s)
+def _axis(scale: Scale, height: float, ticks: Iterable[tuple[float, str]]) -> Iterator[str]:
+    for at_s, label in ticks:
+        x = scale.x(at_s)
         yield f'<path class="grid" d="M{x:.1f} {_AXIS_PX - 6}V{height}"/>'
-        label = "now" if tick == 0 else f"−{_short(tick * step_s)}"
-        yield svg_text(x, _AXIS_PX - 10, label, "muted", "end" if tick == 0 else "middle")
+        is_last = at_s >= scale.makespan_s
+        yield svg_text(x, _AXIS_PX - 10, label, "muted", "end" if is_last else "middle")
+
+
+def _before_now(span_s: float) -> Iterator[tuple[float, str]]:
+    most = int(_WIDTH_PX // 130)
+    step_s = next((s for s in _STEPS_S if span_s / s <= most), span_s / most)
+    for tick in range(int(span_s / step_s + 1e-9) + 1):
+        yield span_s - tick * step_s, f"−{_short(tick * step_s)}" if tick else "now"
 
 
 def _short(duration_s: float) -> str:
@@ -139,12 +152,14 @@ def _bar(bar: Bar, scale: Scale, from_s: float, now_s: float) -> str:
     start_s, end_s = max(bar.start_s, from_s), _end_s(bar, now_s)
     x = scale.x(start_s - from_s)
     width = max((end_s - start_s) * scale.px_per_s - 0.7, 1.0)
-    y = _AXIS_PX + bar.device * _ROW_PX
+    full_px = _ROW_PX - 4
+    height = full_px // 2 if bar.is_second else full_px
+    y = _AXIS_PX + bar.device * _ROW_PX + full_px - height
     kind = f"job-{colour_of(bar.job)}{' open' if bar.end_s is None else ''}"
-    rect = f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW_PX - 4}"/>'
+    rect = f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"/>'
     label = shorten(inert(bar.label), int((width - 8.0) / _PX_PER_LETTER))
-    words = f'<text x="{x + 4:.1f}" y="{y + 13}" class="on">{escape(label)}</text>'
-    end = f'<rect class="bad" x="{x + width - 2:.1f}" y="{y}" width="2" height="{_ROW_PX - 4}"/>'
+    words = f'<text x="{x + 4:.1f}" y="{y + min(13, height)}" class="on">{escape(label)}</text>'
+    end = f'<rect class="bad" x="{x + width - 2:.1f}" y="{y}" width="2" height="{height}"/>'
     return (
         f"<g>{rect}{end if bar.is_bad else ''}{words if len(label) > 2 else ''}"
         f"<title>{escape(inert(bar.note, 400))}</title></g>"

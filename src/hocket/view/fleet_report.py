@@ -17,12 +17,12 @@ from hocket.base.atomic import write_atomically
 from hocket.base.units import words_for_seconds
 from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 from hocket.view.drawing import svg_text, tick_step
+from hocket.view.fleet_live import MAX_BARS, MAX_DEVICES, Bar, DeviceRow, draw_devices
+from hocket.view.fleet_live import NUM_COLOURS as NUM_JOB_COLOURS
 from hocket.view.fleet_text import TIMES, USE, label, remarks, times, unit_of, use
-from hocket.view.names import inert, shorten
+from hocket.view.names import inert
 from hocket.view.page import page_html
 
-# Pictures of simulated fleets, as SVG: how many jobs had ended, devices in use, who ran where.
-#
 # Long runs are thinned: curves to a few hundred points, the picture of devices to the longest
 # spans.
 
@@ -30,12 +30,6 @@ NUM_COLOURS = 8
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1080, 260, 110, 40, 12, 28
 _ACROSS = _WIDTH - _LEFT - _RIGHT
 _MAX_POINTS = 400
-_MAX_SPANS = 5000
-_MAX_DEVICES = 200
-_LABEL_PX = 12.0
-_LETTER_PX = 6.5
-_MIN_LETTERS = 3
-"""Letters that must fit into a bar; a narrower bar has no name, only a tooltip."""
 
 Curve = tuple[FloatArray, FloatArray]
 Ticks = Sequence[tuple[float, str]]
@@ -76,22 +70,28 @@ def use_chart(runs: Sequence[FleetRun]) -> str:
 
 
 def device_chart(run: FleetRun, spans: HoldSpans) -> str:
-    """A row per device, a bar per span; the second of two jobs on a device below the first."""
-    shown = np.flatnonzero(spans.device < _MAX_DEVICES)
-    length_s = (spans.end_s - spans.start_s)[shown]
-    longest = shown[np.argsort(-length_s, kind="stable")[:_MAX_SPANS]]
-    longest = longest[np.argsort(spans.is_second[longest], kind="stable")]
-    num_devices = min(len(spans.device_names), _MAX_DEVICES)
-    row_px = max(4.0, min(16.0, 900.0 / max(num_devices, 1)))
-    bottom, total_s = num_devices * row_px, max(run.simulated_s, 1e-9)
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {bottom + 24:.0f}" role="img" '
-        'aria-label="Jobs on devices over time">',
-        *_marks(_time_ticks(total_s), 0.0, bottom),
-        *_device_names(spans.device_names[:num_devices], row_px),
-        *(_bar(run, spans, int(at), row_px, total_s) for at in longest),
-    ]
-    return "".join(parts) + "</svg>" + _left_out(spans, len(longest), num_devices)
+    """Jobs on devices over time, the longest spans of many."""
+    total_s = max(run.simulated_s, 1e-9)
+    unit_s, unit = unit_of(total_s)
+    by_length = np.argsort(spans.end_s - spans.start_s, kind="stable")[-MAX_BARS:]
+    bars = []
+    for at in by_length[np.argsort(spans.is_second[by_length], kind="stable")].tolist():
+        start_s, end_s = float(spans.start_s[at]), float(spans.end_s[at])
+        job, name = int(spans.number[at]), run.names[spans.number[at]]
+        when = f"{start_s / unit_s:.2f} to {end_s / unit_s:.2f} {unit}"
+        bars.append(
+            Bar(device=int(spans.device[at]), job=job, label=name, start_s=start_s, end_s=end_s,
+                note=f"{inert(name, 60)}, {when}", is_second=bool(spans.is_second[at]))
+        )  # fmt: skip
+    rows = [DeviceRow(name=name, device_type=name) for name in spans.device_names]
+    ticks = [(where * total_s, text) for where, text in _time_ticks(total_s)]
+    drawn = draw_devices(rows, bars, 0.0, total_s, ticks)
+    notes = []
+    if drawn.num_hidden_devices:
+        notes.append(f"The first {MAX_DEVICES:,} of {len(rows):,} devices are drawn.")
+    if len(bars) < len(spans.device):
+        notes.append(f"The {len(bars):,} longest of {len(spans.device):,} spans are drawn.")
+    return drawn.svg + (f"<p>{' '.join(notes)}</p>" if notes else "")
 
 
 # ── curves ───────────────────────────────────────────────────────────────────────────────────────
@@ -156,48 +156,6 @@ def _log_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
     return [tick for tick in ticks if low_s <= tick[0] <= high_s]
 
 
-# ── devices over time ────────────────────────────────────────────────────────────────────────────
-
-
-def _device_names(names: Sequence[str], row_px: float) -> Iterator[str]:
-    """As many names as fit."""
-    every = int(np.ceil(_LABEL_PX / row_px))
-    for device in range(0, len(names), every):
-        y = device * row_px + min(row_px, _LABEL_PX) * 0.8
-        yield svg_text(2.0, max(y, 9.0), shorten(inert(names[device]), 16), "")
-
-
-def _bar(run: FleetRun, spans: HoldSpans, at: int, row_px: float, total_s: float) -> str:
-    number, scale = int(spans.number[at]), _ACROSS / total_s
-    start_s, end_s = float(spans.start_s[at]), float(spans.end_s[at])
-    y, height = spans.device[at] * row_px, row_px - 1.0
-    if spans.is_second[at]:
-        y, height = y + height / 2.0, height / 2.0
-    unit_s, unit = unit_of(total_s)
-    when = f"{start_s / unit_s:.2f} to {end_s / unit_s:.2f} {unit}"
-    x, width = _LEFT + start_s * scale, max((end_s - start_s) * scale, 0.2)
-    bar = (
-        f'<rect class="f{colour_of(number)}" x="{x:.2f}" y="{y:.1f}" '
-        f'width="{width:.2f}" height="{height:.1f}">'
-        f"<title>{escape(inert(run.names[number], 60))}, {when}</title></rect>"
-    )
-    max_letters = int((width - 6.0) / _LETTER_PX)
-    if height < _LABEL_PX - 1.0 or max_letters < _MIN_LETTERS:
-        return bar
-    name = shorten(inert(run.names[number]), max_letters)
-    return bar + svg_text(x + 3.0, y + height - 3.0, name, "on")
-
-
-def _left_out(spans: HoldSpans, num_drawn: int, num_devices: int) -> str:
-    """Note about jobs that the picture leaves out."""
-    notes = []
-    if num_devices < len(spans.device_names):
-        notes.append(f"The first {num_devices:,} of {len(spans.device_names):,} devices are drawn.")
-    if num_drawn < len(spans.device):
-        notes.append(f"The {num_drawn:,} longest of {len(spans.device):,} spans are drawn.")
-    return f"<p>{' '.join(notes)}</p>" if notes else ""
-
-
 def _variables(colours: Sequence[str]) -> str:
     return "".join(f"--c{at}:{colour};" for at, colour in enumerate(colours))
 
@@ -226,6 +184,7 @@ h2{margin-top:1.6rem}.scroll{margin-bottom:1rem}
     + "".join(
         f".c{at}{{stroke:var(--c{at})}}.f{at}{{fill:var(--c{at})}}" for at in range(len(_COLOURS))
     )
+    + "".join(f".job-{job}{{fill:var(--c{colour_of(job)})}}" for job in range(NUM_JOB_COLOURS))
     + f":root{{{_variables(_COLOURS)}}}"
     + f"@media(prefers-color-scheme:dark){{:root{{{_variables(_DARK)}}}}}"
 )
