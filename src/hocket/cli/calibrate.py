@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from hocket.cli.options import FILE
-from hocket.cli.output import emit, json_option, output_option
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import emit
 
 if TYPE_CHECKING:
     from hocket.base.arrays import FloatArray
@@ -38,29 +38,27 @@ def command() -> None:
     """
 
 
-@command.command(_DEFAULT)
-@click.argument("profiles", nargs=-1, type=FILE)
-@click.option(
-    "--from",
-    "run_files",
-    multiple=True,
-    type=FILE,
-    metavar="RUN",
-    help="What hocket run --json printed, or train.report(…, record=) wrote; several are allowed.",
-)
-@output_option("Calibration file")
-@click.option(
-    "--on",
-    default="auto",
-    metavar="CLUSTER",
-    help="A cluster with the profiles' kind of device; 'auto' is this machine.",
-)
-@json_option
+@declare(_DEFAULT, command)
 def profiles_command(
-    profiles: tuple[Path, ...],
-    run_files: tuple[Path, ...],
-    output: Path,
-    on: str,
+    *,
+    profiles: Annotated[tuple[Path, ...], argument(nargs=-1)],
+    run_files: Annotated[
+        tuple[Path, ...],
+        option(
+            "What hocket run --json printed, or train.report(…, record=) wrote; several are "
+            "allowed.",
+            "--from",
+            metavar="RUN",
+        ),
+    ] = (),
+    output: Annotated[Path, option("Calibration file to write.", "-o", "--output")],
+    on: Annotated[
+        str,
+        option(
+            "A cluster with the profiles' kind of device; 'auto' is this machine.",
+            metavar="CLUSTER",
+        ),
+    ] = "auto",
     as_json: bool,
 ) -> None:
     """Fit efficiencies per family of ops from PROFILES of one device type, or steps from runs."""
@@ -114,37 +112,25 @@ def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -
     click.echo(f"wrote {output} — next: hocket plan MODEL --on CLUSTER --calibration {output}")
 
 
-@command.command("parallel")
-@click.argument("data", type=FILE)
-@click.option("--on", required=True, metavar="CLUSTER", help="What the runs were measured on.")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    default=Path("coefficients.json"),
-    help="Coefficients file to write.",
-)
-@click.option(
-    "--software",
-    default="megatron-core",
-    metavar="NAME",
-    help="The program that the runs were made with.",
-)
-@click.option(
-    "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
-    default="full",
-    help="What the backward pass computed again, where DATA does not say.",
-)
-@click.option(
-    "--sequence",
-    type=click.IntRange(1, 10**9),
-    default=2048,
-    help="Tokens of a sequence, where DATA does not say.",
-)
-@json_option
+@declare("parallel", command)
 def parallel_command(
-    data: Path, on: str, output: Path, software: str, recompute: str, sequence: int, as_json: bool
+    *,
+    data: Annotated[Path, argument()],
+    on: Annotated[str, option("What the runs were measured on.", metavar="CLUSTER")],
+    output: Annotated[Path, option("Coefficients file to write.", "-o", "--output")] = Path(
+        "coefficients.json"
+    ),
+    software: Annotated[
+        str, option("The program that the runs were made with.", metavar="NAME")
+    ] = "megatron-core",
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        "What the backward pass computed again, where DATA does not say.",
+    ] = "full",
+    sequence: Annotated[
+        int, option("Tokens of a sequence, where DATA does not say.", type=click.IntRange(1, 10**9))
+    ] = 2048,
+    as_json: bool,
 ) -> None:
     """Fit the step predictor from a table of measured runs on one cluster."""
     from dataclasses import replace

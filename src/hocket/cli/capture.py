@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
 
-from hocket.cli.options import ModelOptions, model_options
-from hocket.cli.output import emit, json_option, output_option
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import ModelOptions
+from hocket.cli.output import emit
 from hocket.cli.sources import capture_model
 from hocket.cli.written import require_folder
 
 
-@click.command("capture")
-@click.argument("model", metavar="NAME_OR_FACTORY")
-@output_option("Graph file (gzipped when the name ends in .gz)")
-@click.option(
-    "--device",
-    type=click.Choice(["accelerator", "cuda", "cpu"]),
-    default="accelerator",
-    help="Whose kernels to record; an accelerator need not be there.",
-)
-@model_options
-@json_option
+@declare("capture")
 def command(
-    model: str,
-    output: Path,
-    device: str,
+    *,
+    model: Annotated[str, argument("NAME_OR_FACTORY")],
+    output: Annotated[
+        Path, option("Graph file (gzipped when the name ends in .gz) to write.", "-o", "--output")
+    ],
+    device: Annotated[
+        Literal["accelerator", "cuda", "cpu"],
+        "Whose kernels to record; an accelerator need not be there.",
+    ] = "accelerator",
     options: ModelOptions,
     as_json: bool,
 ) -> None:

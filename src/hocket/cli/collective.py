@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from hocket.cli.options import FILE, ModelOptions, size_option_value
-from hocket.cli.output import console, emit, json_option, say, working
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import SIZE, ModelOptions
+from hocket.cli.output import console, emit, say, working
 from hocket.cli.sources import load_graph
 from hocket.cli.written import require_folder
 
@@ -29,51 +30,67 @@ def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
     return name
 
 
-@click.command("collective")
-@click.argument("collective", callback=_collective, metavar="COLLECTIVE")
-@click.option("--on", required=True, metavar="CLUSTER",
-              help="A TOML file, a preset, shorthand, NCCL's topology XML, the matrix of "
-              "nvidia-smi topo -m (.txt), JSON, or 'auto' for this machine.")  # fmt: skip
-@click.option("--gpus", metavar="LIST",
-              help="Devices of the job, in the order of the ranks: 0,1,2,4 or 0-3 or names. "
-              "[default: all]")  # fmt: skip
-@click.option("--size", "size_bytes", callback=size_option_value, metavar="SIZE",
-              help="Bytes of the message, such as 64MiB; decides by time.")  # fmt: skip
-@click.option("--root", metavar="DEVICE", help="Of broadcast and reduce. [default: the best]")
-@click.option("--relay", is_flag=True, help="Let devices that are not in the job forward.")
-@click.option("--links", type=click.Choice(["auto", "peer", "all"]), default="auto",
-              help="Links between devices alone where they suffice, or those "
-              "of the hosts as well.")  # fmt: skip
-@click.option("--trees", "max_trees", type=click.IntRange(1, 10_000),
-              help="Keep at most so many trees of an all-reduce, the heaviest.")  # fmt: skip
-@click.option("--blink", "with_blink", is_flag=True,
-              help="Also: the trees of Blink's multiplicative weights.")  # fmt: skip
-@click.option("-o", "--output", type=FILE, help="Schedule to write.")
-@click.option("--report", type=FILE, help="HTML report to write.")
-@click.option("--export", "export", type=FILE,
-              help="Program to write: NAME.json for MSCCL++, NAME.graph.xml for NCCL (rings and "
-              "chains only).")  # fmt: skip
-@click.option("--bound", "bound_only", is_flag=True,
-              help="The bound alone, for clusters of any size.")  # fmt: skip
-@click.option("--gradients", "model", metavar="MODEL",
-              help="Also: a data-parallel step of this model (or file of a graph), its gradients "
-              "sent in several orders.")  # fmt: skip
-@json_option
+@declare("collective")
 def command(
-    collective: str,
-    on: str,
-    gpus: str | None,
-    size_bytes: int | None,
-    root: str | None,
-    relay: bool,
-    links: str,
-    max_trees: int | None,
-    with_blink: bool,
-    output: Path | None,
-    report: Path | None,
-    export: Path | None,
-    bound_only: bool,
-    model: str | None,
+    *,
+    collective: Annotated[str, argument("COLLECTIVE", callback=_collective)],
+    on: Annotated[
+        str,
+        option(
+            "A TOML file, a preset, shorthand, NCCL's topology XML, the matrix of nvidia-smi topo "
+            "-m (.txt), JSON, or 'auto' for this machine.",
+            metavar="CLUSTER",
+        ),
+    ],
+    gpus: Annotated[
+        str | None,
+        option(
+            "Devices of the job, in the order of the ranks: 0,1,2,4 or 0-3 or names. [default: "
+            "all]",
+            metavar="LIST",
+        ),
+    ] = None,
+    size_bytes: Annotated[
+        int | None,
+        option("Bytes of the message, such as 64MiB; decides by time.", "--size", type=SIZE),
+    ] = None,
+    root: Annotated[
+        str | None, option("Of broadcast and reduce. [default: the best]", metavar="DEVICE")
+    ] = None,
+    relay: Annotated[bool, "Let devices that are not in the job forward."] = False,
+    links: Annotated[
+        Literal["auto", "peer", "all"],
+        "Links between devices alone where they suffice, or those of the hosts as well.",
+    ] = "auto",
+    max_trees: Annotated[
+        int | None,
+        option(
+            "Keep at most so many trees of an all-reduce, the heaviest.",
+            "--trees",
+            type=click.IntRange(1, 10_000),
+        ),
+    ] = None,
+    with_blink: Annotated[
+        bool, option("Also: the trees of Blink's multiplicative weights.", "--blink")
+    ] = False,
+    output: Annotated[Path | None, option("Schedule to write.", "-o", "--output")] = None,
+    report: Annotated[Path | None, "HTML report to write."] = None,
+    export: Annotated[
+        Path | None,
+        "Program to write: NAME.json for MSCCL++, NAME.graph.xml for NCCL (rings and chains only).",
+    ] = None,
+    bound_only: Annotated[
+        bool, option("The bound alone, for clusters of any size.", "--bound")
+    ] = False,
+    model: Annotated[
+        str | None,
+        option(
+            "Also: a data-parallel step of this model (or file of a graph), its gradients sent in "
+            "several orders.",
+            "--gradients",
+            metavar="MODEL",
+        ),
+    ] = None,
     as_json: bool,
 ) -> None:
     """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather or reducescatter.

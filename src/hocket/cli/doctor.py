@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from hocket.cli.output import emit, fail, json_option
+from hocket.cli.declare import declare
+from hocket.cli.output import emit, fail
 from hocket.cli.sources import announce_compilation
 
 FAILED = "failed:"
@@ -32,9 +33,11 @@ _ADDS = {
 }
 
 
-@click.command("doctor")
-@json_option
-def command(as_json: bool) -> None:
+@declare("doctor")
+def command(
+    *,
+    as_json: bool,
+) -> None:
     """Report versions, devices and whether the parts of hocket work here. Exit 6 if not."""
     from hocket import __version__
     from hocket.base.errors import CheckError

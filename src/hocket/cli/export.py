@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import click
 
-from hocket.cli.options import FILE
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.declare import FOLDER, argument, declare, option
+from hocket.cli.output import emit, say
 from hocket.cli.written import write_folder
 
 
-@click.command("export")
-@click.argument("plan_file", metavar="PLAN", type=FILE)
-@click.option(
-    "--to",
-    "target",
-    type=click.Choice(["megatron", "torchtitan", "deepspeed", "torch", "accelerate"]),
-    required=True,
-    help="The training program; accelerate takes placements, the others parallel plans.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write to; it is made where it is not there. [default: print the files]",
-)
-@json_option
-def command(plan_file: Path, target: str, output: Path | None, as_json: bool) -> None:
+@declare("export")
+def command(
+    *,
+    plan_file: Annotated[Path, argument("PLAN")],
+    target: Annotated[
+        Literal["megatron", "torchtitan", "deepspeed", "torch", "accelerate"],
+        option(
+            "The training program; accelerate takes placements, the others parallel plans.", "--to"
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        option(
+            "Folder to write to; it is made where it is not there. [default: print the files]",
+            "-o",
+            "--output",
+            type=FOLDER,
+        ),
+    ] = None,
+    as_json: bool,
+) -> None:
     """Write PLAN as flags, configuration or script of a training program.
 
     A decision that the program cannot express is an error. A placement for Accelerate becomes the

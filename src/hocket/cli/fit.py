@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
-
-from hocket.cli.options import (
-    FILE,
-    ModelOptions,
-    budget_options,
-    cost_options,
-    model_options,
-    size_option_value,
-)
-from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.declare import declare, option
+from hocket.cli.options import SIZE, Calibration, Memory, ModelOptions, On, Output, Profile, Source
+from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import (
     announce_compilation,
     is_graph_file,
@@ -35,51 +27,47 @@ MOST = {"batch": 2**20, "seq": 2**20, "layers": 1024}
 START = {"batch": 8, "seq": 512, "layers": 4}
 
 
-@click.command("fit")
-@click.argument("source", metavar="MODEL_OR_GRAPH")
-@budget_options(
-    metavar="DEVICE",
-    devices="One device",
-    memory="Memory budget of the device, such as 8GiB. [default: what it has beside its headroom]",
-)
-@click.option(
-    "--host-memory",
-    "host_bytes",
-    callback=size_option_value,
-    metavar="SIZE",
-    help="Host memory that offloaded tensors may take. [default: no limit]",
-)
-@click.option(
-    "--async-update",
-    is_flag=True,
-    help="Let updates on the host run into the next step, as hocket.prepare(async_update=True).",
-)
-@click.option(
-    "--max",
-    "grows",
-    type=click.Choice(["batch", "layers", "seq"]),
-    help="Find the largest batch, number of layers or sequence length that fits, and plan that.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="Plan file to write; the report goes beside it. [default: plan.json, nothing with --json]",
-)
-@cost_options
-@model_options
-@json_option
+@dataclass(frozen=True, kw_only=True)
+class BudgetRequest:
+    """A model, a device and the memory that its step may take."""
+
+    source: Source
+    on: On
+    memory_bytes: Memory = None
+    host_bytes: Annotated[
+        int | None,
+        option(
+            "Host memory that offloaded tensors may take. [default: no limit]",
+            "--host-memory",
+            type=SIZE,
+        ),
+    ] = None
+    profile: Profile = None
+    calibration: Calibration = None
+    options: ModelOptions
+
+    @property
+    def host_limit_bytes(self) -> float:
+        """Host memory that may be taken, infinite where it has no limit."""
+        return float("inf") if self.host_bytes is None else self.host_bytes
+
+
+@declare("fit")
 def command(
-    source: str,
-    on: str,
-    memory_bytes: int | None,
-    host_bytes: int | None,
-    async_update: bool,
-    grows: str | None,
-    output: Path | None,
-    profile: Path | None,
-    calibration: Path | None,
-    options: ModelOptions,
+    *,
+    request: BudgetRequest,
+    async_update: Annotated[
+        bool,
+        "Let updates on the host run into the next step, as hocket.prepare(async_update=True).",
+    ] = False,
+    grows: Annotated[
+        Literal["batch", "layers", "seq"] | None,
+        option(
+            "Find the largest batch, number of layers or sequence length that fits, and plan that.",
+            "--max",
+        ),
+    ] = None,
+    output: Output = None,
     as_json: bool,
 ) -> None:
     """Fit a training step of MODEL_OR_GRAPH into a memory budget on one GPU.
@@ -90,22 +78,7 @@ def command(
     """
     if output is None and not as_json:
         output = Path("plan.json")
-    on_host = float("inf") if host_bytes is None else host_bytes
-    request = BudgetRequest(source, on, memory_bytes, profile, calibration, options, on_host)
     answer_budget(request, output, grows=grows, async_update=async_update, as_json=as_json)
-
-
-@dataclass(frozen=True)
-class BudgetRequest:
-    """A model, a device and the memory that its step may take."""
-
-    source: str
-    on: str
-    memory_bytes: int | None
-    profile: Path | None
-    calibration: Path | None
-    options: ModelOptions
-    host_bytes: float = float("inf")
 
 
 def is_one_device(on: str) -> bool:
@@ -162,7 +135,7 @@ def answer_budget(
     problem = make_problem(graph, on, "shared", request.profile, request.calibration)
     with working(f"planning {graph.num_ops:,} ops"):
         fitted = fit_problem(
-            problem, memory_bytes, host_bytes=request.host_bytes, async_update=async_update
+            problem, memory_bytes, host_bytes=request.host_limit_bytes, async_update=async_update
         )
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
@@ -240,7 +213,7 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
 
     size, problem = largest_that_fits(
         make, request.memory_bytes, start=START[grows], most=MOST[grows],
-        host_bytes=request.host_bytes, on_try=tell,
+        host_bytes=request.host_limit_bytes, on_try=tell,
     )  # fmt: skip
     return size, None if problem is None else problem.graph, needs[min(needs)]
 

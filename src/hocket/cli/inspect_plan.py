@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.options import FILE, plan_arguments
-from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.declare import declare
+from hocket.cli.options import GraphFile, PlanFile, Transfers
+from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_plan
 
 if TYPE_CHECKING:
     from hocket.view.plan_view import PlanView
 
 
-@click.command("show")
-@plan_arguments
-@click.option("--report", type=FILE, help="Also write the HTML report here.")
-@click.option("--trace", type=FILE, help="Also write the Perfetto trace here.")
-@json_option
+@declare("show")
 def show(
-    plan_file: Path, graph_file: Path | None, report: Path | None, trace: Path | None, as_json: bool
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    report: Annotated[Path | None, "Also write the HTML report here."] = None,
+    trace: Annotated[Path | None, "Also write the Perfetto trace here."] = None,
+    as_json: bool,
 ) -> None:
     """Show PLAN: devices, memory, links and the ops that take the most time."""
     from hocket.base.atomic import write_atomically
@@ -41,10 +43,13 @@ def show(
         console().print(view.summary())
 
 
-@click.command("explain")
-@plan_arguments
-@json_option
-def explain(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
+@declare("explain")
+def explain(
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    as_json: bool,
+) -> None:
     """Explain PLAN: the alternatives, its critical path, why devices wait, what limits it."""
     view = _simulated(plan_file, graph_file)
     if as_json:
@@ -53,14 +58,16 @@ def explain(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
         console().print(view.explanation())
 
 
-@click.command("simulate")
-@plan_arguments
-@click.option(
-    "--transfers", type=click.Choice(["shared", "queued", "parallel"]),
-    help="Contention between transfers, instead of that of the plan.",
-)  # fmt: skip
-@json_option
-def simulate(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
+@declare("simulate")
+def simulate(
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    transfers: Annotated[
+        Transfers | None, "Contention between transfers, instead of that of the plan."
+    ] = None,
+    as_json: bool,
+) -> None:
     """Simulate PLAN and print its step time, memory and use of devices and links."""
     view = _simulated(plan_file, graph_file, transfers)
     if as_json:
@@ -69,10 +76,13 @@ def simulate(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: 
         console().print(view.summary())
 
 
-@click.command("verify")
-@plan_arguments
-@json_option
-def verify(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
+@declare("verify")
+def verify(
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    as_json: bool,
+) -> None:
     """Check PLAN: every section by its rules, precedence, memory. Exit 6 on a violation."""
     from hocket.base.errors import CheckError
     from hocket.simulate.verify import violations

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.options import FILE
-from hocket.cli.output import emit, json_option
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import emit
 
 if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan
@@ -18,28 +18,27 @@ GIVEN = "-"
 """In place of a plan: the one that a variable names."""
 
 
-@click.command(
+@declare(
     "launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("--nodes", type=click.IntRange(1, 4096), default=1, help="Machines that take part.")
-@click.option("--node-rank", type=click.IntRange(0, 4095), default=0,
-              help="Number of this machine, from 0.")  # fmt: skip
-@click.option("--address", metavar="HOST:PORT",
-              help="Where ranks of several machines meet: the first one, a free port.")  # fmt: skip
-@click.option("--profile", type=FILE, metavar="FILE",
-              help="Time one early step, and plan again with its times.")  # fmt: skip
-@click.argument("plan", type=FILE)
-@click.argument("script", type=FILE)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@json_option
 def command(
-    nodes: int,
-    node_rank: int,
-    address: str | None,
-    profile: Path | None,
-    plan: Path,
-    script: Path,
-    arguments: tuple[str, ...],
+    *,
+    nodes: Annotated[int, option("Machines that take part.", type=click.IntRange(1, 4096))] = 1,
+    node_rank: Annotated[
+        int, option("Number of this machine, from 0.", type=click.IntRange(0, 4095))
+    ] = 0,
+    address: Annotated[
+        str | None,
+        option(
+            "Where ranks of several machines meet: the first one, a free port.", metavar="HOST:PORT"
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, option("Time one early step, and plan again with its times.", metavar="FILE")
+    ] = None,
+    plan: Annotated[Path, argument()],
+    script: Annotated[Path, argument()],
+    arguments: Annotated[tuple[str, ...], argument(nargs=-1, type=click.UNPROCESSED)],
     as_json: bool,
 ) -> None:
     """Run SCRIPT with ARGUMENTS in one process per device of PLAN, as torchrun does.

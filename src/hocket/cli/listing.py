@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Annotated
 
 import click
 
-from hocket.cli.output import console, emit, json_option
+from hocket.cli.declare import argument, declare
+from hocket.cli.output import console, emit
 
 Names = list[tuple[str, str]]
 """Names, each with a description."""
@@ -89,10 +91,12 @@ LISTS: dict[str, Callable[[], Names]] = {
 }
 
 
-@click.command("list")
-@click.argument("what", type=click.Choice(list(LISTS)))
-@json_option
-def command(what: str, as_json: bool) -> None:
+@declare("list")
+def command(
+    *,
+    what: Annotated[str, argument(type=click.Choice(list(LISTS)))],
+    as_json: bool,
+) -> None:
     """List the names of hardware, models, planners, policies or training programs."""
     names = LISTS[what]()
     if as_json:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from hocket.cli.output import emit, json_option
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import emit
 
 
 @click.group("loop")
@@ -15,24 +16,20 @@ def command() -> None:
     """Analyse serial loops: which can run in parallel, and how."""
 
 
-@command.command("explain")
-@click.argument("target", metavar="FILE.py:FUNCTION")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Arguments by name in an .npz file; then sizes, balance and times are known.",
-)
-@click.option("--ordered", is_flag=True, help="Dependent iterations keep the loop's order.")
-@click.option("--permit", multiple=True, metavar="ARRAY", help="May be buffered (repeatable).")
-@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Default: all cores.")
-@json_option
+@declare("explain", command)
 def explain(
-    target: str,
-    data: Path | None,
-    ordered: bool,
-    permit: tuple[str, ...],
-    workers: int | None,
+    *,
+    target: Annotated[str, argument("FILE.py:FUNCTION")],
+    data: Annotated[
+        Path | None, "Arguments by name in an .npz file; then sizes, balance and times are known."
+    ] = None,
+    ordered: Annotated[bool, "Dependent iterations keep the loop's order."] = False,
+    permit: Annotated[
+        tuple[str, ...], option("May be buffered (repeatable).", metavar="ARRAY")
+    ] = (),
+    workers: Annotated[
+        int | None, option("Default: all cores.", type=click.IntRange(1, 4096))
+    ] = None,
     as_json: bool,
 ) -> None:
     """Describe how the loops of FUNCTION run: dependences, schedule, refusals. FILE is not run.

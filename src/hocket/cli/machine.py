@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from hocket.cli.options import FILE
-from hocket.cli.output import emit, json_option, working
+from hocket.cli.declare import declare, option
+from hocket.cli.output import emit, working
 from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Cluster
 
 
-@click.command("detect")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="TOML file to write. [default: print it]",
-)
-@click.option(
-    "--processes", type=click.IntRange(1, 64), default=1,
-    help="Describe the CPU as this many devices: the processes of hocket run --backend gloo.",
-)  # fmt: skip
-@json_option
-def detect(output: Path | None, processes: int, as_json: bool) -> None:
+@declare("detect")
+def detect(
+    *,
+    output: Annotated[
+        Path | None, option("TOML file to write. [default: print it]", "-o", "--output")
+    ] = None,
+    processes: Annotated[
+        int,
+        option(
+            "Describe the CPU as this many devices: the processes of hocket run --backend gloo.",
+            type=click.IntRange(1, 64),
+        ),
+    ] = 1,
+    as_json: bool,
+) -> None:
     """Describe this machine's devices and links as a TOML cluster file."""
     from hocket.api.clusters import detect as detect_cluster
 
@@ -38,13 +40,15 @@ def detect(output: Path | None, processes: int, as_json: bool) -> None:
     _give(cluster, output, as_json, "hocket plan gpt2")
 
 
-@click.command("probe")
-@click.option(
-    "-o", "--output", type=FILE,
-    help="TOML file to write, by the first rank. [default: print it]",
-)  # fmt: skip
-@json_option
-def probe(output: Path | None, as_json: bool) -> None:
+@declare("probe")
+def probe(
+    *,
+    output: Annotated[
+        Path | None,
+        option("TOML file to write, by the first rank. [default: print it]", "-o", "--output"),
+    ] = None,
+    as_json: bool,
+) -> None:
     """Measure the links between ranks, in two seconds, and write them as a cluster file.
 
     Start it once per rank, as the program that it is for is started: ``torchrun --nnodes 4

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 FIRST_SPOKEN_S, SPOKEN_EVERY_S = 10.0, 60.0
 """Seconds until the first progress line where stderr is no terminal, and between lines at most."""
-
-
-def json_option(command: F) -> F:
-    """The ``--json`` option that every command takes."""
-    option = click.option(
-        "--json", "as_json", is_flag=True, help="Print the result as one JSON object on stdout."
-    )
-    return option(command)
-
-
-def output_option(what: str) -> Callable[[F], F]:
-    """The ``-o`` option of commands whose result is one file."""
-    return click.option(
-        "-o", "--output", type=click.Path(path_type=Path), required=True, help=f"{what} to write."
-    )
 
 
 def wants_json(arguments: list[str]) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from hocket.cli.options import ModelOptions
-from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import ModelOptions, On, Output
+from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import is_graph_file, load_graph, recorded_step, say_joining
 from hocket.cli.written import beside, require_folder
 
@@ -31,62 +32,58 @@ _AMP = {"bfloat16": "bf16", "float16": "fp16"}
 class Request:
     """Model, cluster and batch of one command, and the settings of the training program."""
 
-    model: str
-    on: str
-    batch: int | None
-    seq: int | None
-    dtype: str | None
-    software: str
-    options: tuple[str, ...]
-    coefficients: Path | None
-    fixed: tuple[str, ...]
+    model: Annotated[str, argument("MODEL")]
+    on: On
+    batch: Annotated[
+        int | None, option("Sequences per step.", type=click.IntRange(1, MAX_BATCH))
+    ] = None
+    seq: Annotated[
+        int | None,
+        option("Tokens per sequence. [default: the model's]", type=click.IntRange(1, 2**24)),
+    ] = None
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float8"] | None,
+        "Arithmetic of matrix products. [default: the software's]",
+    ] = None
+    software: Annotated[
+        str,
+        option(
+            "The training program; only what it can run is tried. hocket list programs names them.",
+            metavar="NAME",
+        ),
+    ] = OWN_SOFTWARE
+    options: Annotated[
+        tuple[str, ...],
+        option(
+            "Settings of the training program: async-tp, async-ep, compiled, eager, "
+            "float8=rowwise, graphs, hsdp=N, offload, selective=ops.",
+            metavar="NAME[=VALUE],...",
+        ),
+    ] = ()
+    coefficients: Annotated[Path | None, "Fitted coefficients from hocket calibrate parallel."] = (
+        None
+    )
+    fixed: Annotated[
+        tuple[str, ...],
+        option(
+            "Try only this value of a degree or mode: tensor=8,recompute=full.",
+            "--fix",
+            metavar="NAME=VALUE,...",
+        ),
+    ] = ()
 
     @property
     def has_settings(self) -> bool:
         """True if options are given that only the closed form of a program has."""
-        given = (
-            self.options, self.coefficients, self.dtype == "float8",
-        )  # fmt: skip
-        return any(bool(each) for each in given)
+        return bool(self.options or self.coefficients or self.dtype == "float8")
 
 
-@click.command("parallel")
-@click.argument("model", required=False, metavar="MODEL")
-@click.option("--on", metavar="CLUSTER", help="A TOML file, a preset, shorthand such as "
-              "512xdgx-a100-80g, or 'auto' for this machine.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Sequences per step.")
-@click.option("--seq", type=click.IntRange(1, 2**24),
-              help="Tokens per sequence. [default: the model's]")  # fmt: skip
-@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float8"]),
-              help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
-@click.option("--software", metavar="NAME", default=OWN_SOFTWARE, show_default=True,
-              help="The training program; only what it can run is tried. hocket list programs "
-              "names them.")  # fmt: skip
-@click.option("--options", multiple=True, metavar="NAME[=VALUE],...",
-              help="Settings of the training program: async-tp, async-ep, compiled, eager, "
-              "float8=rowwise, graphs, hsdp=N, offload, selective=ops.")  # fmt: skip
-@click.option("--coefficients", type=click.Path(path_type=Path), default=None,
-              help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
-@click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
-              help="Try only this value of a degree or mode: tensor=8,recompute=full.")  # fmt: skip
-@click.option("--top", type=click.IntRange(1, 200), default=10, show_default=True,
-              help="Candidates to show.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=None,
-              help="Plan file to write; the report goes beside it. "
-              "[default: plan.json, nothing with --json]")  # fmt: skip
-@json_option
+@declare("parallel")
 def command(
-    model: str | None,
-    on: str | None,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    software: str,
-    options: tuple[str, ...],
-    coefficients: Path | None,
-    fixed: tuple[str, ...],
-    top: int,
-    output: Path | None,
+    *,
+    request: Request,
+    top: Annotated[int, option("Candidates to show.", type=click.IntRange(1, 200))] = 10,
+    output: Output = None,
     as_json: bool,
 ) -> None:
     """Choose data, tensor and pipeline parallelism for training MODEL on a cluster.
@@ -96,10 +93,6 @@ def command(
     devices by simulating the captured ops, with the answer of hocket plan; above by a closed form
     that is fitted to such simulations. Other programs are predicted by their closed forms.
     """
-    request = Request(
-        model=_given(model, "MODEL"), on=_given(on, "--on CLUSTER"), batch=batch, seq=seq,
-        dtype=dtype, software=software, options=options, coefficients=coefficients, fixed=fixed,
-    )  # fmt: skip
     is_simulated = _is_simulated(request)
     if output is None and not as_json:
         output = Path("plan.json")
@@ -113,17 +106,6 @@ def command(
     _answer(comparison, top, output, as_json)
 
 
-def _given(value: str | None, what: str) -> str:
-    from hocket.base.errors import UsageError
-
-    if value is None:
-        raise UsageError(
-            f"{what} is missing",
-            hint="hocket parallel gpt3-175b --on 512xdgx-a100-80g --batch 1536",
-        )
-    return value
-
-
 def _is_simulated(request: Request) -> bool:
     """True if captured ops are simulated: the program is hocket, and the cluster small enough."""
     from hocket.base.errors import UsageError
@@ -134,7 +116,10 @@ def _is_simulated(request: Request) -> bool:
 
     is_own = request.software == OWN_SOFTWARE
     if request.batch is None and not (is_own and recorded_step(request.model)):
-        _given(None, "--batch N")
+        raise UsageError(
+            "--batch N is missing",
+            hint="hocket parallel gpt3-175b --on 512xdgx-a100-80g --batch 1536",
+        )
     is_few = len(accelerators(find_cluster(request.on))) <= MOST_SIMULATED
     is_only_shape = request.model.endswith(".toml")
     if not is_own or is_only_shape or (is_shape(request.model) and not is_few):

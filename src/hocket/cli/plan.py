@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from hocket.cli.declare import declare, option
 from hocket.cli.fit import BudgetRequest, answer_budget, is_one_device
-from hocket.cli.options import FILE, ModelOptions, cost_options, model_options, size_option_value
-from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.options import (
+    SIZE,
+    Calibration,
+    Memory,
+    ModelOptions,
+    On,
+    Output,
+    Profile,
+    Source,
+    Transfers,
+)
+from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
 from hocket.cli.written import beside, named_graph, require_folder
 
@@ -31,113 +42,82 @@ AUTO = "auto"
 """The planner that tries a portfolio of planners."""
 
 
-@click.command("plan")
-@click.argument("source", metavar="MODEL_OR_GRAPH")
-@click.option(
-    "--on",
-    required=True,
-    metavar="CLUSTER",
-    help="A TOML file, a preset, shorthand such as 4xv100-16g, 'auto' for this machine, or "
-    "'file' for the devices that the graph's file states.",
-)
-@click.option(
-    "--planner",
-    "planners",
-    multiple=True,
-    metavar="NAME",
-    help="Place the ops of the full batch by this planner only; may be given several times; auto "
-    "tries a portfolio, A+B runs B on the plan of A, expert:FILE reads a placement. [default: all "
-    "strategies, where the batch can be split]",
-)
-@click.option(
-    "--memory",
-    "memory_bytes",
-    callback=size_option_value,
-    metavar="SIZE",
-    help="Memory budget of every device, such as 8GiB; on one device the answer is that of hocket "
-    "fit. [default: what each device has beside its headroom]",
-)
-@click.option(
-    "--objective",
-    type=click.Choice(["step", "cost", "memory", "throughput"]),
-    default="step",
-    help="The shortest step, the least money per step (device time where a price is unknown), the "
-    "most free memory, or throughput: the smallest load of the busiest device, for work that is "
-    "pipelined over many batches.",
-)
-@click.option(
-    "--contiguous",
-    is_flag=True,
-    help="No path of forward ops may leave a device and come back to it.",
-)
-@click.option(
-    "--headroom",
-    "headroom_bytes",
-    callback=size_option_value,
-    metavar="SIZE",
-    help="Memory that every device keeps free for context, workspaces and fragmentation, such as "
-    "2GiB or 0B. [default: that of the device type]",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="Plan file to write; report and trace go beside it. "
-    "[default: plan.json, nothing with --json]",
-)
-@click.option(
-    "--transfers",
-    type=click.Choice(["shared", "queued", "parallel"]),
-    default="shared",
-    help="Contention: simultaneous transfers share links, queue, or do not disturb each other.",
-)
-@cost_options
-@click.option(
-    "--must",
-    "limits",
-    multiple=True,
-    metavar="LIMIT",
-    help="A constraint: 'devices 2', 'step 500ms', 'cost $3' per million samples, 'data 2' "
-    "replicas, 'pipeline 4' stages, 'tensor 2' shards of each matrix; may be given several times.",
-)
-@click.option(
-    "--what-if",
-    "changes",
-    multiple=True,
-    metavar="CHANGE",
-    help="Also plan for another cluster: +1xrtx4090 added, -titanx removed, 4xl4 instead; may be "
-    "given several times.",
-)
-@click.option(
-    "--budget",
-    metavar="MONEY",
-    help="Also find the devices to add or to rent instead for so much money per hour, such as "
-    "$5/h.",
-)
-@click.option(
-    "--check/--no-check",
-    default=True,
-    help="Check on a small copy of the model that a split batch trains as the full one does; where "
-    "it does not, the batch is not split.",
-)
-@model_options
-@json_option
+@declare("plan")
 def command(
-    source: str,
-    on: str,
-    planners: tuple[str, ...],
-    output: Path | None,
-    transfers: Any,
-    memory_bytes: int | None,
-    objective: str,
-    contiguous: bool,
-    headroom_bytes: int | None,
-    profile: Path | None,
-    calibration: Path | None,
-    limits: tuple[str, ...],
-    changes: tuple[str, ...],
-    budget: str | None,
-    check: bool,
+    *,
+    source: Source,
+    on: On,
+    planners: Annotated[
+        tuple[str, ...],
+        option(
+            "Place the ops of the full batch by this planner only; may be given several times; "
+            "auto tries a portfolio, A+B runs B on the plan of A, expert:FILE reads a placement. "
+            "[default: all strategies, where the batch can be split]",
+            "--planner",
+            metavar="NAME",
+        ),
+    ] = (),
+    output: Output = None,
+    transfers: Annotated[
+        Transfers,
+        "Contention: simultaneous transfers share links, queue, or do not disturb each other.",
+    ] = "shared",
+    memory_bytes: Memory = None,
+    objective: Annotated[
+        Literal["step", "cost", "memory", "throughput"],
+        "The shortest step, the least money per step (device time where a price is unknown), "
+        "the most free memory, or throughput: the smallest load of the busiest device, for "
+        "work that is pipelined over many batches.",
+    ] = "step",
+    contiguous: Annotated[
+        bool, "No path of forward ops may leave a device and come back to it."
+    ] = False,
+    headroom_bytes: Annotated[
+        int | None,
+        option(
+            "Memory that every device keeps free for context, workspaces and fragmentation, such "
+            "as 2GiB or 0B. [default: that of the device type]",
+            "--headroom",
+            type=SIZE,
+        ),
+    ] = None,
+    profile: Profile = None,
+    calibration: Calibration = None,
+    limits: Annotated[
+        tuple[str, ...],
+        option(
+            "A constraint: 'devices 2', 'step 500ms', 'cost $3' per million samples, 'data 2' "
+            "replicas, 'pipeline 4' stages, 'tensor 2' shards of each matrix; may be given "
+            "several times.",
+            "--must",
+            metavar="LIMIT",
+        ),
+    ] = (),
+    changes: Annotated[
+        tuple[str, ...],
+        option(
+            "Also plan for another cluster: +1xrtx4090 added, -titanx removed, 4xl4 instead; may "
+            "be given several times.",
+            "--what-if",
+            metavar="CHANGE",
+        ),
+    ] = (),
+    budget: Annotated[
+        str | None,
+        option(
+            "Also find the devices to add or to rent instead for so much money per hour, such as "
+            "$5/h.",
+            metavar="MONEY",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        option(
+            "Check on a small copy of the model that a split batch trains as the full one does; "
+            "where it does not, the batch is not split.",
+            "--check/--no-check",
+        ),
+    ] = True,
     options: ModelOptions,
     as_json: bool,
 ) -> None:
@@ -165,7 +145,10 @@ def command(
     if output is not None:
         require_folder(output)
     if memory_bytes is not None and is_one_device(on):
-        request = BudgetRequest(source, on, memory_bytes, profile, calibration, options)
+        request = BudgetRequest(
+            source=source, on=on, memory_bytes=memory_bytes, profile=profile,
+            calibration=calibration, options=options,
+        )  # fmt: skip
         answer_budget(request, output, as_json=as_json)
         return
     named_cluster(on)

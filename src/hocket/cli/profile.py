@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from hocket.cli.options import ModelOptions, model_options
-from hocket.cli.output import emit, json_option, output_option, say, working
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import ModelOptions
+from hocket.cli.output import emit, say, working
 from hocket.cli.sources import build_model, say_loss
 from hocket.cli.written import require_folder
 
@@ -22,34 +23,25 @@ MAX_REASONS = 6
 """Reasons that are shown; the file has all."""
 
 
-@click.command("profile")
-@click.argument("model", metavar="NAME_OR_FACTORY")
-@output_option("Profile file")
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where to run the ops. [default: cuda where there is one]",
-)
-@click.option(
-    "--seconds",
-    "budget_s",
-    type=click.FloatRange(1, 3600),
-    default=120,
-    help="Seconds to spend on timing; the most expensive ops come first.",
-)
-@click.option(
-    "--fresh",
-    is_flag=True,
-    help="Time everything again; else a profile of this machine in the file is gone on from.",
-)
-@model_options
-@json_option
+@declare("profile")
 def command(
-    model: str,
-    output: Path,
-    device: str | None,
-    budget_s: float,
-    fresh: bool,
+    *,
+    model: Annotated[str, argument("NAME_OR_FACTORY")],
+    output: Annotated[Path, option("Profile file to write.", "-o", "--output")],
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, "Where to run the ops. [default: cuda where there is one]"
+    ] = None,
+    budget_s: Annotated[
+        float,
+        option(
+            "Seconds to spend on timing; the most expensive ops come first.",
+            "--seconds",
+            type=click.FloatRange(1, 3600),
+        ),
+    ] = 120,
+    fresh: Annotated[
+        bool, "Time everything again; else a profile of this machine in the file is gone on from."
+    ] = False,
     options: ModelOptions,
     as_json: bool,
 ) -> None:

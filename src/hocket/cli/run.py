@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.options import FILE, plan_arguments
-from hocket.cli.output import console, emit, json_option, say, working
+from hocket.cli.declare import declare, option
+from hocket.cli.options import GraphFile, PlanFile
+from hocket.cli.output import console, emit, say, working
 from hocket.cli.sources import announce_compilation, load_plan
 from hocket.cli.written import require_folder
 from hocket.runtime.run_options import BACKENDS
@@ -23,60 +24,45 @@ if TYPE_CHECKING:
 _LONG_STEP_S = 20.0
 
 
-@click.command("run")
-@plan_arguments
-@click.option(
-    "--steps",
-    type=click.IntRange(1, 10**6),
-    default=10,
-    help="Training steps to run.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(BACKENDS),
-    default="auto",
-    help="One process, or a process per device on CPUs (gloo) or GPUs (nccl). auto: one "
-    "process where there is a GPU for each device, else gloo.",
-)
-@click.option(
-    "--model",
-    metavar="NAME_OR_FACTORY",
-    help="Model to use if the plan's name cannot be resolved.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    default=0,
-    help="Seed of weights, batch and dropout.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    help="Threads of each process on CPUs. [default: the cores, shared]",
-)
-@click.option(
-    "--trace",
-    "trace_file",
-    type=FILE,
-    help="Trace to write, measured beside predicted. [default: run.trace.json beside the plan, "
-    "nothing with --json]",
-)
-@click.option(
-    "--check-only",
-    is_flag=True,
-    help="For a parallel plan: only compare gradients of a small copy with one device.",
-)
-@json_option
+@declare("run")
 def command(
-    plan_file: Path,
-    graph_file: Path | None,
-    steps: int,
-    backend: Any,
-    model: str | None,
-    seed: int,
-    threads: int | None,
-    trace_file: Path | None,
-    check_only: bool,
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    steps: Annotated[int, option("Training steps to run.", type=click.IntRange(1, 10**6))] = 10,
+    backend: Annotated[
+        Any,
+        option(
+            "One process, or a process per device on CPUs (gloo) or GPUs (nccl). auto: one "
+            "process where there is a GPU for each device, else gloo.",
+            type=click.Choice(BACKENDS),
+        ),
+    ] = "auto",
+    model: Annotated[
+        str | None,
+        option("Model to use if the plan's name cannot be resolved.", metavar="NAME_OR_FACTORY"),
+    ] = None,
+    seed: Annotated[
+        int, option("Seed of weights, batch and dropout.", type=click.IntRange(0, 2**31 - 1))
+    ] = 0,
+    threads: Annotated[
+        int | None,
+        option(
+            "Threads of each process on CPUs. [default: the cores, shared]",
+            type=click.IntRange(1, 1024),
+        ),
+    ] = None,
+    trace_file: Annotated[
+        Path | None,
+        option(
+            "Trace to write, measured beside predicted. [default: run.trace.json beside the plan, "
+            "nothing with --json]",
+            "--trace",
+        ),
+    ] = None,
+    check_only: Annotated[
+        bool, "For a parallel plan: only compare gradients of a small copy with one device."
+    ] = False,
     as_json: bool,
 ) -> None:
     """Run PLAN: train for some steps, print losses and times, compare with the prediction.

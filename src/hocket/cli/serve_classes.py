@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
     from hocket.classes.artefact import Folder
@@ -56,31 +57,26 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
         )
 
 
-@click.command("serve-classes")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; 0 for a free one."
-)
-@click.option("--token-file", type=click.Path(path_type=Path), default=None,
-              help="Holds the token; made where it is not there.")  # fmt: skip
-@click.option("--deadline", default=_DEADLINE, show_default=True, help="For one answer.")
-@click.option("--spin", default=_SPIN, show_default=True,
-              help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
-@click.option("--quorum", type=click.IntRange(1), default=None,
-              help="Answers per class that are waited for; default: all copies.")  # fmt: skip
-@click.option("--predict", "only_predict", is_flag=True,
-              help="Say how long an answer will take on this machine, and end.")  # fmt: skip
-@json_option
+@declare("serve-classes")
 def command(
-    folder: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    deadline: str,
-    spin: str,
-    quorum: int | None,
-    only_predict: bool,
+    *,
+    folder: Annotated[Path, argument()],
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1",
+    port: Annotated[
+        int, option("Port to listen on; 0 for a free one.", type=click.IntRange(0, 65535))
+    ] = 0,
+    token_file: Annotated[Path | None, "Holds the token; made where it is not there."] = None,
+    deadline: Annotated[str, "For one answer."] = _DEADLINE,
+    spin: Annotated[str, "How long an idle worker keeps its core awake, such as 2ms."] = _SPIN,
+    quorum: Annotated[
+        int | None,
+        option(
+            "Answers per class that are waited for; default: all copies.", type=click.IntRange(1)
+        ),
+    ] = None,
+    only_predict: Annotated[
+        bool, option("Say how long an answer will take on this machine, and end.", "--predict")
+    ] = False,
     as_json: bool,
 ) -> None:
     """Serve the sub-models in FOLDER: one worker process each, HTTP on a loopback address."""

@@ -7,65 +7,85 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import console, emit, say
+
+if TYPE_CHECKING:
+    from hocket.classes.settings import SplitRequest
 
 _LOG_S = 10.0
 """Between two lines of a log about one thing."""
 
 
-@click.command("split")
-@click.argument("net", metavar="FILE.py:FUNCTION")
-@click.option("--data", required=True, metavar="FILE.py:FUNCTION", help="Labelled inputs.")
-@click.option("--parts", default="auto", show_default=True, help="Number of sub-models, or auto.")
-@click.option("--target-latency", default=None, help="Of an answer, such as 2ms.")
-@click.option("--work", type=float, default=0.25, show_default=True,
-              help="Of the whole net, for each sub-model; not with --target-latency.")  # fmt: skip
-@click.option("--criterion", type=click.Choice(("value", "hybrid")), default="value",
-              show_default=True, help="Channels to prune: the least valuable within --work or "
-              "--target-latency, or those that sensAI's two thresholds name.")  # fmt: skip
-@click.option("--theta1", type=float, default=0.73, show_default=True,
-              help="hybrid: prune channels with a larger share of zeros, nearly,")  # fmt: skip
-@click.option("--theta2", type=float, default=0.01, show_default=True,
-              help="and a mean activation below this.")  # fmt: skip
-@click.option(
-    "--accuracy-loss", type=float, default=0.2, show_default=True, help="Points that may be lost."
-)
-@click.option(
-    "--redundancy", type=click.IntRange(1, 10), default=1, show_default=True,
-    help="Copies of each class, on different workers.",
-)  # fmt: skip
-@click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
-              help="Train the net first.")  # fmt: skip
-@click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
-              metavar="STEPS", help="Steps of each sub-model.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(2), default=64, show_default=True,
-              help="Samples in one step of retraining.")  # fmt: skip
-@click.option("--optimizer", type=click.Choice(("sgd", "adamw")), default="sgd",
-              show_default=True, help="For training; adamw suits transformers.")  # fmt: skip
-@click.option("--learning-rate", type=float, default=None,
-              help="The highest of training; default: 0.05 for sgd, 0.001 for adamw.")  # fmt: skip
-@click.option("--limit", default=None,
-              help="Of each training, such as 10min; its rate falls sooner then.")  # fmt: skip
-@click.option("--compile", "compiled", is_flag=True,
-              help="Train by torch.compile; worth it for trainings of minutes.")  # fmt: skip
-@click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
-              help="Weight of the whole net's opinion in retraining.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
-              help="How often channels may be given back.")  # fmt: skip
-@click.option("--cores", type=click.IntRange(1), default=None,
-              help="Of the machine that will serve; default: this one.")  # fmt: skip
-@click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
-@click.option("--seed", type=int, default=0, show_default=True,
-              help="Of random weights, of the data's config and of retraining.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("parts"),
-              show_default=True, help="Folder to write.")  # fmt: skip
-@json_option
-def command(net: str, data: str, parts: str, as_json: bool, output: Path, **asked: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Options of the split, as they are written."""
+
+    target_latency: Annotated[str | None, "Of an answer, such as 2ms."] = None
+    work: Annotated[float, "Of the whole net, for each sub-model; not with --target-latency."] = (
+        0.25
+    )
+    criterion: Annotated[
+        Literal["value", "hybrid"],
+        "Channels to prune: the least valuable within --work or --target-latency, or those "
+        "that sensAI's two thresholds name.",
+    ] = "value"
+    theta1: Annotated[float, "hybrid: prune channels with a larger share of zeros, nearly,"] = 0.73
+    theta2: Annotated[float, "and a mean activation below this."] = 0.01
+    accuracy_loss: Annotated[float, "Points that may be lost."] = 0.2
+    redundancy: Annotated[
+        int, option("Copies of each class, on different workers.", type=click.IntRange(1, 10))
+    ] = 1
+    alike: Annotated[bool, "Sub-models have the same widths."] = False
+    train_steps: Annotated[
+        int, option("Train the net first.", "--train", type=click.IntRange(0), metavar="STEPS")
+    ] = 0
+    steps: Annotated[
+        int,
+        option("Steps of each sub-model.", "--retrain", type=click.IntRange(1), metavar="STEPS"),
+    ] = 200
+    batch: Annotated[int, option("Samples in one step of retraining.", type=click.IntRange(2))] = 64
+    optimizer: Annotated[Literal["sgd", "adamw"], "For training; adamw suits transformers."] = "sgd"
+    learning_rate: Annotated[
+        float | None, "The highest of training; default: 0.05 for sgd, 0.001 for adamw."
+    ] = None
+    limit: Annotated[str | None, "Of each training, such as 10min; its rate falls sooner then."] = (
+        None
+    )
+    compiled: Annotated[
+        bool, option("Train by torch.compile; worth it for trainings of minutes.", "--compile")
+    ] = False
+    soft_targets: Annotated[
+        float,
+        option("Weight of the whole net's opinion in retraining.", type=click.FloatRange(0, 1)),
+    ] = 0.7
+    rounds: Annotated[
+        int, option("How often channels may be given back.", type=click.IntRange(0, 20))
+    ] = 4
+    device: Annotated[str, "To train on, such as cuda."] = "cpu"
+    seed: Annotated[int, "Of random weights, of the data's config and of retraining."] = 0
+
+
+@declare("split")
+def command(
+    *,
+    net: Annotated[str, argument("FILE.py:FUNCTION")],
+    data: Annotated[str, option("Labelled inputs.", metavar="FILE.py:FUNCTION")],
+    parts: Annotated[str, "Number of sub-models, or auto."] = "auto",
+    settings: _Settings,
+    cores: Annotated[
+        int | None,
+        option("Of the machine that will serve; default: this one.", type=click.IntRange(1)),
+    ] = None,
+    output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path("parts"),
+    as_json: bool,
+) -> None:
     """Split a classifier by class into parts that are smaller, and answer sooner together.
 
     The same command goes on where it was interrupted. Exit code 6: more accuracy was lost than
@@ -76,12 +96,12 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 
     for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
         require(package, "hocket split")
-    request = _request(net, data, parts, asked)
-    from hocket.classes.report import split_text, write_split_report
+    request = _request(net, data, parts, settings)
+    from hocket.classes.report import write_split_report
     from hocket.classes.split import split
 
     with _progress() as tell:
-        done = split(request, output, cores=asked["cores"], progress=tell)
+        done = split(request, output, cores=cores, progress=tell)
     write_split_report(output, done.table, done.validation.to_data())
     if as_json:
         emit({"folder": str(output), "table": done.table.to_data(),
@@ -97,9 +117,9 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
         )
 
 
-def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
+def _request(net: str, data: str, parts: str, asked: _Settings) -> SplitRequest:
     from hocket.base.errors import UsageError
-    from hocket.base.units import parse_seconds, whole_number
+    from hocket.base.units import whole_number
     from hocket.classes.settings import (
         ANY_NUMBER,
         USUAL_RATES,
@@ -112,41 +132,48 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         raise UsageError(
             f"--parts {parts[:60]!r} is no number of sub-models", hint="such as 5, or auto"
         )
-    seconds: dict[str, float | None] = {}
-    for name in ("target_latency", "limit"):
-        try:
-            seconds[name] = None if asked[name] is None else parse_seconds(asked[name])
-        except ValueError as error:
-            raise UsageError(str(error), where=f"--{name.replace('_', '-')}") from None
-    rate, decay = USUAL_RATES[asked["optimizer"]]
+    target_s = _seconds(asked.target_latency, "--target-latency")
+    limit_s = _seconds(asked.limit, "--limit")
+    rate, decay = USUAL_RATES[asked.optimizer]
     retraining = NetTraining(
-        steps=asked["steps"],
-        limit_s=seconds["limit"],
-        batch=asked["batch"],
-        optimizer=asked["optimizer"],
-        learning_rate=rate if asked["learning_rate"] is None else asked["learning_rate"],
+        steps=asked.steps,
+        limit_s=limit_s,
+        batch=asked.batch,
+        optimizer=asked.optimizer,
+        learning_rate=rate if asked.learning_rate is None else asked.learning_rate,
         weight_decay=decay,
-        soft_weight=asked["soft_targets"],
-        compiled=asked["compiled"],
-        seed=asked["seed"],
+        soft_weight=asked.soft_targets,
+        compiled=asked.compiled,
+        seed=asked.seed,
     )
     return SplitRequest(
         net=_absolute(net),
         data=_absolute(data),
         parts=ANY_NUMBER if parts == "auto" else int(parts),
-        redundancy=asked["redundancy"],
-        target_s=seconds["target_latency"],
-        work=asked["work"],
-        hybrid=HybridCriterion(theta1=asked["theta1"], theta2=asked["theta2"])
-        if asked["criterion"] == "hybrid"
+        redundancy=asked.redundancy,
+        target_s=target_s,
+        work=asked.work,
+        hybrid=HybridCriterion(theta1=asked.theta1, theta2=asked.theta2)
+        if asked.criterion == "hybrid"
         else None,
-        accuracy_loss=asked["accuracy_loss"],
-        train_steps=asked["train_steps"],
+        accuracy_loss=asked.accuracy_loss,
+        alike=asked.alike,
+        train_steps=asked.train_steps,
         retraining=retraining,
-        rounds=asked["rounds"],
-        seed=asked["seed"],
-        device=asked["device"],
+        rounds=asked.rounds,
+        seed=asked.seed,
+        device=asked.device,
     )
+
+
+def _seconds(text: str | None, option_name: str) -> float | None:
+    from hocket.base.errors import UsageError
+    from hocket.base.units import parse_seconds
+
+    try:
+        return None if text is None else parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=option_name) from None
 
 
 def _absolute(spec: str) -> str:

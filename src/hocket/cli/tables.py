@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from hocket.cli.numbers import FiniteRange
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import FiniteRange
+from hocket.cli.output import emit, say
 
 
 @click.group("tables")
@@ -15,21 +17,19 @@ def command() -> None:
     """Rows shared under bounded staleness: serve a shard, check the protocol."""
 
 
-@command.command("serve")
-@click.argument("file", metavar="TABLES.toml", type=click.Path(path_type=Path))
-@click.option("--shard", type=click.IntRange(0), default=0, show_default=True,
-              help="Which shard of the layout this one is.")  # fmt: skip
-@click.option("--at", required=True, metavar="ADDRESS", help="tcp://*:4000 or ipc:///path.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    help="Read at the start if it is there, written now and then and at the end.",
-)
-@click.option("--every", type=FiniteRange(0), default=30.0, show_default=True,
-              help="Seconds between two.")  # fmt: skip
-@json_option
+@declare("serve", command)
 def serve(
-    file: Path, shard: int, at: str, checkpoint: Path | None, every: float, as_json: bool
+    *,
+    file: Annotated[Path, argument("TABLES.toml")],
+    shard: Annotated[
+        int, option("Which shard of the layout this one is.", type=click.IntRange(0))
+    ] = 0,
+    at: Annotated[str, option("tcp://*:4000 or ipc:///path.", metavar="ADDRESS")],
+    checkpoint: Annotated[
+        Path | None, "Read at the start if it is there, written now and then and at the end."
+    ] = None,
+    every: Annotated[float, option("Seconds between two.", type=FiniteRange(0))] = 30.0,
+    as_json: bool,
 ) -> None:
     """Serve one shard of the tables in TABLES.toml until SIGINT or SIGTERM."""
     import signal
@@ -65,12 +65,13 @@ def serve(
         port.close()
 
 
-@command.command("check")
-@click.option("--schedules", type=click.IntRange(1), default=10_000, show_default=True,
-              help="How many are run.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the schedules.")
-@json_option
-def check(schedules: int, seed: int, as_json: bool) -> None:
+@declare("check", command)
+def check(
+    *,
+    schedules: Annotated[int, option("How many are run.", type=click.IntRange(1))] = 10_000,
+    seed: Annotated[int, "Of the schedules."] = 0,
+    as_json: bool,
+) -> None:
     """Run the protocol in random schedules, with shards that die, and check every read."""
     from hocket.tables.check import arrangements, check_schedules
 

@@ -17,14 +17,15 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import click
 
 from hocket.base.errors import HocketError, UsageError
+from hocket.cli.declare import declare, option
 from hocket.cli.options import ModelOptions
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.output import emit, say
 from hocket.cli.sources import load_graph, make_problem
 
 if TYPE_CHECKING:
@@ -39,14 +40,15 @@ Query = tuple[tuple[str, str], ...]
 """Values of the form that are not empty, in the order of `_FIELDS`."""
 
 
-@click.command("ui")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8420,
-    help="Port to listen on; 0 takes a free one.",
-)  # fmt: skip
-@click.option("--host", default=LOOPBACK, help="Address to listen on.")
-@json_option
-def command(port: int, host: str, as_json: bool) -> None:
+@declare("ui")
+def command(
+    *,
+    port: Annotated[
+        int, option("Port to listen on; 0 takes a free one.", type=click.IntRange(0, 65535))
+    ] = 8420,
+    host: Annotated[str, "Address to listen on."] = LOOPBACK,
+    as_json: bool,
+) -> None:
     """Serve a page on this machine: pick a model and GPUs, see if and how fast it trains.
 
     It shows the strategies with step time, tokens/s and peak memory, the memory curve, and step

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.options import FILE
-from hocket.cli.output import console, emit, fail, json_option
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.output import console, emit, fail
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 _PARTS = ("zero-shot", "calibrated")
 
 
-@click.command("validate")
-@click.argument("tables", nargs=-1, metavar="[TABLE]...")
-@click.option(
-    "--data",
-    "data_dir",
-    type=FILE,
-    help="Folder with tables of measured runs (CSV), read besides the tables inside hocket.",
-)
-@json_option
-def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
+@declare("validate")
+def command(
+    *,
+    tables: Annotated[tuple[str, ...], argument("[TABLE]...", nargs=-1)],
+    data_dir: Annotated[
+        Path | None,
+        option(
+            "Folder with tables of measured runs (CSV), read besides the tables inside hocket.",
+            "--data",
+        ),
+    ] = None,
+    as_json: bool,
+) -> None:
     """Compare predictions of parallel training with published TABLEs. Exit 6 outside tolerance.
 
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from hocket.cli.options import FILE, ModelOptions, budget_options, cost_options, model_options
-from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.declare import declare, option
+from hocket.cli.options import Calibration, Memory, ModelOptions, On, Profile, Source
+from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
 from hocket.cli.written import named_graph, require_folder
 
@@ -18,47 +19,36 @@ if TYPE_CHECKING:
     from hocket.planners.waves.wave_search import WaveFit
 
 
-@click.command("waves")
-@click.argument("source", metavar="MODEL_OR_GRAPH")
-@budget_options(
-    metavar="CLUSTER",
-    devices="Devices that take equal parts of the batch",
-    memory="Bytes that each device may hold, such as 8GiB. [default: what it has]",
-)
-@click.option(
-    "--waves", "num_waves", type=click.IntRange(2, 1024), default=2,
-    help="Microbatches per step; two streams run them in turns.",
-)  # fmt: skip
-@click.option(
-    "--launches", type=click.Choice(["eager", "replayed"]), default="replayed",
-    help="Whether the host issues op by op or a captured graph of the step is replayed.",
-)  # fmt: skip
-@click.option(
-    "--changes", type=click.Choice(["step", "wave"]), default="step",
-    help="After what parameters change: after each wave, as published, results differ.",
-)  # fmt: skip
-@click.option(
-    "--partitions", is_flag=True,
-    help="Cut the model into as many partitions as devices; waves take them in turn.",
-)  # fmt: skip
-@click.option(
-    "-o", "--output", type=FILE,
-    help="Plan file to write. [default: nothing is written]",
-)  # fmt: skip
-@cost_options
-@model_options
-@json_option
+@declare("waves")
 def command(
-    source: str,
-    on: str,
-    memory_bytes: int | None,
-    num_waves: int,
-    launches: str,
-    changes: str,
-    partitions: bool,
-    output: Path | None,
-    profile: Path | None,
-    calibration: Path | None,
+    *,
+    source: Source,
+    on: On,
+    memory_bytes: Memory = None,
+    num_waves: Annotated[
+        int,
+        option(
+            "Microbatches per step; two streams run them in turns.",
+            "--waves",
+            type=click.IntRange(2, 1024),
+        ),
+    ] = 2,
+    launches: Annotated[
+        Literal["eager", "replayed"],
+        "Whether the host issues op by op or a captured graph of the step is replayed.",
+    ] = "replayed",
+    changes: Annotated[
+        Literal["step", "wave"],
+        "After what parameters change: after each wave, as published, results differ.",
+    ] = "step",
+    partitions: Annotated[
+        bool, "Cut the model into as many partitions as devices; waves take them in turn."
+    ] = False,
+    output: Annotated[
+        Path | None, option("Plan file to write. [default: nothing is written]", "-o", "--output")
+    ] = None,
+    profile: Profile = None,
+    calibration: Calibration = None,
     options: ModelOptions,
     as_json: bool,
 ) -> None:

@@ -5,42 +5,37 @@ from __future__ import annotations
 import signal
 import socket
 from pathlib import Path
-
-import click
+from typing import Annotated
 
 from hocket.base.errors import UsageError
+from hocket.cli.declare import FOLDER, declare, option
 from hocket.cli.fleet.given import parse_cluster
-from hocket.cli.output import json_option, say
+from hocket.cli.output import say
 
 
-@click.command("agent")
-@click.option("--join", "url", required=True, metavar="https://HOST:PORT", help="The service.")
-@click.option(
-    "--token",
-    help="Token of hocket fleet token add NAME --role agent. [default: HOCKET_FLEET_TOKEN]",
-)
-@click.option("--fingerprint", required=True, help="Of its certificate, as serve prints it.")
-@click.option(
-    "--name", help="NAME of the token, under which this machine is known. [default: its hostname]"
-)
-@click.option(
-    "--devices",
-    metavar="TYPE:COUNT,...",
-    help="Devices of this machine, such as v100:2. [default: the GPUs that nvidia-smi lists]",
-)
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of this agent. [default: hocket/agent below XDG_STATE_HOME]",
-)
-@json_option
+@declare("agent")
 def command(
-    url: str,
-    token: str | None,
-    fingerprint: str,
-    name: str | None,
-    devices: str | None,
-    state: Path | None,
+    *,
+    url: Annotated[str, option("The service.", "--join", metavar="https://HOST:PORT")],
+    token: Annotated[
+        str | None,
+        "Token of hocket fleet token add NAME --role agent. [default: HOCKET_FLEET_TOKEN]",
+    ] = None,
+    fingerprint: Annotated[str, "Of its certificate, as serve prints it."],
+    name: Annotated[
+        str | None, "NAME of the token, under which this machine is known. [default: its hostname]"
+    ] = None,
+    devices: Annotated[
+        str | None,
+        option(
+            "Devices of this machine, such as v100:2. [default: the GPUs that nvidia-smi lists]",
+            metavar="TYPE:COUNT,...",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        option("Folder of this agent. [default: hocket/agent below XDG_STATE_HOME]", type=FOLDER),
+    ] = None,
     as_json: bool,
 ) -> None:
     """Run jobs here that the service at --join decides about, until Ctrl-C.

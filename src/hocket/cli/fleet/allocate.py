@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
-
-from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.declare import argument, declare
+from hocket.cli.output import console, emit, say
 
 if TYPE_CHECKING:
     from hocket.fleet.allocation import Allocation
@@ -25,11 +24,13 @@ _TINY = {
 }
 
 
-@click.command("allocate")
-@click.argument("problem", type=click.Path(path_type=Path))
-@click.option("--policy", default="las", show_default=True, help="How devices are shared.")
-@json_option
-def command(problem: Path, policy: str, as_json: bool) -> None:
+@declare("allocate")
+def command(
+    *,
+    problem: Annotated[Path, argument()],
+    policy: Annotated[str, "How devices are shared."] = "las",
+    as_json: bool,
+) -> None:
     """Share the devices of PROBLEM, a JSON file of devices and jobs, by a policy.
 
     \b

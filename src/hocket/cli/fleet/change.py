@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.fleet.connection import jobs_argument, with_service
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.fleet.connection import Jobs, Service
 from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -16,19 +18,22 @@ if TYPE_CHECKING:
 def _change_command(name: str, summary: str) -> click.Command:
     """A command that changes jobs; one that cannot be changed does not stop the others."""
 
-    @click.command(name, help=summary)
-    @jobs_argument
-    @click.option("--array", "whole_arrays", is_flag=True,
-                  help="Also all other jobs of the arrays that they belong to.")  # fmt: skip
-    @with_service
-    def command(client: FleetClient, jobs: list[int], whole_arrays: bool, as_json: bool) -> None:
+    def change(
+        *,
+        service: Service,
+        jobs: Jobs,
+        whole_arrays: Annotated[
+            bool, option("Also all other jobs of the arrays that they belong to.", "--array")
+        ] = False,
+        as_json: bool,
+    ) -> None:
         from hocket.service.client import RefusedByServiceError, job_path
 
-        if whole_arrays:
-            jobs = _with_arrays(client, jobs)
+        client = service.connect()
+        numbers = _with_arrays(client, jobs) if whole_arrays else list(dict.fromkeys(jobs))
         found: list[dict[str, Any]] = []
         refusals: list[RefusedByServiceError] = []
-        for job in jobs:
+        for job in numbers:
             try:
                 if name == "cancel":
                     found.append(client.delete(job_path(job)))
@@ -44,12 +49,12 @@ def _change_command(name: str, summary: str) -> click.Command:
         if refusals:
             raise refusals[-1]
         if as_json:
-            emit(found[0] if len(jobs) == 1 else {"jobs": found})
+            emit(found[0] if len(numbers) == 1 else {"jobs": found})
 
-    return command
+    return declare(name, help=summary)(change)
 
 
-def _with_arrays(client: FleetClient, numbers: list[int]) -> list[int]:
+def _with_arrays(client: FleetClient, numbers: Iterable[int]) -> list[int]:
     """The jobs, and those of their arrays that have not ended."""
     from hocket.service.client import job_path
 
@@ -65,16 +70,19 @@ pause = _change_command("pause", "Take the devices of jobs away until they are r
 resume = _change_command("resume", "Let paused jobs have devices again.")
 
 
-@click.command("drain")
-@click.argument("name", metavar="HOST")
-@click.option("--undo", is_flag=True, help="Let it take jobs again.")
-@with_service
-def drain(client: FleetClient, name: str, undo: bool, as_json: bool) -> None:
+@declare("drain")
+def drain(
+    *,
+    service: Service,
+    name: Annotated[str, argument("HOST")],
+    undo: Annotated[bool, "Let it take jobs again."] = False,
+    as_json: bool,
+) -> None:
     """Let machine HOST (or a device) take no new jobs; for admins.
 
     Jobs on it that save their work move to other devices; others stay until they end.
     """
-    found = client.post(f"/v1/devices:{'reopen' if undo else 'drain'}", {"name": name})
+    found = service.connect().post(f"/v1/devices:{'reopen' if undo else 'drain'}", {"name": name})
     if as_json:
         emit(found)
     else:

@@ -2,72 +2,69 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.output import console, emit, json_option
+from hocket.cli.declare import FOLDER, argument, option
+from hocket.cli.output import console, emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hocket.service.client import FleetClient
 
-F = TypeVar("F", bound=Callable[..., Any])
 WATCH_S = 1.0
 _PAUSE_S = 0.3
 _PATIENCE_S = 120.0
 """Time that ``--follow`` and ``--watch`` wait for a service that is restarted."""
 
 
-def service_options(command: F) -> F:
-    """``--state`` and ``--url``: which service is meant."""
-    state = click.option(
-        "--state",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="State folder of the service. [default: hocket/fleet below XDG_STATE_HOME]",
-    )
-    url = click.option(
-        "--url", help="Address of a service elsewhere; its token is taken from HOCKET_FLEET_TOKEN."
-    )
-    return state(url(command))
+class _JobNumber(click.ParamType):
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the number of a job."""
+        from hocket.base.units import whole_number
+
+        number = whole_number(value, 10**15)
+        if not number:
+            self.fail(
+                f"{value[:40]!r} is no number of a job; hocket fleet jobs lists them", param, ctx
+            )
+        return number
 
 
-def with_service(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--state``, ``--url`` and ``--json``; the command gets its service as ``client``."""
-
-    @functools.wraps(command)
-    def run(state: Path | None, url: str | None, **values: Any) -> None:
-        command(client=connect(state, url), **values)
-
-    return service_options(json_option(run))
+_JOB = _JobNumber()
+Job = Annotated[int, argument("ID", type=_JOB)]
+Jobs = Annotated[tuple[int, ...], argument("ID...", type=_JOB, nargs=-1, required=True)]
+Watch = Annotated[bool, "Go on showing it until Ctrl-C."]
 
 
-def _job_number(ctx: click.Context, param: click.Parameter, text: str) -> int:
-    from hocket.base.units import whole_number
+@dataclass(frozen=True)
+class Service:
+    """The service that a command talks to."""
 
-    number = whole_number(text, 10**15)
-    if not number:
-        raise click.BadParameter(
-            f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them", ctx, param
-        )
-    return number
+    state: Annotated[
+        Path | None,
+        option(
+            "State folder of the service. [default: hocket/fleet below XDG_STATE_HOME]", type=FOLDER
+        ),
+    ] = None
+    url: Annotated[
+        str | None, "Address of a service elsewhere; its token is taken from HOCKET_FLEET_TOKEN."
+    ] = None
 
+    def connect(self) -> FleetClient:
+        """A client of the service."""
+        from hocket.service.client import find_service
 
-def _job_numbers(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[int]:
-    return list(dict.fromkeys(_job_number(ctx, param, text) for text in texts))
-
-
-jobs_argument = click.argument(
-    "jobs", type=str, nargs=-1, required=True, callback=_job_numbers, metavar="ID..."
-)
-job_argument = click.argument("job", type=str, callback=_job_number, metavar="ID")
-watch_option = click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
+        return find_service(state_folder(self.state), self.url)
 
 
 def state_folder(state: Path | None) -> Path:
@@ -75,13 +72,6 @@ def state_folder(state: Path | None) -> Path:
     from hocket.base.config import fleet_folder
 
     return fleet_folder() if state is None else state
-
-
-def connect(state: Path | None, url: str | None) -> FleetClient:
-    """The service that is meant."""
-    from hocket.service.client import find_service
-
-    return find_service(state_folder(state), url)
 
 
 Look = Callable[[], dict[str, Any]]

@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.fleet.connection import job_argument, with_service
+from hocket.cli.declare import declare
+from hocket.cli.fleet.connection import Job, Service
 from hocket.cli.output import emit
 
 if TYPE_CHECKING:
-    from hocket.service.client import FleetClient
+    pass
 
 
-@click.command("explain")
-@job_argument
-@with_service
-def command(client: FleetClient, job: int, as_json: bool) -> None:
+@declare("explain")
+def command(
+    *,
+    service: Service,
+    job: Job,
+    as_json: bool,
+) -> None:
     """Explain in one sentence what a job waits for, with the numbers behind it."""
+    client = service.connect()
     from hocket.service.client import job_path
 
     found = client.get_when_free(job_path(job, "/explain"))

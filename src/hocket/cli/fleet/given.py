@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from hocket.base.errors import UsageError
-from hocket.cli.numbers import FiniteRange
+from hocket.cli.declare import option
+from hocket.cli.options import FiniteRange
 from hocket.cli.output import say
 
 if TYPE_CHECKING:
@@ -18,15 +17,10 @@ if TYPE_CHECKING:
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
-round_option = click.option(
-    "--round",
-    "round_s",
-    type=FiniteRange(min=0.1, max=1e6),
-    default=360.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Length of a round.",
-)
+Round = Annotated[
+    float,
+    option("Length of a round.", "--round", type=FiniteRange(min=0.1, max=1e6), metavar="SECONDS"),
+]
 _MAX_DEVICES = 1_000_000
 _MAX_TYPES = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")

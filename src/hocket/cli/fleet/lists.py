@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import words_for_seconds
-from hocket.cli.fleet.connection import show, watch_option, with_service
+from hocket.cli.declare import declare, option
+from hocket.cli.fleet.connection import Service, Watch, show
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable, name, number
 from hocket.view.wording import count_of
 
 if TYPE_CHECKING:
-    from hocket.service.client import FleetClient
+    pass
 
 _PAGE = 1000
 _MAX_FAILED = 20
@@ -36,12 +37,16 @@ _STYLES = {
 Rows = Sequence[Mapping[str, Any]]
 
 
-@click.command("jobs")
-@click.option("--all", "is_all", is_flag=True, help="Also jobs that have ended.")
-@watch_option
-@with_service
-def jobs(client: FleetClient, is_all: bool, watch: bool, as_json: bool) -> None:
+@declare("jobs")
+def jobs(
+    *,
+    service: Service,
+    is_all: Annotated[bool, option("Also jobs that have ended.", "--all")] = False,
+    watch: Watch = False,
+    as_json: bool,
+) -> None:
     """List jobs that run or wait, and those that failed or timed out within a day."""
+    client = service.connect()
 
     def look() -> dict[str, Any]:
         if is_all:
@@ -63,11 +68,15 @@ def jobs(client: FleetClient, is_all: bool, watch: bool, as_json: bool) -> None:
     )
 
 
-@click.command("devices")
-@watch_option
-@with_service
-def devices(client: FleetClient, watch: bool, as_json: bool) -> None:
+@declare("devices")
+def devices(
+    *,
+    service: Service,
+    watch: Watch = False,
+    as_json: bool,
+) -> None:
     """List the devices of the service and the jobs on them."""
+    client = service.connect()
     show(
         lambda: client.get("/v1/devices"),
         lambda found: devices_table(found["devices"]),
@@ -76,12 +85,15 @@ def devices(client: FleetClient, watch: bool, as_json: bool) -> None:
     )
 
 
-@click.command("usage")
-@click.option("--weeks", type=click.IntRange(1, 520), default=4, show_default=True,
-              help="This week and as many before.")  # fmt: skip
-@with_service
-def usage(client: FleetClient, weeks: int, as_json: bool) -> None:
+@declare("usage")
+def usage(
+    *,
+    service: Service,
+    weeks: Annotated[int, option("This week and as many before.", type=click.IntRange(1, 520))] = 4,
+    as_json: bool,
+) -> None:
     """List device hours by week, user, team and device type."""
+    client = service.connect()
     show(
         lambda: client.get("/v1/usage", weeks=weeks),
         lambda found: usage_table(found["usage"]),

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from hocket.base.errors import UsageError
-from hocket.cli.fleet.connection import follow, job_argument, with_service
+from hocket.cli.declare import declare, option
+from hocket.cli.fleet.connection import Job, Service, follow
 from hocket.cli.fleet.submit import write_out
 from hocket.cli.output import emit
 
 if TYPE_CHECKING:
-    from hocket.service.client import FleetClient
+    pass
 
 
-@click.command("logs")
-@job_argument
-@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the job has ended.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Which run. [default: the newest]")
-@click.option("--tail", type=click.IntRange(min=0, max=100_000), help="Last lines only.")
-@with_service
+@declare("logs")
 def command(
-    client: FleetClient,
-    job: int,
-    follows: bool,
-    attempt: int | None,
-    tail: int | None,
+    *,
+    service: Service,
+    job: Job,
+    follows: Annotated[bool, option("Go on until the job has ended.", "-f", "--follow")] = False,
+    attempt: Annotated[
+        int | None, option("Which run. [default: the newest]", type=click.IntRange(min=1))
+    ] = None,
+    tail: Annotated[
+        int | None, option("Last lines only.", type=click.IntRange(min=0, max=100_000))
+    ] = None,
     as_json: bool,
 ) -> None:
     """Print what a job wrote to standard output and error; -f begins with its first attempt."""
+    client = service.connect()
     from hocket.service.client import job_path
 
     if follows and (attempt is not None or tail is not None):

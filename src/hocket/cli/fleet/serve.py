@@ -6,17 +6,18 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
+from hocket.cli.declare import FOLDER, declare, option
 from hocket.cli.fleet.connection import state_folder
-from hocket.cli.fleet.given import parse_cluster, round_option
+from hocket.cli.fleet.given import Round, parse_cluster
 from hocket.cli.fleet.simulate import NUM_KERNELS
-from hocket.cli.numbers import FiniteRange
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.options import FiniteRange
+from hocket.cli.output import emit, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
@@ -24,116 +25,100 @@ if TYPE_CHECKING:
     from hocket.service.serve import Serving
 
 
-@click.command("serve")
-@click.option(
-    "--on",
-    default="local",
-    show_default=True,
-    metavar="ENGINE",
-    help="What runs the jobs: local (processes of this machine), agents (machines that join by "
-    "hocket fleet agent; needs --tls), ray (nodes of the Ray cluster that this machine is part of; "
-    "needs --tls), ray://HOST:PORT (of the head with the port that ray start prints) or slurm.",
-)
-@click.option(
-    "--devices",
-    metavar="TYPE:COUNT,...",
-    help="Devices by type, such as v100:2,p100:2; TYPE:COUNTxSIZE for servers of SIZE devices. "
-    "[default for local: the GPUs that nvidia-smi lists, as far as CUDA_VISIBLE_DEVICES names "
-    "them] Refused for Ray and Slurm, which know their own.",
-)
-@click.option(
-    "--device-types",
-    metavar="TYPE,...",
-    help="Device types of Ray or Slurm, the fastest first. [default: those there at the start]",
-)
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]",
-)
-@click.option(
-    "--policy",
-    default="las",
-    show_default=True,
-    help="How devices are shared; hocket fleet allocate --help lists them.",
-)
-@round_option
-@click.option(
-    "--reserve-after",
-    "reserve_after_s",
-    type=FiniteRange(min=0.0, max=1e9),
-    metavar="SECONDS",
-    help="Wait after which devices are reserved for a job of several that others keep from "
-    "starting.  [default: two rounds or the median job, whichever is larger]",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="Port to listen on. [default: that of the last time, or a free one]",
-)
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    help="A name that the service is reached under, beside localhost; may be given again.",
-)
-@click.option(
-    "--allow-remote",
-    is_flag=True,
-    help="Let --host be an address that other machines reach; the token is asked for as ever.",
-)
-@click.option(
-    "--tls",
-    metavar="HOST:PORT",
-    help="Also listen here with TLS, for agents and users of other machines; the certificate is "
-    "made at the first start and known by its fingerprint, which is printed.",
-)
-@click.option(
-    "--agent-lease",
-    "agent_lease_s",
-    type=FiniteRange(min=2.0, max=3600.0),
-    default=45.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="An agent without news for so long is lost; its jobs end themselves before that.",
-)
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="TOML file that says what users and teams may ask for.",
-)
-@click.option(
-    "--throughputs",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Table of throughputs of other jobs, from which those of jobs with estimate = true follow "
-    "(Gavel's JSON; hocket fleet throughputs writes one).",
-)
-@click.option(
-    "--discard-state",
-    is_flag=True,
-    help="Set aside what is in the state folder, even if damaged, and begin without jobs.",
-)
-@json_option
+@declare("serve")
 def command(
-    on: str,
-    devices: str | None,
-    device_types: str | None,
-    state: Path | None,
-    policy: str,
-    round_s: float,
-    reserve_after_s: float | None,
-    host: str,
-    port: int,
-    names: tuple[str, ...],
-    allow_remote: bool,
-    tls: str | None,
-    agent_lease_s: float,
-    config: Path | None,
-    throughputs: Path | None,
-    discard_state: bool,
+    *,
+    on: Annotated[
+        str,
+        option(
+            "What runs the jobs: local (processes of this machine), agents (machines that join by "
+            "hocket fleet agent; needs --tls), ray (nodes of the Ray cluster that this machine is "
+            "part of; needs --tls), ray://HOST:PORT (of the head with the port that ray start "
+            "prints) or slurm.",
+            metavar="ENGINE",
+        ),
+    ] = "local",
+    devices: Annotated[
+        str | None,
+        option(
+            "Devices by type, such as v100:2,p100:2; TYPE:COUNTxSIZE for servers of SIZE devices. "
+            "[default for local: the GPUs that nvidia-smi lists, as far as CUDA_VISIBLE_DEVICES "
+            "names them] Refused for Ray and Slurm, which know their own.",
+            metavar="TYPE:COUNT,...",
+        ),
+    ] = None,
+    device_types: Annotated[
+        str | None,
+        option(
+            "Device types of Ray or Slurm, the fastest first. [default: those there at the start]",
+            metavar="TYPE,...",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        option("Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]", type=FOLDER),
+    ] = None,
+    policy: Annotated[
+        str, "How devices are shared; hocket fleet allocate --help lists them."
+    ] = "las",
+    round_s: Round = 360.0,
+    reserve_after_s: Annotated[
+        float | None,
+        option(
+            "Wait after which devices are reserved for a job of several that others keep from "
+            "starting.  [default: two rounds or the median job, whichever is larger]",
+            "--reserve-after",
+            type=FiniteRange(min=0.0, max=1e9),
+            metavar="SECONDS",
+        ),
+    ] = None,
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1",
+    port: Annotated[
+        int,
+        option(
+            "Port to listen on. [default: that of the last time, or a free one]",
+            type=click.IntRange(0, 65535),
+        ),
+    ] = 0,
+    names: Annotated[
+        tuple[str, ...],
+        option(
+            "A name that the service is reached under, beside localhost; may be given again.",
+            "--name",
+        ),
+    ] = (),
+    allow_remote: Annotated[
+        bool, "Let --host be an address that other machines reach; the token is asked for as ever."
+    ] = False,
+    tls: Annotated[
+        str | None,
+        option(
+            "Also listen here with TLS, for agents and users of other machines; the certificate "
+            "is made at the first start and known by its fingerprint, which is printed.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    agent_lease_s: Annotated[
+        float,
+        option(
+            "An agent without news for so long is lost; its jobs end themselves before that.",
+            "--agent-lease",
+            type=FiniteRange(min=2.0, max=3600.0),
+            metavar="SECONDS",
+        ),
+    ] = 45.0,
+    config: Annotated[Path | None, "TOML file that says what users and teams may ask for."] = None,
+    throughputs: Annotated[
+        Path | None,
+        option(
+            "Table of throughputs of other jobs, from which those of jobs with estimate = true "
+            "follow (Gavel's JSON; hocket fleet throughputs writes one).",
+            metavar="FILE",
+        ),
+    ] = None,
+    discard_state: Annotated[
+        bool, "Set aside what is in the state folder, even if damaged, and begin without jobs."
+    ] = False,
     as_json: bool,
 ) -> None:
     """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from hocket.base.errors import RunError
-from hocket.cli.fleet.connection import with_service
-from hocket.cli.numbers import FiniteRange
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.fleet.connection import Service
+from hocket.cli.options import FiniteRange
 from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -27,26 +28,22 @@ _BLOCK_BYTES = 65536
 _LOOK_S = 0.5
 
 
-@click.command("shell")
-@click.option("--gang", type=click.IntRange(1, 1000), default=1, show_default=True, help="Devices.")
-@click.option("--device-type", help="Device type. [default: any]")
-@click.option(
-    "--time",
-    "time_limit_s",
-    type=FiniteRange(min=1.0, max=7 * 24 * 3600.0),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The shell is ended after so long.",
-)
-@click.argument("command", nargs=-1, metavar="[COMMAND...]")
-@with_service
+@declare("shell")
 def command(
-    client: FleetClient,
-    gang: int,
-    device_type: str | None,
-    time_limit_s: float,
-    command: tuple[str, ...],
+    *,
+    service: Service,
+    gang: Annotated[int, option("Devices.", type=click.IntRange(1, 1000))] = 1,
+    device_type: Annotated[str | None, "Device type. [default: any]"] = None,
+    time_limit_s: Annotated[
+        float,
+        option(
+            "The shell is ended after so long.",
+            "--time",
+            type=FiniteRange(min=1.0, max=7 * 24 * 3600.0),
+            metavar="SECONDS",
+        ),
+    ] = 3600.0,
+    command: Annotated[tuple[str, ...], argument("[COMMAND...]", nargs=-1)],
     as_json: bool,
 ) -> None:
     """Open a shell (or COMMAND) on devices of the fleet, as a job that waits for its turn.
@@ -56,6 +53,7 @@ def command(
     """
     from hocket.service.client import job_path
 
+    client = service.connect()
     with tempfile.TemporaryDirectory(prefix="hocket-shell-") as folder:
         path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

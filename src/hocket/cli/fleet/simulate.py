@@ -9,21 +9,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from hocket.base.errors import UsageError
+from hocket.cli.declare import argument, declare, option
 from hocket.cli.fleet.given import (
+    Round,
     find_throughputs,
     job_range,
     parse_cluster,
     prices_of,
-    round_option,
     with_arrivals,
 )
-from hocket.cli.numbers import FiniteRange
-from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.options import FiniteRange
+from hocket.cli.output import console, emit, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
@@ -36,88 +37,69 @@ NUM_KERNELS = 15
 """That rounds and a policy take, about; a fresh installation compiles them."""
 
 
-@click.command("simulate")
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option(
-    "--cluster",
-    required=True,
-    metavar="TYPE:COUNT,...",
-    help="Devices by type, fastest first, such as v100:36,p100:36,k80:36; TYPE:COUNTxSIZE for "
-    "servers of SIZE devices.",
-)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    default=("las",),
-    show_default=True,
-    help="How devices are shared; give several to compare them.",
-)
-@click.option("--space-sharing", is_flag=True, help="Let two jobs share a device where it pays.")
-@click.option(
-    "--elastic",
-    is_flag=True,
-    help="Also let jobs take any number of devices that the table has for them, as is best while "
-    "others come and go, and compare that with the trace's own numbers.",
-)
-@click.option(
-    "--compatible",
-    type=click.Choice(["gavel"]),
-    help="Turn shares into rounds as Gavel does, to compare with its results.",
-)
-@click.option(
-    "--throughputs",
-    type=click.Path(path_type=Path),
-    help="Steps per second of job types, in Gavel's JSON. [default: a table beside the trace]",
-)
-@click.option("--jobs", metavar="A:B", help="Measure jobs A to B-1 only, and end with the last.")
-@click.option(
-    "--preemption-cost",
-    type=FiniteRange(min=0.0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Time from the start of a job to its first step.",
-)
-@round_option
-@click.option(
-    "--solve-every",
-    type=FiniteRange(min=0.0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Least time between two allocations. [default: 0, one at every change]",
-)
-@click.option(
-    "--prices", metavar="TYPE=PRICE,...", help="Price per hour of one device. [default: 1 each]"
-)
-@click.option(
-    "--arrivals-per-hour",
-    type=FiniteRange(min=0.0, min_open=True),
-    help="Draw arrivals anew at this rate, for traces that have none.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Of random arrivals and orders.",
-)
-@click.option("--html", type=click.Path(path_type=Path), help="Write a report to this file.")
-@json_option
+@declare("simulate")
 def command(
-    trace: Path,
-    cluster: str,
-    policies: tuple[str, ...],
-    space_sharing: bool,
-    elastic: bool,
-    compatible: str | None,
-    throughputs: Path | None,
-    jobs: str | None,
-    preemption_cost: float,
-    round_s: float,
-    solve_every: float,
-    prices: str | None,
-    arrivals_per_hour: float | None,
-    seed: int,
-    html: Path | None,
+    *,
+    trace: Annotated[Path, argument()],
+    cluster: Annotated[
+        str,
+        option(
+            "Devices by type, fastest first, such as v100:36,p100:36,k80:36; TYPE:COUNTxSIZE for "
+            "servers of SIZE devices.",
+            metavar="TYPE:COUNT,...",
+        ),
+    ],
+    policies: Annotated[
+        tuple[str, ...], option("How devices are shared; give several to compare them.", "--policy")
+    ] = ("las",),
+    space_sharing: Annotated[bool, "Let two jobs share a device where it pays."] = False,
+    elastic: Annotated[
+        bool,
+        "Also let jobs take any number of devices that the table has for them, as is best "
+        "while "
+        "others come and go, and compare that with the trace's own numbers.",
+    ] = False,
+    compatible: Annotated[
+        Literal["gavel"] | None,
+        "Turn shares into rounds as Gavel does, to compare with its results.",
+    ] = None,
+    throughputs: Annotated[
+        Path | None,
+        "Steps per second of job types, in Gavel's JSON. [default: a table beside the trace]",
+    ] = None,
+    jobs: Annotated[
+        str | None, option("Measure jobs A to B-1 only, and end with the last.", metavar="A:B")
+    ] = None,
+    preemption_cost: Annotated[
+        float,
+        option(
+            "Time from the start of a job to its first step.",
+            type=FiniteRange(min=0.0),
+            metavar="SECONDS",
+        ),
+    ] = 0.0,
+    round_s: Round = 360.0,
+    solve_every: Annotated[
+        float,
+        option(
+            "Least time between two allocations. [default: 0, one at every change]",
+            type=FiniteRange(min=0.0),
+            metavar="SECONDS",
+        ),
+    ] = 0.0,
+    prices: Annotated[
+        str | None,
+        option("Price per hour of one device. [default: 1 each]", metavar="TYPE=PRICE,..."),
+    ] = None,
+    arrivals_per_hour: Annotated[
+        float | None,
+        option(
+            "Draw arrivals anew at this rate, for traces that have none.",
+            type=FiniteRange(min=0.0, min_open=True),
+        ),
+    ] = None,
+    seed: Annotated[int, option("Of random arrivals and orders.", type=click.IntRange(min=0))] = 0,
+    html: Annotated[Path | None, "Write a report to this file."] = None,
     as_json: bool,
 ) -> None:
     """Run the jobs of TRACE on a cluster that exists only here, under one or more policies.

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hocket.cli.fleet.connection import connect, follow, service_options
-from hocket.cli.output import emit, json_option, say, working
+from hocket.cli.declare import argument, declare, option
+from hocket.cli.fleet.connection import Service, follow
+from hocket.cli.output import emit, say, working
 
 if TYPE_CHECKING:
     from hocket.service.client import FleetClient
     from hocket.service.spec import JobSpec
 
 
-@click.command("submit")
-@click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
-@click.option(
-    "--follow",
-    "follows",
-    is_flag=True,
-    help="Show its output until it has ended; that of an array job by job, in order.",
-)
-@service_options
-@json_option
+@declare("submit")
 def command(
-    job_file: Path, follows: bool, state: Path | None, url: str | None, as_json: bool
+    *,
+    job_file: Annotated[Path, argument("JOB.toml")],
+    follows: Annotated[
+        bool,
+        option(
+            "Show its output until it has ended; that of an array job by job, in order.", "--follow"
+        ),
+    ] = False,
+    service: Service,
+    as_json: bool,
 ) -> None:
     """Submit the job of JOB.toml. Once it is accepted it is not lost.
 
@@ -48,9 +49,9 @@ def command(
     throughputs, the model's step is planned for every device type of the fleet. The command finds
     the plan for the devices that it got in HOCKET_PLAN, as hocket.prepare does by itself.
     """
-    client = connect(state, url)
+    client = service.connect()
     body = _body(job_file, client)
-    if url is None:
+    if service.url is None:
         body["command"] = _with_this_python(body["command"])
     with working("handing the job to the service"):
         job = client.submit(body)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hocket.base.errors import UsageError
+from hocket.cli.declare import argument, declare, option
 from hocket.cli.fleet.given import parse_pairs
-from hocket.cli.options import ModelOptions, model_options
-from hocket.cli.output import console, emit, json_option, say, working
+from hocket.cli.options import ModelOptions
+from hocket.cli.output import console, emit, say, working
 from hocket.cli.sources import announce_compilation, load_graph
 
 if TYPE_CHECKING:
@@ -26,60 +25,49 @@ if TYPE_CHECKING:
 _MAX_GANG = 4096
 
 
-@click.command("throughputs")
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option(
-    "--on",
-    "device_types",
-    required=True,
-    metavar="TYPE,...",
-    help="Device types, such as v100,p100,k80; NAME=HARDWARE for a type that the fleet calls "
-    "NAME, such as v100=dgx1-v100.",
-)
-@click.option(
-    "--gang",
-    "gangs",
-    default="1",
-    show_default=True,
-    metavar="N,...",
-    help="Numbers of devices that train one model together.",
-)
-@click.option(
-    "--network",
-    metavar="BANDWIDTH",
-    help="What each network adapter of a server does, such as 10Gbit/s. [default: that of the "
-    "machine's file, else 100Gbit/s]",
-)
-@click.option(
-    "--measured",
-    metavar="TYPE=STEPS,...",
-    help="Steps per second that one device was measured to do; its gangs follow from them.",
-)
-@click.option("--name", "job_type", help="What the table calls the model. [default: its name]")
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    help="Efficiencies that were measured, of hocket calibrate.",
-)
-@click.option(
-    "--planned",
-    is_flag=True,
-    help="Plan every gang for itself: members share one batch of the model in the best way for "
-    "their device type, as hocket plan finds it, instead of taking a batch each.",
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Table to write, as JSON.")
-@model_options
-@json_option
+@declare("throughputs")
 def command(
-    models: tuple[str, ...],
-    device_types: str,
-    gangs: str,
-    network: str | None,
-    measured: str | None,
-    job_type: str | None,
-    calibration: Path | None,
-    planned: bool,
-    output: Path | None,
+    *,
+    models: Annotated[tuple[str, ...], argument("MODEL...", nargs=-1, required=True)],
+    device_types: Annotated[
+        str,
+        option(
+            "Device types, such as v100,p100,k80; NAME=HARDWARE for a type that the fleet calls "
+            "NAME, such as v100=dgx1-v100.",
+            "--on",
+            metavar="TYPE,...",
+        ),
+    ],
+    gangs: Annotated[
+        str, option("Numbers of devices that train one model together.", "--gang", metavar="N,...")
+    ] = "1",
+    network: Annotated[
+        str | None,
+        option(
+            "What each network adapter of a server does, such as 10Gbit/s. [default: that of the "
+            "machine's file, else 100Gbit/s]",
+            metavar="BANDWIDTH",
+        ),
+    ] = None,
+    measured: Annotated[
+        str | None,
+        option(
+            "Steps per second that one device was measured to do; its gangs follow from them.",
+            metavar="TYPE=STEPS,...",
+        ),
+    ] = None,
+    job_type: Annotated[
+        str | None, option("What the table calls the model. [default: its name]", "--name")
+    ] = None,
+    calibration: Annotated[
+        Path | None, "Efficiencies that were measured, of hocket calibrate."
+    ] = None,
+    planned: Annotated[
+        bool,
+        "Plan every gang for itself: members share one batch of the model in the best way for "
+        "their device type, as hocket plan finds it, instead of taking a batch each.",
+    ] = False,
+    output: Annotated[Path | None, option("Table to write, as JSON.", "-o", "--output")] = None,
     options: ModelOptions,
     as_json: bool,
 ) -> None:
@@ -92,9 +80,9 @@ def command(
     from hocket.cost.calibrate import read_calibration
     from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
 
-    for option, is_given in (("--name", job_type), ("--measured", measured)):
+    for name, is_given in (("--name", job_type), ("--measured", measured)):
         if is_given is not None and len(models) > 1:
-            raise UsageError(f"{option} is for one model", hint="give one MODEL at a time")
+            raise UsageError(f"{name} is for one model", hint="give one MODEL at a time")
     if planned and measured is not None:
         raise UsageError("--measured is for data parallel gangs", hint="leave out --planned")
     servers, sizes = _servers(device_types, _bandwidth_bps(network)), _gangs(gangs)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import click
 
-from hocket.cli.fleet.connection import show, with_service
+from hocket.cli.declare import argument, declare
+from hocket.cli.fleet.connection import Service, show
 from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from hocket.service.client import FleetClient
 
 
 @click.group("token")
@@ -22,22 +21,23 @@ def command() -> None:
     """Tokens of users, whose jobs carry their names; admins make and remove them."""
 
 
-@command.command("add")
-@click.argument("name")
-@click.option(
-    "--role",
-    type=click.Choice(["admin", "user", "read-only", "agent"]),
-    default="user",
-    show_default=True,
-    help="admin: everything; user: see all jobs, submit, change own jobs; read-only: see; agent: "
-    "run jobs on the machine that is called NAME.",
-)
-@with_service
-def add(client: FleetClient, name: str, role: str, as_json: bool) -> None:
+@declare("add", command)
+def add(
+    *,
+    service: Service,
+    name: Annotated[str, argument()],
+    role: Annotated[
+        Literal["admin", "user", "read-only", "agent"],
+        "admin: everything; user: see all jobs, submit, change own jobs; read-only: see; "
+        "agent: run jobs on the machine that is called NAME.",
+    ] = "user",
+    as_json: bool,
+) -> None:
     """Make a token for NAME and print it; it is shown only once.
 
     Its owner puts it into HOCKET_FLEET_TOKEN, or signs in on the page with it.
     """
+    client = service.connect()
     found = client.post("/v1/tokens", {"name": name, "role": role})
     if as_json:
         emit(found)
@@ -46,10 +46,14 @@ def add(client: FleetClient, name: str, role: str, as_json: bool) -> None:
         click.echo(found["token"])
 
 
-@command.command("list")
-@with_service
-def list_them(client: FleetClient, as_json: bool) -> None:
+@declare("list", command)
+def list_them(
+    *,
+    service: Service,
+    as_json: bool,
+) -> None:
     """List who has a token."""
+    client = service.connect()
     show(lambda: client.get("/v1/tokens"), _tokens_table, as_json=as_json)
 
 
@@ -73,11 +77,15 @@ def _tokens_table(found: dict[str, Any]) -> RenderableType:
     return FittedTable(columns=columns, rows=rows)
 
 
-@command.command("remove")
-@click.argument("name")
-@with_service
-def remove(client: FleetClient, name: str, as_json: bool) -> None:
+@declare("remove", command)
+def remove(
+    *,
+    service: Service,
+    name: Annotated[str, argument()],
+    as_json: bool,
+) -> None:
     """Remove the token of NAME and sign its browsers out; its jobs stay."""
+    client = service.connect()
     client.delete(f"/v1/tokens/{quote(name, safe='')}")
     if as_json:
         emit({"name": name})
@@ -85,10 +93,14 @@ def remove(client: FleetClient, name: str, as_json: bool) -> None:
         click.echo(f"{name} has no token any more")
 
 
-@click.command("login")
-@with_service
-def login(client: FleetClient, as_json: bool) -> None:
+@declare("login")
+def login(
+    *,
+    service: Service,
+    as_json: bool,
+) -> None:
     """Print an address that signs a browser in, once and within ten minutes."""
+    client = service.connect()
     found = client.post("/v1/login-links")
     if as_json:
         emit(found)
