@@ -18,6 +18,7 @@ from hocket.planners.goal import dollars_per_million, num_devices, samples_per_s
 from hocket.planners.memory.blocks import layer_label
 from hocket.simulate.analysis import used_devices
 from hocket.simulate.parallel.tensor_parallel import degrees_of
+from hocket.simulate.timeline import Timeline, covered_s
 from hocket.view.facts import fullest_device
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.plan_view import device_names, device_peaks
@@ -54,8 +55,8 @@ def candidates_table(comparison: Comparison) -> FittedTable:
     """A line per candidate: step, samples per second, money and memory; ✔ marks the chosen one."""
     columns = (
         Column(title=""), name("strategy"), number("busiest"), number("step"),
-        number("samples/s", 2), number("$ per M samples", 1), name("fullest", 3),
-        number("peak memory  "), number("devices", 4),
+        Column(title="most time"), number("samples/s", 2), number("$ per M samples", 1),
+        name("fullest", 3), number("peak memory  "), number("devices", 4),
     )  # fmt: skip
     return FittedTable(
         columns=columns,
@@ -66,21 +67,39 @@ def candidates_table(comparison: Comparison) -> FittedTable:
 
 def _cells(comparison: Comparison, candidate: Candidate) -> list[str]:
     problem, step_s, timeline = comparison.problem, candidate.step_s, candidate.timeline
-    least_s, cells = comparison.least_step_s, [""] * 9
+    least_s, cells = comparison.least_step_s, [""] * 10
     cells[:2] = ["✔" if candidate is comparison.winner else "", inert(candidate.planner)]
     if candidate.max_load_s is not None:
         cells[2] = format_seconds(candidate.max_load_s, least_s)
     cells[3] = format_seconds(step_s, least_s) if step_s is not None else "–"
     if step_s and problem.graph.other_batch is not None:
-        cells[4] = format_count(samples_per_s(problem, step_s))
-    cells[5] = money_text(problem, candidate)
+        cells[5] = format_count(samples_per_s(problem, step_s))
+    cells[6] = money_text(problem, candidate)
     if timeline is not None:
         worst = fullest_device(problem, timeline)
         peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
-        cells[6] = inert(problem.cluster.device_names[worst])
-        cells[7] = of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
-        cells[8] = str(len(used_devices(timeline)))
+        cells[4] = most_time(timeline)
+        cells[7] = inert(problem.cluster.device_names[worst])
+        cells[8] = of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
+        cells[9] = str(len(used_devices(timeline)))
     return cells
+
+
+def most_time(timeline: Timeline) -> str:
+    """``idle 57 %``: what the devices in use spend most of the step on.
+
+    Computing, then copies and collectives that no computing hides, then waiting.
+    """
+    used = used_devices(timeline)
+    whole_s = len(used) * timeline.makespan_s
+    if whole_s <= 0:
+        return ""
+    spans = timeline.op_device, timeline.op_start_s, timeline.op_end_s
+    active_s = covered_s(*spans, timeline.num_devices)[used].sum()
+    computing_s = timeline.busy_s[used].sum()
+    shares = {"compute": computing_s, "sending": active_s - computing_s, "idle": whole_s - active_s}
+    most = max(shares, key=lambda name: shares[name])
+    return f"{most} {format_percent(shares[most] / whole_s)}"
 
 
 def _style(comparison: Comparison, candidate: Candidate) -> str:
