@@ -281,15 +281,3 @@ def test_report_is_readable_without_scripts(visit):
     text = page.inner_text("body")
     assert "Critical path" in text
     assert "47.0 of 64.0 MiB" in text
-    page.click("text=The plan as data")
-    assert '"device_of"' in page.inner_text("#plan-data")
-
-
-def test_report_saves_the_plan_as_data(visit):
-    page = visit("plain.html")
-    page.click("text=The plan as data")
-    with page.expect_download() as waiting:
-        page.click("#download-plan")
-    content = json.loads(waiting.value.path().read_text())
-    assert content["sections"]["placement"]["device_of"] == sample(12).plan.device_of.tolist()
-    page.requests[:] = [url for url in page.requests if not url.startswith("blob:")]

@@ -145,7 +145,7 @@ def save_fit(
         notes = {**plan.notes, AMONG_MANY: format_seconds(fitted.chosen.step_s)}
         plan = replace(plan, notes=notes)
     written = plan_bytes(path, fitted.frontier.problem, plan, graph_file=graph_file)
-    write_together({path: written, report: fit_report_html(fitted).encode()})
+    write_together({path: written, report: fit_report_html(fitted, Path(path).name).encode()})
 
 
 def _on_one(problem: Problem) -> Plan:

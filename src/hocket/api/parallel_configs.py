@@ -82,8 +82,9 @@ def save_winner(comparison: Comparison, plan: Plan, output: Path, report: Path) 
     if isinstance(comparison.problem.work, TransformerTraining):
         from hocket.view.parallel_report import parallel_report_html
 
-        page = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
+        shown = TransformerPlan(comparison.problem, plan)
+        page = parallel_report_html(shown, comparison, plan_file=output.name)
     else:
-        page = best_of(comparison).report_html()
+        page = best_of(comparison).report_html(output.name)
     content = plan_bytes(output, comparison.problem, plan)
     write_together({output: content, report: page.encode()})

@@ -143,7 +143,7 @@ class Planned:
 
         files = {path: plan_bytes(path, self.problem, self.plan, graph_file=graph_file)}
         if report is not None:
-            files[report] = self.report_html().encode()
+            files[report] = self.report_html(Path(path).name).encode()
         if trace is not None:
             from hocket.view.trace import trace_bytes, trace_events
 
@@ -151,11 +151,11 @@ class Planned:
             files[trace] = trace_bytes(trace, events)
         write_together(files)
 
-    def report_html(self) -> str:
-        """Return the report, one HTML file."""
+    def report_html(self, plan_file: str = "plan.json") -> str:
+        """Return the report, one HTML file whose commands name ``plan_file``."""
         from hocket.view.report import report_html
 
-        return report_html(*self._expanded(), self.timeline, self.comparison)
+        return report_html(*self._expanded(), self.timeline, self.comparison, plan_file=plan_file)
 
     def summary_html(self) -> str:
         """Return the sections of the report that ``hocket ui`` shows."""

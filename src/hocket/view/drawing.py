@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -77,6 +77,31 @@ def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start")
     """Text at a position."""
     kind = f' class="{name}"' if name else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(content)}</text>'
+
+
+def picture_svg(
+    width: float, height: float, label: str, body: Iterable[str], *, styled: bool
+) -> str:
+    """A whole picture with its ``label``; without ``styled`` the page brings `picture_css`."""
+    style = f"<style>{picture_css()}</style>" if styled else ""
+    size, label = f'width="{width}" height="{height:.0f}"', escape(label)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
+        f'aria-label="{label}" {size} viewBox="0 0 {width} {height:.0f}"><title>{label}</title>'
+        f'{style}<rect class="paper" {size}/>{"".join(body)}</svg>\n'
+    )
+
+
+def svg_legend(
+    x: float, y: float, entries: Iterable[tuple[str, str]], last: str = ""
+) -> Iterator[str]:
+    """Colours with their labels in one line, from pairs of (CSS class, label), then a remark."""
+    for name, label in entries:
+        yield svg_rect(name, x, y - 9, 10, 10)
+        yield svg_text(x + 15, y, label, "muted")
+        x += 15 + 6.2 * len(label) + 18
+    if last:
+        yield svg_text(x, y, last, "muted")
 
 
 def memory_card(

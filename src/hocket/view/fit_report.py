@@ -18,7 +18,7 @@ from hocket.view.fit import numbers, plans_table, sentences, under_peak
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
 from hocket.view.picture import memory_paths
-from hocket.view.sections import head_stats, next_steps, range_note
+from hocket.view.sections import PLAN_FILE, head_stats, next_steps, range_note
 from hocket.view.spans import memory_envelope
 from hocket.view.step_inputs import step_data
 from hocket.view.wording import of_capacity, sentence
@@ -26,8 +26,8 @@ from hocket.view.wording import of_capacity, sentence
 NUM_TENSORS = 12
 
 
-def fit_report_html(fit: BudgetFit) -> str:
-    """The report as one HTML text."""
+def fit_report_html(fit: BudgetFit, plan_file: str = PLAN_FILE) -> str:
+    """The report as one HTML text; its commands name ``plan_file``."""
     problem = fit.frontier.problem
     title = f"{inert(problem.graph.name)} within {format_bytes(fit.budget_bytes)}"
     shown_plan = fit.chosen or fit.frontier.smallest
@@ -38,7 +38,7 @@ def fit_report_html(fit: BudgetFit) -> str:
         body=(
             section("plans", "Plans", fitted(plans_table(fit))),
             budgets_chart(fit),
-            _next(fit),
+            _next(fit, plan_file),
             _curves(fit, shown_plan),
             _tensors(shown_plan),
             _blocks(shown_plan),
@@ -174,7 +174,7 @@ def budgets_chart(fit: BudgetFit) -> str:
     return section("budgets", "Other budgets", picture, note)
 
 
-def _next(fit: BudgetFit) -> str:
+def _next(fit: BudgetFit, plan_file: str) -> str:
     budget = format_bytes(fit.budget_bytes).replace(" ", "")
     return next_steps(
         (
@@ -183,6 +183,7 @@ def _next(fit: BudgetFit) -> str:
         ),
         ("hocket show plan.json", "what each block does and what moves"),
         ("hocket run plan.json --steps 5", "a few steps here: predicted beside measured"),
+        plan_file=plan_file,
     )
 
 

@@ -24,7 +24,8 @@ from hocket.view.drawing import (
     MARGIN_PX,
     Scale,
     bound_line,
-    picture_css,
+    picture_svg,
+    svg_legend,
     svg_rect,
     svg_text,
     time_axis,
@@ -33,7 +34,8 @@ from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.page import fitted, page_html, section, stats_html
 from hocket.view.parallel import counts_text, rank_facts, shown, winning
 from hocket.view.parallel_text import configs_table, parts_table, rank_table
-from hocket.view.sections import head_stats, next_steps
+from hocket.view.picture import marks
+from hocket.view.sections import PLAN_FILE, head_stats, next_steps
 from hocket.view.spans import SpanRow, part, thinned
 from hocket.view.wording import of_capacity, sentence
 
@@ -60,6 +62,8 @@ COLOURS = {
     StageWork.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
 }
 """Class and legend of each kind of work."""
+OPACITY = (1.0, 0.62, 0.42, 0.28)
+"""Of chunks: later ones are paler; beyond the fourth the difference would not be seen."""
 
 
 def pipeline_svg(
@@ -72,27 +76,24 @@ def pipeline_svg(
 ) -> str:
     """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
-    bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * (BAR_PX + GAP_PX)
-    height = bottom + LEGEND_PX
-    label = escape(
+    row_px = BAR_PX + GAP_PX
+    bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * row_px
+    label = (
         f"Schedule {schedule.name} of {schedule.num_microbatches} microbatches on "
         f"{schedule.num_devices} devices: {format_seconds(timeline.makespan_s)}"
     )
     body = [*time_axis(scale, bottom)]
     for device in range(schedule.num_devices):
-        body += _device(
-            schedule, timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX)
-        )
+        body += _device(schedule, timeline, device, scale, MARGIN_PX + AXIS_PX + device * row_px)
     if bound_s is not None:
         body += bound_line(scale, bound_s, bottom)
-    body += _legend(schedule, timeline, height - 10)
-    style = f"<style>{picture_css()}</style>" if styled else ""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
-        f'aria-label="{label}" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}"><title>{label}</title>{style}'
-        f'<rect class="paper" width="{width}" height="{height}"/>' + "".join(body) + "</svg>\n"
-    )
+    used = set(schedule.work.tolist())
+    entries = [COLOURS[kind] for kind in StageWork if kind in used]
+    if after_s(timeline).any():
+        entries.append(("memory", "after the last backward"))
+    bubble = f"devices wait {format_percent(timeline.idle_share)} of the time"
+    body += svg_legend(MARGIN_PX + LABEL_PX, bottom + LEGEND_PX - 10, entries, bubble)
+    return picture_svg(width, bottom + LEGEND_PX, label, body, styled=styled)
 
 
 def _device(
@@ -110,8 +111,8 @@ def _device(
     work, chunk = _kinds(schedule, shown)
     for kind in StageWork:
         for own in np.unique(chunk[work == kind]).tolist():
-            marks = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
-            yield _marks(COLOURS[kind][0], _opacity(own), marks, scale, top)
+            coloured = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
+            yield marks(COLOURS[kind][0], coloured, scale, top, BAR_PX, OPACITY[min(own, 3)])
     yield from _numbers(schedule, shown, chunk, scale, top)
     yield from _after(schedule, timeline, device, scale, top)
 
@@ -138,29 +139,6 @@ def _kinds(schedule: Schedule, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:
     """Work and chunk of each mark."""
     own = np.flatnonzero(schedule.device_of_stage == row.index)
     return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
-
-
-def _opacity(chunk: int) -> float:
-    """Later chunks are paler; beyond the fourth the difference would not be seen."""
-    return (1.0, 0.62, 0.42, 0.28)[min(chunk, 3)]
-
-
-def _marks(name: str, opacity: float, row: SpanRow, scale: Scale, top: float) -> str:
-    """All marks of one colour as one path; a merged mark is as high as its actions fill it."""
-    x = scale.left_px + row.start_s * scale.px_per_s
-    length_s = row.end_s - row.start_s
-    wide = np.maximum(length_s * scale.px_per_s, 0.4)
-    # A hairline between neighbours keeps long marks apart without hiding short ones.
-    wide = np.where(wide > 4, wide - 0.8, wide)
-    fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
-    high = np.where(row.count > 1, fill, 1.0) * BAR_PX
-    bottom = top + BAR_PX
-    path = "".join(
-        f"M{a:.1f} {bottom:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z"
-        for a, w, h in zip(x.tolist(), wide.tolist(), high.tolist(), strict=True)
-    )
-    pale = f' fill-opacity="{opacity}"' if opacity < 1 else ""
-    return f'<path class="{name}"{pale} d="{path}"/>'
 
 
 def _numbers(
@@ -196,26 +174,14 @@ def _after(
         yield svg_rect("memory", scale.x(end_s), top, length_s * scale.px_per_s, BAR_PX)
 
 
-def _legend(schedule: Schedule, timeline: Timeline, y: float) -> Iterator[str]:
-    used = set(schedule.work.tolist())
-    entries = [COLOURS[kind] for kind in StageWork if kind in used]
-    if after_s(timeline).any():
-        entries.append(("memory", "after the last backward"))
-    x = float(MARGIN_PX + LABEL_PX)
-    for name, word in entries:
-        yield svg_rect(name, x, y - 9, 10, 10)
-        yield svg_text(x + 15, y, word, "muted")
-        x += 15 + 6.2 * len(word) + 18
-    bubble = f"devices wait {format_percent(timeline.idle_share)} of the time"
-    yield svg_text(x, y, bubble, "muted")
-
-
 NUM_CANDIDATES = 12
 MAX_RANKS = 64
 
 
-def parallel_report_html(plan: TransformerPlan, comparison: Comparison | None = None) -> str:
-    """Render the report of a transformer plan as one HTML page."""
+def parallel_report_html(
+    plan: TransformerPlan, comparison: Comparison | None = None, *, plan_file: str = PLAN_FILE
+) -> str:
+    """Render the report of a transformer plan as one HTML page; its commands name ``plan_file``."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
     why = plan.plan.notes.get("why", "")
     forecast = None if comparison is None else winning(comparison)
@@ -226,7 +192,7 @@ def parallel_report_html(plan: TransformerPlan, comparison: Comparison | None = 
         body=(
             _candidates(comparison),
             _pipeline(plan, timeline),
-            next_steps(*_NEXT),
+            next_steps(*_NEXT, plan_file=plan_file),
             _parts(plan),
             _ranks(plan, timeline),
             _plan(plan),

@@ -7,7 +7,6 @@ the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,8 @@ from hocket.view.drawing import (
     MARGIN_PX,
     Scale,
     bound_line,
-    picture_css,
+    picture_svg,
+    svg_legend,
     svg_rect,
     svg_text,
     time_axis,
@@ -89,18 +89,12 @@ def draw_timeline(
         top += 16
     if bound_s is not None:
         body += bound_line(scale, bound_s, top)
-    height = top + LEGEND_PX
-    grid = list(time_axis(scale, top))
-    style = f"<style>{picture_css()}</style>" if styled else ""
-    label = escape(f"Timeline of {facts.title}: one step takes {format_seconds(facts.step_s)}")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
-        f'aria-label="{label}" width="{width}" height="{height:.0f}" '
-        f'viewBox="0 0 {width} {height:.0f}"><title>{label}</title>{style}'
-        f'<rect class="paper" width="{width}" height="{height:.0f}"/>'
-        + "".join(grid + body + list(_legend(timeline, top + LEGEND_PX - 8)))
-        + "</svg>\n"
-    )
+    label = f"Timeline of {facts.title}: one step takes {format_seconds(facts.step_s)}"
+    names = [*PHASES, *(["transfer"] if len(timeline.transfer_tensor) else []), "critical"]
+    entries = [(name, "critical path" if name == "critical" else name) for name in names]
+    legend = svg_legend(MARGIN_PX + LABEL_PX, top + LEGEND_PX - 8, entries)
+    parts = [*time_axis(scale, top), *body, *legend]
+    return picture_svg(width, top + LEGEND_PX, label, parts, styled=styled)
 
 
 def _device(
@@ -175,7 +169,7 @@ def _bar(
     phase = problem.graph.op_phase[shown.span] if not row.is_link else None
     for colour, name in enumerate(PHASES if phase is not None else ("transfer",)):
         coloured = shown if phase is None else part(shown, np.flatnonzero(phase == colour))
-        yield _marks(name, coloured, scale, top, track_px)
+        yield marks(name, coloured, scale, top, track_px)
     starts, ends = joined(part(row, np.flatnonzero(is_critical)), 2 * pixel_s)
     wides = np.maximum((ends - starts) * scale.px_per_s, 0.5)
     line = "".join(
@@ -185,7 +179,9 @@ def _bar(
     yield f'<path class="critical" d="{line}"/>'
 
 
-def _marks(name: str, row: SpanRow, scale: Scale, top: float, track_px: float) -> str:
+def marks(
+    name: str, row: SpanRow, scale: Scale, top: float, track_px: float, opacity: float = 1.0
+) -> str:
     """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
     if not row.num_marks:
         return ""
@@ -197,23 +193,12 @@ def _marks(name: str, row: SpanRow, scale: Scale, top: float, track_px: float) -
     fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
     high = np.where(row.count > 1, fill, 1.0) * max(track_px - (track_px > 6), 0.5)
     bottom = top + (row.track + 1) * track_px
+    columns = (column.tolist() for column in (x, bottom, wide, high))
     path = "".join(
-        f"M{a:.1f} {b:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z"
-        for a, b, w, h in zip(
-            x.tolist(), bottom.tolist(), wide.tolist(), high.tolist(), strict=True
-        )
+        f"M{a:.1f} {b:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z" for a, b, w, h in zip(*columns, strict=True)
     )
-    return f'<path class="{name}" d="{path}"/>'
-
-
-def _legend(timeline: Timeline, y: float) -> Iterator[str]:
-    names = [*PHASES, *(["transfer"] if len(timeline.transfer_tensor) else []), "critical"]
-    x = float(MARGIN_PX + LABEL_PX)
-    for name in names:
-        label = "critical path" if name == "critical" else name
-        yield svg_rect(name, x, y - 9, 10, 10)
-        yield svg_text(x + 15, y, label, "muted")
-        x += 15 + 6.2 * len(label) + 18
+    pale = f' fill-opacity="{opacity}"' if opacity < 1 else ""
+    return f'<path class="{name}"{pale} d="{path}"/>'
 
 
 def _note(note: str, y: float) -> str:

@@ -38,8 +38,9 @@ def report_html(
     comparison: Comparison | None = None,
     *,
     is_measured: bool = False,
+    plan_file: str = sections.PLAN_FILE,
 ) -> str:
-    """The report as one HTML text."""
+    """The report as one HTML text; its commands name ``plan_file``."""
     facts = facts_of(problem, plan, timeline)
     bound_s = None if comparison is None or comparison.bound is None else comparison.bound.seconds
     data = report_data(problem, timeline, facts, bound_s)
@@ -61,7 +62,7 @@ def report_html(
         body=(
             sections.candidates(comparison),
             timeline_section,
-            sections.next_steps(*_NEXT),
+            sections.next_steps(*_NEXT, plan_file=plan_file),
             sections.modules(facts),
             sections.memory(problem, timeline, facts),
             sections.links(facts),

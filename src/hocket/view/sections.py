@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from hocket.base.units import (
     format_seconds,
 )
 from hocket.cost.ranges import step_range
-from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import COMPUTE, COPIES, EXCHANGES, HOST, TRANSFERS
@@ -64,6 +62,8 @@ from hocket.view.wording import (
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
 
+PLAN_FILE = "plan.json"
+"""Usual name of a plan, which commands in reports name."""
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
@@ -139,10 +139,11 @@ def range_note(problem: Problem, step_s: float) -> str:
     return f"80 % range {low} to {high}"
 
 
-def next_steps(*commands: tuple[str, str]) -> str:
-    """Commands to run next, each with the reason."""
+def next_steps(*commands: tuple[str, str], plan_file: str = PLAN_FILE) -> str:
+    """Commands to run next, each with the reason; ``plan_file`` takes the place of plan.json."""
     rows = "".join(
-        f"<dt><code>{escape(command)}</code></dt><dd>{escape(reason)}</dd>"
+        f"<dt><code>{escape(command.replace(PLAN_FILE, plan_file))}</code></dt>"
+        f"<dd>{escape(reason)}</dd>"
         for command, reason in commands
     )
     return section("next", "Do this next", f'<dl class="next">{rows}</dl>')
@@ -289,7 +290,7 @@ def top_ops(facts: Facts) -> str:
 
 
 def plan_section(problem: Problem, plan: Plan) -> str:
-    """Where the numbers come from, and the decisions as data."""
+    """Where the numbers come from."""
     sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
     entries = [
         ("Strategy", inert(plan.notes.get("how") or plan.planner) or "–"),
@@ -303,36 +304,4 @@ def plan_section(problem: Problem, plan: Plan) -> str:
         ),
     ]
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)
-    data = escape(_lines(plan_data(problem, plan)))
-    return section(
-        "plan",
-        "Plan",
-        f'<dl class="facts">{listed}</dl>',
-        "<details><summary>The plan as data</summary>"
-        f'<pre id="plan-data" class="code" tabindex="0">{data}</pre>'
-        '<button type="button" id="download-plan" class="download" hidden>Save as a file</button>'
-        "</details>",
-    )
-
-
-def plan_data(problem: Problem, plan: Plan) -> dict[str, Any]:
-    """The decisions of a plan, under the names that they have in a plan file."""
-    return {
-        "schema": PLAN_SCHEMA,
-        "planner": plan.planner,
-        "problem": {
-            "work": {"graph": {"hash": problem.work_hash}},
-            "cluster": {"hash": problem.cluster.content_hash},
-            "transfers": problem.transfers,
-            "seed": problem.seed,
-        },
-        "sections": {name: section.to_data() for name, section in plan.named().items()},
-        "claims": plan.claims.to_data(),
-        "notes": dict(plan.notes),
-    }
-
-
-def _lines(content: Mapping[str, Any]) -> str:
-    """JSON with one line per key: an array of thousands of numbers stays on one."""
-    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return section("plan", "Plan", f'<dl class="facts">{listed}</dl>')

@@ -398,15 +398,6 @@
       plot.focus({ preventScroll: true });
     });
   }
-  const download = document.getElementById('download-plan');
-  download.hidden = false;
-  download.addEventListener('click', () => {
-    const link = document.createElement('a');
-    link.href = URL.createObjectURL(new Blob([document.getElementById('plan-data').textContent], { type: 'application/json' }));
-    link.download = 'plan-decisions.json';
-    link.click();
-    URL.revokeObjectURL(link.href);
-  });
 
   plot.append(painter.root, brush, tip);
   document.getElementById('static-timeline').hidden = true;
