@@ -100,7 +100,7 @@ def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -
     write_calibration(Calibration({}, f"{len(runs)} runs", steps), output)
     if as_json:
         found = {name: asdict(step) for name, step in steps.items()}
-        emit({"written": str(output), "runs": len(runs), "steps": found})
+        emit({"written": output, "runs": len(runs), "steps": found})
         return
     for line in measured_run_lines(runs):
         click.echo(line)

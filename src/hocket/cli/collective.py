@@ -9,7 +9,7 @@ import click
 
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.options import SIZE, ModelOptions
-from hocket.cli.output import console, emit, say, working
+from hocket.cli.output import answer, console, emit, say, working
 from hocket.cli.sources import load_graph
 from hocket.cli.written import require_folder
 
@@ -183,7 +183,7 @@ def _show(
 
     if as_json:
         gradients = {} if travel is None else {"gradients": view.propagation_as_dict(travel)}
-        emit({**view.as_dict(plan), **gradients, "written": [str(path) for path in written]})
+        emit({**view.as_dict(plan), **gradients, "written": written})
         return
     console().print(view.offers_table(plan))
     click.echo(f"{view.why(plan)}; {view.limit(plan)}")
@@ -201,8 +201,9 @@ def _show_bound(request: CollectiveRequest, as_json: bool) -> None:
     from hocket.base.units import format_rate
 
     found = request.bound()
-    if as_json:
-        emit(found)
-        return
-    click.echo(f"no {request.collective} is faster than {format_rate(found['bound_bps'], 'B/s')}")
-    click.echo(f"proven by {found['certificate']['kind']}, which --json shows")
+    answer(
+        as_json,
+        found,
+        f"no {request.collective} is faster than {format_rate(found['bound_bps'], 'B/s')}",
+        f"proven by {found['certificate']['kind']}, which --json shows",
+    )

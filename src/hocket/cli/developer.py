@@ -9,7 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from hocket.cli.declare import argument, declare, option
-from hocket.cli.output import emit, working
+from hocket.cli.output import answer, emit, working
 
 
 @declare("generate")
@@ -35,10 +35,11 @@ def generate(
     with working(f"generating {num_ops} ops"):
         graph = generate_graph(family, num_ops, seed)
         write_graph(graph, output)
-    if as_json:
-        emit(graph_data(graph, output))
-        return
-    click.echo(f"wrote {output}: {graph.num_ops} ops, {graph.num_tensors} tensors")
+    answer(
+        as_json,
+        graph_data(graph, output),
+        f"wrote {output}: {graph.num_ops} ops, {graph.num_tensors} tensors",
+    )
 
 
 @declare("schema")
@@ -65,7 +66,4 @@ def completion(
     found = get_completion_class(shell)
     assert found is not None
     script = found(ctx.find_root().command, {}, "hocket", "_HOCKET_COMPLETE").source()
-    if as_json:
-        emit({"shell": shell, "script": script})
-    else:
-        click.echo(script)
+    answer(as_json, {"shell": shell, "script": script}, script)

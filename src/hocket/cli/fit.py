@@ -148,7 +148,7 @@ def answer_budget(
         raise SystemExit(fail(error, as_json=as_json, extra=view.data(fitted))) from None
     written = [] if output is None else _write(fitted, output, graph_file)
     if as_json:
-        paths = [str(path) for path in written]
+        paths = written
         emit({**view.data(fitted), **found, "training": step_data(graph), "written": paths})
     elif written:
         names = ", ".join(path.name for path in written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +90,7 @@ def verify(
     saved = load_plan(plan_file, graph_file)
     announce_compilation()
     found = violations(saved.plan, saved.problem)
-    listed = {"violations": [asdict(violation) for violation in found]}
+    listed = {"violations": found}
     if found:
         message = "; ".join(violation.message for violation in found[:5])
         error = CheckError(message, where=str(plan_file))

@@ -71,7 +71,7 @@ def command(
     asks = profile is not None and node_rank == 0
     refined = {"refined": _refined(plan, saved, profile)} if asks and profile else {}
     if as_json:
-        emit({"plan": str(plan), "script": str(script), "ranks": num_ranks, **refined})
+        emit({"plan": plan, "script": script, "ranks": num_ranks, **refined})
 
 
 def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | No
         f"predicted for {plan})",
         err=True,
     )
-    return {"plan": str(path), "step_s": better.step_s, "profile": str(profile)}
+    return {"plan": path, "step_s": better.step_s, "profile": profile}
 
 
 def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import click
 
 from hocket.cli.declare import argument, declare, option
-from hocket.cli.output import emit
+from hocket.cli.output import answer
 
 
 @click.group("loop")
@@ -68,10 +68,7 @@ def explain(
         variables = _arguments(data, source.parameters, source.required)
         runners = {s.number: SiteRunner(source, s, settings) for s in source.all_sites}
         found = explain_data(source, settings, runners, variables)
-    if as_json:
-        emit(found.as_dict())
-    else:
-        click.echo(str(found))
+    answer(as_json, found.as_dict(), str(found))
 
 
 def _arguments(

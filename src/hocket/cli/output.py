@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,7 +17,7 @@ import click
 from hocket.base.units import words_for_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIRST_SPOKEN_S, SPOKEN_EVERY_S = 10.0, 60.0
@@ -32,9 +34,30 @@ def emit(result: Mapping[str, Any]) -> None:
     """Print a result as one JSON object on stdout."""
     # Where not every character can be written, JSON's escapes lose nothing.
     is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
-    text = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False)
+    text = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False, default=_plain)
     # Half a pair of surrogates, which JSON files may hold, can only be written as it was there.
     click.echo(text.encode(errors="backslashreplace").decode())
+
+
+def answer(as_json: bool, data: Mapping[str, Any], *shown: str | RenderableType) -> None:
+    """Print a result: ``data`` with ``--json``, else the texts and tables that show it."""
+    if as_json:
+        emit(data)
+        return
+    for each in shown:
+        if isinstance(each, str):
+            click.echo(each)
+        else:
+            console().print(each)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON lacks: paths as text, dataclasses as objects, arrays as lists."""
+    if isinstance(value, Path):
+        return str(value)
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    return value.tolist()
 
 
 def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:

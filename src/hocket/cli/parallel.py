@@ -258,7 +258,7 @@ def _answer(comparison: Comparison, top: int, output: Path | None, as_json: bool
         raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
     written = [] if output is None else _save(comparison, plan, output)
     if as_json:
-        emit({**result, "written": [str(path) for path in written]})
+        emit({**result, "written": written})
     elif written:
         following = f" — next: hocket show {output}, hocket run {output}"
         say(f"wrote {', '.join(path.name for path in written)}{following}")

@@ -272,7 +272,7 @@ def _data(
         from hocket.view.collective import propagation_as_dict
 
         data["gradients"] = propagation_as_dict(travel)
-    return {**data, "written": [str(path) for path in written]}
+    return {**data, "written": written}
 
 
 def _say_what_follows(

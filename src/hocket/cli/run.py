@@ -9,7 +9,7 @@ import click
 
 from hocket.cli.declare import declare, option
 from hocket.cli.options import GraphFile, PlanFile
-from hocket.cli.output import console, emit, say, working
+from hocket.cli.output import answer, console, emit, say, working
 from hocket.cli.sources import announce_compilation, load_plan
 from hocket.cli.written import require_folder
 from hocket.runtime.run_options import BACKENDS
@@ -128,7 +128,7 @@ def command(
     if as_json:
         from hocket.cost.measured_steps import RECORD, run_record
 
-        written: dict[str, Any] = {"trace": None if trace_file is None else str(trace_file)}
+        written: dict[str, Any] = {"trace": trace_file}
         if (costs := saved.problem.op_costs) is not None:
             written[RECORD] = run_record(
                 saved.problem.work_name, saved.problem.cluster, costs.settings,
@@ -144,13 +144,12 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
     with working("comparing with one device at toy size"):
         agreement = check_parallel(TransformerPlan(saved.problem, saved.plan))
-    if as_json:
-        emit({"check": agreement_data(agreement)})
-    else:
-        click.echo(
-            "at toy size loss and gradients are those of one device "
-            f"(largest difference {max(agreement.loss_error, agreement.gradient_error):.1e})"
-        )
+    answer(
+        as_json,
+        {"check": agreement_data(agreement)},
+        "at toy size loss and gradients are those of one device "
+        f"(largest difference {max(agreement.loss_error, agreement.gradient_error):.1e})",
+    )
 
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:

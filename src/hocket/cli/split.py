@@ -104,7 +104,7 @@ def command(
         done = split(request, output, cores=cores, progress=tell)
     write_split_report(output, done.table, done.validation.to_data())
     if as_json:
-        emit({"folder": str(output), "table": done.table.to_data(),
+        emit({"folder": output, "table": done.table.to_data(),
               "validation": done.validation.to_data()})  # fmt: skip
     else:
         click.echo(split_text(done.table, done.validation.to_data()))

@@ -9,7 +9,7 @@ import click
 
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.options import FiniteRange
-from hocket.cli.output import emit, say
+from hocket.cli.output import answer, emit, say
 
 
 @click.group("tables")
@@ -76,10 +76,9 @@ def check(
     from hocket.tables.check import arrangements, check_schedules
 
     num = check_schedules(schedules, seed)
-    if as_json:
-        emit({"schedules": num, "arrangements": len(arrangements()), "faults": 0})
-    else:
-        click.echo(
-            f"{num} random schedules in {len(arrangements())} arrangements: every read held all "
-            "changes that its staleness asks for and all of its own, none twice, and none was lost"
-        )
+    answer(
+        as_json,
+        {"schedules": num, "arrangements": len(arrangements()), "faults": 0},
+        f"{num} random schedules in {len(arrangements())} arrangements: every read held all "
+        "changes that its staleness asks for and all of its own, none twice, and none was lost",
+    )

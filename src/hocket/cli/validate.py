@@ -7,10 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from hocket.cli.declare import argument, declare, option
-from hocket.cli.output import console, emit, fail
+from hocket.cli.output import answer, console, fail
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,10 +54,7 @@ def command(
     if violations:
         error = CheckError("; ".join(violations), hint="see the columns that name what is allowed")
         raise SystemExit(fail(error, as_json=as_json, extra=listed))
-    if as_json:
-        emit({"ok": True, **listed})
-    else:
-        click.echo("all within tolerance")
+    answer(as_json, {"ok": True, **listed}, "all within tolerance")
 
 
 def _as_json(result: TableResult) -> dict[str, Any]:

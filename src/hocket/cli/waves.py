@@ -90,7 +90,7 @@ def command(
             raise SystemExit(fail(error, as_json=as_json, extra=view.data(forecast))) from None
     if output is not None:
         _write(forecast.fit, output, graph_file)
-    written = [] if output is None else [str(output)]
+    written = [] if output is None else [output]
     if as_json:
         emit({**view.data(forecast), "written": written})
     elif output is not None:
@@ -109,7 +109,7 @@ def _in_partitions(
     if output is not None:
         _write(fit, output, graph_file)
     if as_json:
-        written = [] if output is None else [str(output)]
+        written = [] if output is None else [output]
         emit({**view.partition_data(fit), "written": written})
         return
     console().print(view.partition_table(fit))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_bytes, format_rate, format_seconds
 from hocket.view.table import Column, FittedTable, name, number
+from hocket.view.wording import picked
 
 if TYPE_CHECKING:
     from hocket.planners.communication.collective import CollectivePlan, Offer
@@ -91,11 +92,11 @@ def _names(names: Any) -> str:
 def as_dict(plan: CollectivePlan) -> dict[str, Any]:
     """The planned collective as printed by ``--json``."""
     chosen = plan.chosen
+    section = chosen.section.to_data()
     return {
         "collective": plan.collective,
         "cluster": plan.cluster.name,
-        "ranks": list(chosen.section.ranks),
-        "root": chosen.section.root,
+        **picked(chosen.section, "ranks", "root", "num_chunks"),
         "algorithm": chosen.name,
         "rate_bps": float(chosen.rate_bps),
         "rate": str(chosen.rate_bps),
@@ -104,13 +105,22 @@ def as_dict(plan: CollectivePlan) -> dict[str, Any]:
         "gap": plan.gap,
         "latency_s": chosen.latency_s,
         "size_bytes": plan.size_bytes,
-        "time_s": None if plan.size_bytes is None else chosen.times.time_s(plan.size_bytes),
-        "num_chunks": chosen.section.num_chunks,
+        "time_s": _time_s(plan, chosen),
         "num_trees": len(chosen.section.trees),
-        "trees": chosen.section.to_data()["trees"],
-        "ways": chosen.section.to_data()["ways"],
+        "trees": section["trees"],
+        "ways": section["ways"],
         "certificate": {"unit_bps": plan.fabric.unit_bps, **plan.certificate.to_data()},
-        "offers": [_offer_dict(plan, offer) for offer in plan.offers],
+        "offers": [
+            {
+                "algorithm": offer.name,
+                "rate_bps": float(offer.rate_bps),
+                "share_of_bound": float(offer.rate_bps / plan.bound_bps),
+                "latency_s": offer.latency_s,
+                "num_trees": len(offer.section.trees),
+                "time_s": _time_s(plan, offer),
+            }
+            for offer in plan.offers
+        ],
         "why": why(plan),
         "limit": limit(plan),
         "uses_peer_links_only": plan.fabric.is_peer_only,
@@ -118,16 +128,8 @@ def as_dict(plan: CollectivePlan) -> dict[str, Any]:
     }
 
 
-def _offer_dict(plan: CollectivePlan, offer: Offer) -> dict[str, Any]:
-    size = plan.size_bytes
-    return {
-        "algorithm": offer.name,
-        "rate_bps": float(offer.rate_bps),
-        "share_of_bound": float(offer.rate_bps / plan.bound_bps),
-        "latency_s": offer.latency_s,
-        "num_trees": len(offer.section.trees),
-        "time_s": None if size is None else offer.times.time_s(size),
-    }
+def _time_s(plan: CollectivePlan, offer: Offer) -> float | None:
+    return None if plan.size_bytes is None else offer.times.time_s(plan.size_bytes)
 
 
 # ── gradients ──
@@ -163,9 +165,6 @@ def propagation_as_dict(travel: PropagationChoice) -> dict[str, Any]:
     return {
         "chosen": travel.chosen.how.name,
         "gain": travel.gain(),
-        "lower_bound_s": travel.lower_bound_s,
-        "computes_s": travel.computes_s,
-        "travels_s": travel.travels_s,
-        "why": travel.why,
+        **picked(travel, "lower_bound_s", "computes_s", "travels_s", "why"),
         "step_s": {offer.how.name: offer.step_s for offer in travel.offers},
     }

@@ -17,6 +17,7 @@ from hocket.view.budgeted import WithinBudget, decided, parameter_bytes
 from hocket.view.facts import HostCopies
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable, name, number
+from hocket.view.wording import picked
 
 OURS, MINIMUM_MEMORY = "hocket", "minimum memory"
 NUM_TENSORS = 5
@@ -83,10 +84,7 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "loss_chunks": 1 if shown.memory is None else shown.memory.loss_chunks,
         "blocks": shown.blocks.num_blocks,
         "candidates": [{"name": name, **numbers(plan)} for name, plan in shown_plans(fit)],
-        "frontier": [
-            {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
-            for plan in fit.frontier.best_of()
-        ],
+        "frontier": [picked(plan, "peak_bytes", "step_s") for plan in fit.frontier.best_of()],
         "at_peak": [
             {"tensor": held.name, "bytes": held.num_bytes, "module": held.module}
             for held in under_peak(shown)[:NUM_TENSORS]
@@ -99,8 +97,7 @@ def numbers(plan: Fitted) -> dict[str, Any]:
     within = within_of(plan)
     copies = HostCopies(0, 0, 0) if within is None else within.copies
     return {
-        "step_s": plan.step_s,
-        "peak_bytes": plan.peak_bytes,
+        **picked(plan, "step_s", "peak_bytes"),
         "offloaded_bytes": copies.to_host_bytes,
         "fetched_bytes": copies.from_host_bytes,
         "recomputed_flops": 0.0 if within is None else within.again_flops,

@@ -13,6 +13,7 @@ from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.write import cluster_to_dict
+from hocket.view.wording import picked
 
 if TYPE_CHECKING:
     from hocket.cost.calibrate import FamilyError
@@ -22,43 +23,36 @@ if TYPE_CHECKING:
 def graph_data(graph: Graph, file: Path) -> dict[str, Any]:
     """A graph that was captured or made, and its sums."""
     return {
-        "file": str(file),
+        "file": file,
         "name": graph.name,
         "ops": graph.num_ops,
         "tensors": graph.num_tensors,
         "level": graph.meta.get("level", "op"),
         "bytes": graph.bytes_by_role(),
-        "flops": float(graph.flops.sum()),
+        "flops": graph.flops.sum(),
         "hash": graph.content_hash,
     }
 
 
 def cluster_data(cluster: Cluster, file: Path | None) -> dict[str, Any]:
     """A cluster that was detected or probed, as its file states it."""
-    return {"file": None if file is None else str(file), "cluster": cluster_to_dict(cluster)}
+    return {"file": file, "cluster": cluster_to_dict(cluster)}
 
 
 def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
     """Timed ops, and those without a time."""
     return {
-        "file": str(file),
+        "file": file,
         "device_kind": profile.device_kind,
         "entries": len(profile.entries),
-        "missing": dict(profile.missing),
+        "missing": profile.missing,
     }
 
 
 def calibration_data(device_kind: str, errors: Sequence[FamilyError], file: Path) -> dict[str, Any]:
     """Error of the fitted efficiencies for each family of ops."""
-    families = {
-        row.family: {
-            "measured_s": row.measured_s,
-            "predicted_s": row.predicted_s,
-            "error": row.error,
-        }
-        for row in errors
-    }
-    return {"file": str(file), "device_kind": device_kind, "families": families}
+    families = {row.family: picked(row, "measured_s", "predicted_s", "error") for row in errors}
+    return {"file": file, "device_kind": device_kind, "families": families}
 
 
 def measured_run_lines(runs: Sequence[StepRun]) -> list[str]:
@@ -81,11 +75,11 @@ def coefficients_data(
 ) -> dict[str, Any]:
     """Fitted coefficients, and errors of the runs that they were fitted to."""
     return {
-        "file": str(file),
+        "file": file,
         "runs": len(after),
         "skipped": num_skipped,
-        "coefficients": {name: getattr(coefficients, name) for name in NAMES},
-        "mean_error_before": float(abs(before).mean()),
-        "mean_error_after": float(abs(after).mean()),
-        "errors": after.tolist(),
+        "coefficients": picked(coefficients, *NAMES),
+        "mean_error_before": abs(before).mean(),
+        "mean_error_after": abs(after).mean(),
+        "errors": after,
     }

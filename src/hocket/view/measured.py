@@ -17,6 +17,7 @@ from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable, name, number
+from hocket.view.wording import picked
 
 if TYPE_CHECKING:
     from hocket.runtime.numerics_check import Agreement
@@ -134,11 +135,7 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
 
 def agreement_data(agreement: Agreement) -> dict[str, Any]:
     """Difference between a parallel config and one device."""
-    return {
-        "is_right": agreement.is_right,
-        "loss_error": agreement.loss_error,
-        "gradient_error": agreement.gradient_error,
-    }
+    return picked(agreement, "is_right", "loss_error", "gradient_error")
 
 
 def _ranks(problem: Problem, plan: Plan, result: RunResult) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from hocket.simulate.pipeline import action_name
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import ParallelConfig
 from hocket.view.names import inert
-from hocket.view.wording import count_of, dollars
+from hocket.view.wording import count_of, dollars, picked
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
@@ -122,29 +122,23 @@ def price_text(candidate: ConfigForecast) -> str:
 def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     config = asdict(candidate.config)
+    layers = config.pop("layers")
+    found = picked(
+        candidate, "num_devices", "step_s", "estimate_s", "tokens_per_s", "mfu", "causal_mfu",
+        "bubble", "price_per_step", "price_per_hour", "simulated", "feasible", "reason",
+    )  # fmt: skip
     return {
         "strategy": candidate.name or label(candidate.config, candidate.schedule_name),
-        **{name: value for name, value in config.items() if name != "layers"},
+        **config,
         "schedule": candidate.schedule_name,
-        "layers": list(candidate.config.layers) if candidate.config.layers else None,
+        "layers": layers or None,
         "kinds": list(dict.fromkeys(candidate.kinds)),
-        "num_devices": candidate.num_devices,
         "num_microbatches": candidate.config.num_microbatches,
-        "step_s": candidate.step_s,
-        "step_range_s": list(candidate.range_s),
-        "estimate_s": candidate.estimate_s,
-        "tokens_per_s": candidate.tokens_per_s,
-        "mfu": candidate.mfu,
-        "causal_mfu": candidate.causal_mfu,
+        "step_range_s": candidate.range_s,
         "peak_bytes": max(candidate.peak_bytes),
-        "rank_peak_bytes": list(candidate.peak_bytes),
-        "bubble": candidate.bubble,
+        "rank_peak_bytes": candidate.peak_bytes,
         "exposed": candidate.exposed_share,
-        "price_per_step": candidate.price_per_step,
-        "price_per_hour": candidate.price_per_hour,
-        "simulated": candidate.simulated,
-        "feasible": candidate.feasible,
-        "reason": candidate.reason,
+        **found,
     }
 
 

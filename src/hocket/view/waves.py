@@ -13,7 +13,7 @@ from hocket.planners.waves.round_robin import SWITCHING, PartitionCandidate, Par
 from hocket.planners.waves.wave_candidate import WaveCandidate
 from hocket.planners.waves.wave_search import WaveFit, reasons
 from hocket.view.table import Column, FittedTable, name, number
-from hocket.view.wording import sentence
+from hocket.view.wording import picked, sentence
 
 if TYPE_CHECKING:
     from hocket.api.waves import WaveForecast
@@ -43,29 +43,24 @@ def data(forecast: WaveForecast) -> dict[str, Any]:
         "cluster": fit.problem.cluster.name,
         "launches": forecast.launches,
         "feasible": fit.chosen is not None,
-        "pays": fit.pays,
-        "gain": fit.gain,
         "why": reasons(fit),
-        "budget_bytes": fit.budget_bytes,
-        "one_wave_bytes": fit.one_wave_bytes,
+        **picked(fit, "pays", "gain", "budget_bytes", "one_wave_bytes"),
         "candidates": [
             {"name": name, **numbers(each, fit)} for name, each in shown_candidates(fit)
         ],
         "starts": [
-            {"lead": each.waves.lead, "step_s": each.step_s, "peak_bytes": each.peak_bytes}
+            {"lead": each.waves.lead, **picked(each, "step_s", "peak_bytes")}
             for each in fit.tried
             if each.waves is not None
         ],
-        "other_launches": None if other is None else {"gain": other.gain, "pays": other.pays},
+        "other_launches": None if other is None else picked(other, "gain", "pays"),
     }  # fmt: skip
 
 
 def numbers(candidate: WaveCandidate, fit: WaveFit) -> dict[str, Any]:
     """Step, rate and peak of a candidate."""
     return {
-        "step_s": candidate.step_s,
-        "samples_per_s": candidate.samples_per_s,
-        "peak_bytes": candidate.peak_bytes,
+        **picked(candidate, "step_s", "samples_per_s", "peak_bytes"),
         "fits": candidate.peak_bytes <= fit.budget_bytes,
         "lead": None if candidate.waves is None else candidate.waves.lead,
     }
@@ -166,10 +161,8 @@ def partition_slower_note(fit: PartitionFit) -> str:
 def partition_data(fit: PartitionFit) -> dict[str, Any]:
     """A model in partitions as plain data."""
     candidates = [
-        {"name": each.name, "step_s": each.step_s, "samples_per_s": each.samples_per_s,
-         "peak_bytes": each.peak_bytes}
-        for each in fit.candidates
-    ]  # fmt: skip
+        picked(each, "name", "step_s", "samples_per_s", "peak_bytes") for each in fit.candidates
+    ]
     return {
         "graph": {"name": fit.problem.graph.name, "hash": fit.problem.graph.content_hash},
         "cluster": fit.problem.cluster.name,

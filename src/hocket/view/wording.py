@@ -1,6 +1,8 @@
-"""Format numbers and sentences alike in text, report and notebook."""
+"""Format numbers and sentences alike in text, report and notebook; pick values for ``--json``."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hocket.base.units import format_bytes
 
@@ -45,3 +47,8 @@ def count_of(count: int, thing: str) -> str:
 def sentence(text: str) -> str:
     """A message that starts lower-case and ends without a period, as a sentence of a page."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def picked(value: object, *names: str) -> dict[str, Any]:
+    """Attributes of a value by name, as ``--json`` prints them."""
+    return {name: getattr(value, name) for name in names}

@@ -154,7 +154,7 @@ def command(
         url, link, secure_url, fingerprint = serving
         if as_json:
             secure = {"secure_url": secure_url, "fingerprint": fingerprint} if secure_url else {}
-            emit({"url": url, "state": str(folder), "login": link, **secure})
+            emit({"url": url, "state": folder, "login": link, **secure})
             return
         say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
         say(f"open {link} within ten minutes; it works once")

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.fleet.connection import Service, follow
-from hocket.cli.output import emit, say, working
+from hocket.cli.output import answer, emit, say, working
 
 if TYPE_CHECKING:
     from hocket.service.client import FleetClient
@@ -58,10 +56,7 @@ def command(
     if not as_json:
         say(f"job {job['id']} is {job['status']}; see hocket fleet explain {job['id']}")
     if not follows:
-        if as_json:
-            emit(job)
-        else:
-            click.echo(job["id"])
+        answer(as_json, job, str(job["id"]))
         return
     jobs = [
         _followed(client, number, body.get("array"), as_json)

@@ -10,7 +10,7 @@ import click
 
 from hocket.cli.declare import argument, declare
 from hocket.cli.fleet.connection import Service, show
-from hocket.cli.output import emit, say
+from hocket.cli.output import answer, emit, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,10 +87,7 @@ def remove(
     """Remove the token of NAME and sign its browsers out; its jobs stay."""
     client = service.connect()
     client.delete(f"/v1/tokens/{quote(name, safe='')}")
-    if as_json:
-        emit({"name": name})
-    else:
-        click.echo(f"{name} has no token any more")
+    answer(as_json, {"name": name}, f"{name} has no token any more")
 
 
 @declare("login")
@@ -102,7 +99,4 @@ def login(
     """Print an address that signs a browser in, once and within ten minutes."""
     client = service.connect()
     found = client.post("/v1/login-links")
-    if as_json:
-        emit(found)
-    else:
-        click.echo(found["url"])
+    answer(as_json, found, found["url"])
