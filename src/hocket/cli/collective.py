@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,10 +31,11 @@ def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
     return name
 
 
-@declare("collective")
-def command(
-    *,
-    collective: Annotated[str, argument("COLLECTIVE", callback=_collective)],
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The collective that is planned."""
+
+    collective: Annotated[str, argument("COLLECTIVE", callback=_collective)]
     on: Annotated[
         str,
         option(
@@ -41,7 +43,7 @@ def command(
             "-m (.txt), JSON, or 'auto' for this machine.",
             metavar="CLUSTER",
         ),
-    ],
+    ]
     gpus: Annotated[
         str | None,
         option(
@@ -49,19 +51,25 @@ def command(
             "all]",
             metavar="LIST",
         ),
-    ] = None,
+    ] = None
     size_bytes: Annotated[
         int | None,
         option("Bytes of the message, such as 64MiB; decides by time.", "--size", type=SIZE),
-    ] = None,
+    ] = None
     root: Annotated[
         str | None, option("Of broadcast and reduce. [default: the best]", metavar="DEVICE")
-    ] = None,
-    relay: Annotated[bool, "Let devices that are not in the job forward."] = False,
+    ] = None
+    relay: Annotated[bool, "Let devices that are not in the job forward."] = False
     links: Annotated[
         Literal["auto", "peer", "all"],
         "Links between devices alone where they suffice, or those of the hosts as well.",
-    ] = "auto",
+    ] = "auto"
+
+
+@declare("collective")
+def command(
+    *,
+    asked: _Asked,
     max_trees: Annotated[
         int | None,
         option(
@@ -104,10 +112,7 @@ def command(
     for path in (output, report, export):
         if path is not None:
             require_folder(path)
-    request = CollectiveRequest(
-        on=find_cluster(on), collective=collective, gpus=gpus, root=root, size_bytes=size_bytes,
-        relay=relay, links=links,
-    )  # fmt: skip
+    request = CollectiveRequest(**{**vars(asked), "on": find_cluster(asked.on)})
     if bound_only:
         _show_bound(request, as_json)
         return

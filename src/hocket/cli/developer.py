@@ -55,15 +55,15 @@ def schema(
 
 
 @declare("completion")
-@click.pass_context
 def completion(
     *,
-    ctx: click.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], argument()],
     as_json: bool,
 ) -> None:
     """Print a completion script; for bash: eval "$(hocket completion bash)"."""
     found = get_completion_class(shell)
     assert found is not None
-    script = found(ctx.find_root().command, {}, "hocket", "_HOCKET_COMPLETE").source()
+    script = found(
+        click.get_current_context().find_root().command, {}, "hocket", "_HOCKET_COMPLETE"
+    ).source()
     answer(as_json, {"shell": shell, "script": script}, script)

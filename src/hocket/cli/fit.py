@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hocket.cli.declare import declare, option
-from hocket.cli.options import SIZE, Calibration, Memory, ModelOptions, On, Output, Profile, Source
+from hocket.cli.options import SIZE, ModelOn, Output
 from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import (
     announce_compilation,
@@ -27,13 +27,10 @@ MOST = {"batch": 2**20, "seq": 2**20, "layers": 1024}
 START = {"batch": 8, "seq": 512, "layers": 4}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetRequest:
-    """A model, a device and the memory that its step may take."""
-
-    source: Source
-    on: On
-    memory_bytes: Memory = None
+@declare("fit")
+def command(
+    *,
+    request: ModelOn,
     host_bytes: Annotated[
         int | None,
         option(
@@ -41,21 +38,7 @@ class BudgetRequest:
             "--host-memory",
             type=SIZE,
         ),
-    ] = None
-    profile: Profile = None
-    calibration: Calibration = None
-    options: ModelOptions
-
-    @property
-    def host_limit_bytes(self) -> float:
-        """Host memory that may be taken, infinite where it has no limit."""
-        return float("inf") if self.host_bytes is None else self.host_bytes
-
-
-@declare("fit")
-def command(
-    *,
-    request: BudgetRequest,
+    ] = None,
     async_update: Annotated[
         bool,
         "Let updates on the host run into the next step, as hocket.prepare(async_update=True).",
@@ -78,7 +61,11 @@ def command(
     """
     if output is None and not as_json:
         output = Path("plan.json")
-    answer_budget(request, output, grows=grows, async_update=async_update, as_json=as_json)
+    limit_bytes = inf if host_bytes is None else host_bytes
+    answer_budget(
+        request, output, grows=grows, host_bytes=limit_bytes, async_update=async_update,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def is_one_device(on: str) -> bool:
@@ -88,10 +75,11 @@ def is_one_device(on: str) -> bool:
 
 
 def answer_budget(
-    request: BudgetRequest,
+    request: ModelOn,
     output: Path | None,
     *,
     grows: str | None = None,
+    host_bytes: float = inf,
     async_update: bool = False,
     as_json: bool,
 ) -> None:
@@ -120,7 +108,7 @@ def answer_budget(
     found: dict[str, Any] = {}
     graph_file: Path | None = None
     if grows is not None:
-        size, graph, least = _largest(request, grows)
+        size, graph, least = _largest(request, grows, host_bytes)
         if graph is None:
             raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
         found = {f"max_{grows}": size}
@@ -132,10 +120,10 @@ def answer_budget(
         graph, graph_file = load_graph(
             request.source, request.options, device=device, at_sizes=False
         )
-    problem = make_problem(graph, on, "shared", request.profile, request.calibration)
+    problem = make_problem(graph, request)
     with working(f"planning {graph.num_ops:,} ops"):
         fitted = fit_problem(
-            problem, memory_bytes, host_bytes=request.host_limit_bytes, async_update=async_update
+            problem, memory_bytes, host_bytes=host_bytes, async_update=async_update
         )
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
@@ -174,7 +162,7 @@ def _recorded_for(on: str) -> str:
     return "cpu" if find_cluster(on).devices[0].kind.is_cpu else "accelerator"
 
 
-def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int]:
+def _largest(request: ModelOn, grows: str, host_bytes: float) -> tuple[int, Graph | None, int]:
     """The largest size that fits and its step, or 0 and None; and the bytes that the least size
     needs of those that were tried."""
     from hocket.api.memory import largest_that_fits
@@ -213,7 +201,7 @@ def _largest(request: BudgetRequest, grows: str) -> tuple[int, Graph | None, int
 
     size, problem = largest_that_fits(
         make, request.memory_bytes, start=START[grows], most=MOST[grows],
-        host_bytes=request.host_limit_bytes, on_try=tell,
+        host_bytes=host_bytes, on_try=tell,
     )  # fmt: skip
     return size, None if problem is None else problem.graph, needs[min(needs)]
 

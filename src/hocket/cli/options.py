@@ -50,26 +50,15 @@ class FiniteRange(click.FloatRange):
 SIZE = _Size()
 PlanFile = Annotated[Path, argument("PLAN")]
 GraphFile = Annotated[Path | None, option("The plan's graph, where its file was moved.", "--graph")]
-Profile = Annotated[Path | None, "Measured op times from hocket profile."]
-Calibration = Annotated[Path | None, "Fitted efficiencies from hocket calibrate."]
 Host = Annotated[str, "Address to listen on."]
 Transfers = Literal["shared", "queued", "parallel"]
 """Contention: simultaneous transfers share links, queue, or do not disturb each other."""
-Source = Annotated[str, argument("MODEL_OR_GRAPH")]
 On = Annotated[
     str,
     option(
         "Devices: a TOML file, a preset, shorthand such as 4xv100-16g, 'auto' for this machine or "
         "'file' for those that a graph's file states.",
         metavar="CLUSTER",
-    ),
-]
-Memory = Annotated[
-    int | None,
-    option(
-        "Memory budget of every device, such as 8GiB. [default: what it has beside its headroom]",
-        "--memory",
-        type=SIZE,
     ),
 ]
 Output = Annotated[
@@ -147,3 +136,23 @@ class ModelOptions:
                     f"--{name} has no effect on the graph file {text!r}",
                     hint=f"leave it out, or capture the model again with --{name} {value}",
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOn:
+    """A model on devices, with the memory that its step may take and measured costs."""
+
+    source: Annotated[str, argument("MODEL_OR_GRAPH")]
+    on: On
+    memory_bytes: Annotated[
+        int | None,
+        option(
+            "Memory budget of every device, such as 8GiB. [default: what it has beside its "
+            "headroom]",
+            "--memory",
+            type=_Size(),
+        ),
+    ] = None
+    profile: Annotated[Path | None, "Measured op times from hocket profile."] = None
+    calibration: Annotated[Path | None, "Fitted efficiencies from hocket calibrate."] = None
+    options: ModelOptions

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from hocket.cli.declare import declare, option
-from hocket.cli.fit import BudgetRequest, answer_budget, is_one_device
-from hocket.cli.options import (
-    SIZE,
-    Calibration,
-    Memory,
-    ModelOptions,
-    On,
-    Output,
-    Profile,
-    Source,
-    Transfers,
-)
+from hocket.cli.fit import answer_budget, is_one_device
+from hocket.cli.options import SIZE, ModelOn, Output, Transfers
 from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
 from hocket.cli.written import beside, named_graph, require_folder
@@ -42,11 +33,10 @@ AUTO = "auto"
 """The planner that tries a portfolio of planners."""
 
 
-@declare("plan")
-def command(
-    *,
-    source: Source,
-    on: On,
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(ModelOn):
+    """Devices, objective and constraints of one plan."""
+
     planners: Annotated[
         tuple[str, ...],
         option(
@@ -56,22 +46,20 @@ def command(
             "--planner",
             metavar="NAME",
         ),
-    ] = (),
-    output: Output = None,
+    ] = ()
     transfers: Annotated[
         Transfers,
         "Contention: simultaneous transfers share links, queue, or do not disturb each other.",
-    ] = "shared",
-    memory_bytes: Memory = None,
+    ] = "shared"
     objective: Annotated[
         Literal["step", "cost", "memory", "throughput"],
         "The shortest step, the least money per step (device time where a price is unknown), "
         "the most free memory, or throughput: the smallest load of the busiest device, for "
         "work that is pipelined over many batches.",
-    ] = "step",
+    ] = "step"
     contiguous: Annotated[
         bool, "No path of forward ops may leave a device and come back to it."
-    ] = False,
+    ] = False
     headroom_bytes: Annotated[
         int | None,
         option(
@@ -80,9 +68,7 @@ def command(
             "--headroom",
             type=SIZE,
         ),
-    ] = None,
-    profile: Profile = None,
-    calibration: Calibration = None,
+    ] = None
     limits: Annotated[
         tuple[str, ...],
         option(
@@ -92,7 +78,7 @@ def command(
             "--must",
             metavar="LIMIT",
         ),
-    ] = (),
+    ] = ()
     changes: Annotated[
         tuple[str, ...],
         option(
@@ -101,7 +87,7 @@ def command(
             "--what-if",
             metavar="CHANGE",
         ),
-    ] = (),
+    ] = ()
     budget: Annotated[
         str | None,
         option(
@@ -109,7 +95,7 @@ def command(
             "$5/h.",
             metavar="MONEY",
         ),
-    ] = None,
+    ] = None
     check: Annotated[
         bool,
         option(
@@ -117,8 +103,14 @@ def command(
             "where it does not, the batch is not split.",
             "--check/--no-check",
         ),
-    ] = True,
-    options: ModelOptions,
+    ] = True
+
+
+@declare("plan")
+def command(
+    *,
+    request: PlanRequest,
+    output: Output = None,
     as_json: bool,
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
@@ -137,36 +129,41 @@ def command(
     from hocket.view.comparison import answered_by, comparison_data
     from hocket.view.step_inputs import step_data, step_text
 
-    for name in planners:
+    for name in request.planners:
         find_planner(name)
-    must, money = parse_constraints(_with_memory(limits, memory_bytes)), _money(budget)
+    must, money = (
+        parse_constraints(_with_memory(request.limits, request.memory_bytes)),
+        _money(request.budget),
+    )
     if output is None and not as_json:
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
-    if memory_bytes is not None and is_one_device(on):
-        request = BudgetRequest(
-            source=source, on=on, memory_bytes=memory_bytes, profile=profile,
-            calibration=calibration, options=options,
-        )  # fmt: skip
+    if request.memory_bytes is not None and is_one_device(request.on):
         answer_budget(request, output, as_json=as_json)
         return
-    named_cluster(on)
-    graph, graph_file = load_graph(source, options, check=check and not planners)
-    load_only = objective == "throughput"
+    named_cluster(request.on)
+    graph, graph_file = load_graph(
+        request.source, request.options, check=request.check and not request.planners
+    )
+    load_only = request.objective == "throughput"
     problem = make_problem(
-        graph, on, transfers, profile, calibration, "throughput" if load_only else "latency",
-        contiguous, headroom_bytes,
+        graph, request, transfers=request.transfers, contiguous=request.contiguous,
+        objective="throughput" if load_only else "latency", headroom_bytes=request.headroom_bytes,
     )  # fmt: skip
-    for change in changes:  # a wrong one is refused before anything is planned
+    for change in request.changes:  # a wrong one is refused before anything is planned
         changed_cluster(problem.cluster, change)
-    announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
+    announce_compilation(
+        about=NUM_KERNELS if not request.planners or AUTO in request.planners else 1
+    )
     with working("planning"):
-        wanted = GOALS[objective]
-        comparison = compare_candidates(problem, planners, wanted, must)
+        wanted = GOALS[request.objective]
+        comparison = compare_candidates(problem, request.planners, wanted, must)
         variants = None
-        if changes or money is not None:
-            variants = compare_changes(problem, changes, money, wanted, must, planners)
+        if request.changes or money is not None:
+            variants = compare_changes(
+                problem, request.changes, money, wanted, must, request.planners
+            )
     if not as_json:
         say(f"{step_text(graph)}; {answered_by(comparison)}")
         _print(comparison, variants, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
 _LONG_STEP_S = 20.0
 
 
-@declare("run")
-def command(
-    *,
-    plan_file: PlanFile,
-    graph_file: GraphFile = None,
-    steps: Annotated[int, option("Training steps to run.", type=click.IntRange(1, 10**6))] = 10,
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """How a plan is run."""
+
+    steps: Annotated[int, option("Training steps to run.", type=click.IntRange(1, 10**6))] = 10
     backend: Annotated[
         Any,
         option(
@@ -37,21 +37,29 @@ def command(
             "process where there is a GPU for each device, else gloo.",
             type=click.Choice(BACKENDS),
         ),
-    ] = "auto",
+    ] = "auto"
     model: Annotated[
         str | None,
         option("Model to use if the plan's name cannot be resolved.", metavar="NAME_OR_FACTORY"),
-    ] = None,
+    ] = None
     seed: Annotated[
         int, option("Seed of weights, batch and dropout.", type=click.IntRange(0, 2**31 - 1))
-    ] = 0,
+    ] = 0
     threads: Annotated[
         int | None,
         option(
             "Threads of each process on CPUs. [default: the cores, shared]",
             type=click.IntRange(1, 1024),
         ),
-    ] = None,
+    ] = None
+
+
+@declare("run")
+def command(
+    *,
+    plan_file: PlanFile,
+    graph_file: GraphFile = None,
+    settings: _Settings,
     trace_file: Annotated[
         Path | None,
         option(
@@ -75,8 +83,8 @@ def command(
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
     is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
-        "--model": model, "--trace": trace_file,
-        "--backend single": backend == "single",
+        "--model": settings.model, "--trace": trace_file,
+        "--backend single": settings.backend == "single",
     })  # fmt: skip
     if check_only:
         _check(saved, as_json)
@@ -87,13 +95,7 @@ def command(
     from hocket.view.measured import run_data, run_table
     from hocket.view.plan_view import pictured
 
-    options = RunOptions(
-        steps=steps,
-        backend=backend,
-        seed=seed,
-        threads=threads,
-        model=model,
-    )
+    options = RunOptions(**vars(settings))
     if trace_file is None and not as_json and not is_divided:
         trace_file = _beside(plan_file)
     if trace_file is not None:

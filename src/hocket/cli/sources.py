@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.options import ModelOptions
+from hocket.cli.options import ModelOn, ModelOptions
 from hocket.cli.output import say, working
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
     from hocket.hardware.cluster import Cluster
     from hocket.plan.files import SavedPlan
-    from hocket.plan.problem import Objective, Problem, TransferMode
+    from hocket.plan.problem import Problem
 
 
 def refuse_file_alone(text: str) -> None:
@@ -174,31 +174,19 @@ def named_cluster(on: str) -> Cluster | None:
     return None if on in (ON_FILE, ON_THIS_MACHINE) else cluster_from_text(on)
 
 
-def make_problem(
-    graph: Graph,
-    on: str,
-    transfers: TransferMode,
-    profile: Path | None,
-    calibration: Path | None,
-    objective: Objective = "latency",
-    contiguous: bool = False,
-    headroom_bytes: int | None = None,
-) -> Problem:
-    """A problem from a graph and the texts of the options."""
+def make_problem(graph: Graph, request: ModelOn, **settings: Any) -> Problem:
+    """A problem from a graph and the options of a command."""
     from hocket.cost.calibrate import read_calibration
     from hocket.cost.profile import read_profile
     from hocket.plan import make
 
-    say_joining(on)
+    say_joining(request.on)
     return make.make_problem(
         graph,
-        on,
-        transfers=transfers,
-        objective=objective,
-        contiguous=contiguous,
-        headroom_bytes=headroom_bytes,
-        profile=read_profile(profile) if profile else None,
-        calibration=read_calibration(calibration) if calibration else None,
+        request.on,
+        profile=read_profile(request.profile) if request.profile else None,
+        calibration=read_calibration(request.calibration) if request.calibration else None,
+        **settings,
     )
 
 

@@ -24,7 +24,7 @@ import click
 
 from hocket.base.errors import HocketError, UsageError
 from hocket.cli.declare import declare, option
-from hocket.cli.options import ModelOptions
+from hocket.cli.options import ModelOn, ModelOptions
 from hocket.cli.output import emit, say
 from hocket.cli.sources import load_graph, make_problem
 
@@ -163,7 +163,7 @@ def _solved(query: Query) -> BudgetFit | Planned:
         amp=given.get("amp"),
     )
     graph, _ = load_graph(model, options, at_sizes=not is_one)
-    problem = make_problem(graph, on, "shared", None, None)
+    problem = make_problem(graph, ModelOn(source=model, on=on, options=options))
     if is_one:
         memory = given.get("memory")
         return fit_problem(problem, None if memory is None else budget_of(memory))

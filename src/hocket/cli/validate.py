@@ -11,7 +11,7 @@ from hocket.cli.declare import argument, declare, option
 from hocket.cli.output import answer, console, fail
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from hocket.cost.validation import TableResult, TableScores
 
@@ -65,9 +65,9 @@ def _percent(value: float | None, sign: str = "") -> str:
     return "–" if value is None else f"{100 * value:{sign}.1f}"
 
 
-def _tables(results: list[TableResult]) -> Iterator[Table]:
+def _tables(results: list[TableResult]) -> Iterator[RenderableType]:
     """Tables of errors: step time, choice among alternatives, memory; empty ones are left out."""
-    from rich.table import Table
+    from hocket.view.table import Column, FittedTable, number
 
     headings = {
         "step time: errors in %": ("runs", "mean", "limit", "median", "p95", "max", "bias"),
@@ -79,15 +79,16 @@ def _tables(results: list[TableResult]) -> Iterator[Table]:
         ),
     }  # fmt: skip
     for (title, columns), cells_of in zip(headings.items(), (_step, _choice, _memory), strict=True):
-        shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for heading in ("table", "", *columns):
-            shown.add_column(heading, justify="right" if heading in columns else "left")
-        for result in results:
-            for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
-                if cells := cells_of(result, part, what == "calibrated"):
-                    shown.add_row(result.table if what == _PARTS[0] else "", what, *cells)
-        if shown.row_count:
-            yield shown
+        rows = [
+            [result.table if what == _PARTS[0] else "", what, *cells]
+            for result in results
+            for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True)
+            if (cells := cells_of(result, part, what == "calibrated"))
+        ]
+        if rows:
+            yield title
+            heads = (Column(title="table"), Column(title=""), *map(number, columns))
+            yield FittedTable(columns=heads, rows=rows)
 
 
 def _step(result: TableResult, part: TableScores, is_calibrated: bool) -> list[str]:

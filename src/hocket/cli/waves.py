@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from hocket.cli.declare import declare, option
-from hocket.cli.options import Calibration, Memory, ModelOptions, On, Profile, Source
+from hocket.cli.options import ModelOn
 from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
 from hocket.cli.written import named_graph, require_folder
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @declare("waves")
 def command(
     *,
-    source: Source,
-    on: On,
-    memory_bytes: Memory = None,
+    request: ModelOn,
     num_waves: Annotated[
         int,
         option(
@@ -47,9 +45,6 @@ def command(
     output: Annotated[
         Path | None, option("Plan file to write. [default: nothing is written]", "-o", "--output")
     ] = None,
-    profile: Profile = None,
-    calibration: Calibration = None,
-    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Predict the gain of two waves of MODEL_OR_GRAPH on the same devices, or why they do not pay.
@@ -60,26 +55,24 @@ def command(
     """
     from hocket.api.waves import waves_of
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.cost.roofline import LAUNCHES
-    from hocket.plan.sections.waves import CHANGES
     from hocket.view import waves as view
 
     if output is not None:
         require_folder(output)
-    named_cluster(on)
+    named_cluster(request.on)
     announce_compilation()
-    graph, graph_file = load_graph(source, options)
-    problem = make_problem(graph, on, "shared", profile, calibration)
+    graph, graph_file = load_graph(request.source, request.options)
+    problem = make_problem(graph, request)
     if partitions:
         _in_partitions(problem, output, graph_file, as_json=as_json)
         return
     with working("searching when the second wave begins"):
         forecast = waves_of(
             problem,
-            memory_bytes=memory_bytes,
+            memory_bytes=request.memory_bytes,
             num_waves=num_waves,
-            launches=next(name for name in LAUNCHES if name == launches),
-            changes=next(name for name in CHANGES if name == changes),
+            launches=launches,
+            changes=changes,
         )
     if not as_json:
         console().print(view.waves_table(forecast))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from hocket.service.serve import Serving
 
 
-@declare("serve")
-def command(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest:
+    """Options of the service."""
+
     on: Annotated[
         str,
         option(
@@ -37,7 +39,7 @@ def command(
             "prints) or slurm.",
             metavar="ENGINE",
         ),
-    ] = "local",
+    ] = "local"
     devices: Annotated[
         str | None,
         option(
@@ -46,22 +48,22 @@ def command(
             "names them] Refused for Ray and Slurm, which know their own.",
             metavar="TYPE:COUNT,...",
         ),
-    ] = None,
+    ] = None
     device_types: Annotated[
         str | None,
         option(
             "Device types of Ray or Slurm, the fastest first. [default: those there at the start]",
             metavar="TYPE,...",
         ),
-    ] = None,
+    ] = None
     state: Annotated[
         Path | None,
         option("Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]", type=FOLDER),
-    ] = None,
-    policy: Annotated[
-        str, "How devices are shared; hocket fleet allocate --help lists them."
-    ] = "las",
-    round_s: Round = 360.0,
+    ] = None
+    policy: Annotated[str, "How devices are shared; hocket fleet allocate --help lists them."] = (
+        "las"
+    )
+    round_s: Round = 360.0
     reserve_after_s: Annotated[
         float | None,
         option(
@@ -71,25 +73,25 @@ def command(
             type=FiniteRange(min=0.0, max=1e9),
             metavar="SECONDS",
         ),
-    ] = None,
-    host: Annotated[str, "Address to listen on."] = "127.0.0.1",
+    ] = None
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1"
     port: Annotated[
         int,
         option(
             "Port to listen on. [default: that of the last time, or a free one]",
             type=click.IntRange(0, 65535),
         ),
-    ] = 0,
+    ] = 0
     names: Annotated[
         tuple[str, ...],
         option(
             "A name that the service is reached under, beside localhost; may be given again.",
             "--name",
         ),
-    ] = (),
+    ] = ()
     allow_remote: Annotated[
         bool, "Let --host be an address that other machines reach; the token is asked for as ever."
-    ] = False,
+    ] = False
     tls: Annotated[
         str | None,
         option(
@@ -97,7 +99,7 @@ def command(
             "is made at the first start and known by its fingerprint, which is printed.",
             metavar="HOST:PORT",
         ),
-    ] = None,
+    ] = None
     agent_lease_s: Annotated[
         float,
         option(
@@ -106,8 +108,8 @@ def command(
             type=FiniteRange(min=2.0, max=3600.0),
             metavar="SECONDS",
         ),
-    ] = 45.0,
-    config: Annotated[Path | None, "TOML file that says what users and teams may ask for."] = None,
+    ] = 45.0
+    config: Annotated[Path | None, "TOML file that says what users and teams may ask for."] = None
     throughputs: Annotated[
         Path | None,
         option(
@@ -115,10 +117,16 @@ def command(
             "follow (Gavel's JSON; hocket fleet throughputs writes one).",
             metavar="FILE",
         ),
-    ] = None,
+    ] = None
     discard_state: Annotated[
         bool, "Set aside what is in the state folder, even if damaged, and begin without jobs."
-    ] = False,
+    ] = False
+
+
+@declare("serve")
+def command(
+    *,
+    asked: ServeRequest,
     as_json: bool,
 ) -> None:
     """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the
@@ -131,14 +139,16 @@ def command(
 
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
-    find_policy(policy)
-    if devices and device_types:
+    find_policy(asked.policy)
+    if asked.devices and asked.device_types:
         hint = "leave it out: --devices names the device types, in that order"
         raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
     named, found = (
-        parse_cluster(devices, "--devices") if devices else (_device_types(device_types), ())
+        parse_cluster(asked.devices, "--devices")
+        if asked.devices
+        else (_device_types(asked.device_types), ())
     )
-    if on == "local" and not devices:
+    if asked.on == "local" and not asked.devices:
         named, found = _found_here(named)
 
     with _no_garbage_collection():
@@ -148,7 +158,7 @@ def command(
     from hocket.fleet.rounds.state import Rules
     from hocket.fleet.throughputs import read_throughputs
 
-    folder = state_folder(state).absolute()
+    folder = state_folder(asked.state).absolute()
 
     def tell(serving: Serving) -> None:
         url, link, secure_url, fingerprint = serving
@@ -158,33 +168,35 @@ def command(
             return
         say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
         say(f"open {link} within ten minutes; it works once")
-        if on == "agents":
+        if asked.on == "agents":
             say("on each machine, with a token of hocket fleet token add NAME --role agent:")
             say(f"  hocket fleet agent --join {secure_url} --fingerprint {fingerprint} --token ...")
         elif secure_url:
             say(f"from other machines: --url {secure_url}, HOCKET_FLEET_FINGERPRINT={fingerprint}")
 
-    check_engine(on, found)
-    settled = read_server_config(config)
-    for warning in limit_warnings(found, settled) if on == "local" else ():
+    check_engine(asked.on, found)
+    settled = read_server_config(asked.config)
+    for warning in limit_warnings(found, settled) if asked.on == "local" else ():
         say(f"warning: {warning}")
     announce_compilation(about=NUM_KERNELS)
     serve(
         ServeSettings(
             folder=folder,
-            on=on,
+            on=asked.on,
             devices=found,
             device_types=named,
-            rules=Rules(policy=policy, round_s=round_s, reserve_after_s=reserve_after_s),
-            host=host,
-            port=port,
-            names=names,
-            is_remote_allowed=allow_remote,
-            tls=_host_and_port(tls, on),
-            agent_lease_s=agent_lease_s,
-            discards_state=discard_state,
+            rules=Rules(
+                policy=asked.policy, round_s=asked.round_s, reserve_after_s=asked.reserve_after_s
+            ),
+            host=asked.host,
+            port=asked.port,
+            names=asked.names,
+            is_remote_allowed=asked.allow_remote,
+            tls=_host_and_port(asked.tls, asked.on),
+            agent_lease_s=asked.agent_lease_s,
+            discards_state=asked.discard_state,
             config=settled,
-            reference=None if throughputs is None else read_throughputs(throughputs),
+            reference=None if asked.throughputs is None else read_throughputs(asked.throughputs),
         ),
         tell,
     )

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,10 +37,11 @@ NUM_KERNELS = 15
 """That rounds and a policy take, about; a fresh installation compiles them."""
 
 
-@declare("simulate")
-def command(
-    *,
-    trace: Annotated[Path, argument()],
+@dataclass(frozen=True, kw_only=True)
+class SimulationRequest:
+    """A trace of jobs, a cluster and rules by which they share it."""
+
+    trace: Annotated[Path, argument()]
     cluster: Annotated[
         str,
         option(
@@ -48,28 +49,28 @@ def command(
             "servers of SIZE devices.",
             metavar="TYPE:COUNT,...",
         ),
-    ],
+    ]
     policies: Annotated[
         tuple[str, ...], option("How devices are shared; give several to compare them.", "--policy")
-    ] = ("las",),
-    space_sharing: Annotated[bool, "Let two jobs share a device where it pays."] = False,
+    ] = ("las",)
+    space_sharing: Annotated[bool, "Let two jobs share a device where it pays."] = False
     elastic: Annotated[
         bool,
         "Also let jobs take any number of devices that the table has for them, as is best "
         "while "
         "others come and go, and compare that with the trace's own numbers.",
-    ] = False,
+    ] = False
     compatible: Annotated[
         Literal["gavel"] | None,
         "Turn shares into rounds as Gavel does, to compare with its results.",
-    ] = None,
+    ] = None
     throughputs: Annotated[
         Path | None,
         "Steps per second of job types, in Gavel's JSON. [default: a table beside the trace]",
-    ] = None,
+    ] = None
     jobs: Annotated[
         str | None, option("Measure jobs A to B-1 only, and end with the last.", metavar="A:B")
-    ] = None,
+    ] = None
     preemption_cost: Annotated[
         float,
         option(
@@ -77,8 +78,8 @@ def command(
             type=FiniteRange(min=0.0),
             metavar="SECONDS",
         ),
-    ] = 0.0,
-    round_s: Round = 360.0,
+    ] = 0.0
+    round_s: Round = 360.0
     solve_every: Annotated[
         float,
         option(
@@ -86,19 +87,25 @@ def command(
             type=FiniteRange(min=0.0),
             metavar="SECONDS",
         ),
-    ] = 0.0,
+    ] = 0.0
     prices: Annotated[
         str | None,
         option("Price per hour of one device. [default: 1 each]", metavar="TYPE=PRICE,..."),
-    ] = None,
+    ] = None
     arrivals_per_hour: Annotated[
         float | None,
         option(
             "Draw arrivals anew at this rate, for traces that have none.",
             type=FiniteRange(min=0.0, min_open=True),
         ),
-    ] = None,
-    seed: Annotated[int, option("Of random arrivals and orders.", type=click.IntRange(min=0))] = 0,
+    ] = None
+    seed: Annotated[int, option("Of random arrivals and orders.", type=click.IntRange(min=0))] = 0
+
+
+@declare("simulate")
+def command(
+    *,
+    request: SimulationRequest,
     html: Annotated[Path | None, "Write a report to this file."] = None,
     as_json: bool,
 ) -> None:
@@ -113,49 +120,51 @@ def command(
     from hocket.fleet.simulator import bind, elastic_speeds, simulate
     from hocket.fleet.traces import read_trace
 
-    for name in policies:
+    for name in request.policies:
         find_policy(name)
-    device_types, devices = parse_cluster(cluster)
-    work_trace = with_arrivals(read_trace(trace), arrivals_per_hour, seed)
-    for name in policies if compatible == "gavel" else ():
+    device_types, devices = parse_cluster(request.cluster)
+    work_trace = with_arrivals(read_trace(request.trace), request.arrivals_per_hour, request.seed)
+    for name in request.policies if request.compatible == "gavel" else ():
         refuse_non_gavel(name, has_gangs=bool((work_trace.gang > 1).any()))
-    table = find_throughputs(throughputs, trace)
+    table = find_throughputs(request.throughputs, request.trace)
     work = bind(work_trace, device_types, table)
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
-    if elastic and (table is None or space_sharing):
+    if request.elastic and (table is None or request.space_sharing):
         raise UsageError(
             "elastic gangs need a table of throughputs, and devices of their own",
             hint="give --throughputs, and leave out --space-sharing",
         )
     rules = Rules(
-        policy=policies[0],
-        mechanism=compatible or "improved",
-        round_s=round_s,
-        min_solve_s=solve_every,
-        restart_s=preemption_cost,
-        seed=seed,
+        policy=request.policies[0],
+        mechanism=request.compatible or "improved",
+        round_s=request.round_s,
+        min_solve_s=request.solve_every,
+        restart_s=request.preemption_cost,
+        seed=request.seed,
     )
     run = partial(
         simulate,
         work,
         devices,
-        shares_devices=space_sharing,
-        price_per_hour=prices_of(prices, device_types),
-        measured=job_range(jobs, len(work_trace)),
+        shares_devices=request.space_sharing,
+        price_per_hour=prices_of(request.prices, device_types),
+        measured=job_range(request.jobs, len(work_trace)),
         records_spans=html is not None,
     )
     announce_compilation(about=NUM_KERNELS)
     gangs: list[list[GangSpeeds] | None] = [None]
-    if elastic and table is not None:
+    if request.elastic and table is not None:
         gangs.append(elastic_speeds(work, table))
     runs = [
-        _watched(run, replace(rules, policy=name), speeds) for name in policies for speeds in gangs
+        _watched(run, replace(rules, policy=name), speeds)
+        for name in request.policies
+        for speeds in gangs
     ]
     if html is not None:
         from hocket.view.fleet_report import write_fleet_report
 
-        write_fleet_report(html, runs, trace.name)
+        write_fleet_report(html, runs, request.trace.name)
         say(f"wrote {html}")
     _show(runs, as_json)
 

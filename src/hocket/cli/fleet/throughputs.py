@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hocket.base.errors import UsageError
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.fleet.given import parse_pairs
 from hocket.cli.options import ModelOptions
-from hocket.cli.output import console, emit, say, working
+from hocket.cli.output import answer, say, working
 from hocket.cli.sources import announce_compilation, load_graph
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hocket.cost.calibrate import Calibration
     from hocket.fleet.throughputs.planned import GangPlan
     from hocket.fleet.throughputs.predict import PredictedThroughputs
     from hocket.fleet.throughputs.servers import Servers
-    from hocket.fleet.throughputs.table import Throughputs
-    from hocket.graph.graph import Graph
 
 _MAX_GANG = 4096
 
@@ -78,7 +75,10 @@ def command(
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
     from hocket.cost.calibrate import read_calibration
+    from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
+    from hocket.fleet.throughputs.predict import predict
     from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
+    from hocket.view.fleet_data import gang_plans_data, prediction_data
 
     for name, is_given in (("--name", job_type), ("--measured", measured)):
         if is_given is not None and len(models) > 1:
@@ -90,99 +90,53 @@ def command(
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()
+    data: dict[str, Any]
     if planned:
-        found = _plan(graphs, servers, sizes, fitted, job_type)
+        with working("planning every gang"):
+            plans = {
+                job_type or graph.name: plan_gangs(graph, servers, sizes, calibration=fitted)
+                for graph in graphs
+            }
+        tables = [planned_throughputs(some, name) for name, some in plans.items()]
+        data = {"plans": {name: gang_plans_data(some) for name, some in plans.items()}}
+        shown = [line for name, some in plans.items() for line in _plan_lines(name, some)]
     else:
-        found = _predict(graphs, servers, sizes, fitted, job_type, speeds)
-    table = stacked(found.tables)
+        found = [
+            predict(graph, servers, sizes, job_type=job_type, calibration=fitted, measured=speeds)
+            for graph in graphs
+        ]
+        tables = [prediction.throughputs for prediction in found]
+        data = {"models": [prediction_data(prediction) for prediction in found]}
+        shown = [line for prediction in found for line in _prediction_lines(prediction)]
+    table = stacked(tables)
     if output is not None:
         write_throughputs(output, table)
-    if as_json:
-        emit({"throughputs": throughputs_to_dict(table), **found.data})
-        return
-    for line in found.lines:
-        console().print(line)
-    if output is not None:
+    answer(as_json, {"throughputs": throughputs_to_dict(table), **data}, *shown)
+    if output is not None and not as_json:
         say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
 
 
-class _Found(NamedTuple):
-    """Tables of throughputs, the same as JSON, and what is printed."""
-
-    tables: list[Throughputs]
-    data: dict[str, Any]
-    lines: list[RenderableType]
-
-
-def _predict(
-    graphs: list[Graph],
-    servers: list[Servers],
-    sizes: list[int],
-    calibration: Calibration | None,
-    job_type: str | None,
-    measured: dict[str, float],
-) -> _Found:
-    """Data parallel gangs."""
-    from hocket.fleet.throughputs.predict import predict
-    from hocket.view.fleet_data import prediction_data
-
-    predictions = [
-        predict(
-            graph, servers, sizes, job_type=job_type, calibration=calibration, measured=measured
-        )
-        for graph in graphs
-    ]
-    return _Found(
-        [prediction.throughputs for prediction in predictions],
-        {"models": [prediction_data(prediction) for prediction in predictions]},
-        [line for prediction in predictions for line in _prediction_lines(prediction)],
-    )
-
-
-def _plan(
-    graphs: list[Graph],
-    servers: list[Servers],
-    sizes: list[int],
-    calibration: Calibration | None,
-    job_type: str | None,
-) -> _Found:
-    """Gangs with the best plan of their own."""
-    from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
-    from hocket.view.fleet_data import gang_plans_data
-
-    with working("planning every gang"):
-        plans = {
-            job_type or graph.name: plan_gangs(graph, servers, sizes, calibration=calibration)
-            for graph in graphs
-        }
-    return _Found(
-        [planned_throughputs(some, name) for name, some in plans.items()],
-        {"plans": {name: gang_plans_data(some) for name, some in plans.items()}},
-        [line for name, some in plans.items() for line in _plan_lines(name, some)],
-    )
-
-
 def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
-    from rich.text import Text
-
+    """The table of one model's gangs, each with the strategy of its plan."""
+    from hocket.view import table as tables
     from hocket.view.fleet_data import gang_plans_data
     from hocket.view.names import LONGEST_SENTENCE, inert
-    from hocket.view.table import FittedTable
-    from hocket.view.table import name as names
-    from hocket.view.table import number as numbers
 
     rows = [
         [
-            Text(inert(str(row["device_type"]), 60)),
-            Text(str(row["gang"])),
-            Text(f"{row['steps_per_s']:.4g}" if row["steps_per_s"] else "–"),
-            Text(inert(str(row["how"] or row["why"]), LONGEST_SENTENCE)),
+            inert(str(row["device_type"]), 60),
+            str(row["gang"]),
+            f"{row['steps_per_s']:.4g}" if row["steps_per_s"] else "–",
+            inert(str(row["how"] or row["why"]), LONGEST_SENTENCE),
         ]
         for row in gang_plans_data(plans)
     ]
-    columns = (names("device type"), numbers("gang"), numbers("steps/s"), names("by"))
-    title = Text(f"{inert(name, 200)}: steps of the whole batch per second")
-    return [title, FittedTable(columns=columns, rows=rows)]
+    columns = (
+        tables.name("device type"), tables.number("gang"), tables.number("steps/s"),
+        tables.name("by"),
+    )  # fmt: skip
+    title = f"{inert(name, 200)}: steps of the whole batch per second"
+    return [title, tables.FittedTable(columns=columns, rows=rows)]
 
 
 def _bandwidth_bps(text: str | None) -> float | None:
@@ -231,8 +185,7 @@ def _gangs(text: str) -> list[int]:
 
 
 def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
-    from rich.text import Text
-
+    """The table of one model's speeds, and why it cannot run on some device types."""
     from hocket.base.units import format_bytes
     from hocket.view.names import inert
     from hocket.view.table import FittedTable, name, number
@@ -242,19 +195,19 @@ def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
     hardware = [step.servers.hardware for step in prediction.steps]
     rows = [
         [
-            Text(inert(device_type, 60)),
-            Text(inert(hardware[at % len(hardware)], 60)),
-            *(Text(f"{speed:.4g}" if speed > 0.0 else "–") for speed in table.alone[:, at]),
+            inert(device_type, 60),
+            inert(hardware[at % len(hardware)], 60),
+            *(f"{speed:.4g}" if speed > 0.0 else "–" for speed in table.alone[:, at]),
         ]
         for at, device_type in enumerate(table.device_types)
     ]
     model = inert(table.profiles[0].job_type, 200)
     summed = format_bytes(prediction.gradient_bytes)
     return [
-        Text(f"{model}: steps per second, {summed} of gradients summed per step"),
+        f"{model}: steps per second, {summed} of gradients summed per step",
         FittedTable(columns=(name("device type"), name("taken as"), *gangs), rows=rows),
         *(
-            Text(f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}")
+            f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}"
             for step in prediction.steps
             if step.obstacle
         ),
