@@ -96,10 +96,9 @@ def declare(
             for said in getattr(hint, "__metadata__", ()):
                 declared = option(said) if isinstance(said, str) else said
                 made = declared.add_to(made, key, hint, default)
-        made = click.command(name, **settings)(made)
+        command: click.Command = click.command(name, **settings)(made)
         if group is not None:
-            group.add_command(made)
-        command: click.Command = made
+            group.add_command(command)
         return command
 
     return made_of
@@ -107,18 +106,25 @@ def declare(
 
 def _parts(key: str, hint: Any, parameter: Parameter) -> Iterator[tuple[str, Any, Any]]:
     """Name, annotation and default of a parameter, or of the fields of a dataclass."""
-    if not is_dataclass(hint):
+    group = _group_of(hint)
+    if group is None:
         yield key, hint, parameter.default
         return
-    hints = get_type_hints(hint, include_extras=True)
-    for name, each in signature(hint).parameters.items():
+    hints = get_type_hints(group, include_extras=True)
+    for name, each in signature(group).parameters.items():
         yield from _parts(name, hints[name], each)
 
 
 def _collected(key: str, hint: Any, given: Mapping[str, Any]) -> Any:
     """The value of a parameter; of a dataclass, one of the values of its fields."""
-    if not isinstance(hint, type) or not is_dataclass(hint):
+    group = _group_of(hint)
+    if group is None:
         return given[key]
-    hints = get_type_hints(hint, include_extras=True)
-    is_declared = {name for name in hints if name in given or is_dataclass(hints[name])}
-    return hint(**{name: _collected(name, hints[name], given) for name in is_declared})
+    hints = get_type_hints(group, include_extras=True)
+    names = [name for name in hints if name in given or _group_of(hints[name])]
+    return group(**{name: _collected(name, hints[name], given) for name in names})
+
+
+def _group_of(hint: Any) -> Callable[..., Any] | None:
+    """The dataclass whose fields are options; None for other types."""
+    return hint if is_dataclass(hint) else None

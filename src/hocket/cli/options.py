@@ -19,7 +19,7 @@ _OPTIMIZERS = (
 _COUNT = click.IntRange(1, 2**20)
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType):  # type: ignore[type-arg]
     """A size in bytes, such as ``8GiB``."""
 
     name = "size"
@@ -106,9 +106,12 @@ class ModelOptions:
     ] = None
     layers: int | None = None
     amp: Annotated[
-        Literal["bf16", "fp16", "none"] | None,
-        "Mixed precision by autocast. [default: bf16 for float32 models of 1 B parameters and "
-        "more on accelerators, else none]",
+        str | None,
+        option(
+            "Mixed precision by autocast. [default: bf16 for float32 models of 1 B parameters and "
+            "more on accelerators, else none]",
+            type=click.Choice(["bf16", "fp16", "none"]),
+        ),
     ] = None
 
     def having(self, name: str, value: int) -> ModelOptions:

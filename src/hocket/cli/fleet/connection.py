@@ -25,7 +25,7 @@ _PATIENCE_S = 120.0
 """Time that ``--follow`` and ``--watch`` wait for a service that is restarted."""
 
 
-class _JobNumber(click.ParamType):
+class _JobNumber(click.ParamType):  # type: ignore[type-arg]
     name = "id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
