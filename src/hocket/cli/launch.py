@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import ADDRESS
 from hocket.cli.output import emit
 
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ def command(
         int, option("Number of this machine, from 0.", type=click.IntRange(0, 4095))
     ] = 0,
     address: Annotated[
-        str | None,
-        option(
-            "Where ranks of several machines meet: the first one, a free port.", metavar="HOST:PORT"
-        ),
+        tuple[str, int] | None,
+        option("Where ranks of several machines meet: the first one, a free port.", type=ADDRESS),
     ] = None,
     profile: Annotated[
         Path | None, option("Time one early step, and plan again with its times.", metavar="FILE")
@@ -99,9 +98,8 @@ def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | No
     return {"plan": path, "step_s": better.step_s, "profile": profile}
 
 
-def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:
+def _machines(nodes: int, node_rank: int, address: tuple[str, int] | None) -> Machines:
     from hocket.base.errors import UsageError
-    from hocket.base.units import whole_number
     from hocket.runtime.launch import Machines
 
     if node_rank >= nodes:
@@ -115,10 +113,4 @@ def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:
                 hint="name the first machine and a free port: --address 10.0.0.1:29500",
             )
         return Machines()
-    host, _, text = address.rpartition(":")
-    port = whole_number(text, 2**16 - 1)
-    if not host or not port:
-        raise UsageError(
-            f"{address[:200]!r} is no HOST:PORT", hint="such as --address 10.0.0.1:29500"
-        )
-    return Machines(count=nodes, index=node_rank, address=host.strip("[]"), port=port)
+    return Machines(count=nodes, index=node_rank, address=address[0], port=address[1])

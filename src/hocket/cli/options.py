@@ -47,7 +47,25 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-SIZE = _Size()
+class _Address(click.ParamType):  # type: ignore[type-arg]
+    """A host with a port, such as ``10.0.0.1:7443``."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Parse an address; an IPv6 host may stand in brackets."""
+        from hocket.base.units import whole_number
+
+        host, _, text = value.rpartition(":")
+        port = whole_number(text, 2**16 - 1)
+        if not host or port is None:
+            self.fail(f"{value[:200]!r} is no HOST:PORT, such as 10.0.0.1:29500", param, ctx)
+        return host.strip("[]"), port
+
+
+SIZE, ADDRESS = _Size(), _Address()
 PlanFile = Annotated[Path, argument("PLAN")]
 GraphFile = Annotated[Path | None, option("The plan's graph, where its file was moved.", "--graph")]
 Host = Annotated[str, "Address to listen on."]

@@ -80,8 +80,11 @@ def remarks(runs: Sequence[FleetRun]) -> list[str]:
     devices = ", ".join(f"{count} {inert(device_type, 24)}" for device_type, count in pools)
     lines = [f"{_jobs(len(first.jct_s))} measured on {devices}"]
     if len(first.left_out):
+        names = ", ".join(repr(inert(first.names[job], 40)) for job in first.left_out[:5])
+        more = ", …" if len(first.left_out) > 5 else ""
         lines.append(
-            f"{_jobs(len(first.left_out))} left out: no device type has the devices for them"
+            f"{_jobs(len(first.left_out))} left out ({names}{more}): no device type has the "
+            "devices for them"
         )
     unfinished = max(run.figures()["num_unfinished"] for run in runs)
     if unfinished:

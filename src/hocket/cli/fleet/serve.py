@@ -17,7 +17,7 @@ from hocket.cli.declare import FOLDER, declare, option
 from hocket.cli.fleet.connection import state_folder
 from hocket.cli.fleet.given import Round, parse_cluster
 from hocket.cli.fleet.simulate import NUM_KERNELS
-from hocket.cli.options import FiniteRange
+from hocket.cli.options import ADDRESS, FiniteRange
 from hocket.cli.output import emit, say
 from hocket.cli.sources import announce_compilation
 
@@ -93,11 +93,11 @@ class ServeRequest:
         bool, "Let --host be an address that other machines reach; the token is asked for as ever."
     ] = False
     tls: Annotated[
-        str | None,
+        tuple[str, int] | None,
         option(
             "Also listen here with TLS, for agents and users of other machines; the certificate "
             "is made at the first start and known by its fingerprint, which is printed.",
-            metavar="HOST:PORT",
+            type=ADDRESS,
         ),
     ] = None
     agent_lease_s: Annotated[
@@ -140,6 +140,11 @@ def command(
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
     find_policy(asked.policy)
+    if asked.tls is not None:
+        require("cryptography", "--tls")
+    elif asked.on.startswith(("agents", "ray")):
+        hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
+        raise UsageError(f"the machines of --on {asked.on} join by TLS", hint=hint)
     if asked.devices and asked.device_types:
         hint = "leave it out: --devices names the device types, in that order"
         raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
@@ -192,7 +197,7 @@ def command(
             port=asked.port,
             names=asked.names,
             is_remote_allowed=asked.allow_remote,
-            tls=_host_and_port(asked.tls, asked.on),
+            tls=asked.tls,
             agent_lease_s=asked.agent_lease_s,
             discards_state=asked.discard_state,
             config=settled,
@@ -227,20 +232,6 @@ def _found_here(device_types: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[F
     if devices:
         say(f"found {', '.join(device.name for device in devices)}")
     return tuple(dict.fromkeys(device.device_type for device in devices)), devices
-
-
-def _host_and_port(text: str | None, on: str) -> tuple[str, int] | None:
-    if text is None:
-        if on.startswith(("agents", "ray")):
-            hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
-            raise UsageError(f"the machines of --on {on} join by TLS", hint=hint)
-        return None
-    require("cryptography", "--tls")
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        hint = "write HOST:PORT, such as 10.0.0.1:7443"
-        raise UsageError(f"cannot read --tls {text[:60]!r}", hint=hint)
-    return host.strip("[]"), int(port)
 
 
 def _device_types(text: str | None) -> tuple[str, ...]:

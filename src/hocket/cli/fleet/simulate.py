@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +28,8 @@ from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
     from hocket.fleet.gangs import GangSpeeds
-    from hocket.fleet.rounds.state import FleetDevice, Rules
-    from hocket.fleet.simulator import FleetRun, TraceWork
+    from hocket.fleet.rounds.state import Rules
+    from hocket.fleet.simulator import FleetRun
     from hocket.fleet.simulator.simulate import OnProgress
 
 NUM_KERNELS = 15
@@ -128,7 +127,7 @@ def command(
         refuse_non_gavel(name, has_gangs=bool((work_trace.gang > 1).any()))
     table = find_throughputs(request.throughputs, request.trace)
     work = bind(work_trace, device_types, table)
-    for note in (*work.notes, *_never_fits(work, devices)):
+    for note in work.notes:
         say(note)
     if request.elastic and (table is None or request.space_sharing):
         raise UsageError(
@@ -176,24 +175,6 @@ def _watched(
     title = rules.policy if speeds is None else f"{rules.policy}, elastic gangs"
     with _progress(title) as on_progress:
         return replace(run(rules, elastic=speeds, on_progress=on_progress), policy=title)
-
-
-def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str, ...]:
-    """Jobs that no device type of the cluster can ever run, in words."""
-    import numpy as np
-
-    num_devices = Counter(device.device_type for device in devices)
-    largest = np.array([num_devices[device_type] for device_type in work.device_types])
-    fits = (work.steps_per_s > 0.0) & (work.trace.gang[:, None] <= largest)
-    never = np.flatnonzero(~fits.any(axis=1))
-    if not len(never):
-        return ()
-    names = ", ".join(repr(work.trace.names[job]) for job in never[:5])
-    more = ", …" if len(never) > 5 else ""
-    return (
-        f"{len(never)} of {len(work.trace)} jobs are left out ({names}{more}): no device type of "
-        "the cluster has enough devices that they can run on",
-    )
 
 
 @contextmanager
