@@ -45,8 +45,7 @@ def profiles_command(
     run_files: Annotated[
         tuple[Path, ...],
         option(
-            "What hocket run --json printed, or train.report(…, record=) wrote; several are "
-            "allowed.",
+            "Output of hocket run --json or of train.report(…, record=); several are allowed.",
             "--from",
             metavar="RUN",
         ),
@@ -116,7 +115,7 @@ def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -
 def parallel_command(
     *,
     data: Annotated[Path, argument()],
-    on: Annotated[str, option("What the runs were measured on.", metavar="CLUSTER")],
+    on: Annotated[str, option("Cluster of the measured runs.", metavar="CLUSTER")],
     output: Annotated[Path, option("Coefficients file to write.", "-o", "--output")] = Path(
         "coefficients.json"
     ),
@@ -125,10 +124,13 @@ def parallel_command(
     ] = "megatron-core",
     recompute: Annotated[
         Literal["none", "selective", "full"],
-        "What the backward pass computed again, where DATA does not say.",
+        "Recomputation in the runs, where DATA has no column for it.",
     ] = "full",
     sequence: Annotated[
-        int, option("Tokens of a sequence, where DATA does not say.", type=click.IntRange(1, 10**9))
+        int,
+        option(
+            "Tokens of a sequence, where DATA has no column for it.", type=click.IntRange(1, 10**9)
+        ),
     ] = 2048,
     as_json: bool,
 ) -> None:

@@ -32,7 +32,7 @@ def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class CollectiveOptions:
     """The collective that is planned."""
 
     collective: Annotated[str, argument("COLLECTIVE", callback=_collective)]
@@ -57,7 +57,7 @@ class _Asked:
         option("Bytes of the message, such as 64MiB; decides by time.", "--size", type=SIZE),
     ] = None
     root: Annotated[
-        str | None, option("Of broadcast and reduce. [default: the best]", metavar="DEVICE")
+        str | None, option("Root of a broadcast or reduce. [default: the best]", metavar="DEVICE")
     ] = None
     relay: Annotated[bool, "Let devices that are not in the job forward."] = False
     links: Annotated[
@@ -69,7 +69,7 @@ class _Asked:
 @declare("collective")
 def command(
     *,
-    asked: _Asked,
+    options: CollectiveOptions,
     max_trees: Annotated[
         int | None,
         option(
@@ -112,7 +112,7 @@ def command(
     for path in (output, report, export):
         if path is not None:
             require_folder(path)
-    request = CollectiveRequest(**{**vars(asked), "on": find_cluster(asked.on)})
+    request = CollectiveRequest(**{**vars(options), "on": find_cluster(options.on)})
     if bound_only:
         _show_bound(request, as_json)
         return

@@ -27,7 +27,7 @@ _LONG_STEP_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """How a plan is run."""
+    """Settings of a run."""
 
     steps: Annotated[int, option("Training steps to run.", type=click.IntRange(1, 10**6))] = 10
     backend: Annotated[

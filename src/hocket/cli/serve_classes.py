@@ -66,8 +66,10 @@ def command(
         int, option("Port to listen on; 0 for a free one.", type=click.IntRange(0, 65535))
     ] = 0,
     token_file: Annotated[Path | None, "Holds the token; made where it is not there."] = None,
-    deadline: Annotated[str, "For one answer."] = _DEADLINE,
-    spin: Annotated[str, "How long an idle worker keeps its core awake, such as 2ms."] = _SPIN,
+    deadline: Annotated[str, "Longest time of one answer."] = _DEADLINE,
+    spin: Annotated[
+        str, "Time for which an idle worker keeps its core awake, such as 2ms."
+    ] = _SPIN,
     quorum: Annotated[
         int | None,
         option(

@@ -27,49 +27,68 @@ _LOG_S = 10.0
 class _Settings:
     """Options of the split, as they are written."""
 
-    target_latency: Annotated[str | None, "Of an answer, such as 2ms."] = None
-    work: Annotated[float, "Of the whole net, for each sub-model; not with --target-latency."] = (
-        0.25
-    )
+    target_latency: Annotated[str | None, "Target latency of an answer, such as 2ms."] = None
+    work: Annotated[
+        float, "Work of each sub-model as a fraction of the whole net; not with --target-latency."
+    ] = 0.25
     criterion: Annotated[
         Literal["value", "hybrid"],
         "Channels to prune: the least valuable within --work or --target-latency, or those "
         "that sensAI's two thresholds name.",
     ] = "value"
-    theta1: Annotated[float, "hybrid: prune channels with a larger share of zeros, nearly,"] = 0.73
+    theta1: Annotated[
+        float, "hybrid: prune channels whose share of zeros is about this or larger,"
+    ] = 0.73
     theta2: Annotated[float, "and a mean activation below this."] = 0.01
-    accuracy_loss: Annotated[float, "Points that may be lost."] = 0.2
+    accuracy_loss: Annotated[float, "Percentage points of accuracy that may be lost."] = 0.2
     redundancy: Annotated[
         int, option("Copies of each class, on different workers.", type=click.IntRange(1, 10))
     ] = 1
-    alike: Annotated[bool, "Sub-models have the same widths."] = False
+    alike: Annotated[bool, "Give all sub-models the same widths."] = False
     train_steps: Annotated[
-        int, option("Train the net first.", "--train", type=click.IntRange(0), metavar="STEPS")
+        int,
+        option(
+            "Train the whole net first, for so many steps.",
+            "--train",
+            type=click.IntRange(0),
+            metavar="STEPS",
+        ),
     ] = 0
     steps: Annotated[
         int,
-        option("Steps of each sub-model.", "--retrain", type=click.IntRange(1), metavar="STEPS"),
+        option(
+            "Retraining steps of each sub-model.",
+            "--retrain",
+            type=click.IntRange(1),
+            metavar="STEPS",
+        ),
     ] = 200
     batch: Annotated[int, option("Samples in one step of retraining.", type=click.IntRange(2))] = 64
-    optimizer: Annotated[Literal["sgd", "adamw"], "For training; adamw suits transformers."] = "sgd"
+    optimizer: Annotated[
+        Literal["sgd", "adamw"], "Optimizer of all training; adamw suits transformers."
+    ] = "sgd"
     learning_rate: Annotated[
-        float | None, "The highest of training; default: 0.05 for sgd, 0.001 for adamw."
+        float | None, "Peak learning rate. [default: 0.05 for sgd, 0.001 for adamw]"
     ] = None
-    limit: Annotated[str | None, "Of each training, such as 10min; its rate falls sooner then."] = (
-        None
-    )
+    limit: Annotated[
+        str | None,
+        "Time limit of each training, such as 10min; its learning rate decays within that.",
+    ] = None
     compiled: Annotated[
-        bool, option("Train by torch.compile; worth it for trainings of minutes.", "--compile")
+        bool, option("Train with torch.compile; worth it for trainings of minutes.", "--compile")
     ] = False
     soft_targets: Annotated[
         float,
-        option("Weight of the whole net's opinion in retraining.", type=click.FloatRange(0, 1)),
+        option(
+            "Weight of the whole net's outputs (distillation) in retraining.",
+            type=click.FloatRange(0, 1),
+        ),
     ] = 0.7
     rounds: Annotated[
-        int, option("How often channels may be given back.", type=click.IntRange(0, 20))
+        int, option("Rounds in which pruned channels may be restored.", type=click.IntRange(0, 20))
     ] = 4
-    device: Annotated[str, "To train on, such as cuda."] = "cpu"
-    seed: Annotated[int, "Of random weights, of the data's config and of retraining."] = 0
+    device: Annotated[str, "Device to train on, such as cuda."] = "cpu"
+    seed: Annotated[int, "Seed of random weights, of the data's split and of retraining."] = 0
 
 
 @declare("split")
@@ -81,7 +100,10 @@ def command(
     settings: _Settings,
     cores: Annotated[
         int | None,
-        option("Of the machine that will serve; default: this one.", type=click.IntRange(1)),
+        option(
+            "Cores of the machine that will serve. [default: those of this machine]",
+            type=click.IntRange(1),
+        ),
     ] = None,
     output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path("parts"),
     as_json: bool,
@@ -117,7 +139,7 @@ def command(
         )
 
 
-def _request(net: str, data: str, parts: str, asked: _Settings) -> SplitRequest:
+def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitRequest:
     from hocket.base.errors import UsageError
     from hocket.base.units import whole_number
     from hocket.classes.settings import (
@@ -132,37 +154,37 @@ def _request(net: str, data: str, parts: str, asked: _Settings) -> SplitRequest:
         raise UsageError(
             f"--parts {parts[:60]!r} is no number of sub-models", hint="such as 5, or auto"
         )
-    target_s = _seconds(asked.target_latency, "--target-latency")
-    limit_s = _seconds(asked.limit, "--limit")
-    rate, decay = USUAL_RATES[asked.optimizer]
+    target_s = _seconds(settings.target_latency, "--target-latency")
+    limit_s = _seconds(settings.limit, "--limit")
+    rate, decay = USUAL_RATES[settings.optimizer]
     retraining = NetTraining(
-        steps=asked.steps,
+        steps=settings.steps,
         limit_s=limit_s,
-        batch=asked.batch,
-        optimizer=asked.optimizer,
-        learning_rate=rate if asked.learning_rate is None else asked.learning_rate,
+        batch=settings.batch,
+        optimizer=settings.optimizer,
+        learning_rate=rate if settings.learning_rate is None else settings.learning_rate,
         weight_decay=decay,
-        soft_weight=asked.soft_targets,
-        compiled=asked.compiled,
-        seed=asked.seed,
+        soft_weight=settings.soft_targets,
+        compiled=settings.compiled,
+        seed=settings.seed,
     )
     return SplitRequest(
         net=_absolute(net),
         data=_absolute(data),
         parts=ANY_NUMBER if parts == "auto" else int(parts),
-        redundancy=asked.redundancy,
+        redundancy=settings.redundancy,
         target_s=target_s,
-        work=asked.work,
-        hybrid=HybridCriterion(theta1=asked.theta1, theta2=asked.theta2)
-        if asked.criterion == "hybrid"
+        work=settings.work,
+        hybrid=HybridCriterion(theta1=settings.theta1, theta2=settings.theta2)
+        if settings.criterion == "hybrid"
         else None,
-        accuracy_loss=asked.accuracy_loss,
-        alike=asked.alike,
-        train_steps=asked.train_steps,
+        accuracy_loss=settings.accuracy_loss,
+        alike=settings.alike,
+        train_steps=settings.train_steps,
         retraining=retraining,
-        rounds=asked.rounds,
-        seed=asked.seed,
-        device=asked.device,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        device=settings.device,
     )
 
 

@@ -21,14 +21,12 @@ def command() -> None:
 def serve(
     *,
     file: Annotated[Path, argument("TABLES.toml")],
-    shard: Annotated[
-        int, option("Which shard of the layout this one is.", type=click.IntRange(0))
-    ] = 0,
+    shard: Annotated[int, option("Index of this shard in the layout.", type=click.IntRange(0))] = 0,
     at: Annotated[str, option("tcp://*:4000 or ipc:///path.", metavar="ADDRESS")],
     checkpoint: Annotated[
         Path | None, "Read at the start if it is there, written now and then and at the end."
     ] = None,
-    every: Annotated[float, option("Seconds between two.", type=FiniteRange(0))] = 30.0,
+    every: Annotated[float, option("Seconds between two checkpoints.", type=FiniteRange(0))] = 30.0,
     as_json: bool,
 ) -> None:
     """Serve one shard of the tables in TABLES.toml until SIGINT or SIGTERM."""
@@ -68,8 +66,8 @@ def serve(
 @declare("check", command)
 def check(
     *,
-    schedules: Annotated[int, option("How many are run.", type=click.IntRange(1))] = 10_000,
-    seed: Annotated[int, "Of the schedules."] = 0,
+    schedules: Annotated[int, option("Number of schedules.", type=click.IntRange(1))] = 10_000,
+    seed: Annotated[int, "Seed of the schedules."] = 0,
     as_json: bool,
 ) -> None:
     """Run the protocol in random schedules, with shards that die, and check every read."""

@@ -33,11 +33,11 @@ def command(
     ] = 2,
     launches: Annotated[
         Literal["eager", "replayed"],
-        "Whether the host issues op by op or a captured graph of the step is replayed.",
+        "The host launches op by op (eager), or a captured graph of the step is replayed.",
     ] = "replayed",
     changes: Annotated[
         Literal["step", "wave"],
-        "After what parameters change: after each wave, as published, results differ.",
+        "Update parameters after each step, or after each wave as published (other results).",
     ] = "step",
     partitions: Annotated[
         bool, "Cut the model into as many partitions as devices; waves take them in turn."

@@ -272,7 +272,7 @@ def comparison_data(comparison: Comparison, most_configs: int = MOST_CONFIGS) ->
 
         data = forecasts_data(comparison, most_configs)
         return data | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
-    data = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
+    data = _inputs(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
     return data | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
 
 
@@ -324,7 +324,7 @@ def elsewhere(comparison: Comparison) -> str:
     )
 
 
-def _asked(comparison: Comparison) -> dict[str, Any]:
+def _inputs(comparison: Comparison) -> dict[str, Any]:
     graph, cluster = comparison.problem.graph, comparison.problem.cluster
     return {
         "graph": {"name": graph.name, "ops": graph.num_ops, "hash": graph.content_hash},

@@ -145,11 +145,15 @@ class PlanView:
 
     def explained(self) -> dict[str, Any]:
         """JSON of ``hocket explain``."""
-        told = {name: self.plan.notes.get(name, "") for name in ("why", "alternatives")}
+        noted = {name: self.plan.notes.get(name, "") for name in ("why", "alternatives")}
         if self.of_shape is not None:
             from hocket.view.parallel import plan_numbers
 
-            return {**self.shown(), "predicted": plan_numbers(self.of_shape, self.timeline), **told}
+            return {
+                **self.shown(),
+                "predicted": plan_numbers(self.of_shape, self.timeline),
+                **noted,
+            }
         problem, _, timeline = self.inner
         graph, tensors = problem.graph, timeline.transfer_tensor
         path = [
@@ -167,7 +171,7 @@ class PlanView:
         ]
         own = self.shown() if self.plan.get(Placement) is None else self._kept()
         data = {"step_s": timeline.makespan_s, "bottleneck": bottleneck(timeline, problem)}
-        return {**own, **data, **told, "critical_path": path}
+        return {**own, **data, **noted, "critical_path": path}
 
     def simulated(self) -> dict[str, Any]:
         """JSON of ``hocket simulate``."""

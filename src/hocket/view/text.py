@@ -193,8 +193,8 @@ def explanation(
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within)]
     for note, words in (("why", ""), ("alternatives", "alternatives: ")):
-        if told := str(plan.notes.get(note, "")):
-            parts.append(Text(f"{words}{inert(told, LONGEST_SENTENCE)}"))
+        if noted := str(plan.notes.get(note, "")):
+            parts.append(Text(f"{words}{inert(noted, LONGEST_SENTENCE)}"))
     parts += _headroom_line(facts)
     parts += _modules(facts)
     parts += [Text(), Text(path_sentence(facts)), Text()]

@@ -28,7 +28,7 @@ _TINY = {
 def command(
     *,
     problem: Annotated[Path, argument()],
-    policy: Annotated[str, "How devices are shared."] = "las",
+    policy: Annotated[str, "Scheduling policy."] = "las",
     as_json: bool,
 ) -> None:
     """Share the devices of PROBLEM, a JSON file of devices and jobs, by a policy.

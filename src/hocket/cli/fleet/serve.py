@@ -90,7 +90,8 @@ class ServeRequest:
         ),
     ] = ()
     allow_remote: Annotated[
-        bool, "Let --host be an address that other machines reach; the token is asked for as ever."
+        bool,
+        "Let --host be an address that other machines reach; the token is still needed.",
     ] = False
     tls: Annotated[
         tuple[str, int] | None,
@@ -126,7 +127,7 @@ class ServeRequest:
 @declare("serve")
 def command(
     *,
-    asked: ServeRequest,
+    request: ServeRequest,
     as_json: bool,
 ) -> None:
     """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the
@@ -139,21 +140,21 @@ def command(
 
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
-    find_policy(asked.policy)
-    if asked.tls is not None:
+    find_policy(request.policy)
+    if request.tls is not None:
         require("cryptography", "--tls")
-    elif asked.on.startswith(("agents", "ray")):
+    elif request.on.startswith(("agents", "ray")):
         hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
-        raise UsageError(f"the machines of --on {asked.on} join by TLS", hint=hint)
-    if asked.devices and asked.device_types:
+        raise UsageError(f"the machines of --on {request.on} join by TLS", hint=hint)
+    if request.devices and request.device_types:
         hint = "leave it out: --devices names the device types, in that order"
         raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
     named, found = (
-        parse_cluster(asked.devices, "--devices")
-        if asked.devices
-        else (_device_types(asked.device_types), ())
+        parse_cluster(request.devices, "--devices")
+        if request.devices
+        else (_device_types(request.device_types), ())
     )
-    if asked.on == "local" and not asked.devices:
+    if request.on == "local" and not request.devices:
         named, found = _found_here(named)
 
     with _no_garbage_collection():
@@ -163,7 +164,7 @@ def command(
     from hocket.fleet.rounds.state import Rules
     from hocket.fleet.throughputs import read_throughputs
 
-    folder = state_folder(asked.state).absolute()
+    folder = state_folder(request.state).absolute()
 
     def tell(serving: Serving) -> None:
         url, link, secure_url, fingerprint = serving
@@ -173,35 +174,39 @@ def command(
             return
         say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
         say(f"open {link} within ten minutes; it works once")
-        if asked.on == "agents":
+        if request.on == "agents":
             say("on each machine, with a token of hocket fleet token add NAME --role agent:")
             say(f"  hocket fleet agent --join {secure_url} --fingerprint {fingerprint} --token ...")
         elif secure_url:
             say(f"from other machines: --url {secure_url}, HOCKET_FLEET_FINGERPRINT={fingerprint}")
 
-    check_engine(asked.on, found)
-    settled = read_server_config(asked.config)
-    for warning in limit_warnings(found, settled) if asked.on == "local" else ():
+    check_engine(request.on, found)
+    settled = read_server_config(request.config)
+    for warning in limit_warnings(found, settled) if request.on == "local" else ():
         say(f"warning: {warning}")
     announce_compilation(about=NUM_KERNELS)
     serve(
         ServeSettings(
             folder=folder,
-            on=asked.on,
+            on=request.on,
             devices=found,
             device_types=named,
             rules=Rules(
-                policy=asked.policy, round_s=asked.round_s, reserve_after_s=asked.reserve_after_s
+                policy=request.policy,
+                round_s=request.round_s,
+                reserve_after_s=request.reserve_after_s,
             ),
-            host=asked.host,
-            port=asked.port,
-            names=asked.names,
-            is_remote_allowed=asked.allow_remote,
-            tls=asked.tls,
-            agent_lease_s=asked.agent_lease_s,
-            discards_state=asked.discard_state,
+            host=request.host,
+            port=request.port,
+            names=request.names,
+            is_remote_allowed=request.allow_remote,
+            tls=request.tls,
+            agent_lease_s=request.agent_lease_s,
+            discards_state=request.discard_state,
             config=settled,
-            reference=None if asked.throughputs is None else read_throughputs(asked.throughputs),
+            reference=None
+            if request.throughputs is None
+            else read_throughputs(request.throughputs),
         ),
         tell,
     )

@@ -50,7 +50,7 @@ class SimulationRequest:
         ),
     ]
     policies: Annotated[
-        tuple[str, ...], option("How devices are shared; give several to compare them.", "--policy")
+        tuple[str, ...], option("Scheduling policy; give several to compare them.", "--policy")
     ] = ("las",)
     space_sharing: Annotated[bool, "Let two jobs share a device where it pays."] = False
     elastic: Annotated[
@@ -98,7 +98,9 @@ class SimulationRequest:
             type=FiniteRange(min=0.0, min_open=True),
         ),
     ] = None
-    seed: Annotated[int, option("Of random arrivals and orders.", type=click.IntRange(min=0))] = 0
+    seed: Annotated[
+        int, option("Seed of random arrivals and orders.", type=click.IntRange(min=0))
+    ] = 0
 
 
 @declare("simulate")

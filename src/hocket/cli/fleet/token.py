@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("token")
 def command() -> None:
-    """Tokens of users, whose jobs carry their names; admins make and remove them."""
+    """Tokens of users, which name the owner of a job; admins make and remove them."""
 
 
 @declare("add", command)
