@@ -1,4 +1,6 @@
-"""Declare a command by the signature of its function: annotations describe arguments and options.
+"""Declare commands by the signatures of their functions, and groups by names of modules.
+
+Annotations describe arguments and options:
 
     @declare("greet")
     def greet(*, name: Annotated[str, argument("NAME")],
@@ -14,6 +16,7 @@ type is a dataclass collects the options that its fields declare. Every command 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from inspect import Parameter, signature
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import click
+
+from hocket.base.errors import unknown_name
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -128,3 +133,34 @@ def _collected(key: str, hint: Any, given: Mapping[str, Any]) -> Any:
 def _group_of(hint: Any) -> Callable[..., Any] | None:
     """The dataclass whose fields are options; None for other types."""
     return hint if is_dataclass(hint) else None
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used.
+
+    ``places`` names the module of each command, ``module:attribute`` where it is not ``command``.
+    """
+
+    def __init__(self, *args: Any, places: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return list(self.places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if there is none of this name."""
+        if cmd_name not in self.places:
+            return None
+        module, _, name = self.places[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments; refuse an unknown name with the closest one."""
+        if args[0] not in self.places and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], self.places)
+        return super().resolve_command(ctx, args)

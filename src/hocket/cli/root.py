@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
 from hocket import __version__
-from hocket.base.errors import unknown_name
+from hocket.cli.declare import LazyGroup
 
 GROUPS: dict[str, dict[str, str]] = {
     "Plan": {
@@ -50,8 +48,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Commands of the first screen with a line on each."""
 FOR_DEVELOPERS = ("generate", "schema", "validate", "completion")
-_NAMES = (*(name for group in GROUPS.values() for name in group), *FOR_DEVELOPERS)
-_FUNCTIONS = {
+_SEVERAL = {
     **dict.fromkeys(("show", "explain", "simulate", "verify"), "inspect_plan"),
     **dict.fromkeys(("generate", "schema", "completion"), "developer"),
     **dict.fromkeys(("detect", "probe"), "machine"),
@@ -59,40 +56,35 @@ _FUNCTIONS = {
 """Modules that hold several commands, each a function of its own name."""
 
 
-class _Commands(click.Group):
-    """Commands whose modules are imported when they are used."""
+def _place_of(name: str) -> str:
+    if name in _SEVERAL:
+        return f"hocket.cli.{_SEVERAL[name]}:{name}"
+    return f"hocket.cli.{'listing' if name == 'list' else name.replace('-', '_')}"
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_NAMES)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _NAMES:
-            return None
-        several = _FUNCTIONS.get(cmd_name)
-        file = several or {"list": "listing"}.get(cmd_name, cmd_name.replace("-", "_"))
-        module = importlib.import_module(f"hocket.cli.{file}")
-        found: click.Command = getattr(module, cmd_name if several else "command")
-        return found
+_PLACES = {
+    name: _place_of(name) for name in (*(n for group in GROUPS.values() for n in group),
+                                       *FOR_DEVELOPERS)
+}  # fmt: skip
+
+
+class _Commands(LazyGroup):
+    """All commands, in groups on the first screen."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # One width for all groups, so that the summaries are in one column.
-        width = max(map(len, _NAMES))
+        width = max(map(len, _PLACES))
         for title, summaries in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{width}}", text) for name, text in summaries.items()])
         formatter.write_paragraph()
         formatter.write_text(f"For developers: {', '.join(FOR_DEVELOPERS)}.")
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _NAMES and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], _NAMES)
-        return super().resolve_command(ctx, args)
-
 
 @click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=_Commands,
+    places=_PLACES,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, prog_name="hocket")
 def root() -> None:

@@ -19,30 +19,28 @@ def require_folder(output: Path) -> None:
     from hocket.base.errors import UsageError
 
     try:
-        has_folder, is_folder = output.absolute().parent.is_dir(), output.is_dir()
+        obstacle = _obstacle(output)
     except OSError as error:
+        obstacle = str(error.strerror)
+    if obstacle:
         raise UsageError(
-            f"cannot write {str(output)!r}: {error.strerror}", hint="write elsewhere with -o"
-        ) from None
-    if is_folder:
-        raise UsageError(f"{str(output)!r} is a folder", hint="name a file in it with -o")
+            f"cannot write {str(output)!r}: {obstacle}", hint="write elsewhere with -o"
+        )
+
+
+def _obstacle(output: Path) -> str:
+    """The reason why a file cannot be written; empty if there is none."""
+    if output.is_dir():
+        return "it is a folder"
     if output.suffix == ".py":
-        raise UsageError(
-            f"{str(output)!r} would be Python source, which no command writes",
-            hint="name another file with -o",
-        )
-    if not has_folder:
-        raise UsageError(
-            f"there is no folder {str(output.parent)!r}",
-            hint="make the folder, or write elsewhere with -o",
-        )
+        return "it would be Python source, which no command writes"
+    if not output.absolute().parent.is_dir():
+        return f"there is no folder {str(output.parent)!r}"
     # A pipe or a device is written to as it is; a file is replaced, where a link leads to.
     is_replaced = output.is_file() or not output.exists()
     if is_replaced and not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK):
-        raise UsageError(
-            f"nothing can be written into the folder of {str(output)!r}",
-            hint="write elsewhere with -o",
-        )
+        return "nothing can be written into its folder"
+    return ""
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
