@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.view.names import inert
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,10 +65,8 @@ def _in_unit(seconds: float, unit_s: float, unit: str) -> str:
 def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
     """One row per run in two tables, and what the runs have in common."""
     for headings, cells in ((TIMES, times), (USE, use)):
-        columns = [Column(title=headings[0])]
-        columns += [Column(title=heading, align="right") for heading in headings[1:]]
-        rows = [[Text(cell) for cell in row] for row in cells(runs)]
-        out.print(FittedTable(columns=tuple(columns), rows=rows))
+        columns = (Column(title=headings[0]), *map(number, headings[1:]))
+        out.print(FittedTable(columns=columns, rows=cells(runs)))
     for line in remarks(runs):
         out.print(Text(f"  {line}"))
 

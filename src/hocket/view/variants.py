@@ -12,7 +12,7 @@ from hocket.base.units import format_percent, format_seconds
 from hocket.planners.goal import TIED, Goal, dollars_per_million, goal_values, is_priced
 from hocket.view.comparison import how_of, money_text
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import FittedTable, name, number
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
@@ -32,13 +32,9 @@ def variants_table(
     steps = [v.step_s for v in variants if v.step_s is not None]
     rows = [_cells(variant, comparison, min(steps, default=None)) for variant in variants]
     columns = (
-        Column(title="change", is_name=True),
-        Column(title="step", align="right"),
-        Column(title="speed", align="right"),
-        Column(title="$ per M samples", align="right", rank=1),
-        Column(title="fullest", align="right", rank=3),
-        Column(title="by", is_name=True, rank=2),
-    )
+        name("change"), number("step"), number("speed"), number("$ per M samples", 1),
+        number("fullest", 3), name("by", 2),
+    )  # fmt: skip
     found = Text(_found(comparison, variants, goal))
     return Group(FittedTable(columns=columns, rows=rows), found)
 

@@ -71,24 +71,21 @@ def _print(snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float) 
     from hocket.fleet.solve.check import throughputs
     from hocket.view.fleet_data import allocation_notes
     from hocket.view.names import inert
-    from hocket.view.table import Column, FittedTable
+    from hocket.view.table import FittedTable, name, number
 
     steps = throughputs(snapshot, answer)
-    device_types = [
-        Column(title=inert(device_type, 24), align="right") for device_type in snapshot.device_types
-    ]
     rows = [
         [
-            Text(inert(snapshot.ids[job], 80)),
-            *(Text(f"{share:.1%}" if share > 0 else "–") for share in answer.shares[job]),
-            Text(f"{steps[job]:.4g}"),
+            inert(snapshot.ids[job], 80),
+            *(f"{share:.1%}" if share > 0 else "–" for share in answer.shares[job]),
+            f"{steps[job]:.4g}",
         ]
         for job in range(min(snapshot.num_jobs, _MAX_SHOWN))
     ]
     columns = (
-        Column(title="job", is_name=True),
-        *device_types,
-        Column(title="steps/s", align="right"),
+        name("job"),
+        *(number(inert(device_type, 24)) for device_type in snapshot.device_types),
+        number("steps/s"),
     )
     out = console()
     out.print(FittedTable(columns=columns, rows=rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -93,48 +94,25 @@ def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
 
     A service that is restarted meanwhile is waited for.
     """
-    from hocket.service.client import patiently
-
-    def look_patiently() -> dict[str, Any]:
-        found: dict[str, Any] = patiently(look, _PATIENCE_S)
-        return found
-
-    try:
-        if as_json:
-            _watch_lines(look_patiently)
-        elif console().is_terminal:
-            _watch_screen(look_patiently, shown)
-        else:
-            _watch_pages(look_patiently, shown)
-    except KeyboardInterrupt:
-        return
-
-
-def _watch_lines(look: Look) -> None:
-    last = ""
-    while True:
-        line = json.dumps(look(), allow_nan=False)
-        if line != last:
-            click.echo(line)
-        last = line
-        time.sleep(WATCH_S)
-
-
-def _watch_pages(look: Look, shown: Shown) -> None:
-    """Print one after the other, for a file or a pipe, which cannot be redrawn."""
-    while True:
-        console().print(shown(look()))
-        click.echo()
-        time.sleep(WATCH_S)
-
-
-def _watch_screen(look: Look, shown: Shown) -> None:
     from rich.live import Live
 
-    with Live(shown(look()), console=console(), auto_refresh=False) as live:
+    from hocket.service.client import patiently
+
+    # A file or a pipe cannot be redrawn: one table after the other.
+    screen, last = console(), ""
+    live = Live(console=screen, auto_refresh=False) if screen.is_terminal and not as_json else None
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
         while True:
+            found = patiently(look, _PATIENCE_S)
+            line = json.dumps(found, allow_nan=False) if as_json else ""
+            if live is not None:
+                live.update(shown(found), refresh=True)
+            elif not as_json:
+                screen.print(shown(found), "")
+            elif line != last:
+                click.echo(line)
+            last = line
             time.sleep(WATCH_S)
-            live.update(shown(look()), refresh=True)
 
 
 def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,8 @@ Round = Annotated[
     float,
     option("Length of a round.", "--round", type=FiniteRange(min=0.1, max=1e6), metavar="SECONDS"),
 ]
+_POOL = re.compile(r"([^:]+):0*([1-9]\d{0,7})(?:x0*([1-9]\d{0,7}))?", re.ASCII)
+"""A device type, a count, and the devices of a server."""
 _MAX_DEVICES = 1_000_000
 _MAX_TYPES = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
@@ -36,27 +39,16 @@ def parse_cluster(
     device_types: list[str] = []
     devices: list[FleetDevice] = []
     for part in text.split(","):
-        device_type, _, amount = part.strip().partition(":")
-        count, _, size = amount.partition("x")
-        is_right = (
-            device_type
-            and count.isdecimal()
-            and (not size or size.isdecimal())
-            and len(amount) < 16
-        )
-        if (
-            not is_right
-            or device_type in device_types
-            or int(count) < 1
-            or (size and int(size) < 1)
-        ):
+        match = _POOL.fullmatch(part.strip())
+        if match is None or match[1] in device_types:
             raise UsageError(
                 f"cannot read {part.strip()!r} in {option}",
                 hint="write each device type once with a count of at least 1, such as v100:36 or "
                 "v100:9x4 (9 servers of 4)",
             )
-        per_server = int(size or 1)
-        if len(devices) + int(count) * per_server > _MAX_DEVICES:
+        device_type, per_server = match[1], int(match[3] or 1)
+        count = int(match[2]) * per_server
+        if len(devices) + count > _MAX_DEVICES:
             raise UsageError(f"{option} has more than {_MAX_DEVICES:,} devices")
         if len(device_types) == _MAX_TYPES:
             raise UsageError(f"{option} has more than {_MAX_TYPES} device types")
@@ -67,7 +59,7 @@ def parse_cluster(
                 device_type=device_type,
                 server=f"{device_type}/{at // per_server}",
             )
-            for at in range(int(count) * per_server)
+            for at in range(count)
         ]
     return tuple(device_types), tuple(devices)
 

@@ -104,7 +104,6 @@ def usage(
 def jobs_table(jobs: Rows, now_s: float, is_all: bool) -> RenderableType:
     """A row per job, those with devices first, then the newest last; then why the last ones
     failed."""
-
     if not jobs:
         return Text("no jobs" if is_all else "no jobs wait or run; --all shows those that ended")
     hidden = max(len(jobs) - _MAX_ROWS, 0)
@@ -125,13 +124,12 @@ def jobs_table(jobs: Rows, now_s: float, is_all: bool) -> RenderableType:
     return Group(*([Text(older)] if hidden else []), table, *reasons)
 
 
-def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:
-
+def _job_row(job: Mapping[str, Any], now_s: float) -> list[str | Text]:
     spec, total = job["spec"], job["spec"]["total_steps"]
-    cells = [
+    return [
         str(job["id"]),
         inert(spec["name"]),
-        job["status"],
+        Text(job["status"], style=_STYLES.get(job["status"], "")),
         inert(", ".join(job["devices"])),
         str(spec["gang"]),
         f"{job['done_steps']:,.0f}" + ("" if total is None else f" of {total:,.0f}"),
@@ -140,18 +138,14 @@ def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:
         inert(spec["team"]),
         inert(job.get("owner", "")),
     ]
-    row = [Text(cell) for cell in cells]
-    row[2].stylize(_STYLES.get(job["status"], ""))
-    return row
 
 
 def devices_table(devices: Rows) -> RenderableType:
     """A row per device."""
-
     if not devices:
         return Text("no devices")
     rows = [
-        [*(Text(inert(device[key])) for key in ("name", "device_type", "server")), _use(device)]
+        [*(inert(device[key]) for key in ("name", "device_type", "server")), _use(device)]
         for device in devices[:_MAX_ROWS]
     ]
     columns = (name("device"), name("device type"), name("server", 1), Column(title="use"))
@@ -161,7 +155,6 @@ def devices_table(devices: Rows) -> RenderableType:
 
 
 def _use(device: Mapping[str, Any]) -> Text:
-
     if not device["is_up"]:
         return Text("lost", style="red")
     drained = ", drained" if device["is_drained"] else ""
@@ -173,12 +166,11 @@ def _use(device: Mapping[str, Any]) -> Text:
 
 def usage_table(rows: Rows) -> RenderableType:
     """A row per week, user, team and device type."""
-
     if not rows:
         return Text("no device was used")
     cells = [
-        [*(Text(inert(row[key])) for key in ("week", "user", "team", "device_type")),
-         Text(f"{row['device_hours']:,.2f}")]
+        [*(inert(row[key]) for key in ("week", "user", "team", "device_type")),
+         f"{row['device_hours']:,.2f}"]
         for row in rows
     ]  # fmt: skip
     columns = (

@@ -67,9 +67,9 @@ def _tokens_table(found: dict[str, Any]) -> RenderableType:
         return Text("nobody has a token but whoever runs the service")
     rows = [
         [
-            Text(inert(token["name"])),
-            Text(token["role"]),
-            Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(token["made_s"]))),
+            inert(token["name"]),
+            token["role"],
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(token["made_s"])),
         ]
         for token in found["tokens"]
     ]
