@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
 
+from hocket.base.units import parse_bandwidth, parse_bytes, parse_seconds, whole_number
 from hocket.cli.declare import argument, option
 
 _OPTIMIZERS = (
@@ -19,17 +21,16 @@ _OPTIMIZERS = (
 _COUNT = click.IntRange(1, 2**20)
 
 
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    """A size in bytes, such as ``8GiB``."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """A value that a function parses, such as ``8GiB``; the function raises `ValueError`."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the text of a size."""
-        from hocket.base.units import parse_bytes
-
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a text; defaults may be values already."""
         try:
-            return parse_bytes(value)
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -47,25 +48,36 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class _Address(click.ParamType):  # type: ignore[type-arg]
-    """A host with a port, such as ``10.0.0.1:7443``."""
-
-    name = "host:port"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Parse an address; an IPv6 host may stand in brackets."""
-        from hocket.base.units import whole_number
-
-        host, _, text = value.rpartition(":")
-        port = whole_number(text, 2**16 - 1)
-        if not host or port is None:
-            self.fail(f"{value[:200]!r} is no HOST:PORT, such as 10.0.0.1:29500", param, ctx)
-        return host.strip("[]"), port
+def _parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``10.0.0.1:7443``; an IPv6 host may stand in brackets."""
+    host, _, digits = text.rpartition(":")
+    port = whole_number(digits, 2**16 - 1)
+    if not host or port is None:
+        raise ValueError(f"{text[:200]!r} is no HOST:PORT, such as 10.0.0.1:29500")
+    return host.strip("[]"), port
 
 
-SIZE, ADDRESS = _Size(), _Address()
+def _parse_money(text: str) -> float:
+    from hocket.planners.parallel.constraints import parse_dollars
+
+    try:
+        return parse_dollars(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no sum of money, such as $5/h") from None
+
+
+def _parse_network(text: str) -> float:
+    bandwidth_bps = parse_bandwidth(text)
+    if bandwidth_bps <= 0.0:
+        raise ValueError(f"{text!r} is no bandwidth of a network")
+    return bandwidth_bps
+
+
+SIZE = Parsed("size", parse_bytes)
+DURATION = Parsed("time", parse_seconds)
+BANDWIDTH = Parsed("bandwidth", _parse_network)
+MONEY = Parsed("money", _parse_money)
+ADDRESS = Parsed("host:port", _parse_address)
 PlanFile = Annotated[Path, argument("PLAN")]
 GraphFile = Annotated[Path | None, option("The plan's graph, where its file was moved.", "--graph")]
 Host = Annotated[str, "Address to listen on."]
@@ -171,7 +183,7 @@ class ModelOn:
             "Memory budget of every device, such as 8GiB. [default: what it has beside its "
             "headroom]",
             "--memory",
-            type=_Size(),
+            type=SIZE,
         ),
     ] = None
     profile: Annotated[Path | None, "Measured op times from hocket profile."] = None

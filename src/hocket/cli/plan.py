@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
-
 from hocket.cli.declare import declare, option
 from hocket.cli.fit import answer_budget, is_one_device
-from hocket.cli.options import SIZE, ModelOn, Output, Transfers
+from hocket.cli.options import MONEY, SIZE, ModelOn, Output, Transfers
 from hocket.cli.output import console, emit, fail, say, working
 from hocket.cli.sources import announce_compilation, load_graph, make_problem, named_cluster
 from hocket.cli.written import beside, named_graph, require_folder
@@ -89,11 +87,11 @@ class PlanRequest(ModelOn):
         ),
     ] = ()
     budget: Annotated[
-        str | None,
+        float | None,
         option(
             "Also find the devices to add or to rent instead for so much money per hour, such as "
             "$5/h.",
-            metavar="MONEY",
+            type=MONEY,
         ),
     ] = None
     check: Annotated[
@@ -131,10 +129,7 @@ def command(
 
     for name in request.planners:
         find_planner(name)
-    must, money = (
-        parse_constraints(_with_memory(request.limits, request.memory_bytes)),
-        _money(request.budget),
-    )
+    must = parse_constraints(_with_memory(request.limits, request.memory_bytes))
     if output is None and not as_json:
         output = Path("plan.json")
     if output is not None:
@@ -160,9 +155,9 @@ def command(
         wanted = GOALS[request.objective]
         comparison = compare_candidates(problem, request.planners, wanted, must)
         variants = None
-        if request.changes or money is not None:
+        if request.changes or request.budget is not None:
             variants = compare_changes(
-                problem, request.changes, money, wanted, must, request.planners
+                problem, request.changes, request.budget, wanted, must, request.planners
             )
     if not as_json:
         say(f"{step_text(graph)}; {answered_by(comparison)}")
@@ -226,17 +221,6 @@ def _range_text(expected: dict[str, Any]) -> str:
         f"80 % range of the step: {low} to {high} ({expected['source']} costs, "
         f"{expected['rows']} steps measured on one H200{host})"
     )
-
-
-def _money(text: str | None) -> float | None:
-    from hocket.planners.parallel.constraints import parse_dollars
-
-    if text is None:
-        return None
-    try:
-        return parse_dollars(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no sum of money, such as $5/h") from None
 
 
 def _print(comparison: Comparison, variants: Sequence[ChangedCluster] | None, goal: Goal) -> None:

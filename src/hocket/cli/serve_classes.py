@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import DURATION
 from hocket.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -16,22 +17,16 @@ if TYPE_CHECKING:
     from hocket.classes.serving.dry_run import LatencyForecast
     from hocket.classes.serving.front_end import ServeOptions
 
-_DEADLINE, _SPIN = "1s", "0s"
 
-
-def _options(deadline: str, spin: str, quorum: int | None) -> ServeOptions:
+def _options(deadline_s: float, spin_s: float, quorum: int | None) -> ServeOptions:
     from hocket.base.errors import UsageError
-    from hocket.base.units import format_seconds, parse_seconds
+    from hocket.base.units import format_seconds
     from hocket.classes.serving.app import MAX_DEADLINE_S
     from hocket.classes.serving.front_end import ServeOptions
 
-    try:
-        deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     if not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(
-            f"--deadline {deadline} is no time that a request may take",
+            f"--deadline {deadline_s:g}s is no time that a request may take",
             hint=f"more than nothing, {format_seconds(MAX_DEADLINE_S)} at most",
         )
     return ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
@@ -66,10 +61,17 @@ def command(
         int, option("Port to listen on; 0 for a free one.", type=click.IntRange(0, 65535))
     ] = 0,
     token_file: Annotated[Path | None, "Holds the token; made where it is not there."] = None,
-    deadline: Annotated[str, "Longest time of one answer."] = _DEADLINE,
-    spin: Annotated[
-        str, "Time for which an idle worker keeps its core awake, such as 2ms."
-    ] = _SPIN,
+    deadline_s: Annotated[
+        float, option("Longest time of one answer.", "--deadline", type=DURATION)
+    ] = 1.0,
+    spin_s: Annotated[
+        float,
+        option(
+            "Time for which an idle worker keeps its core awake, such as 2ms.",
+            "--spin",
+            type=DURATION,
+        ),
+    ] = 0.0,
     quorum: Annotated[
         int | None,
         option(
@@ -90,7 +92,7 @@ def command(
     from hocket.classes.artefact import read_folder
     from hocket.classes.serving.dry_run import forecast_by_dry_run
 
-    options, opened = _options(deadline, spin, quorum), read_folder(folder)
+    options, opened = _options(deadline_s, spin_s, quorum), read_folder(folder)
     _require_workers(opened, options)
     prediction: dict[str, Any] | None = None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from hocket.cli.declare import argument, declare, option
+from hocket.cli.options import DURATION
 from hocket.cli.output import console, emit, say
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ _LOG_S = 10.0
 class _Settings:
     """Options of the split, as they are written."""
 
-    target_latency: Annotated[str | None, "Target latency of an answer, such as 2ms."] = None
+    target_latency: Annotated[
+        float | None, option("Target latency of an answer, such as 2ms.", type=DURATION)
+    ] = None
     work: Annotated[
         float, "Work of each sub-model as a fraction of the whole net; not with --target-latency."
     ] = 0.25
@@ -71,8 +74,11 @@ class _Settings:
         float | None, "Peak learning rate. [default: 0.05 for sgd, 0.001 for adamw]"
     ] = None
     limit: Annotated[
-        str | None,
-        "Time limit of each training, such as 10min; its learning rate decays within that.",
+        float | None,
+        option(
+            "Time limit of each training, such as 10min; its learning rate decays within that.",
+            type=DURATION,
+        ),
     ] = None
     compiled: Annotated[
         bool, option("Train with torch.compile; worth it for trainings of minutes.", "--compile")
@@ -154,12 +160,10 @@ def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitReque
         raise UsageError(
             f"--parts {parts[:60]!r} is no number of sub-models", hint="such as 5, or auto"
         )
-    target_s = _seconds(settings.target_latency, "--target-latency")
-    limit_s = _seconds(settings.limit, "--limit")
     rate, decay = USUAL_RATES[settings.optimizer]
     retraining = NetTraining(
         steps=settings.steps,
-        limit_s=limit_s,
+        limit_s=settings.limit,
         batch=settings.batch,
         optimizer=settings.optimizer,
         learning_rate=rate if settings.learning_rate is None else settings.learning_rate,
@@ -173,7 +177,7 @@ def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitReque
         data=_absolute(data),
         parts=ANY_NUMBER if parts == "auto" else int(parts),
         redundancy=settings.redundancy,
-        target_s=target_s,
+        target_s=settings.target_latency,
         work=settings.work,
         hybrid=HybridCriterion(theta1=settings.theta1, theta2=settings.theta2)
         if settings.criterion == "hybrid"
@@ -186,16 +190,6 @@ def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitReque
         seed=settings.seed,
         device=settings.device,
     )
-
-
-def _seconds(text: str | None, option_name: str) -> float | None:
-    from hocket.base.errors import UsageError
-    from hocket.base.units import parse_seconds
-
-    try:
-        return None if text is None else parse_seconds(text)
-    except ValueError as error:
-        raise UsageError(str(error), where=option_name) from None
 
 
 def _absolute(spec: str) -> str:

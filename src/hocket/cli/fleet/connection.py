@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from hocket.cli.declare import FOLDER, argument, option
+from hocket.cli.options import Parsed
 from hocket.cli.output import console, emit
 
 if TYPE_CHECKING:
@@ -26,22 +27,16 @@ _PATIENCE_S = 120.0
 """Time that ``--follow`` and ``--watch`` wait for a service that is restarted."""
 
 
-class _JobNumber(click.ParamType):  # type: ignore[type-arg]
-    name = "id"
+def _parse_job(text: str) -> int:
+    from hocket.base.units import whole_number
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the number of a job."""
-        from hocket.base.units import whole_number
-
-        number = whole_number(value, 10**15)
-        if not number:
-            self.fail(
-                f"{value[:40]!r} is no number of a job; hocket fleet jobs lists them", param, ctx
-            )
-        return number
+    number = whole_number(text, 10**15)
+    if not number:
+        raise ValueError(f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them")
+    return number
 
 
-_JOB = _JobNumber()
+_JOB = Parsed("id", _parse_job)
 Job = Annotated[int, argument("ID", type=_JOB)]
 Jobs = Annotated[tuple[int, ...], argument("ID...", type=_JOB, nargs=-1, required=True)]
 Watch = Annotated[bool, "Go on showing it until Ctrl-C."]

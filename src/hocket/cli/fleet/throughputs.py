@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hocket.base.errors import UsageError
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.fleet.given import parse_pairs
-from hocket.cli.options import ModelOptions
+from hocket.cli.options import BANDWIDTH, ModelOptions
 from hocket.cli.output import answer, say, working
 from hocket.cli.sources import announce_compilation, load_graph
 
@@ -38,12 +38,13 @@ def command(
     gangs: Annotated[
         str, option("Numbers of devices that train one model together.", "--gang", metavar="N,...")
     ] = "1",
-    network: Annotated[
-        str | None,
+    network_bps: Annotated[
+        float | None,
         option(
-            "What each network adapter of a server does, such as 10Gbit/s. [default: that of the "
-            "machine's file, else 100Gbit/s]",
-            metavar="BANDWIDTH",
+            "Bandwidth of each network adapter of a server, such as 10Gbit/s. [default: that of "
+            "the machine's file, else 100Gbit/s]",
+            "--network",
+            type=BANDWIDTH,
         ),
     ] = None,
     measured: Annotated[
@@ -85,7 +86,7 @@ def command(
             raise UsageError(f"{name} is for one model", hint="give one MODEL at a time")
     if planned and measured is not None:
         raise UsageError("--measured is for data parallel gangs", hint="leave out --planned")
-    servers, sizes = _servers(device_types, _bandwidth_bps(network)), _gangs(gangs)
+    servers, sizes = _servers(device_types, network_bps), _gangs(gangs)
     speeds = _measured(measured)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
@@ -137,20 +138,6 @@ def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
     )  # fmt: skip
     title = f"{inert(name, 200)}: steps of the whole batch per second"
     return [title, tables.FittedTable(columns=columns, rows=rows)]
-
-
-def _bandwidth_bps(text: str | None) -> float | None:
-    from hocket.base.units import parse_bandwidth
-
-    if text is None:
-        return None
-    try:
-        bandwidth_bps = parse_bandwidth(text)
-    except ValueError as error:
-        raise UsageError(str(error), where="--network") from error
-    if not 0.0 < bandwidth_bps < float("inf"):
-        raise UsageError(f"{text!r} is no bandwidth of a network", where="--network")
-    return bandwidth_bps
 
 
 def _measured(text: str | None) -> dict[str, float]:
