@@ -355,5 +355,4 @@ def test_the_command_predicts_and_writes(tmp_path: Path) -> None:
 def test_the_command_refuses_what_means_nothing(tmp_path: Path, extra: list[str]) -> None:
     write_graph(training_step(), tmp_path / "graph.json")
     told = CliRunner().invoke(root, ["fleet", "throughputs", str(tmp_path / "graph.json"), *extra])
-    assert told.exit_code != 0
-    assert isinstance(told.exception, UsageError)
+    assert isinstance(told.exception, UsageError) or told.exit_code == UsageError.exit_code
