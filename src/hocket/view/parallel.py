@@ -24,6 +24,7 @@ from hocket.simulate.pipeline import action_name
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import ParallelConfig
 from hocket.view.names import inert
+from hocket.view.table import Column, number
 from hocket.view.wording import count_of, dollars, picked
 
 if TYPE_CHECKING:
@@ -32,24 +33,9 @@ if TYPE_CHECKING:
 HOURS_PER_DAY = 24
 
 
-@dataclass(frozen=True)
-class Field:
-    """A column of the table of candidates."""
-
-    title: str
-    values: tuple[str, ...]
-    is_number: bool = True
-    rank: int = 0
-    """The higher, the sooner it is dropped where the width is short."""
-
-    @property
-    def says_nothing(self) -> bool:
-        """True if the column is empty for all candidates."""
-        return not any(value not in ("", "–") for value in self.values)
-
-
-def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
-    """Columns of the table of candidates without memory; empty columns are left out."""
+def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[tuple[Column, tuple[str, ...]]]:
+    """Columns of the table of candidates without memory, and their cells; empty ones are left
+    out."""
     configs = [candidate.config for candidate in candidates]
 
     def whole(name: str, *, skip: int = 0) -> tuple[str, ...]:
@@ -60,26 +46,26 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
         return tuple(text(candidate) for candidate in candidates)
 
     columns = [
-        Field("strategy", texts(lambda c: inert(c.name)), is_number=False, rank=5),
-        Field("on", kinds_text(candidates), is_number=False, rank=4),
-        Field("tensor", whole("tensor")),
-        Field("pipe", whole("pipeline")),
-        Field("data", whole("data")),
-        Field("ctx", whole("context", skip=1), rank=2),
-        Field("expert", whole("expert", skip=1), rank=3),
-        Field("micro", whole("microbatch")),
-        Field("schedule", texts(lambda c: schedule_text(c.config, c.schedule_name)),
-              is_number=False, rank=1),
-        Field("recompute", whole("recompute"), is_number=False),
-        Field("ZeRO", whole("zero")),
-        Field("step", texts(lambda c: format_seconds(c.step_s))),
-        Field("tokens/s", texts(lambda c: _number(c.tokens_per_s, "{:,.0f}")), rank=8),
-        Field("MFU", texts(lambda c: format_percent(c.mfu)), rank=6),
-        Field("bubble", texts(lambda c: format_percent(c.bubble)), rank=7),
-        Field("exposed", texts(lambda c: _number(c.exposed_share, "{:.0%}")), rank=9),
-        Field("per day", texts(price_text), rank=10),
+        (Column(title="strategy", rank=5), texts(lambda c: inert(c.name))),
+        (Column(title="on", rank=4), kinds_text(candidates)),
+        (number("tensor"), whole("tensor")),
+        (number("pipe"), whole("pipeline")),
+        (number("data"), whole("data")),
+        (number("ctx", 2), whole("context", skip=1)),
+        (number("expert", 3), whole("expert", skip=1)),
+        (number("micro"), whole("microbatch")),
+        (Column(title="schedule", rank=1),
+         texts(lambda c: schedule_text(c.config, c.schedule_name))),
+        (Column(title="recompute"), whole("recompute")),
+        (number("ZeRO"), whole("zero")),
+        (number("step"), texts(lambda c: format_seconds(c.step_s))),
+        (number("tokens/s", 8), texts(lambda c: _number(c.tokens_per_s, "{:,.0f}"))),
+        (number("MFU", 6), texts(lambda c: format_percent(c.mfu))),
+        (number("bubble", 7), texts(lambda c: format_percent(c.bubble))),
+        (number("exposed", 9), texts(lambda c: _number(c.exposed_share, "{:.0%}"))),
+        (number("per day", 10), texts(price_text)),
     ]  # fmt: skip
-    return [column for column in columns if not column.says_nothing]
+    return [(column, cells) for column, cells in columns if set(cells) - {"", "–"}]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -36,7 +36,7 @@ from hocket.view.parallel import counts_text, rank_facts, shown, winning
 from hocket.view.parallel_text import configs_table, parts_table, rank_table
 from hocket.view.picture import marks
 from hocket.view.sections import PLAN_FILE, head_stats, next_steps
-from hocket.view.spans import SpanRow, part, thinned
+from hocket.view.spans import SpanRow, part, span_row, thinned
 from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
@@ -122,17 +122,8 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
     start, stop = schedule.start[device : device + 2].tolist()
     own = np.arange(start, stop)
     own = own[timeline.op_end_s[own] > timeline.op_start_s[own]]
-    return SpanRow(
-        is_link=False,
-        index=device,
-        num_tracks=1,
-        start_s=timeline.op_start_s[own],
-        end_s=timeline.op_end_s[own],
-        track=np.zeros(len(own), dtype=np.int32),
-        span=own.astype(np.int32),
-        count=np.ones(len(own), dtype=np.int32),
-        busy_s=timeline.op_end_s[own] - timeline.op_start_s[own],
-    )
+    track = np.zeros(len(own), dtype=np.int32)
+    return span_row(device, own, timeline.op_start_s, timeline.op_end_s, track, is_link=False)
 
 
 def _kinds(schedule: Schedule, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:

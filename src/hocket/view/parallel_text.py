@@ -15,7 +15,6 @@ from hocket.planners.parallel.forecast import GraphForecast, label
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
-    Field,
     counts_text,
     fields_of,
     rank_facts,
@@ -63,24 +62,23 @@ def configs_table(
     """
     fields = fields_of(candidates)
     if labelled:
-        first = [field.title for field in fields].index("step")
+        first = [column.title for column, _ in fields].index("step")
         names = tuple(label(c.config, c.schedule_name) for c in candidates)
-        fields = [Field("parallel config", names, is_number=False), *fields[first:]]
+        fields = [(Column(title="parallel config"), names), *fields[first:]]
     chosen = None if comparison.winner is None else 0
     rows, styles = [], []
     for index, candidate in enumerate(candidates):
         rank, mark = candidate.fullest_rank, " " if candidate.feasible else "✗"
         rows.append([
             "✔" if index == chosen else str(index + 1),
-            *(field.values[index] for field in fields),
+            *(cells[index] for _, cells in fields),
             format_bytes(candidate.peak_bytes[rank]) + mark,
             format_bytes(candidate.capacity_bytes[rank]),
         ])  # fmt: skip
         styles.append("bold" if index == chosen else "" if candidate.feasible else "dim")
     columns = (
         Column(title="", align="right"),
-        *(number(f.title, f.rank) if f.is_number else Column(title=f.title, rank=f.rank)
-          for f in fields),
+        *(column for column, _ in fields),
         number("peak "),
         number("of", 5),
     )  # fmt: skip

@@ -71,7 +71,9 @@ def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
         ops = np.flatnonzero((timeline.op_device == device) & lasting)
         ops = ops[np.argsort(timeline.op_start_s[ops], kind="stable")]
         track = np.unique(timeline.op_stream[ops], return_inverse=True)[1].astype(np.int32)
-        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, track, is_link=False))
+        rows.append(
+            span_row(device, ops, timeline.op_start_s, timeline.op_end_s, track, is_link=False)
+        )
     return tuple(rows)
 
 
@@ -85,11 +87,11 @@ def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple
         chosen = chosen[end[chosen] > start[chosen]]
         chosen = chosen[np.argsort(start[chosen], kind="stable")]
         track = tracks(start[chosen], end[chosen])
-        rows.append(_row(channel, chosen, start, end, track, is_link=True))
+        rows.append(span_row(channel, chosen, start, end, track, is_link=True))
     return tuple(rows)
 
 
-def _row(
+def span_row(
     index: int,
     span: NDArray[Any],
     start: FloatArray,
@@ -98,6 +100,7 @@ def _row(
     *,
     is_link: bool,
 ) -> SpanRow:
+    """A row of spans that are not merged, from times of all spans."""
     return SpanRow(
         is_link=is_link,
         index=index,
