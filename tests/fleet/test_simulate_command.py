@@ -131,12 +131,12 @@ def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
     assert page.count("<rect") > 4
     # Jobs by their names, in a table and in the bars that have room; dark where that is wanted; on
     # a telephone tables and pictures move, and the page does not.
-    assert "<td>&lt;b&gt;one" in page
+    assert 'class="name">&lt;b&gt;one' in page
     assert 'class="on">&lt;b&gt;one' in page
     assert "prefers-color-scheme:dark" in page
     assert "width=device-width" in page
     body = page.partition("<body>")[2]
-    assert body.count("<table") + body.count('role="img"') == body.count("<div class=scroll>")
+    assert body.count("<table") + body.count('role="img"') == body.count('<div class="scroll">')
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 from hocket.view.drawing import svg_text, tick_step
 from hocket.view.fleet_live import MAX_BARS, MAX_DEVICES, Bar, DeviceRow, draw_devices
 from hocket.view.fleet_live import NUM_COLOURS as NUM_JOB_COLOURS
-from hocket.view.fleet_text import TIMES, USE, label, remarks, times, unit_of, use
+from hocket.view.fleet_text import label, remarks, run_tables, unit_of
 from hocket.view.names import inert
-from hocket.view.page import page_html
+from hocket.view.page import fitted, page_html
+from hocket.view.table import FittedTable, name, number
 
 # Long runs are thinned: curves to a few hundred points, the picture of devices to the longest
 # spans.
@@ -173,7 +174,6 @@ _CSS = (
     """
 .hocket{--on:#fff}
 @media(prefers-color-scheme:dark){.hocket{--on:#14171b}}
-td:not(:first-child),th:not(:first-child){text-align:right;white-space:nowrap}
 h2{margin-top:1.6rem}.scroll{margin-bottom:1rem}
 .scroll>svg{width:100%;height:auto;min-width:700px}
 .scroll text{font:12px system-ui,sans-serif;fill:var(--muted)}
@@ -193,8 +193,7 @@ h2{margin-top:1.6rem}.scroll{margin-bottom:1rem}
 def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
     """The report of one or more runs of one trace."""
     parts = [
-        _table(TIMES, times(runs)),
-        _table(USE, use(runs)),
+        *map(fitted, run_tables(runs)),
         "".join(f"<p>{escape(line)}</p>" for line in remarks(runs)),
         f"<p class=words>{escape(_WORDS)}</p>",
         "<h2>Jobs that had ended so long after they came</h2>",
@@ -206,7 +205,7 @@ def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
     ]
     for run in runs:
         parts.append(f"<h2>Jobs that took longest: {escape(label(run))}</h2>")
-        parts.append(_table(_JOB_HEADINGS, _longest_jobs(run)))
+        parts.append(fitted(_longest_jobs(run)))
         if run.spans is not None:
             parts.append(f"<h2>Who ran where: {escape(label(run))}</h2>")
             parts.append(_scrolled(device_chart(run, run.spans)))
@@ -223,27 +222,16 @@ def write_fleet_report(path: str | Path, runs: Sequence[FleetRun], title: str) -
     write_atomically(path, fleet_report_html(runs, title).encode())
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return _scrolled(f"<table><tr>{head}</tr>{body}</table>")
-
-
 def _scrolled(content: str) -> str:
     """Wider than a telephone: it moves, and the page does not."""
-    return f"<div class=scroll>{content}</div>"
+    return f'<div class="scroll">{content}</div>'
 
 
-_JOB_HEADINGS = ("job", "came after", "waited", "held devices", "took")
-
-
-def _longest_jobs(run: FleetRun) -> list[list[str]]:
+def _longest_jobs(run: FleetRun) -> FittedTable:
     """Jobs with the longest times from arrival to end; those that have not ended come first."""
     end_s = np.where(np.isnan(run.end_s), np.inf, run.end_s)
     order = np.argsort(-(end_s - run.arrival_s), kind="stable")[:_MAX_JOBS]
-    return [
+    rows = [
         [
             inert(run.names[at], 40),
             _moment(run.arrival_s[at]),
@@ -253,6 +241,8 @@ def _longest_jobs(run: FleetRun) -> list[list[str]]:
         ]
         for at in order.tolist()
     ]
+    columns = (name("job"), *map(number, ("came after", "waited", "held devices", "took")))
+    return FittedTable(columns=columns, rows=rows)
 
 
 def _moment(time_s: float) -> str:

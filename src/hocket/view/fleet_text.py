@@ -15,8 +15,8 @@ from hocket.view.table import Column, FittedTable, number
 if TYPE_CHECKING:
     from rich.console import Console
 
-TIMES = ("policy", "average", "median", "p99", "makespan")
-USE = ("policy", "used", "fair", "of share", "cost", "preemptions")
+TIMES = ("average", "median", "p99", "makespan")
+USE = ("used", "fair", "of share", "cost", "preemptions")
 
 
 def label(run: FleetRun) -> str:
@@ -30,32 +30,31 @@ def unit_of(seconds: float) -> tuple[float, str]:
     return next(((s, unit) for s, unit in ((3600.0, "h"), (60.0, "min")) if seconds >= s), (1, "s"))
 
 
-def times(runs: Sequence[FleetRun]) -> list[list[str]]:
-    """A row per run in the order of `TIMES`, all in one unit."""
+def run_tables(runs: Sequence[FleetRun]) -> tuple[FittedTable, FittedTable]:
+    """Times of the runs, all in one unit, and how well devices were used; a row per run."""
     every = [run.figures() for run in runs]
     unit = unit_of(max((figures["average_jct_s"] for figures in every), default=np.nan))
     keys = ("average_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s")
-    return [
-        [label(run), *(_in_unit(figures[key], *unit) for key in keys)]
-        for run, figures in zip(runs, every, strict=True)
+    times = [[_in_unit(figures[key], *unit) for key in keys] for figures in every]
+    use = [
+        [
+            f"{figures['utilisation']:.1%}",
+            f"{figures['fairness']:.3f}",
+            f"{figures['share_received_over_target']:.0%}",
+            f"{figures['cost']:.6g}",
+            f"{figures['num_preemptions']:,}",
+        ]
+        for figures in every
     ]
-
-
-def use(runs: Sequence[FleetRun]) -> list[list[str]]:
-    """A row per run in the order of `USE`."""
-    return [_use(run) for run in runs]
-
-
-def _use(run: FleetRun) -> list[str]:
-    figures = run.figures()
-    return [
-        label(run),
-        f"{figures['utilisation']:.1%}",
-        f"{figures['fairness']:.3f}",
-        f"{figures['share_received_over_target']:.0%}",
-        f"{figures['cost']:.6g}",
-        f"{figures['num_preemptions']:,}",
-    ]
+    tables = ((TIMES, times), (USE, use))
+    first, second = (
+        FittedTable(
+            columns=(Column(title="policy"), *map(number, titles)),
+            rows=[[label(run), *cells] for run, cells in zip(runs, rows, strict=True)],
+        )
+        for titles, rows in tables
+    )
+    return first, second
 
 
 def _in_unit(seconds: float, unit_s: float, unit: str) -> str:
@@ -64,9 +63,8 @@ def _in_unit(seconds: float, unit_s: float, unit: str) -> str:
 
 def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
     """One row per run in two tables, and what the runs have in common."""
-    for headings, cells in ((TIMES, times), (USE, use)):
-        columns = (Column(title=headings[0]), *map(number, headings[1:]))
-        out.print(FittedTable(columns=columns, rows=cells(runs)))
+    for table in run_tables(runs):
+        out.print(table)
     for line in remarks(runs):
         out.print(Text(f"  {line}"))
 
