@@ -101,7 +101,8 @@ def declare(
             for said in getattr(hint, "__metadata__", ()):
                 declared = option(said) if isinstance(said, str) else said
                 made = declared.add_to(made, key, hint, default)
-        command: click.Command = click.command(name, **settings)(made)
+        decorate: Any = click.command(name, **settings)
+        command: click.Command = decorate(made)
         if group is not None:
             group.add_command(command)
         return command
@@ -132,7 +133,8 @@ def _collected(key: str, hint: Any, given: Mapping[str, Any]) -> Any:
 
 def _group_of(hint: Any) -> Callable[..., Any] | None:
     """The dataclass whose fields are options; None for other types."""
-    return hint if is_dataclass(hint) else None
+    group: Any = hint
+    return group if is_dataclass(hint) else None
 
 
 class LazyGroup(click.Group):

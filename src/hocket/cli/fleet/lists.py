@@ -144,7 +144,7 @@ def devices_table(devices: Rows) -> RenderableType:
     """A row per device."""
     if not devices:
         return Text("no devices")
-    rows = [
+    rows: list[list[str | Text]] = [
         [*(inert(device[key]) for key in ("name", "device_type", "server")), _use(device)]
         for device in devices[:_MAX_ROWS]
     ]
