@@ -55,8 +55,8 @@ def candidates_table(comparison: Comparison) -> FittedTable:
     """A line per candidate: step, samples per second, money and memory; ✔ marks the chosen one."""
     columns = (
         Column(title=""), name("strategy"), number("busiest"), number("step"),
-        Column(title="most time"), number("samples/s", 2), number("$ per M samples", 1),
-        name("fullest", 3), number("peak memory  "), number("devices", 4),
+        Column(title="most time", rank=1), number("samples/s", 3), number("$ per M samples", 2),
+        name("fullest", 4), number("peak memory  "), number("devices", 5),
     )  # fmt: skip
     return FittedTable(
         columns=columns,

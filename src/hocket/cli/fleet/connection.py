@@ -103,7 +103,8 @@ def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
             if live is not None:
                 live.update(shown(found), refresh=True)
             elif not as_json:
-                screen.print(shown(found), "")
+                screen.print(shown(found))
+                click.echo()
             elif line != last:
                 click.echo(line)
             last = line

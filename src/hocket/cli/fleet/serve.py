@@ -141,11 +141,6 @@ def command(
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
     find_policy(request.policy)
-    if request.tls is not None:
-        require("cryptography", "--tls")
-    elif request.on.startswith(("agents", "ray")):
-        hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
-        raise UsageError(f"the machines of --on {request.on} join by TLS", hint=hint)
     if request.devices and request.device_types:
         hint = "leave it out: --devices names the device types, in that order"
         raise UsageError("--device-types is for agents, Ray and Slurm", hint=hint)
@@ -181,6 +176,11 @@ def command(
             say(f"from other machines: --url {secure_url}, HOCKET_FLEET_FINGERPRINT={fingerprint}")
 
     check_engine(request.on, found)
+    if request.tls is not None:
+        require("cryptography", "--tls")
+    elif request.on.startswith(("agents", "ray")):
+        hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
+        raise UsageError(f"the machines of --on {request.on} join by TLS", hint=hint)
     settled = read_server_config(request.config)
     for warning in limit_warnings(found, settled) if request.on == "local" else ():
         say(f"warning: {warning}")
