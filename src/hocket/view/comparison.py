@@ -32,6 +32,8 @@ _NORM = "batch_norm"
 _MOST_LINES = 12
 """Maximum number of lines of the map of layers."""
 MOST_CONFIGS = 10
+BUSY = 0.67
+"""Share of the step from which on computing limits it."""
 FEW_DEVICES = 8
 """Up to this many equal devices, data parallelism seldom loses to configs that split ops."""
 
@@ -55,7 +57,7 @@ def candidates_table(comparison: Comparison) -> FittedTable:
     """A line per candidate: step, samples per second, money and memory; ✔ marks the chosen one."""
     columns = (
         Column(title=""), name("strategy"), number("busiest"), number("step"),
-        Column(title="most time", rank=1), number("samples/s", 3), number("$ per M samples", 2),
+        Column(title="limited by", rank=1), number("samples/s", 3), number("$ per M samples", 2),
         name("fullest", 4), number("peak memory  "), number("devices", 5),
     )  # fmt: skip
     return FittedTable(
@@ -78,17 +80,18 @@ def _cells(comparison: Comparison, candidate: Candidate) -> list[str]:
     if timeline is not None:
         worst = fullest_device(problem, timeline)
         peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
-        cells[4] = most_time(timeline)
+        cells[4] = limited_by(timeline)
         cells[7] = inert(problem.cluster.device_names[worst])
         cells[8] = of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
         cells[9] = str(len(used_devices(timeline)))
     return cells
 
 
-def most_time(timeline: Timeline) -> str:
-    """``idle 57 %``: what the devices in use spend most of the step on.
+def limited_by(timeline: Timeline) -> str:
+    """``idle 57 %``: what the devices in use lose most time to, on average.
 
-    Computing, then copies and collectives that no computing hides, then waiting.
+    Computing where they compute for most of the step; else copies and collectives that no
+    computing hides, or waiting.
     """
     used = used_devices(timeline)
     whole_s = len(used) * timeline.makespan_s
@@ -96,10 +99,12 @@ def most_time(timeline: Timeline) -> str:
         return ""
     spans = timeline.op_device, timeline.op_start_s, timeline.op_end_s
     active_s = covered_s(*spans, timeline.num_devices)[used].sum()
-    computing_s = timeline.busy_s[used].sum()
-    shares = {"compute": computing_s, "sending": active_s - computing_s, "idle": whole_s - active_s}
-    most = max(shares, key=lambda name: shares[name])
-    return f"{most} {format_percent(shares[most] / whole_s)}"
+    compute_s = timeline.busy_s[used].sum()
+    if compute_s > BUSY * whole_s:
+        return f"compute {format_percent(compute_s / whole_s)}"
+    sending_s, idle_s = active_s - compute_s, whole_s - active_s
+    lost_s, cause = max((sending_s, "sending"), (idle_s, "idle"))
+    return f"{cause} {format_percent(lost_s / whole_s)}"
 
 
 def _style(comparison: Comparison, candidate: Candidate) -> str:
