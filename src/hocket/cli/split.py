@@ -47,7 +47,6 @@ class _Settings:
     redundancy: Annotated[
         int, option("Copies of each class, on different workers.", type=click.IntRange(1, 10))
     ] = 1
-    alike: Annotated[bool, "Give all sub-models the same widths."] = False
     train_steps: Annotated[
         int,
         option(
@@ -125,7 +124,7 @@ def command(
     for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
         require(package, "hocket split")
     request = _request(net, data, parts, settings)
-    from hocket.classes.report import write_split_report
+    from hocket.classes.report import split_text, write_split_report
     from hocket.classes.split import split
 
     with _progress() as tell:
@@ -183,7 +182,6 @@ def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitReque
         if settings.criterion == "hybrid"
         else None,
         accuracy_loss=settings.accuracy_loss,
-        alike=settings.alike,
         train_steps=settings.train_steps,
         retraining=retraining,
         rounds=settings.rounds,
