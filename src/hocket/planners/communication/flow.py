@@ -55,6 +55,21 @@ def flow_graph(num_nodes: int, pairs: LongArray) -> tuple[FlowGraph, LongArray]:
     return graph, place[:num_pairs]
 
 
+class Capacities(NamedTuple):
+    """Capacities of a graph's arcs, and a copy that flows may use up."""
+
+    graph: FlowGraph
+    units: LongArray
+    residual: LongArray
+
+
+@kernel
+def reset(capacities: Capacities) -> None:
+    """Fill the copy again."""
+    for arc in range(len(capacities.units)):
+        capacities.residual[arc] = capacities.units[arc]
+
+
 class FedGraph(NamedTuple):
     """The graph of a capacity matrix with an extra last node that feeds the first ranks."""
 

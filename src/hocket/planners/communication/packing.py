@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,13 @@ from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.planners.communication.columns import Mix
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.flow import UNLIMITED, FlowGraph, fed_graph, max_flow
+from hocket.planners.communication.flow import (
+    UNLIMITED,
+    Capacities,
+    fed_graph,
+    max_flow,
+    reset,
+)
 from hocket.planners.communication.spanning import UndirectedEdges
 from hocket.planners.communication.trees import edges_from
 
@@ -45,65 +52,63 @@ def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
     ensures.
     """
     count = len(matrix)
-    graph, capacity, feed = fed_graph(matrix, count)
-    capacity[feed] = demand
+    graph, units, feed = fed_graph(matrix, count)
+    units[feed] = demand
+    tree = _Tree(*np.zeros((3, count), dtype=np.int64))
+    capacities = Capacities(graph, units, np.zeros_like(units))
     trees: list[PackedTree] = []
-    parent = np.zeros(count, dtype=np.int64)
-    residual = np.zeros_like(capacity)
-    order = np.zeros(count, dtype=np.int64)
-    arc_of = np.zeros(count, dtype=np.int64)
     left = int(demand.sum())
     while left > 0:
-        root = int(np.argmax(capacity[feed]))
-        weight = int(grow_tree(graph, capacity, residual, feed, root, left, parent, order, arc_of))
+        root = int(np.argmax(units[feed]))
+        weight = int(grow_tree(capacities, feed, tree, root, left))
         if weight <= 0:
             raise AssertionError("no arc can be added though the flows promise one")
-        trees.append(PackedTree(weight, root, tuple(parent.tolist())))
+        trees.append(PackedTree(weight, root, tuple(tree.parent.tolist())))
         left -= weight
     return trees
 
 
-@kernel
-def _most(
-    graph: FlowGraph, capacity: LongArray, residual: LongArray, feed_a: int, source: int, b: int,
-    others: int, wanted: int,
-) -> int:  # fmt: skip
-    """Return the largest weight, at most ``wanted``, that an arc from a to b can carry."""
-    for arc in range(len(capacity)):
-        residual[arc] = capacity[arc]
-    residual[feed_a] = UNLIMITED
-    return max_flow(graph, residual, source, b, others + wanted) - others
+class _Tree(NamedTuple):
+    """A tree that grows."""
+
+    parent: LongArray
+    """[rank]: its parent; -1 for the root, -2 if it is not in the tree."""
+    order: LongArray
+    """Ranks in the order in which they joined."""
+    arc_of: LongArray
+    """[rank]: the arc from its parent."""
 
 
 @kernel
-def grow_tree(
-    graph: FlowGraph, capacity: LongArray, residual: LongArray, feed: LongArray, root: int,
-    left: int, parent: LongArray, order: LongArray, arc_of: LongArray,
-) -> int:  # fmt: skip
-    """Take one tree out of ``capacity``; returns its weight, or 0 if none can be grown."""
-    count = len(feed)
-    weight: int = capacity[feed[root]]
-    capacity[feed[root]] = 0
+def grow_tree(capacities: Capacities, feed: LongArray, tree: _Tree, root: int, left: int) -> int:
+    """Take one tree out of the capacities; returns its weight, or 0 if none can be grown."""
+    graph, units, count = capacities.graph, capacities.units, len(feed)
+    weight: int = units[feed[root]]
+    units[feed[root]] = 0
     others = left - weight
     for node in range(count):
-        parent[node] = -2
-    parent[root] = -1
-    order[0] = root
+        tree.parent[node] = -2
+    tree.parent[root] = -1
+    tree.order[0] = root
     size = 1
     while size < count:
         best, best_arc, best_from = 0, -1, -1
         for index in range(size):
-            a = order[index]
+            a = tree.order[index]
             for arc in range(graph.arc_ptr[a], graph.arc_ptr[a + 1]):
                 b = graph.arc_head[arc]
-                if b == count or parent[b] != -2:
+                if b == count or tree.parent[b] != -2:
                     continue
-                wanted = min(weight, capacity[arc])
+                wanted = min(weight, units[arc])
                 if wanted <= best:
                     continue
-                most = _most(graph, capacity, residual, feed[a], count, b, others, wanted)
-                if most > best:
-                    best, best_arc, best_from = most, arc, a
+                # The largest weight of this arc: what a flow from the other roots and ``a`` into
+                # ``b`` exceeds the weights of the other trees by.
+                reset(capacities)
+                capacities.residual[feed[a]] = UNLIMITED
+                flow = max_flow(graph, capacities.residual, count, b, others + wanted)
+                if flow - others > best:
+                    best, best_arc, best_from = flow - others, arc, a
             if best == weight:
                 break
         if best <= 0:
@@ -111,15 +116,15 @@ def grow_tree(
         if best < weight:
             surplus = weight - best
             for index in range(1, size):
-                capacity[arc_of[order[index]]] += surplus
-            capacity[feed[root]] += surplus
+                units[tree.arc_of[tree.order[index]]] += surplus
+            units[feed[root]] += surplus
             others += surplus
             weight = best
         b = graph.arc_head[best_arc]
-        capacity[best_arc] -= weight
-        parent[b] = best_from
-        arc_of[b] = best_arc
-        order[size] = b
+        units[best_arc] -= weight
+        tree.parent[b] = best_from
+        tree.arc_of[b] = best_arc
+        tree.order[size] = b
         size += 1
     return weight
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from hocket.planners.communication.cheapest_trees import CheapestPaths, Path, ch
 from hocket.planners.communication.columns import CHEAP, Mix, Pattern, best_mix
 from hocket.planners.communication.cuts import Certificate, Prices, broadcast_bound, gather_bound
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
+from hocket.planners.communication.flow import (
+    UNLIMITED,
+    Capacities,
+    flow_graph,
+    max_flow,
+    reset,
+)
 from hocket.planners.communication.packing import fewer_trees, pack_trees
 from hocket.planners.communication.spanning import best_spanning_trees
 from hocket.planners.communication.trees import (
@@ -121,10 +127,7 @@ class _State:
         pairs = [(int(u), int(t)) for u in near for t in near if u != t]
         for u, t in pairs:
             trial[self.arc[u, t]] += each
-        ok = reaches_all(
-            self.graph, trial, self.residual, self.count, self.num_ranks, self.needed * factor
-        )
-        if not ok:
+        if not reaches_all(self._split(trial, factor)):
             return False
         self.capacity, self.scale, self.needed = (
             trial, self.scale * factor, self.needed * factor,
@@ -139,16 +142,18 @@ class _State:
 
     def split(self, switch: int) -> None:
         """Replace pairs of arcs of a switch by direct ones until it has none left."""
-        max_splits = 4 * self.count * self.count
-        made = np.zeros((max_splits, 3), dtype=np.int64)
-        number = split_switch(
-            self.graph, self.capacity, self.residual, self.arc, self.count, self.num_ranks, switch,
-            self.needed, made,
-        )  # fmt: skip
+        made = np.zeros((4 * self.count**2, 3), dtype=np.int64)
+        number = split_switch(self._split(self.capacity, 1), switch, made)
         if number < 0:
             raise CannotSplitError
         for u, t, units in made[:number].tolist():
             self._join(u, switch, t, units)
+
+    def _split(self, capacity: LongArray, factor: int) -> SplitGraph:
+        """The arcs with other capacities, of which ``factor`` times the flow is needed."""
+        capacities = Capacities(self.graph, capacity, self.residual)
+        needed = self.needed * factor
+        return SplitGraph(capacities, self.arc, self.count, self.num_ranks, needed)
 
     def _join(self, u: int, switch: int, t: int, units: int) -> None:
         """Join ``units`` of the routes u→switch and switch→t to routes u→t."""
@@ -176,84 +181,84 @@ class _State:
         return Logical(matrix, self.scale, routes)
 
 
+class SplitGraph(NamedTuple):
+    """Arcs between all places, with a source and a sink beyond them."""
+
+    capacities: Capacities
+    arc: LongArray
+    """[tail, head]: arc between two nodes; -1 if there is none."""
+    num_places: int
+    """Also the node of the source; that of the sink is one more."""
+    num_ranks: int
+    needed: int
+    """Flow that must reach every rank."""
+
+
 @kernel
-def reaches_all(
-    graph: FlowGraph,
-    capacity: LongArray,
-    residual: LongArray,
-    source: int,
-    num_ranks: int,
-    needed: int,
-) -> bool:
-    """True if a flow of ``needed`` reaches every rank."""
-    for rank in range(num_ranks):
-        for arc in range(len(capacity)):
-            residual[arc] = capacity[arc]
-        if max_flow(graph, residual, source, rank, needed) < needed:
+def reaches_all(split: SplitGraph) -> bool:
+    """True if the needed flow reaches every rank."""
+    flows = split.capacities
+    for rank in range(split.num_ranks):
+        reset(flows)
+        if (
+            max_flow(flows.graph, flows.residual, split.num_places, rank, split.needed)
+            < split.needed
+        ):
             return False
     return True
 
 
 @kernel
-def _slack(
-    graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
-    num_ranks: int, u: int, w: int, t: int, needed: int, most: int,
-) -> int:  # fmt: skip
+def _slack(split: SplitGraph, u: int, w: int, t: int, most: int) -> int:
     """Return the units of u→w→t, at most ``most``, that can be replaced by u→t."""
-    source, sink = count, count + 1
-    for rank in range(num_ranks):
-        if rank not in (u, t):
-            for a in range(len(capacity)):
-                residual[a] = capacity[a]
-            residual[arc[source, u]] = UNLIMITED
-            residual[arc[source, t]] = UNLIMITED
-            residual[arc[w, sink]] = UNLIMITED
+    flows, arc, source, sink = split.capacities, split.arc, split.num_places, split.num_places + 1
+    residual = flows.residual
+    for rank in range(split.num_ranks):
+        for is_apart in range(2):
+            if is_apart == 1 and rank in (u, t):
+                continue
+            reset(flows)
             residual[arc[rank, sink]] = UNLIMITED
-            most = min(most, max_flow(graph, residual, source, sink, needed + most) - needed)
+            if is_apart == 1:
+                residual[arc[source, u]] = UNLIMITED
+                residual[arc[source, t]] = UNLIMITED
+                residual[arc[w, sink]] = UNLIMITED
+            else:
+                residual[arc[source, w]] = UNLIMITED
+                residual[arc[u, sink]] = UNLIMITED
+                residual[arc[t, sink]] = UNLIMITED
+            flow = max_flow(flows.graph, residual, source, sink, split.needed + most)
+            most = min(most, flow - split.needed)
             if most <= 0:
                 return 0
-        for a in range(len(capacity)):
-            residual[a] = capacity[a]
-        residual[arc[source, w]] = UNLIMITED
-        residual[arc[u, sink]] = UNLIMITED
-        residual[arc[t, sink]] = UNLIMITED
-        residual[arc[rank, sink]] = UNLIMITED
-        most = min(most, max_flow(graph, residual, source, sink, needed + most) - needed)
-        if most <= 0:
-            return 0
     return most
 
 
 @kernel
-def split_switch(
-    graph: FlowGraph, capacity: LongArray, residual: LongArray, arc: LongArray, count: int,
-    num_ranks: int, w: int, needed: int, made: LongArray,
-) -> int:  # fmt: skip
+def split_switch(split: SplitGraph, w: int, made: LongArray) -> int:
     """Split off all arcs of place ``w``; returns the number of (u, t, units) made, or -1 on
     failure."""
-    number = 0
+    units, arc, number = split.capacities.units, split.arc, 0
     for loops in range(2):
-        for t in range(count):
-            for u in range(count):
+        for t in range(split.num_places):
+            for u in range(split.num_places):
                 # Going back where one came from wastes capacity: only what nothing else can use.
                 if (u == t) != (loops == 1) or w in (u, t):
                     continue
-                most = min(capacity[arc[u, w]], capacity[arc[w, t]])
+                most = min(units[arc[u, w]], units[arc[w, t]])
                 if most <= 0:
                     continue
-                most = _slack(
-                    graph, capacity, residual, arc, count, num_ranks, u, w, t, needed, most
-                )
+                most = _slack(split, u, w, t, most)
                 if most <= 0:
                     continue
-                capacity[arc[u, w]] -= most
-                capacity[arc[w, t]] -= most
+                units[arc[u, w]] -= most
+                units[arc[w, t]] -= most
                 if u != t:
-                    capacity[arc[u, t]] += most
+                    units[arc[u, t]] += most
                 made[number, 0], made[number, 1], made[number, 2] = u, t, most
                 number += 1
-    for u in range(count):
-        if u != w and (capacity[arc[u, w]] > 0 or capacity[arc[w, u]] > 0):
+    for u in range(split.num_places):
+        if u != w and (units[arc[u, w]] > 0 or units[arc[w, u]] > 0):
             return -1
     return number
 

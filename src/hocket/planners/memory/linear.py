@@ -30,6 +30,8 @@ from hocket.planners.memory.numbers import (
 Term = tuple[LongArray, FloatArray]
 """Indices of columns, and their coefficients."""
 ALL = slice(None)
+PREFETCH = 1
+"""Number of blocks for which parameters and activations are fetched ahead."""
 MANY_BLOCKS = 100
 """Number of blocks from which interior points are faster than the simplex method."""
 _TINY = 1e-9
@@ -38,6 +40,17 @@ _UNEVEN = 1e-4
 """Penalty, as a fraction of the step's compute, for swapping in all state of one block and none of
 its neighbour's. It breaks ties in favour of plans that spread swapped state evenly over the
 blocks."""
+
+
+class Tail(NamedTuple):
+    """Both passes of the last block, whose activations are always kept.
+
+    They depend on the number of chunks in which the loss is computed.
+    """
+
+    num_bytes: float
+    """Working memory."""
+    seconds: float
 
 
 class Turn(NamedTuple):
@@ -90,9 +103,7 @@ def solve(
     numbers: BlockNumbers,
     budget_bytes: float,
     *,
-    prefetch: int,
-    tail_work: float,
-    tail_s: float,
+    tail: Tail,
     host_bytes: float,
     allowed: Allowed,
     turn: Turn,
@@ -100,17 +111,15 @@ def solve(
 ) -> ProgramShares | None:
     """The best fractions within a budget; None if no fractions keep it.
 
-    ``tail_work`` and ``tail_s`` are the bytes and seconds of both passes of the last block, whose
-    activations are always kept; they depend on the chunks of the loss. Staging buffers for
-    optimizer state are counted if ``allowed`` contains swapping it in, even if ``turn`` does
-    not.
+    Staging buffers for optimizer state are counted if ``allowed`` contains swapping it in, even if
+    ``turn`` does not.
     """
-    program = _Program(numbers, prefetch, is_hidden=turn.is_hidden, async_update=async_update)
-    program.add_passes(tail_s)
+    program = _Program(numbers, is_hidden=turn.is_hidden, async_update=async_update)
+    program.add_passes(tail.seconds)
     program.add_turns()
     swaps_state = bool(allowed.parameters[:, STREAMED_STATE].any())
     available = budget_bytes - numbers.base_bytes - numbers.staging_buffers_bytes * swaps_state
-    program.add_memory(available, tail_work, host_bytes, turn.in_flight)
+    program.add_memory(available, tail.num_bytes, host_bytes, turn.in_flight)
     return program.solved(allowed)
 
 
@@ -120,10 +129,8 @@ class _Program:
     Rows ``sum of coefficients <= limit`` are added for several blocks at a time.
     """
 
-    def __init__(
-        self, numbers: BlockNumbers, prefetch: int, *, is_hidden: bool, async_update: bool
-    ) -> None:
-        self.numbers, self.ahead, self.is_hidden = numbers, prefetch, is_hidden
+    def __init__(self, numbers: BlockNumbers, *, is_hidden: bool, async_update: bool) -> None:
+        self.numbers, self.ahead, self.is_hidden = numbers, PREFETCH, is_hidden
         self.async_update = async_update
         self.offloaded_s = numbers.moved[:, OFFLOADED] / numbers.link.in_bps
         """[block]: seconds to fetch back all activations that the block can offload."""

@@ -25,7 +25,15 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_finer, cut_step
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.keeping import KeepingPlans
-from hocket.planners.memory.linear import Allowed, ProgramShares, Turn, allowing, solve
+from hocket.planners.memory.linear import (
+    PREFETCH,
+    Allowed,
+    ProgramShares,
+    Tail,
+    Turn,
+    allowing,
+    solve,
+)
 from hocket.planners.memory.numbers import (
     ACTIVATION_POLICIES,
     FROM_HOST,
@@ -181,7 +189,6 @@ FEW_CHUNKS = 8
 LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
 """Largest fraction of a budget that the last block may work in; the loss is split into chunks until
 it does. The second applies to budgets between those of other plans."""
-PREFETCH = 1
 PLAIN, IN_BACKWARD = "plain", "update in backward"
 FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
 OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST = "offload activations", "recompute from the host"
@@ -193,18 +200,18 @@ class PlanMaker:
     def __init__(
         self, problem: Problem, plan: Plan, host_bytes: float, *, in_chunks: bool = True,
         replayed: Problem | None = None, blocks: StepBlocks | None = None,
-        async_update: bool = False, how: str = "",
+        async_update: bool = False,
     ) -> None:  # fmt: skip
         """Prepare the data that all plans need.
 
         ``in_chunks`` is True if the loss may be computed in chunks. ``replayed`` is the problem
         with the times of ops in a CUDA graph, which apply to steps that can be captured. ``blocks``
-        defaults to those of `cut_step`. ``async_update`` applies to all sections, and ``how`` is
-        the suffix of the plans' names.
+        defaults to those of `cut_step`. ``async_update`` applies to all sections.
         """
         self.async_update = async_update
         self.problem, self.plan, self.replayed = problem, plan, replayed
-        self.host_bytes, self.how = host_bytes, how
+        self.host_bytes, self.how = host_bytes, ""
+        """Host memory that plans may use, and the suffix of the plans' names."""
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
         self.in_chunks = in_chunks and has_large_logits(problem.graph, self.uses.blocks)
         self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
@@ -231,11 +238,13 @@ class PlanMaker:
 
     def finer(self, count: int) -> PlanMaker:
         """Return a maker whose largest block is cut by inner lists into about ``count`` pieces."""
-        return PlanMaker(
+        maker = PlanMaker(
             self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
             replayed=self.replayed, blocks=self._cut(self.largest_bytes / count),
-            async_update=self.async_update, how=f" in {count} parts",
+            async_update=self.async_update,
         )  # fmt: skip
+        maker.how = f" in {count} parts"
+        return maker
 
     def _cut(self, most: float) -> StepBlocks:
         graph = self.problem.graph
@@ -340,13 +349,11 @@ class PlanMaker:
         ``below_s``. All parameter policies are allowed if those of the ``turn`` do not fit.
         """
         chunks = self._chunks(max(tail * budget_bytes, self.enough_bytes))
-        work, seconds = self._tail(chunks)
 
         def shares_of(allowed: Allowed) -> ProgramShares | None:
             return solve(
-                self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-                host_bytes=self.host_bytes, allowed=allowed, turn=turn,
-                async_update=self.async_update,
+                self.numbers, budget_bytes, tail=self._tail(chunks), host_bytes=self.host_bytes,
+                allowed=allowed, turn=turn, async_update=self.async_update,
             )  # fmt: skip
 
         count, shares = self.numbers.num_blocks, None
@@ -375,11 +382,12 @@ class PlanMaker:
         fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
         # A name that has the number of chunks already has the present one.
         name = fitted.name.removesuffix(f", {_in_chunks(fitted.memory.loss_chunks)}")
-        for called, memory, more_bytes in (
-            (f"{fitted.name}, inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes),
-            *((f"{name}, {_in_chunks(n)}", replace(fitted.memory, loss_chunks=n), self._tail(n)[0])
-              for n in (1, fewer)),
-        ):  # fmt: skip
+        in_chunks = (
+            (f"{name}, {_in_chunks(n)}", replace(fitted.memory, loss_chunks=n), self._tail(n)[0])
+            for n in (1, fewer)
+        )
+        on_device = f"{fitted.name}, inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes
+        for called, memory, more_bytes in (on_device, *in_chunks):
             # What would take far more than the plan does is another plan's business.
             is_eased = memory.loss_chunks <= fitted.memory.loss_chunks and memory not in seen
             if is_eased and more_bytes <= peak_bytes:
@@ -391,10 +399,10 @@ class PlanMaker:
         return float(self.numbers.backward_work[:-1].max(initial=0.0))
 
     def _chunks(self, tail_bytes: float) -> int:
-        fits = (n for n in self.chunks if self._tail(n)[0] <= tail_bytes)
+        fits = (n for n in self.chunks if self._tail(n).num_bytes <= tail_bytes)
         return next(fits, self.chunks[-1])
 
-    def _tail(self, chunks: int) -> tuple[float, float]:
+    def _tail(self, chunks: int) -> Tail:
         """Bytes and seconds of the last block if its loss is computed in ``chunks``."""
         numbers = self.numbers
         saved = numbers.tail_inner * (1 - 1 / chunks)
@@ -403,7 +411,7 @@ class PlanMaker:
             recompute_s = numbers.tail_recompute_s
             op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
         held = float((numbers.tail_held - saved).max(initial=0.0))
-        return held, float(op_s.sum()) + recompute_s
+        return Tail(held, float(op_s.sum()) + recompute_s)
 
 
 def _in_chunks(count: int) -> str:
