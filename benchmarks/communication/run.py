@@ -140,7 +140,7 @@ def _rank(file: Path) -> None:
                 section, rate_bps = sections[way]
                 tables = tables_of(section, rank, data.size, 4, rate_bps)
                 run = TreeRun(tables, links, data, sequence=sequence)
-                assert run.go_on(120.0) == RunState.DONE
+                assert run.advance(120.0) == RunState.DONE
                 sequence += 1
             took = torch.tensor([time.monotonic() - start_s])
             dist.all_reduce(took, op=dist.ReduceOp.MAX)

@@ -42,7 +42,7 @@ def run_all(runs: list[TreeRun]) -> None:
     states: list[RunState] = [RunState.RUNNING] * len(runs)
 
     def run(rank: int) -> None:
-        states[rank] = runs[rank].go_on(20.0)
+        states[rank] = runs[rank].advance(20.0)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(runs))]
     for thread in threads:
@@ -125,19 +125,19 @@ def test_a_rank_that_has_done_its_part_may_leave() -> None:
     with joined(3) as connections:
         first, *others = made(connections, [10, 10, 10])
         for each in others:
-            assert each.go_on(20.0) == RunState.DONE
+            assert each.advance(20.0) == RunState.DONE
             for fd in (fd for fd in each.connections.fd.tolist() if fd >= 0):
                 with socket.socket(fileno=os.dup(fd)) as end:
                     end.shutdown(socket.SHUT_WR)
-        assert first.go_on(20.0) == RunState.DONE
+        assert first.advance(20.0) == RunState.DONE
         assert first.data.view(np.float32).tolist() == [3.0] * 10
         again = made(connections, [10, 10, 10])[0]
-        assert again.go_on(20.0) == RunState.CLOSED
+        assert again.advance(20.0) == RunState.CLOSED
 
 
 def test_a_rank_with_another_message_is_told_from_one_that_comes_late() -> None:
     with joined(3) as connections:
         first, second, third = made(connections, [10, 10, 11])
-        assert second.go_on(20.0) == third.go_on(20.0) == RunState.DONE
-        assert first.go_on(20.0) == RunState.MISMATCH
+        assert second.advance(20.0) == third.advance(20.0) == RunState.DONE
+        assert first.advance(20.0) == RunState.MISMATCH
         assert int(first.failed_peer[0]) == 2

@@ -97,7 +97,7 @@ def _measure(
     rounds = _rounds(count)
     slice_s = (PROBE_S - _TOGETHER_S) / max(len(rounds), 1)
     alone_bps, latency_s = [0.0] * count, [_SLOW_ANSWER_S] * count
-    _meet(store, count, f"{key}/start")
+    _barrier(store, count, f"{key}/start")
     begin_s = time.monotonic()
     for number, pairs in enumerate(rounds):
         peer = pairs.get(rank, -1)
@@ -134,7 +134,7 @@ def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
         start_s = time.monotonic()
         if is_first:
             made.send(b"?")
-        if not _byte(made, until_s):
+        if not _receive_byte(made, until_s):
             return best_s
         if not is_first:
             made.send(b"!")
@@ -143,7 +143,7 @@ def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
     return best_s if is_first else _SLOW_ANSWER_S
 
 
-def _byte(made: socket.socket, until_s: float) -> bool:
+def _receive_byte(made: socket.socket, until_s: float) -> bool:
     made.settimeout(max(0.001, until_s - time.monotonic()))
     try:
         return bool(made.recv(1))
@@ -184,7 +184,7 @@ def _exchange(sockets: dict[int, socket.socket], start_s: float, end_s: float) -
     return {peer: size / (end_s - counted_s) for peer, size in got.items()}
 
 
-def _meet(store: Any, count: int, key: str) -> None:
+def _barrier(store: Any, count: int, key: str) -> None:
     """Wait at the store until all ranks have arrived."""
     if store.add(f"{key}/count", 1) == count:
         store.set(f"{key}/all", "1")

@@ -49,11 +49,11 @@ def connect_all(
         store.set(f"{key}/address/{rank}", f"{address} {port}")
         secret = bytes.fromhex(store.get(f"{key}/secret").decode())
         others = [store.get(f"{key}/address/{n}").decode().split() for n in range(num_ranks)]
-        meeting = _Meeting(server, secret, rank, num_ranks, without)
-        for peer in meeting.wanted:
+        connector = _PeerConnector(server, secret, rank, num_ranks, without)
+        for peer in connector.wanted:
             if peer < rank:
-                meeting.call(peer, others[peer][0], int(others[peer][1]))
-        found = meeting.hold(time.monotonic() + patience_s)
+                connector.connect(peer, others[peer][0], int(others[peer][1]))
+        found = connector.wait(time.monotonic() + patience_s)
     for each in found:
         if each is not None:
             each.setblocking(False)
@@ -66,7 +66,7 @@ def connect_all(
     return found
 
 
-class _Meeting:
+class _PeerConnector:
     """Connects and accepts concurrently: a rank that waits for a lost peer must still accept
     others."""
 
@@ -81,25 +81,26 @@ class _Meeting:
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
 
-    def call(self, peer: int, address: str, port: int) -> None:
+    def connect(self, peer: int, address: str, port: int) -> None:
+        """Begin to connect to a peer; `wait` sees when that is done."""
         made = socket.socket(_family(address), socket.SOCK_STREAM)
         made.setblocking(False)
         made.connect_ex((address, port))
         self._selector.register(made, selectors.EVENT_WRITE, peer)
 
-    def hold(self, until_s: float) -> list[socket.socket | None]:
+    def wait(self, until_s: float) -> list[socket.socket | None]:
         """Return the sockets of all peers that connected in time."""
         with self._selector:
             while self.wanted and (rest_s := until_s - time.monotonic()) > 0:
                 for key, _ in self._selector.select(rest_s):
                     with contextlib.suppress(OSError):
-                        self._turn(key)
+                        self._handle(key)
             for key in list(self._selector.get_map().values()):
                 if key.fileobj is not self._server:
                     key.fileobj.close()  # type: ignore[union-attr]
         return self._found
 
-    def _turn(self, key: selectors.SelectorKey) -> None:
+    def _handle(self, key: selectors.SelectorKey) -> None:
         made: Any = key.fileobj
         if made is self._server:
             answered, _ = self._server.accept()
@@ -108,7 +109,12 @@ class _Meeting:
             return
         self._selector.unregister(made)
         try:
-            peer = self._greet(made, key.data) if key.data is not None else self._hear(made)
+            if key.data is None:
+                peer = self._identified(made)
+            else:
+                peer = key.data
+                # Fits into the empty send buffer, so it does not block.
+                made.send(self._secret + struct.pack("<i", self._rank))
         except OSError:
             peer = -1
         if peer not in self.wanted:
@@ -117,12 +123,7 @@ class _Meeting:
         self._found[peer] = made
         self.wanted.discard(peer)
 
-    def _greet(self, made: socket.socket, peer: int) -> int:
-        """Send the secret and this rank; the message fits into an empty send buffer."""
-        made.send(self._secret + struct.pack("<i", self._rank))
-        return peer
-
-    def _hear(self, made: socket.socket) -> int:
+    def _identified(self, made: socket.socket) -> int:
         """Return the rank that has connected; -1 if it does not know the secret."""
         said = made.recv(len(self._secret) + 4)
         if len(said) != len(self._secret) + 4:

@@ -205,17 +205,17 @@ class Propagation:
                 "last within no_sync()",
             )
         self._taken.add(parameter)
-        self._hand_over(parameter)
+        self._submit_gradient(parameter)
 
     def _before_step(self, *_: Any) -> None:
         if self._is_stepping:
             return
         if not self._layers:
-            self._lay_out()
+            self._plan_layers()
         # Modules that were not called in this step have not waited for the last one.
         self.finish()
         for parameter in self._place.keys() - self._taken:
-            self._hand_over(parameter)
+            self._submit_gradient(parameter)
         self._taken = set()
         self._options = [
             {key: value for key, value in group.items() if key != "params"}
@@ -256,7 +256,7 @@ class Propagation:
 
     # ── the pieces ──
 
-    def _lay_out(self) -> None:
+    def _plan_layers(self) -> None:
         """Order layers by the first forward pass, slice them, and pass on the first gradients."""
         self._layers, self._layer_of = _layers(self.model, self._called)
         if self._is_backward:
@@ -302,7 +302,7 @@ class Propagation:
             bits = bits.view(torch.uint16)
         self._run = self._exchange.begin(self._tables, bits.numpy())
 
-    def _hand_over(self, parameter: torch.nn.Parameter) -> None:
+    def _submit_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Copy a gradient into the buffer; chunks that it completes may then be sent."""
         assert self._run is not None
         at, first, last = self._place[parameter]

@@ -27,7 +27,7 @@ from hocket.runtime.collectives.rank_tables import ADDABLE, RankTables
 
 
 class RunState(IntEnum):
-    """Result of one call of `TreeRun.go_on`."""
+    """Result of one call of `TreeRun.advance`."""
 
     DONE = 0
     RUNNING = 1
@@ -105,7 +105,7 @@ class TreeRun:
         self.num_ready[0] += 1
         os.eventfd_write(self.connections.wake_fd, 1)
 
-    def go_on(self, slice_s: float) -> RunState:
+    def advance(self, slice_s: float) -> RunState:
         """Run until all chunks are done, or for ``slice_s`` seconds."""
         return RunState(self._function(self._struct, slice_s))
 

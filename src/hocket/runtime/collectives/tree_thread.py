@@ -183,7 +183,7 @@ class TreeThread:
 
     def _finish(self, run: TreeRun, what: str) -> None:
         moved, since_s, call_s = -1, time.monotonic(), rank_events.CALL_S
-        while (state := run.go_on(_SLICE_S)) != RunState.DONE:
+        while (state := run.advance(_SLICE_S)) != RunState.DONE:
             peer = int(run.failed_peer[0])
             if state == RunState.MISMATCH:
                 raise RunError(
