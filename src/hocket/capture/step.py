@@ -54,7 +54,7 @@ Forward = Callable[[nn.Module, Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What to record of a step."""
+    """Options that say what is recorded of a step."""
 
     loss: Loss
     training: bool
