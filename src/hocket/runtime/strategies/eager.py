@@ -95,8 +95,8 @@ class PlacedModules(EagerModel):
         lost: str,
     ) -> None:
         self.lost = lost
-        places = module_places(model, graph, device_of)
-        device_of_path = {path: devices[place] for path, place in places.items()}
+        device_of_module = module_devices(model, graph, device_of)
+        device_of_path = {path: devices[place] for path, place in device_of_module.items()}
         if len(set(devices)) > 1:
             _place_modules(model, device_of_path)
         super().__init__(model, recipe, device_of_path[""])
@@ -122,7 +122,7 @@ def _place_modules(model: nn.Module, device_of_path: Mapping[str, torch.device])
             module.register_forward_hook(_bring_result(caller))
 
 
-def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
+def module_devices(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
     """Return the device of each module: the one with most of its forward work, else its caller's.
 
     Modules that share a parameter are placed on the device of the first of them.
