@@ -185,3 +185,19 @@ def test_debts_of_pairs_that_nobody_wants_any_more_are_forgotten() -> None:
     assert state.pair_plan is not None
     assert not state.pair_plan.amount.any()
     assert not state.pair_plan.credit_s.any()
+
+
+def test_a_pair_stays_together_when_devices_are_given_out_between_rounds() -> None:
+    devices = [FleetDevice(name=f"d{at}", device_type="fast") for at in range(2)]
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), (devices[0],), NO_SLACK, pair_table=table)
+    state = submit(state, *(Job(number=n, name="", steps_per_s=(2.0,), profile=0) for n in (0, 1)))
+    assert sorted(state.holders[0]) == [0, 1]
+    alone = Job(number=2, name="", steps_per_s=(2.0,))
+    state = submit(state, alone)
+    state, actions = step(state, AddDevices(time_s=10.0, devices=(devices[1],)))
+    assert [start.number for start in actions.starts] == [2]
+    assert not list(actions.stops)
+    assert sorted(state.holders[0]) == [0, 1]
+    assert state.jobs.rows["partner"].tolist() == [1, 0, -1]
+    assert state.jobs.rows["rate"].tolist() == [1.8, 1.8, 2.0]
