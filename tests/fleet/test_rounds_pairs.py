@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from hocket.fleet.rounds import (
     AddDevices,
@@ -201,3 +202,21 @@ def test_a_pair_stays_together_when_devices_are_given_out_between_rounds() -> No
     assert sorted(state.holders[0]) == [0, 1]
     assert state.jobs.rows["partner"].tolist() == [1, 0, -1]
     assert state.jobs.rows["rate"].tolist() == [1.8, 1.8, 2.0]
+
+
+def test_a_pair_pays_once_for_the_time_that_it_shares_a_device() -> None:
+    devices = (FleetDevice(name="d", device_type="fast"),)
+    table = PairTable(steps_per_s=np.full((2, 2, 1), 1.8))
+    state = new_state(("fast",), devices, NO_SLACK, pair_table=table)
+    state = submit(
+        state, *(Job(number=n, name="", steps_per_s=(2.0,), profile=1 - n) for n in (0, 1))
+    )
+    assert sorted(state.holders[0]) == [0, 1]
+    planned = state.pair_plan
+    assert planned is not None
+    assert planned.amount[0, 1, 0] == pytest.approx(1.0, abs=1e-3)
+    state, _ = step(state, Progress(time_s=100.0, number=0, attempt=1, done_steps=180.0))
+    assert state.pair_plan is not None
+    # It was planned to share the device all the time, and did.
+    assert abs(state.pair_plan.credit_s).max() < 0.2
+    assert state.jobs.rows["pair_credit_s"] == pytest.approx([0.0, 0.0], abs=0.2)
