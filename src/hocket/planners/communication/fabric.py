@@ -10,7 +10,7 @@ since a pair that is enabled for them does not use PCIe at the same time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
@@ -185,28 +185,29 @@ def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
         between = [end for end in link.ends if end not in devices]
         for place in between:
             near[place].update(between)
-    reached, stack = set(cluster.hosts), list(cluster.hosts)
-    while stack:
-        for place in near[stack.pop()] - reached:
-            reached.add(place)
-            stack.append(place)
+    reached = _reached(near, cluster.hosts)
     return [link for link in links if reached.isdisjoint(link.ends)]
+
+
+def _reached(near: Mapping[str, Collection[str]], starts: Iterable[str]) -> set[str]:
+    """Places that can be reached from some places over their neighbours."""
+    reached = set(starts)
+    stack = list(reached)
+    while stack:
+        fresh = set(near.get(stack.pop(), ())) - reached
+        reached |= fresh
+        stack += fresh
+    return reached
 
 
 def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool = False) -> bool:
     """True if the first rank reaches all others; with ``backwards``, if all others reach it."""
-    near: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    near: dict[str, set[str]] = defaultdict(set)
     for link in links:
         for end in link.ends:
             if link.duplex != "one-way" or end == link.ends[-1 if backwards else 0]:
-                near[end].append(link.ends)
-    reached, stack = {ranks[0]}, [ranks[0]]
-    while stack:
-        for ends in near[stack.pop()]:
-            fresh = [end for end in ends if end not in reached]
-            reached.update(fresh)
-            stack += fresh
-    return reached.issuperset(ranks)
+                near[end].update(link.ends)
+    return _reached(near, ranks[:1]).issuperset(ranks)
 
 
 def _needed(links: list[Link], ranks: Sequence[str]) -> list[Link]:
