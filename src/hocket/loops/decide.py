@@ -142,20 +142,17 @@ class LoopDecider:
 
     def _too_slow(self, candidate: TiledOption) -> Refusal | None:
         """Return the reason to use one core, if more workers are predicted to be no faster."""
-        num_workers = candidate.tiling.num_workers
+        num_workers, alone_s = candidate.tiling.num_workers, candidate.work_s
         if num_workers == 1:
-            reason = "" if candidate.option.buffered else "there is one worker"
-        else:
-            is_slow = candidate.work_s < LEAST_SPEED_UP * candidate.predicted_s
-            reason = (
-                (
-                    f"one core is predicted to take {format_seconds(candidate.work_s)}, "
-                    f"{num_workers} workers {format_seconds(candidate.predicted_s)}"
-                )
-                if is_slow
-                else ""
-            )
-        return Refusal(reason, self.site.line) if reason else None
+            is_needed = candidate.option.buffered
+            return None if is_needed else Refusal("there is one worker", self.site.line)
+        if alone_s >= LEAST_SPEED_UP * candidate.predicted_s:
+            return None
+        return Refusal(
+            f"one core is predicted to take {format_seconds(alone_s)}, "
+            f"{num_workers} workers {format_seconds(candidate.predicted_s)}",
+            self.site.line,
+        )
 
     def _serial_options(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> CompileOptions:
         """Return compile options, without index checks if all indices are proven to be inside."""
