@@ -19,6 +19,7 @@ from hocket.base.errors import UsageError, did_you_mean
 from hocket.classes.training import Augment, Labelled
 
 _KEYS = ("train", "validation", "test", "names", "augment")
+_OTHERS = ("validation", "test")
 _SHARES = (0.6, 0.8)
 
 
@@ -66,19 +67,13 @@ def splits_from(given: object, where: str, seed: int = 0) -> Splits:
             f"has labels up to {num_classes - 1} and {len(names)} names", where=where,
             hint="give one name per class",
         )  # fmt: skip
-    held_out = [key for key in ("validation", "test") if key not in given]
-    if len(held_out) == 2:
-        train, validation, test = _divided(train, _SHARES, seed)
-    elif held_out == ["validation"]:
-        train, validation, _ = _divided(train, (0.85, 1.0), seed)
-        test = _labelled(given["test"], f"{where}: test")
-    elif held_out == ["test"]:
-        train, test, _ = _divided(train, (0.85, 1.0), seed)
-        validation = _labelled(given["validation"], f"{where}: validation")
-    else:
-        validation = _labelled(given["validation"], f"{where}: validation")
-        test = _labelled(given["test"], f"{where}: test")
-    splits = Splits(train, validation, test, names, given.get("augment"))
+    others = {key: _labelled(given[key], f"{where}: {key}") for key in _OTHERS if key in given}
+    if not others:
+        train, others["validation"], others["test"] = _divided(train, _SHARES, seed)
+    for key in _OTHERS:
+        if key not in others:
+            train, others[key], _ = _divided(train, (0.85, 1.0), seed)
+    splits = Splits(train, others["validation"], others["test"], names, given.get("augment"))
     _check_shapes(splits, where)
     return splits
 

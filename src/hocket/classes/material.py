@@ -311,7 +311,7 @@ def _train(
         )
         steps.put("whole", key, state_arrays(net))
     else:
-        load_arrays(net, saved.arrays)
+        load_arrays(net, saved)
     return key
 
 
@@ -331,10 +331,10 @@ def _scores(
                 found[f"{name}{index}"] = each
         saved = steps.put("class scores", key, found)
     of_streams = {
-        name: tuple(saved.arrays[f"{name}{index}"] for index in range(len(structure.parts)))
+        name: tuple(saved[f"{name}{index}"] for index in range(len(structure.parts)))
         for name in _PER_STREAM
     }
-    return ClassScores(saved.arrays["embeddings"], blocks=saved.arrays["blocks"], **of_streams)
+    return ClassScores(saved["embeddings"], blocks=saved["blocks"], **of_streams)
 
 
 def _scored(data: Labelled) -> Labelled:

@@ -59,5 +59,5 @@ def _loaded(material: Material, steps: Steps, index: int, key: str, cut: PartCut
     part = build_part(material.net, material.structure, material.example, cut)
     saved = steps.get(f"part-{index}", key)
     assert saved is not None
-    load_arrays(part, saved.arrays)
+    load_arrays(part, saved)
     return part.eval()

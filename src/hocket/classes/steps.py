@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,6 @@ def digest_of_state(state: Mapping[str, np.ndarray[Any, Any]]) -> str:
     return key_of(*(part for name in sorted(state) for part in (name, state[name])))
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Stored result of a step."""
-
-    arrays: Arrays
-    info: Any
-
-
 class Steps:
     """Stored results in one folder."""
 
@@ -63,7 +54,7 @@ class Steps:
                 where=str(folder),
             ) from None
 
-    def get(self, name: str, key: str) -> Saved | None:
+    def get(self, name: str, key: str) -> Arrays | None:
         """Return the result of a step; None if there is none with this key."""
         from safetensors import SafetensorError, safe_open
 
@@ -72,23 +63,20 @@ class Steps:
             return None
         try:
             with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("key") != key:
+                if (file.metadata() or {}).get("key") != key:
                     return None
-                arrays = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+                return {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
         # A damaged file is a step that was not finished.
         except (SafetensorError, OSError):
             return None
-        return Saved(arrays, json.loads(metadata.get("info", "null")))
 
-    def put(self, name: str, key: str, arrays: Arrays, info: object = None) -> Saved:
-        """Store the result of a step."""
+    def put(self, name: str, key: str, arrays: Arrays) -> Arrays:
+        """Store the result of a step, and return it."""
         from safetensors.numpy import save
 
         whole = {each: np.ascontiguousarray(value) for each, value in arrays.items()}
-        content = save(whole, metadata={"key": key, "info": json.dumps(info)})
-        write_atomically(self._path(name), content)
-        return Saved(arrays, info)
+        write_atomically(self._path(name), save(whole, metadata={"key": key}))
+        return arrays
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
