@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
@@ -16,21 +15,12 @@ from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.transformer import ParallelConfig
 
-DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
+DataKind = Literal["none", "ddp", "reduce-after", "fsdp", "fsdp-reshard"]
 """Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
-or FSDP2."""
+or FSDP2, which may give gathered weights back after each forward."""
 
 
-@dataclass(frozen=True)
-class DataProgram:
-    """Gradient sync of an exported script."""
-
-    kind: DataKind
-    reshards: bool = False
-    """True if FSDP2 gives gathered weights back after each forward."""
-
-
-def data_program(config: ParallelConfig, *, splits_backward: bool) -> DataProgram:
+def data_kind(config: ParallelConfig, *, splits_backward: bool) -> DataKind:
     """Choose how data-parallel ranks of an exported script agree on the right gradients.
 
     DDP reduces gradients from hooks that a split backward pass does not set off, so there the
@@ -40,12 +30,10 @@ def data_program(config: ParallelConfig, *, splits_backward: bool) -> DataProgra
     both are the same program.
     """
     if config.data == 1:
-        return DataProgram("none")
+        return "none"
     if config.zero:
-        return DataProgram("fsdp", reshards=config.zero == 3)
-    if splits_backward or config.tensor > 1:
-        return DataProgram("reduce-after")
-    return DataProgram("ddp")
+        return "fsdp-reshard" if config.zero == 3 else "fsdp"
+    return "reduce-after" if splits_backward or config.tensor > 1 else "ddp"
 
 
 Imports = dict[str, set[str]]
@@ -57,7 +45,7 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
     ("hocket.transformer", "parallel_config.py", ("Recompute", "ScheduleName", "ParallelConfig")),
-    ("hocket.export", "torch.py", ("DataKind", "DataProgram")),
+    ("hocket.export", "torch.py", ("DataKind",)),
     ("hocket.runtime", "transformer_model.py", None),
     ("hocket.export", "torch_trainer.py", None),
 )
@@ -141,7 +129,7 @@ def _import_lines(imports: Imports) -> str:
 
 
 def _start(plan: TransformerPlan) -> str:
-    data = data_program(plan.config, splits_backward=plan.schedule.splits_backward)
+    data = data_kind(plan.config, splits_backward=plan.schedule.splits_backward)
     return f"""if __name__ == "__main__":
     train(
         TrainingJob(

@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.base.errors import MissingExtraError, RunError
-from hocket.export.torch import DataProgram
+from hocket.export.torch import DataKind
 from hocket.runtime.transformer_model import (
     TIED,
     Embedding,
@@ -86,7 +86,7 @@ class TrainingJob:
     """Layers of each virtual stage."""
     actions: Actions
     device_of_stage: tuple[int, ...]
-    data: DataProgram
+    data: DataKind
     steps: int = 1
     seed: int = 0
     dtype: str = "float32"
@@ -208,16 +208,16 @@ def _head(sequence_parallel: bool) -> dict[str, ParallelStyle]:
 # Data parallelism: who holds which part of the weights, and how gradients become one.
 
 
-def shard_part(module: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Module:
+def shard_part(module: nn.Module, mesh: DeviceMesh, data: DataKind) -> nn.Module:
     """Shard one part of a stage where weights are sharded, else leave it."""
-    if data.kind == "fsdp":
-        fully_shard(module, mesh=mesh, reshard_after_forward=data.reshards)
+    if data.startswith("fsdp"):
+        fully_shard(module, mesh=mesh, reshard_after_forward=data == "fsdp-reshard")
     return module
 
 
-def wrap_stage(stage: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Module:
+def wrap_stage(stage: nn.Module, mesh: DeviceMesh, data: DataKind) -> nn.Module:
     """The stage as the pipeline sees it."""
-    if data.kind == "ddp":
+    if data == "ddp":
         return DistributedDataParallel(stage, process_group=mesh.get_group())
     return shard_part(stage, mesh, data)
 
@@ -278,7 +278,7 @@ class Trainer:
         losses: list[torch.Tensor] = []
         self._pipeline.step(*ids, target=targets, losses=losses, return_outputs=False)
         settle_gradients(self._parameters())
-        if self.job.data.kind == "reduce-after":
+        if self.job.data == "reduce-after":
             reduce_gradients(self._weights(), self.mesh["dp"])
         self._sum_tied()
         loss = self._mean_loss(losses)
