@@ -151,15 +151,15 @@ BROKEN = {
     "stage of nobody": (_set(*SCHEDULE, "device_of_stage", [0, 9]), "rank that does not exist"),
     "word": (_set(*SCHEDULE, "actions", 0, "F0.0 X1.1"), "'X1.1'"),
     "action of another": (
-        _set(*SCHEDULE, "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is worked on",
+        _set(*SCHEDULE, "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is on device 0, not on 1",
     ),
     "action twice": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.0 F0.2 B0.0 B0.1 B0.2"),
-        "forward of stage 0, microbatch 0",
+        "stage 0 has the forward of microbatch 0 2 times",
     ),
     "half a backward": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.2 B0.0 B0.1 I0.2"),
-        "weight gradient of stage 0, microbatch 2",
+        "stage 0 has the weight gradient of microbatch 2 0 times",
     ),
     "microbatch beyond": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.999999999 B0.0 B0.1 B0.2"), "does not exist",
@@ -259,4 +259,4 @@ def test_a_schedule_without_weight_gradients_is_refused():
     start = np.searchsorted(kept, schedule.start).astype(np.int32)
     plan = divided.plan.having(replace(schedule, start=start, **columns))
     (found,) = structure_violations(plan, divided.problem)
-    assert "weight gradient of stage 0, microbatch 0 is not there once" in found.message
+    assert "stage 0 has the weight gradient of microbatch 0 0 times" in found.message

@@ -9,9 +9,9 @@ from simulate.pipelines import CASES, even_costs, needs_of, schedules, stage_cos
 
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.sections.schedule import StageWork
-from hocket.planners.parallel.schedules import make_schedule, verify_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.planners.parallel.schedules.make import microbatch_groups
-from hocket.simulate.pipeline import simulate_pipeline
+from hocket.simulate.pipeline import simulate_pipeline, verify_schedule
 from hocket.transformer import SCHEDULES
 
 IDS = [f"{name}-{chunks}" for name, chunks in CASES]
@@ -232,12 +232,10 @@ def test_verify_says_what_is_wrong():
         verify_schedule(with_row(schedule, work=work))
     with pytest.raises(CheckError, match=r"microbatch 1 does not exist, there are 1"):
         verify_schedule(with_row(schedule, num_microbatches=1))
-    with pytest.raises(CheckError, match=r"action 0F0 is on device 0, its stage on 1"):
+    with pytest.raises(CheckError, match=r"an action of stage 0 is on device 0, not on 1"):
         verify_schedule(with_row(schedule, device_of_stage=schedule.device_of_stage[::-1]))
     with pytest.raises(CheckError, match="12 actions are too few for 2 stages and 10000000"):
         verify_schedule(with_row(schedule, num_microbatches=10**12))
-    with pytest.raises(CheckError, match="do not follow each other"):
-        verify_schedule(with_row(schedule, start=schedule.start[:-1]))
     reverse = with_row(
         schedule, work=schedule.work[::-1], stage=schedule.stage[::-1],
         microbatch=schedule.microbatch[::-1], device_of_stage=schedule.device_of_stage[::-1],

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.base.arrays import pointers
 from hocket.plan.sections.schedule import LETTERS, Schedule
-from hocket.planners.parallel.schedules import verify_schedule
+from hocket.simulate.pipeline import verify_schedule
 
 _CELL = re.compile(r"([0-9]+)([FBIW])([0-9]+)")
 

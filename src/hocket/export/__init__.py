@@ -19,7 +19,7 @@ def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
     from hocket.export.megatron import megatron_files
     from hocket.export.torch import torch_files
     from hocket.export.torchtitan import torchtitan_files
-    from hocket.planners.parallel.schedules import verify_schedule
+    from hocket.simulate.pipeline import verify_schedule
 
     writers: Mapping[str, Callable[[TransformerPlan], dict[str, str]]] = {
         "megatron": megatron_files,

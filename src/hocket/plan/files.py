@@ -116,16 +116,6 @@ def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> Save
     return plan_from_data(data, str(path), graph_file=graph_file)
 
 
-def section_names(path: str | Path) -> set[str]:
-    """Return the sections of a plan file; empty if it cannot be read or is not a plan."""
-    try:
-        data = read_json(path, max_bytes=MAX_PLAN_BYTES)
-        with fields.located(str(path)):
-            return set(fields.mapping(_content(data)["sections"], "sections"))
-    except InputFileError:
-        return set()
-
-
 def plan_from_data(data: object, where: str, *, graph_file: str | Path | None = None) -> SavedPlan:
     """Read a plan from the content of its file; ``where`` is the file's path, also for errors."""
     with fields.located(where):

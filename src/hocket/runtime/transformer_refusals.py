@@ -17,7 +17,7 @@ TRAINED_DTYPES = ("bfloat16", "float32")
 
 def refuse_plan(plan: TransformerPlan) -> None:
     """Refuse a configuration that cannot be run, and a schedule whose actions wait in a cycle."""
-    from hocket.planners.parallel.schedules import verify_schedule
+    from hocket.simulate.pipeline import verify_schedule
 
     refuse(plan.model, plan.config)
     verify_schedule(plan.schedule)

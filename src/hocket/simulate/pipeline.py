@@ -17,7 +17,7 @@ from hocket.base.errors import CheckError, UsageError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels import kernel
 from hocket.kernels.containers import table
-from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
+from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork, wrong_actions
 from hocket.simulate.timeline import Timeline
 
 _FORWARD, _WEIGHT_GRADIENT = int(StageWork.FORWARD), int(StageWork.WEIGHT_GRADIENT)
@@ -59,6 +59,23 @@ def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
     if np.any(cursor < schedule.start[1:]):
         raise _deadlock(schedule, cursor)
     return _timeline(schedule, start_s, end_s, costs)
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Raise `CheckError` on the first error of a schedule: wrong actions, or a deadlock.
+
+    Transfers are sent as soon as their tensor exists and are received in the order in which they
+    are sent, so they add no further cycles.
+    """
+    for violation in wrong_actions(schedule):
+        hint, where = "make the schedule again", f"schedule {schedule.name!r}"
+        raise CheckError(violation.message, hint=hint, where=where)
+    stages, devices = (0,) * schedule.num_stages, (0,) * schedule.num_devices
+    simulate_pipeline(schedule, StageCosts(
+        forward_s=stages, input_gradient_s=stages, weight_gradient_s=stages, send_s=stages[1:],
+        activation_bytes=stages, weight_gradient_bytes=stages, state_bytes=devices,
+        after_s=devices,
+    ))  # fmt: skip
 
 
 def after_s(timeline: Timeline) -> FloatArray:

@@ -21,7 +21,6 @@ from hocket.base.errors import InputFileError
 from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.section import Section
 from hocket.plan.violation import Violation
-from hocket.transformer.parallel_config import MAX_ACTIONS
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
@@ -138,8 +137,8 @@ class Schedule(Section):
             )
         elif np.any(self.device_of_stage >= config.pipeline):
             yield Violation("schedule", "a stage is on a rank that does not exist")
-        elif self.num_stages * self.num_microbatches <= MAX_ACTIONS:  # more breaks a rule anyway
-            yield from _wrong_actions(self)
+        else:
+            yield from wrong_actions(self)
 
 
 def schedule_words(schedule: Schedule) -> Iterator[list[str]]:
@@ -170,30 +169,48 @@ def _actions(line: str, path: str) -> IntArray:
     return np.array(rows, dtype=np.int32).reshape(-1, 3)
 
 
-def _wrong_actions(schedule: Schedule) -> Iterator[Violation]:
+def wrong_actions(schedule: Schedule) -> Iterator[Violation]:
+    """Yield actions that are missing, occur twice, or are on a device without their stage."""
     stage, microbatch = schedule.stage, schedule.microbatch
-    if np.any(stage >= schedule.num_stages) or np.any(microbatch >= schedule.num_microbatches):
-        yield Violation("schedule", "an action names a stage or a microbatch that does not exist")
-        return
+    for name, values, stop in (
+        ("stage", stage, schedule.num_stages),
+        ("microbatch", microbatch, schedule.num_microbatches),
+    ):
+        if len(values) and values.max() >= stop:
+            message = f"{name} {values.max()} does not exist, there are {stop}"
+            yield Violation("schedule", message)
+            return
     device = np.repeat(np.arange(schedule.num_devices), np.diff(schedule.start))
     astray = np.flatnonzero(schedule.device_of_stage[stage] != device)
     if len(astray):
-        first = astray[0]
-        message = f"stage {stage[first]} is worked on by rank {device[first]}, where it is not"
+        action = int(astray[0])
+        own = schedule.device_of_stage[stage[action]]
+        message = f"an action of stage {stage[action]} is on device {device[action]}, not on {own}"
         yield Violation("schedule", message)
     num_cells = schedule.num_stages * schedule.num_microbatches
+    # A file may claim more microbatches than memory can count.
+    if num_cells > len(stage):
+        yield Violation(
+            "schedule",
+            f"{len(stage)} actions are too few for {schedule.num_stages} stages and "
+            f"{schedule.num_microbatches} microbatches",
+        )
+        return
     cell = stage.astype(np.int64) * schedule.num_microbatches + microbatch
     times = {
         work: np.bincount(cell[schedule.work == work], minlength=num_cells) for work in StageWork
     }
     backward = times[StageWork.BACKWARD]
-    for name, wrong in (
-        ("forward", times[StageWork.FORWARD] != 1),
-        ("backward", backward + times[StageWork.INPUT_GRADIENT] != 1),
-        ("weight gradient", backward + times[StageWork.WEIGHT_GRADIENT] != 1),
+    for name, count in (
+        ("forward", times[StageWork.FORWARD]),
+        ("backward", backward + times[StageWork.INPUT_GRADIENT]),
+        ("weight gradient", backward + times[StageWork.WEIGHT_GRADIENT]),
     ):
-        bad = np.flatnonzero(wrong)
+        bad = np.flatnonzero(count != 1)
         if len(bad):
             where = divmod(int(bad[0]), schedule.num_microbatches)
-            message = f"the {name} of stage {where[0]}, microbatch {where[1]} is not there once"
+            message = (
+                f"stage {where[0]} has the {name} of microbatch {where[1]} {count[bad[0]]} times, "
+                "not once"
+            )
             yield Violation("schedule", message)
