@@ -24,6 +24,7 @@ from hocket.cost.chips import chip_of, num_multiprocessors
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses, power_limit
+from hocket.cost.rates import RATES
 from hocket.cost.streams import streamed
 from hocket.graph.graph import DTYPES, Graph
 from hocket.graph.signatures import tensor_shapes
@@ -203,43 +204,12 @@ class Efficiency:
 
 
 DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
-    {
-        # Vendor libraries reach 60 to 80 % of the datasheet on the large products of training.
-        "matmul": Efficiency(0.70, 0.80),
-        # A vocabulary of 50257 breaks the wide loads that feed 16-bit matrix units.
-        "matmul_unaligned": Efficiency(0.15, 0.50),
-        # Softmax between the two products keeps the matrix units waiting, most of all backward.
-        "attention": Efficiency(0.40, 0.70),
-        # Small channel counts and strides leave part of a tile empty.
-        "convolution": Efficiency(0.45, 0.70),
-        # Two passes over a row, the second mostly from cache.
-        "normalization": Efficiency(0.30, 0.70),
-        "softmax": Efficiency(0.30, 0.75),
-        # Strided reads and a second stage that gathers partial results.
-        "reduction": Efficiency(0.30, 0.70),
-        # Each element waits for the one before it, and strided loads are mostly lost.
-        "scan": Efficiency(0.10, 0.10),
-        # Pure streaming: datasheets promise more than DRAM refresh and row changes allow.
-        "elementwise": Efficiency(0.50, 0.85),
-        # Rows land anywhere in memory and sectors are read partly.
-        "gather": Efficiency(0.10, 0.45),
-        "copy": Efficiency(0.50, 0.80),
-        "view": Efficiency(1.00, 1.00),
-        # Counter-based generators spend tens of integer operations per element.
-        "random": Efficiency(0.30, 0.60),
-        # One fused pass over parameter, gradient and states.
-        "optimizer": Efficiency(0.50, 0.85),
-        "other": Efficiency(0.30, 0.50),
-    }
+    {family: Efficiency(**shares) for family, shares in RATES["efficiency"].items()}
 )
 """Efficiencies without calibration; `docs/concepts/costs.md` has the table with reasons."""
 
 FLOAT32_SHARE = 0.82
 """Fraction of an accelerator's float32 peak attained by large products."""
-ACCELERATOR_MEMORY = {"elementwise": 0.90, "softmax": 0.58, "optimizer": 0.70}
-"""Fractions of an accelerator's bandwidth that differ from the usual one; from 19 models on one
-H200 (``benchmarks/predict/thirdparty.py``, 2026-11-18)."""
-
 _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "float32": ("float32", "float64"),
@@ -298,8 +268,8 @@ def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
     usual = DEFAULT_EFFICIENCY[family]
     if kind.is_cpu:
         return usual
-    if family in ACCELERATOR_MEMORY:
-        return replace(usual, memory=ACCELERATOR_MEMORY[family])
+    if family in RATES["accelerator_memory"]:
+        return replace(usual, memory=RATES["accelerator_memory"][family])
     chip = chip_of(kind.name)
     if family == "matmul":
         return replace(usual, compute=chip.mixed_share if dtype in HALF else FLOAT32_SHARE)

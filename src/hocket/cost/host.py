@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.families import family_of
+from hocket.cost.rates import RATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,30 +63,9 @@ def measured_host(dispatch_s: float) -> HostOverhead:
     return replace(EAGER, forward_s=forward_s, backward_s=backward_s, optimizer_s=optimizer_s)
 
 
-ISSUE: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "view": (0.3, 0.45),
-        "matmul": (2.1, 1.4),
-        "matmul_unaligned": (2.1, 1.4),
-        "attention": (2.5, 4.5),
-        "normalization": (1.5, 2.0),
-        "convolution": (1.6, 2.7),
-        "copy": (1.4, 1.4),
-    }
-)
+ISSUE: Mapping[str, Sequence[float]] = RATES["issue"]
 """Host time per op by family, forward and backward, relative to the mean op of a transformer step;
-unlisted families take 1.25.
-
-Measured on one H200's host with chains of one op (``benchmarks/cost/predict_small.py``): a view
-takes 2 us forward and 12 backward, an addition 11 and 24, a layer norm 16 and 35, a linear layer 38
-and 70 with four and nine ops, a convolution 30 and 46, attention 28 and 100; then scaled to whole
-steps like `EAGER`.
-"""
-SPATIAL_NORM_ISSUE = (3.4, 4.3)
-"""Relative host time of batch and group norms: 35 to 44 us forward and 65 to 90 backward."""
-EMBEDDING_ISSUE = (1.25, 4.0)
-"""Relative host time of embeddings, whose gradient sorts the rows in about 20 launches."""
-_OTHER_ISSUE = (1.25, 1.25)
+``rest`` is for unlisted families, ``embedding`` for the gradients of embeddings."""
 _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 
 
@@ -112,12 +91,12 @@ def issue_s(
     return np.asarray(host.by_phase[op_phase] * (weight if host.overlaps else 1.0))
 
 
-def _issue(kind: str) -> tuple[float, float]:
+def _issue(kind: str) -> Sequence[float]:
     if _SPATIAL_NORM.search(kind):
-        return SPATIAL_NORM_ISSUE
+        return ISSUE["spatial_norm"]
     if "embedding_dense" in kind:
-        return EMBEDDING_ISSUE
-    return ISSUE.get(family_of(kind), _OTHER_ISSUE)
+        return ISSUE["embedding"]
+    return ISSUE.get(family_of(kind), ISSUE["rest"])
 
 
 def with_host_overhead(kernel_s: FloatArray, host_s: FloatArray, overlaps: bool) -> FloatArray:

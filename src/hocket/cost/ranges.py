@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hocket.cost.costs import Costs
+from hocket.cost.rates import RATES
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,9 @@ class StepRange:
 
 
 RANGES: Mapping[str, StepRange] = MappingProxyType(
-    {
-        "datasheet": StepRange(
-            0.92, 1.29, 124, 0.09,
-            "36 third-party models on an H200; constants were chosen with 19 of them "
-            "(benchmarks/results/2026-11-18-thirdparty-h200.md)",
-        ),
-        "datasheet, device-bound": StepRange(
-            0.97, 1.15, 54, 0.09,
-            "steps that the device limits, of 45 third-party models on an H200 "
-            "(benchmarks/results/2026-11-18-thirdparty-h200.md and -drawn-h200.md)",
-        ),
-        "datasheet, host-bound": StepRange(
-            0.79, 1.29, 107, 0.09,
-            "steps that the host limits, of the same models; four sessions count alike",
-        ),
-        "calibrated": StepRange(
-            0.79, 1.45, 19, 0.065,
-            "benchmarks/results/2026-11-16-predict-configs-calibrated-h200.md",
-        ),
-        "profiled": StepRange(
-            0.99, 1.23, 36, 0.065,  # no pairs were profiled: that of calibrated costs
-            "benchmarks/results/2026-11-16-predict-configs-h200.md and -calibrated-h200.md",
-        ),
-    }
-)  # fmt: skip
-
-
+    {source: StepRange(**found) for source, found in RATES["ranges"].items()}
+)
+"""Ranges by source of costs."""
 DATASHEET = RANGES["datasheet"]
 """Range of steps on several devices, which no row was measured on."""
 

@@ -6,14 +6,16 @@ for a program with its options applied.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from hocket.base.errors import UsageError, unknown_name
 from hocket.base.units import whole_number
-from hocket.cost.parallel.software import Selective, Software
+from hocket.cost.parallel.software import Software
 
 MAX_SHARDS = 1_000_000
 
@@ -31,49 +33,11 @@ class ProgramOption(NamedTuple):
 
 OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
     {
-        "async-tp": ProgramOption(
-            "tensor-parallel collectives hide behind matrix products", {"overlaps_tensor": True}
-        ),
-        "async-ep": ProgramOption(
-            "tokens are sent to experts while another microbatch computes",
-            {"overlaps_experts": True},
-        ),
-        "compiled": ProgramOption(
-            "norms, rotations and activations are fused kernels, recomputed in the backward",
-            {"is_eager": False, "rematerialises": True},
-        ),
-        "eager": ProgramOption(
-            "norms, rotations and activations are many small kernels",
-            {"is_eager": True, "rematerialises": False},
-        ),
-        "float8": ProgramOption(
-            "8-bit products with a scale per tensor or per row",
-            by_value={
-                "tensorwise": {"dtype": "float8"},
-                # A scale per row takes a pass for each of the two uses of a tensor, and slower
-                # products.
-                "rowwise": {"dtype": "float8", "cast_bytes": 16.0, "float8_rate": 0.65},
-            },
-            values="tensorwise or rowwise",
-        ),
-        "graphs": ProgramOption(
-            "passes are replayed as CUDA graphs: the host launches no kernels",
-            {"replays_graphs": True},
-        ),
-        "hsdp": ProgramOption(
-            "state is sharded over N replicas and replicated over the others", values="N"
-        ),
-        "offload": ProgramOption(
-            "sharded state stays in the host's memory, with the optimizer", {"offloads": True}
-        ),
-        "selective": ProgramOption(
-            "scope of selective recomputation",
-            by_value={name: {"selective": name} for name in get_args(Selective)},
-            values="attention, ops or activations",
-        ),
+        name: ProgramOption(**table)
+        for name, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
     }
 )
-"""Options by name."""
+"""Options by name, from ``options.toml``."""
 
 
 def with_options(software: Software, texts: Sequence[str]) -> Software:
