@@ -82,7 +82,7 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data["blocks"][0].update(ops=[-1, 2]), r"ops\[0\] is -1"),
         (lambda data: data["blocks"][0].update(share=True), "share is True"),
         (lambda data: data["blocks"][0].update(share=1.5), "share is 1.5"),
-        (lambda data: data["blocks"][0].update(tensors=["x"]), "tensors has 1 entries"),
+        (lambda data: data["blocks"][0].update(tensors=["x"]), "unknown key 'tensors'"),
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
         (lambda data: data.update(loss_chunks=2**31 - 1), "loss_chunks is 2147483647"),
         (lambda data: data.update(prefetch=2**31 - 1), "prefetch is 2147483647"),
@@ -96,10 +96,3 @@ def test_memory_file_errors_name_the_key(problem, memory, edit, words):
     edit(data)
     with pytest.raises(InputFileError, match=words):
         Memory.from_data(data, problem)
-
-
-def test_plans_from_before_whose_blocks_name_no_tensors_are_read(problem, memory):
-    data = memory.to_data()
-    for block in data["blocks"]:
-        block["tensors"] = []
-    assert Memory.from_data(data, problem) == memory

@@ -10,13 +10,14 @@ import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import InputFileError, did_you_mean
 
+Known = TypeVar("Known", bound=str)
 MAX_SHOWN = 80
 """Characters of a wrong value that an error repeats."""
 _MAX_KEYS = 12
@@ -118,10 +119,11 @@ def text(value: object, path: str) -> str:
     return value
 
 
-def choice(value: object, path: str, known: Collection[str]) -> str:
+def choice(value: object, path: str, known: Collection[Known]) -> Known:
     """One of the known strings."""
-    if isinstance(value, str) and value in known:
-        return value
+    for name in known:
+        if value == name:
+            return name
     if len(known) == 1:
         # No typing error: a schema or a format of another version.
         raise wrong(path, value, repr(next(iter(known))))

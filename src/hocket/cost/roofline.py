@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,7 +188,7 @@ def _read_settings(settings: Mapping[str, Any]) -> _Settings:
         if calibration is None
         else calibration_from_dict(calibration, f"{_SETTINGS}: calibration"),
         None if profile is None else profile_from_dict(profile, f"{_SETTINGS}: profile"),
-        cast(Launches, launches),
+        launches,
     )
 
 

@@ -48,6 +48,10 @@ class DeviceKind:
     source: str = ""
     """Source of the figures."""
 
+    def peak_for(self, dtype: str) -> float:
+        """Peak operations per second in a dtype; the highest peak if none is stated for it."""
+        return self.peak_flops.get(dtype, max(self.peak_flops.values()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:

@@ -166,14 +166,12 @@ def _problem(data: object, path: Path, graph_file: str | Path | None) -> Problem
     settings = fields.mapping(entry["costs"], "problem.costs")
     work = _work(entry["work"], cluster, settings, path, graph_file)
     costs = costs_from_settings(work, cluster, settings) if isinstance(work, Graph) else None
-    transfers = fields.choice(entry["transfers"], "problem.transfers", TRANSFER_MODES)
-    objective = fields.choice(entry["objective"], "problem.objective", OBJECTIVES)
     return Problem(
         work=work,
         cluster=cluster,
         op_costs=costs,
-        transfers=next(mode for mode in TRANSFER_MODES if mode == transfers),
-        objective=next(known for known in OBJECTIVES if known == objective),
+        transfers=fields.choice(entry["transfers"], "problem.transfers", TRANSFER_MODES),
+        objective=fields.choice(entry["objective"], "problem.objective", OBJECTIVES),
         contiguous=fields.flag(entry["contiguous"], "problem.contiguous"),
         spare=fields.number(entry["spare"], "problem.spare", 0, 1),
         seed=fields.integer(entry["seed"], "problem.seed", -(2**63), 2**63 - 1),

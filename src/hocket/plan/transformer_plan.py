@@ -78,14 +78,11 @@ class TransformerPlan:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization: the model's FLOPs over peak FLOPs of the used devices."""
-        per_rank, dtype = self.config.num_devices // self.config.pipeline, self.dtype
-        kinds = [device.kind for device in self.first_devices]
-        peak_flops = sum(
-            per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
-        )
-        return (
-            self.problem.training.step_flops / (self.step_s * peak_flops) if self.step_s else None
-        )
+        if not self.step_s:
+            return None
+        per_rank = self.config.num_devices // self.config.pipeline
+        peaks = (device.kind.peak_for(self.dtype) for device in self.first_devices)
+        return self.problem.training.step_flops / (self.step_s * per_rank * sum(peaks))
 
     @property
     def tokens_per_s(self) -> float | None:

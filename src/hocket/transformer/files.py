@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 from hocket.base import fields
 from hocket.base.errors import InputFileError, UsageError, did_you_mean
@@ -176,7 +176,7 @@ _OPTIONAL = (
     "name", "kv_heads", "head_width", "mlp_width", "mlp", "tied_embeddings", "learned_positions",
     "biases", "dropout", "experts", "latent", "source",
 )  # fmt: skip
-_MLPS = ("gelu", "swiglu")
+_MLPS: tuple[MlpKind, ...] = get_args(MlpKind)
 _GATED = {"mlp": "swiglu", "learned_positions": False, "biases": False, "dropout": False}
 """Values that all models of ``decoders.toml`` share."""
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -256,7 +256,7 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
     """Read a model from a mapping in the schema of the TOML files."""
     fields.record(data, "the model", required=_REQUIRED, optional=_OPTIONAL)
     hidden, heads = _size(data, "hidden"), _size(data, "heads")
-    mlp = cast(MlpKind, fields.choice(data.get("mlp", "gelu"), "mlp", _MLPS))
+    mlp = fields.choice(data.get("mlp", "gelu"), "mlp", _MLPS)
     if mlp == "swiglu" and "mlp_width" not in data:
         raise fields.missing("the model", "mlp_width", "a gated MLP has no default width")
     model = Transformer(

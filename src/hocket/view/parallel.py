@@ -55,7 +55,7 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[tuple[Column, tupl
         (number("expert", 3), whole("expert", skip=1)),
         (number("micro"), whole("microbatch")),
         (Column(title="schedule", rank=1),
-         texts(lambda c: schedule_text(c.config, c.schedule_name))),
+         texts(lambda c: schedule_text(c.config))),
         (Column(title="recompute"), whole("recompute")),
         (number("ZeRO"), whole("zero")),
         (number("step"), texts(lambda c: format_seconds(c.step_s))),
@@ -89,11 +89,11 @@ def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def schedule_text(config: ParallelConfig, name: str) -> str:
+def schedule_text(config: ParallelConfig) -> str:
     """``interleaved x4``, or nothing where there is no pipeline."""
     if config.pipeline == 1:
         return "–"
-    return inert(name) + (f" x{config.chunks}" if config.chunks > 1 else "")
+    return inert(config.schedule) + (f" x{config.chunks}" if config.chunks > 1 else "")
 
 
 def price_text(candidate: ConfigForecast) -> str:
@@ -114,9 +114,9 @@ def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
         "bubble", "price_per_step", "price_per_hour", "simulated", "feasible", "reason",
     )  # fmt: skip
     return {
-        "strategy": candidate.name or label(candidate.config, candidate.schedule_name),
+        "strategy": candidate.name or label(candidate.config),
         **config,
-        "schedule": candidate.schedule_name,
+        "schedule": candidate.config.schedule,
         "layers": layers or None,
         "kinds": list(dict.fromkeys(candidate.kinds)),
         "num_microbatches": candidate.config.num_microbatches,

@@ -281,7 +281,7 @@ def _ranks(plan: TransformerPlan, timeline: Timeline) -> str:
 
 
 def _label(plan: TransformerPlan) -> str:
-    return inert(label(plan.config, plan.schedule.name))
+    return inert(label(plan.config))
 
 
 def _plan(plan: TransformerPlan) -> str:

@@ -63,7 +63,7 @@ def configs_table(
     fields = fields_of(candidates)
     if labelled:
         first = [column.title for column, _ in fields].index("step")
-        names = tuple(label(c.config, c.schedule_name) for c in candidates)
+        names = tuple(label(c.config) for c in candidates)
         fields = [(Column(title="parallel config"), names), *fields[first:]]
     chosen = None if comparison.winner is None else 0
     rows, styles = [], []
@@ -142,7 +142,7 @@ def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     degrees += [f"context {config.context}"] * (config.context > 1)
     degrees += [f"expert {config.expert}"] * (config.expert > 1)
     degrees.append(f"microbatches {config.num_microbatches} of {config.microbatch}")
-    modes = [schedule_text(config, plan.schedule.name)] * (config.pipeline > 1)
+    modes = [schedule_text(config)] * (config.pipeline > 1)
     modes += [f"recompute {config.recompute}", f"ZeRO {config.zero}"]
     modes += ["sequence parallel"] * config.sequence_parallel
     tokens = config.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)

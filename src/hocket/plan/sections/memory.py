@@ -208,9 +208,7 @@ class Memory(Section):
 
 def _block(data: object, path: str) -> MemoryBlock:
     keys = ("name", "ops", "share", *_CHOICES)
-    entry = fields.record(data, path, required=keys, optional=("tensors",))
-    # Files of earlier versions have an empty list; blocks in part were never executed.
-    fields.sized(entry.get("tensors", []), f"{path}.tensors", 0, "blocks are not named in part")
+    entry = fields.record(data, path, required=keys)
     fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
     start, stop = fields.int_column(entry["ops"], f"{path}.ops", 0, _MAX_COUNT).tolist()
     chosen: dict[str, Any] = {

@@ -243,8 +243,6 @@ class Parallel(Section):
         entry = fields.record(data, "parallel", required=_KEYS)
         path = "parallel.replicas"
         rows = fields.items(entry["replicas"], path)
-        schedule = fields.choice(entry["schedule"], "parallel.schedule", SCHEDULES)
-        recompute = fields.choice(entry["recompute"], "parallel.recompute", RECOMPUTES)
         degrees = {
             name: fields.integer(entry[name], f"parallel.{name}", 1, _MAX_DEGREE)
             for name in _DEGREES
@@ -256,8 +254,8 @@ class Parallel(Section):
             replicas=tuple(_replica(row, f"{path}[{i}]") for i, row in enumerate(rows)),
             **degrees,
             zero=fields.integer(entry["zero"], "parallel.zero", 0, 3),
-            schedule=next(name for name in SCHEDULES if name == schedule),
-            recompute=next(name for name in RECOMPUTES if name == recompute),
+            schedule=fields.choice(entry["schedule"], "parallel.schedule", SCHEDULES),
+            recompute=fields.choice(entry["recompute"], "parallel.recompute", RECOMPUTES),
             sequence_parallel=fields.flag(entry["sequence_parallel"], "parallel.sequence_parallel"),
             layers=layers,
         )
@@ -360,7 +358,7 @@ def _replica(data: object, path: str) -> Replica:
         microbatches=tuple(sizes.tolist()),
         cuts=tuple(cuts.tolist()),
         recomputed=tuple(_blocks(entry["recomputed"], f"{path}.recomputed")),
-        update=_update(entry["update"], f"{path}.update"),
+        update=fields.choice(entry["update"], f"{path}.update", UPDATES),
     )
 
 
@@ -370,11 +368,6 @@ def _blocks(data: object, path: str) -> Iterator[tuple[int, int]]:
         fields.sized(block, where, 2, "the first op and the one after the last")
         start, stop = fields.int_column(block, where, 0, _MAX_OPS).tolist()
         yield start, stop
-
-
-def _update(data: object, path: str) -> Update:
-    chosen = fields.choice(data, path, UPDATES)
-    return next(name for name in UPDATES if name == chosen)
 
 
 def _replica_violations(replica: Replica, width: int) -> Iterator[Violation]:

@@ -62,10 +62,9 @@ class Waves(Section):
         entry = fields.record(
             data, "waves", required=("lead",), optional=("changes", "separate_bytes")
         )
-        changes = fields.choice(entry.get("changes", "step"), "waves.changes", CHANGES)
         return cls(
             lead=fields.integer(entry["lead"], "waves.lead", 0, _MAX_COUNT),
-            changes=next(name for name in CHANGES if name == changes),
+            changes=fields.choice(entry.get("changes", "step"), "waves.changes", CHANGES),
             separate_bytes=fields.integer(
                 entry.get("separate_bytes", 0), "waves.separate_bytes", 0, MOST_BYTES
             ),

@@ -11,14 +11,12 @@ from itertools import groupby
 import numpy as np
 
 from hocket.cost.chips import chip_of
-from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.ranges import step_range
 from hocket.graph.graph import DTYPES, Graph, Phase
-from hocket.hardware.cluster import Cluster
+from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Schedule
-from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.planners.candidates import Candidate, SimulatedCandidate
 from hocket.planners.parallel.closed_form import block_edges
 from hocket.planners.parallel.pools import pool_clusters, pools_of, rank_devices
@@ -83,7 +81,6 @@ class ConfigForecast:
     reason: str = ""
     """Why the config won, why it lost, or why it cannot be used."""
     schedule: Schedule | None = None
-    costs: StageCosts | None = None
     name: str = ""
     """Name of the strategy, if its degrees do not describe it."""
 
@@ -91,11 +88,6 @@ class ConfigForecast:
     def num_devices(self) -> int:
         """Number of devices in use."""
         return self.config.num_devices
-
-    @property
-    def schedule_name(self) -> str:
-        """Name of the config's schedule."""
-        return self.config.schedule
 
     @property
     def cluster(self) -> Cluster:
@@ -107,7 +99,7 @@ class ConfigForecast:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Device type of each pipeline rank."""
-        return tuple(pools_of(self.problem)[pool].kind.name for pool in self.stages.pool_of_rank)
+        return tuple(kind.name for kind in self._kind_of_rank)
 
     @property
     def capacity_bytes(self) -> tuple[int, ...]:
@@ -161,7 +153,9 @@ class ConfigForecast:
     @property
     def mfu(self) -> float:
         """MFU: the model's FLOP/s relative to the peak of the devices in use."""
-        return self.problem.training.step_flops / (self.step_s * self._peak_flops)
+        dtype = self.problem.training.software.dtype
+        peaks = sum(kind.peak_for(dtype) for kind in self._kind_of_rank)
+        return self.problem.training.step_flops / (self.step_s * self._devices_per_rank * peaks)
 
     @property
     def causal_mfu(self) -> float | None:
@@ -169,12 +163,8 @@ class ConfigForecast:
         return self.problem.training.causal_share * self.mfu
 
     @property
-    def _peak_flops(self) -> float:
-        dtype, per_rank = self.problem.training.software.dtype, self._devices_per_rank
-        kinds = [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
-        return sum(
-            per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
-        )
+    def _kind_of_rank(self) -> list[DeviceKind]:
+        return [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
 
     @property
     def _devices_per_rank(self) -> int:
@@ -188,8 +178,7 @@ class ConfigForecast:
     @property
     def price_per_hour(self) -> float | None:
         """Dollars per hour of the used devices; None if a price is unknown."""
-        kinds = [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
-        prices = [kind.price_per_hour * self._devices_per_rank for kind in kinds]
+        prices = [kind.price_per_hour * self._devices_per_rank for kind in self._kind_of_rank]
         return sum(prices) if all(price > 0 for price in prices) else None
 
     @property
@@ -201,7 +190,7 @@ class ConfigForecast:
     def as_candidate(self, why: str = "") -> Candidate:
         """The config as a candidate with a plan; ``why`` is the reason why it won or lost."""
         return Candidate(
-            planner=label(self.config, self.schedule_name), plan=self._plan(why), timeline=None,
+            planner=label(self.config), plan=self._plan(why), timeline=None,
             feasible=self.feasible, reason=self.reason, plan_seconds=0.0,
         )  # fmt: skip
 
@@ -289,11 +278,9 @@ class GraphForecast(ConfigForecast):
         flops = graph.flops[is_pass]
         by_dtype = np.bincount(graph.op_dtype[is_pass], flops, len(DTYPES))
         dtype = DTYPES[int(by_dtype.argmax())]
-        kinds = [self.problem.cluster.devices[device].kind for device in self.devices]
-        peak_flops = sum(
-            kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
-        )
-        return float(flops.sum()) / (self.step_s * peak_flops)
+        devices = self.problem.cluster.devices
+        peaks = sum(devices[device].kind.peak_for(dtype) for device in self.devices)
+        return float(flops.sum()) / (self.step_s * peaks)
 
     @property
     def causal_mfu(self) -> float | None:
@@ -386,7 +373,6 @@ def forecast_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
         feasible=candidate.feasible,
         reason=candidate.reason,
         schedule=schedule,
-        costs=None if schedule is None else plan_stage_costs(problem, parallel),
     )
 
 
@@ -413,13 +399,13 @@ def most_in_the_middle(num_layers: int, num_stages: int) -> tuple[int, ...]:
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 
 
-def label(config: ParallelConfig, schedule: str) -> str:
+def label(config: ParallelConfig) -> str:
     """Describe a config, such as ``tensor 8, pipeline 12, interleaved x2, ZeRO 1``."""
     words = [f"{name} {getattr(config, name)}" for name in DEGREES if getattr(config, name) > 1]
     words.append(f"microbatch {config.microbatch}")
     if config.pipeline > 1:
         many = f" x{config.chunks}" if config.chunks > 1 else ""
-        words.append(schedule + many)
+        words.append(config.schedule + many)
     words += [f"{config.recompute} recompute"] * (config.recompute != "none")
     words += [f"ZeRO {config.zero}"] * (config.zero > 0)
     words += ["sequence parallel"] * config.sequence_parallel

@@ -18,7 +18,6 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallel.forecast import (
     ConfigForecast,
     PoolStages,
@@ -270,13 +269,6 @@ def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
     schedule = make_schedule(
         config.schedule, config.pipeline, config.num_microbatches, config.chunks
     )
-    return _seen(candidate, config, schedule, costs)
-
-
-def _seen(
-    candidate: ConfigForecast, config: ParallelConfig, schedule: Schedule, costs: StageCosts
-) -> ConfigForecast:
-    """The candidate with the simulated results of this schedule and these costs."""
     timeline = simulate_pipeline(schedule, costs)
     seen = replace(
         candidate,
@@ -287,7 +279,6 @@ def _seen(
         peak_bytes=tuple(timeline.peak_bytes.tolist()),
         simulated=True,
         schedule=schedule,
-        costs=costs,
     )
     return replace(seen, feasible=seen.lacking_bytes == 0, reason="")
 

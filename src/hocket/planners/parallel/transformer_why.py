@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _label(candidate: ConfigForecast) -> str:
-    return label(candidate.config, candidate.schedule_name)
+    return label(candidate.config)
 
 
 def explain(candidates: list[ConfigForecast]) -> Explanation:
