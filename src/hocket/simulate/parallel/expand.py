@@ -456,7 +456,7 @@ def _accumulate(
         bytes=sizes,
         role=Role.GRADIENT,
         producer=added,
-        alias=own.sums[parts],
+        alias_of=own.sums[parts],
     )
 
 

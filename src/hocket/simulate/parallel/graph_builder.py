@@ -1,10 +1,12 @@
 """Builder of large graphs: ops and tensors are added in batches of columns, and joined at the end.
 
-Making names would take most of the time, and searches read none, so names are made on demand.
+Columns have the keys of `hocket.graph.columns`, and ops in addition a device and a priority. Making
+names would take most of the time, and searches read none, so names are made on demand.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,17 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positions
+from hocket.base.arrays import FloatArray, IntArray, pointers, positions
 from hocket.cost.demand import TIMES_BESIDE
-from hocket.graph.graph import Graph, distinct
+from hocket.graph.columns import OP_COLUMNS, TENSOR_COLUMNS
+from hocket.graph.graph import Graph, read_table
 from hocket.graph.topological_order import topological_order
 from hocket.plan.problem import Problem
 
-_OPS = (
-    "kind", "module", "phase", "dtype", "flops", "bytes_touched", "workspace_bytes", "stream",
-    "device", "priority",
-)  # fmt: skip
-_TENSORS = ("bytes", "role", "producer", "alias")
+_UNKNOWN = ("signature", "partner", "group", "rng_order")
+"""Columns that expanded graphs leave at -1."""
+_COPIED = {column.key: column for column in OP_COLUMNS if column.key not in _UNKNOWN}
+_OP_DEFAULTS = {key: column.default or 0 for key, column in _COPIED.items()}
+_OP_DEFAULTS |= {"device": 0, "priority": 0}
+_TENSOR_DEFAULTS = {"bytes": 0, "producer": -1, "role": 0, "alias_of": -1}
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,8 @@ class StepBuilder:
     num_tensors: int = 0
     _op_names: list[NamesOnDemand] = field(default_factory=list)
     _tensor_names: list[NamesOnDemand] = field(default_factory=list)
-    _ops: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {n: [] for n in _OPS})
-    _tensors: dict[str, list[NDArray[Any]]] = field(
-        default_factory=lambda: {n: [] for n in _TENSORS}
-    )
+    _ops: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: defaultdict(list))
+    _tensors: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: defaultdict(list))
     _aliases: list[tuple[IntArray, IntArray]] = field(default_factory=list)
     _op_s: list[FloatArray] = field(default_factory=list)
     _demand: list[FloatArray] = field(default_factory=list)
@@ -89,7 +91,6 @@ class StepBuilder:
 
         ``demand`` is that of `Costs`; by default each op fills the device.
         """
-        count = len(names)
         self._op_names.append(names)
         self._op_s.append(op_s)
         all_of_it = np.ones_like(op_s)
@@ -98,12 +99,9 @@ class StepBuilder:
             if demand is None
             else demand
         )
-        for name in _OPS:
-            default = -1 if name == "module" else 0
-            self._ops[name].append(_filled(columns.pop(name, default), count))
-        assert not columns, f"no such columns: {columns}"
-        self.num_ops += count
-        return np.arange(self.num_ops - count, self.num_ops, dtype=np.int32)
+        _append(self._ops, _OP_DEFAULTS | columns, len(names))
+        self.num_ops += len(names)
+        return np.arange(self.num_ops - len(names), self.num_ops, dtype=np.int32)
 
     def copy_ops(
         self,
@@ -117,35 +115,21 @@ class StepBuilder:
     ) -> IntArray:
         """Add ops of another problem at its costs; ``op_s`` and ``changed`` replace columns."""
         graph, costs = source.graph, source.costs
-        columns = {
-            "kind": graph.op_kind[ops],
-            "module": graph.op_module[ops],
-            "phase": graph.op_phase[ops],
-            "dtype": graph.op_dtype[ops],
-            "flops": graph.flops[ops],
-            "bytes_touched": graph.bytes_touched[ops],
-            "workspace_bytes": graph.workspace_bytes[ops],
-            "stream": graph.op_stream[ops],
-            "device": device_of[ops],
-            "priority": priority[ops],
-        }
+        columns = {key: getattr(graph, column.field)[ops] for key, column in _COPIED.items()}
+        columns |= {"device": device_of[ops], "priority": priority[ops], **changed}
         return self.add_ops(
             CopiedNames(graph.op_names, ops, label),
             costs.op_s[:, ops] if op_s is None else op_s,
             None if costs.demand is None else costs.demand[:, :, ops],
-            **{**columns, **changed},
+            **columns,
         )
 
     def add_tensors(self, names: NamesOnDemand, **columns: Any) -> IntArray:
         """Add tensors and return their numbers."""
-        count = len(names)
         self._tensor_names.append(names)
-        for name in _TENSORS:
-            default = -1 if name in ("producer", "alias") else 0
-            self._tensors[name].append(_filled(columns.pop(name, default), count))
-        assert not columns, f"no such columns: {columns}"
-        self.num_tensors += count
-        return np.arange(self.num_tensors - count, self.num_tensors, dtype=np.int32)
+        _append(self._tensors, _TENSOR_DEFAULTS | columns, len(names))
+        self.num_tensors += len(names)
+        return np.arange(self.num_tensors - len(names), self.num_tensors, dtype=np.int32)
 
     def set_alias(self, tensors: IntArray, bases: IntArray) -> None:
         """Make existing tensors views of ``bases``."""
@@ -184,69 +168,54 @@ class StepBuilder:
         names = self._names(self._op_names, np.arange(self.num_ops, dtype=np.int32))
         return topological_order(names, producer, read_ptr, reads[by_reader])
 
-    def _names(self, pieces: list[NamesOnDemand], order: NDArray[Any]) -> tuple[str, ...]:
-        """Return the names of ops or tensors in an order; empty names if the graph is not named."""
-        if not self.is_named:
-            return ("",) * len(order)
-        signal = list(chain.from_iterable(pieces))
-        return tuple(map(signal.__getitem__, order.tolist()))
-
-    def graph(self, name: str, meta: dict[str, Any]) -> Graph:
-        """Return the graph of all ops and tensors that were added."""
-        columns = {key: np.concatenate(values) for key, values in self._tensors.items()}
-        made = columns["producer"].astype(np.int32)
-        producer = np.where(made >= 0, self._rank[made], -1).astype(np.int32)
-        order = np.argsort(producer, kind="stable")
-        rank = positions(order)
-        read_ptr, reads = self._sorted_reads(rank)
-        alias = columns["alias"].astype(np.int64)
-        for tensors, bases in self._aliases:
-            alias[tensors] = bases
-        alias = alias[order]
-        unknown = np.full(self.num_ops, -1, dtype=np.int32)
-        return Graph(
-            name=name,
-            op_names=self._names(self._op_names, self._order),
-            kinds=tuple(self.kinds),
-            op_kind=self.column("kind").astype(np.int32),
-            modules=self.modules,
-            op_module=self.column("module").astype(np.int32),
-            signatures=(),
-            op_signature=unknown,
-            op_phase=self.column("phase").astype(np.int8),
-            op_dtype=self.column("dtype").astype(np.int8),
-            flops=self.column("flops").astype(np.float64),
-            bytes_touched=self.column("bytes_touched").astype(np.int64),
-            workspace_bytes=self.column("workspace_bytes").astype(np.int64),
-            partner=unknown.copy(),
-            group=unknown.copy(),
-            rng_order=unknown.copy(),
-            op_stream=self.column("stream").astype(np.int8),
-            tensor_names=self._names(self._tensor_names, order),
-            tensor_bytes=columns["bytes"][order].astype(np.int64),
-            tensor_role=columns["role"][order].astype(np.int8),
-            tensor_producer=producer[order],
-            alias_of=np.where(alias >= 0, rank[alias], -1).astype(np.int32),
-            read_ptr=read_ptr,
-            reads=reads,
-            meta=meta,
-        )
-
     @cached_property
     def _rank(self) -> IntArray:
         return positions(self._order).astype(np.int32)
 
-    def _sorted_reads(self, rank: LongArray) -> tuple[LongArray, IntArray]:
-        """Return pointers and tensors of each op's reads: renumbered, ascending, distinct."""
-        width = max(self.num_tensors, 1)
-        readers = self._rank[np.concatenate(self._readers)].astype(np.int64)
-        reads = np.concatenate(self._reads)
-        key = distinct(readers * width + rank[reads])
-        counts = np.bincount(key // width, minlength=self.num_ops)
-        return pointers(counts), (key % width).astype(np.int32)
+    def _names(self, pieces: list[NamesOnDemand], order: NDArray[Any]) -> tuple[str, ...]:
+        """Return the names of ops or tensors in an order; empty names if the graph is not named."""
+        if not self.is_named:
+            return ("",) * len(order)
+        names = list(chain.from_iterable(pieces))
+        return tuple(map(names.__getitem__, order.tolist()))
+
+    def graph(self, name: str, meta: dict[str, Any]) -> Graph:
+        """Return the graph of all ops and tensors that were added."""
+        tensors = {key: np.concatenate(values) for key, values in self._tensors.items()}
+        producer = self.placed(tensors["producer"])
+        order = np.argsort(producer, kind="stable")
+        rank = positions(order)
+        alias = tensors["alias_of"]
+        for views, bases in self._aliases:
+            alias[views] = bases
+        tensors |= {"producer": producer, "alias_of": np.where(alias >= 0, rank[alias], -1)}
+        read_ptr, reads = read_table(
+            self._rank[np.concatenate(self._readers)], rank[np.concatenate(self._reads)],
+            self.num_ops, self.num_tensors,
+        )  # fmt: skip
+        columns: dict[str, Any] = {
+            column.field: self.column(column.key).astype(column.dtype)
+            if column.key in _COPIED
+            else np.full(self.num_ops, -1, dtype=column.dtype)
+            for column in OP_COLUMNS
+        }
+        columns |= {c.field: tensors[c.key][order].astype(c.dtype) for c in TENSOR_COLUMNS}
+        return Graph(
+            name=name,
+            op_names=self._names(self._op_names, self._order),
+            kinds=tuple(self.kinds),
+            modules=self.modules,
+            signatures=(),
+            tensor_names=self._names(self._tensor_names, order),
+            read_ptr=read_ptr,
+            reads=reads,
+            meta=meta,
+            **columns,
+        )
 
 
-def _filled(value: Any, count: int) -> NDArray[Any]:
-    """Return a column of ``count`` entries from one value, or from one value for each."""
-    column = np.asarray(value)
-    return column if column.ndim else np.full(count, column)
+def _append(table: dict[str, list[NDArray[Any]]], columns: dict[str, Any], count: int) -> None:
+    """Append ``count`` entries to each column, from one value or from one value for each."""
+    for key, value in columns.items():
+        column = np.asarray(value)
+        table[key].append(column if column.ndim else np.full(count, column))

@@ -208,7 +208,7 @@ def _scatter(
     made = builder.add_tensors(
         [f"{label}{own.label}" for own in copies],
         bytes=-(-size // copies[0].num_shards), role=Role.GRADIENT, producer=ops,
-        alias=-1 if shards is None else shards,
+        alias_of=-1 if shards is None else shards,
     )  # fmt: skip
     if shards is not None:
         builder.add_reads(ops, shards)
