@@ -399,7 +399,8 @@ def _run_microbatch(
     op_of[forward] = builder.copy_ops(sized, forward, label, own.device_of, priority)
     remade = recompute_ops(sized, own, recompute, label, priority, builder)
     op_of[backward] = builder.copy_ops(sized, backward, label, own.device_of, priority)
-    tensors = _tensors_of(graph, ops)
+    given = np.flatnonzero((graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT))
+    tensors = np.union1d(_made(graph, op_of), given).astype(np.int32)
     role = graph.tensor_role.copy()
     if microbatch or own.num_shards > 1:
         # Only the first gradient stays where it is; later ones are gone once they are added, and
@@ -460,13 +461,10 @@ def _accumulate(
     )
 
 
-def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
-    """Return the tensors of the batch and the outputs of these ops."""
-    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
-    is_own[ops] = True
-    made = is_own[graph.tensor_producer]  # -1 reads the last entry, which is no op
-    given = (graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT)
-    return np.flatnonzero(made | given).astype(np.int32)
+def _made(graph: Graph, op_of: IntArray) -> IntArray:
+    """Return the tensors whose producers have an expanded op."""
+    is_own = np.append(op_of >= 0, False)  # -1 reads the last entry, which is no op
+    return np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
 
 
 def _add_tensors(
@@ -489,7 +487,7 @@ def _add_reads(
     instead: IntArray | None = None,
 ) -> None:
     """Add the reads of ops; entries of ``instead`` that are not -1 replace the graph's reads."""
-    reader = np.repeat(op_of, np.diff(graph.read_ptr))
+    reader = op_of[graph.reader]
     kept = reader >= 0
     read = tensor[graph.reads]
     if instead is not None:
@@ -506,9 +504,8 @@ def _finish(problem: Problem, own: ReplicaCopy, builder: StepBuilder) -> None:
     if len(ops):
         priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
         tensor = np.where(own.sums >= 0, own.sums, own.tensor)
-        own.sums = np.where(
-            own.sums >= 0, own.sums, _once(problem, own, ops, tensor, priority, builder)
-        )
+        found, _ = _once(problem, own, ops, tensor, priority, builder)
+        own.sums = np.where(own.sums >= 0, own.sums, found)
 
 
 def _once(
@@ -519,9 +516,11 @@ def _once(
     priority: FloatArray,
     builder: StepBuilder,
     num_sharing: int = 0,
-) -> IntArray:
-    """Add ops that run once per step; return, per tensor of the graph, the one that they make, or
-    -1.
+) -> tuple[IntArray, IntArray]:
+    """Add ops that run once per step.
+
+    Returns the expanded tensor of each tensor that they make, and their expanded ops; -1 for all
+    others.
 
     If the replica updates on the host, the ops run there, with memory bandwidth split among
     ``num_sharing`` devices; 0 keeps them on the device.
@@ -536,16 +535,14 @@ def _once(
     op_of[ops] = builder.copy_ops(
         problem, ops, own.label, own.device_of, priority, seconds, **changed
     )
-    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
-    is_own[ops] = True
-    made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
+    made = _made(graph, op_of)
     found = np.full(graph.num_tensors, -1, dtype=np.int32)
     found[made] = _add_tensors(builder, graph, made, op_of, own.label, graph.tensor_role[made])
     known = np.where(found >= 0, found, tensor)
     aliased = made[graph.alias_of[made] >= 0]
     builder.set_alias(found[aliased], known[graph.alias_of[aliased]])
     _add_reads(builder, graph, op_of, known)
-    return found
+    return found, op_of
 
 
 def _update(
@@ -563,14 +560,11 @@ def _update(
     sent: list[tuple[IntArray, int]] = []
     if own.replica.update == "host":
         done, sent = copies_out(problem, own, done, builder)
-    first = builder.num_ops
     priority = _LATE + np.arange(graph.num_ops, dtype=np.float64)
     tensor = np.where(own.sums >= 0, own.sums, own.tensor)
-    _once(problem, own, ops, tensor, priority, builder, num_sharing)
-    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    op_of[ops] = np.arange(first, first + len(ops))
+    _, op_of = _once(problem, own, ops, tensor, priority, builder, num_sharing)
     if done is not None:
-        reader = np.repeat(op_of, np.diff(graph.read_ptr))
+        reader = op_of[graph.reader]
         waits = (reader >= 0) & (done[graph.reads] >= 0)
         builder.add_reads(reader[waits], done[graph.reads[waits]])
     copies_in(problem, own, sent, op_of, builder)

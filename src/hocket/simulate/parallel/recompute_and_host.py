@@ -69,10 +69,9 @@ def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
 
 def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
     """Return the recomputation of blocks given by the block of each forward op."""
-    number = np.arange(graph.num_ops)
     in_forward = (block_of >= 0) & (graph.op_phase == Phase.FORWARD)
     block_of = np.where(in_forward, block_of, block_of[places_of(graph)])
-    reader = np.repeat(number, np.diff(graph.read_ptr))
+    reader = graph.reader
     maker = graph.tensor_producer[graph.reads]
     is_made = (maker >= 0) & in_forward[np.maximum(maker, 0)]
     made_in = np.where(is_made, block_of[np.maximum(maker, 0)], -1)

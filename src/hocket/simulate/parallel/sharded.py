@@ -100,10 +100,6 @@ def find_blocks(graph: Graph) -> ShardBlocks:
     )
 
 
-def _readers(graph: Graph) -> IntArray:
-    return np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
-
-
 def _uses(
     graph: Graph, blocks: ShardBlocks, phase: Phase, recompute: SecondRun
 ) -> dict[int, list[Use]]:
@@ -111,7 +107,7 @@ def _uses(
 
     A backward pass also needs the blocks that its recomputed ops read.
     """
-    reader = _readers(graph)
+    reader = graph.reader
     is_recomputed = np.zeros(graph.num_ops, dtype=np.bool_)
     is_recomputed[recompute.ops] = phase == Phase.BACKWARD
     # Second runs come right before the backward op that needs them, in their own order.

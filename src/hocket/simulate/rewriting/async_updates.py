@@ -30,7 +30,7 @@ def async_step_s(step: BudgetedStep, uses: Uses) -> float:
     problem, graph, device_of = step.problem, step.rewritten.graph, step.plan.device_of
     assert device_of is not None, "a budgeted step has a placement"
     builder = StepBuilder(kinds=list(graph.kinds), modules=graph.modules, is_named=False)
-    reader, maker = _dependences(graph)
+    maker, reader = graph.edges
     block = uses.first_block[step.rewritten.neighbor]
     later, earlier = _between_steps(graph, block)
     # The engine would run ready ops by priority, so each op reads a result of the op before it on
@@ -68,15 +68,9 @@ def has_host_updates(graph: Graph) -> bool:
 
 def sent_gradients(graph: Graph) -> BoolArray:
     """Per op: True for copies of gradients to the host that host updates wait for."""
-    reader, maker = _dependences(graph)
+    maker, reader = graph.edges
     is_read = _among(graph, maker[_on_host(graph)[reader]])
     return np.asarray(is_read & (graph.op_stream == Stream.COPY_OUT))
-
-
-def _dependences(graph: Graph) -> tuple[LongArray, IntArray]:
-    """Return pairs of an op and an op whose result it reads."""
-    maker = graph.tensor_producer[graph.reads]
-    return graph.reader[maker >= 0], maker[maker >= 0]
 
 
 def _on_host(graph: Graph) -> BoolArray:
@@ -100,7 +94,7 @@ def _between_steps(graph: Graph, block: LongArray) -> tuple[LongArray, LongArray
     Fetches for the forward pass wait for updates and write-backs of the same block. The first
     compute op waits until the last gradient is used or sent.
     """
-    reader, maker = _dependences(graph)
+    maker, reader = graph.edges
     swapped = _swapped_updates(graph)
     is_written_back = _among(graph, reader[swapped[maker]]) & (graph.op_stream == Stream.COPY_OUT)
     is_fetch = (graph.op_phase == Phase.FORWARD) & (graph.op_stream == Stream.COPY_IN)
