@@ -12,7 +12,6 @@ import numpy as np
 from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.base.units import format_percent
 from hocket.graph.graph import Graph, Phase, Role, Stream
-from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import (
@@ -27,6 +26,7 @@ from hocket.simulate.analysis import (
 )
 from hocket.simulate.engine import lower
 from hocket.simulate.timeline import Timeline
+from hocket.view.module_places import ModulePlace, module_places
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12

@@ -17,7 +17,6 @@ import numpy as np
 from hocket.base.errors import UsageError
 from hocket.base.units import format_percent, format_seconds
 from hocket.cost.ranges import ratio_range
-from hocket.graph.graph import Stream
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Parallel, Priority, Replica
@@ -271,7 +270,7 @@ def _ranked(
 
 def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
     """Comparison for a single device that holds the full batch, with this as the only candidate."""
-    limit = _placed_limit(problem, only.timeline)
+    limit = bottleneck(only.timeline, problem)
     why = f"there is one device, and it holds the whole batch; {limit}"
     return Comparison(
         problem=problem, candidates=(only,), chosen=0, why=why, counts={"ways": 1, "simulated": 1},
@@ -409,19 +408,14 @@ def explained(
     if is_split:
         parts += contributions(best.plan, best.step_s or 0.0, found)
     is_rewritten = best.plan.get(Memory) is not None
-    limit = _limit if is_split or is_rewritten else _placed_limit
-    return "; ".join([*parts, limit(problem, best.timeline)])
+    # The ops of an expanded or rewritten step are not those of the problem's graph.
+    limit = _busiest if is_split or is_rewritten else bottleneck
+    return "; ".join([*parts, limit(best.timeline, problem)])
 
 
-def _placed_limit(problem: Problem, timeline: Timeline) -> str:
-    return bottleneck(timeline, problem)
-
-
-def _limit(problem: Problem, timeline: Timeline) -> str:
+def _busiest(timeline: Timeline, problem: Problem) -> str:
     """Text on the device with the most compute, and its utilization."""
-    works = timeline.op_stream == Stream.COMPUTE
-    seconds = (timeline.op_end_s - timeline.op_start_s)[works]
-    busy_s = np.bincount(timeline.op_device[works], seconds, timeline.num_devices)
+    busy_s = timeline.busy_s
     device = int(busy_s.argmax())
     share = format_percent(float(busy_s[device]) / timeline.makespan_s)
     return f"limited by compute on {problem.cluster.device_names[device]} ({share} busy)"

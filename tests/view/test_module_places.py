@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hocket.graph.build import GraphBuilder
 from hocket.plan.make import make_problem
-from hocket.plan.modules import NEARLY_ALL, module_places
+from hocket.view.module_places import NEARLY_ALL, module_places
 
 PATHS = ("", "embed", "body", "body.h.0", "body.h.0.mlp", "body.h.1", "body.h.2.mlp", "head")
 
