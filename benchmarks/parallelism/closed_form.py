@@ -39,12 +39,12 @@ def main() -> None:
         for estimate in sorted(found, key=lambda each: each.seconds):
             best.setdefault(estimate.family, estimate)
         for estimate in best.values():
-            step_s = simulate_parallel(problem, estimate.shares)[1].makespan_s
+            step_s = simulate_parallel(problem, estimate.parallel)[1].makespan_s
             ratios.append(estimate.seconds / step_s)
             print(
                 f"{model:12s} {on:14s} closed form {estimate.seconds * 1e3:9.2f} ms, "
                 f"simulated {step_s * 1e3:9.2f} ms, {ratios[-1]:.3f}  "
-                f"{in_words(estimate.shares)[:80]}",
+                f"{in_words(estimate.parallel)[:80]}",
                 flush=True,
             )
     near = sum(abs(ratio - 1) <= 0.03 for ratio in ratios)

@@ -12,20 +12,20 @@ _FEW = 4
 """Largest number of replicas that are listed one by one."""
 
 
-def in_words(shares: Parallel) -> str:
+def in_words(parallel: Parallel) -> str:
     """Describe a parallel section in one line.
 
     For example ``DDP, 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``.
     """
-    return "".join((_shared(shares), *_eased(shares)))
+    return "".join((_strategy(parallel), *_memory_savings(parallel)))
 
 
-def _eased(shares: Parallel) -> Iterator[str]:
+def _memory_savings(parallel: Parallel) -> Iterator[str]:
     """Yield the techniques that save memory, with the devices that use them."""
-    for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
-        yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
-    for _, members in _grouped(shares.replicas, lambda r: int(r.update == "host")):
-        yield f", optimizer on the host{_where(members, shares)}"
+    for count, members in _grouped(parallel.replicas, lambda r: len(r.recomputed)):
+        yield f", recompute {count} block{'s' * (count > 1)}{_where(members, parallel)}"
+    for _, members in _grouped(parallel.replicas, lambda r: int(r.update == "host")):
+        yield f", optimizer on the host{_where(members, parallel)}"
 
 
 def _grouped(
@@ -36,20 +36,20 @@ def _grouped(
     return [(n, [replica for replica in replicas if number_of(replica) == n]) for n in numbers]
 
 
-def _where(members: Sequence[Replica], shares: Parallel) -> str:
-    if len(members) == len(shares.replicas):
+def _where(members: Sequence[Replica], parallel: Parallel) -> str:
+    if len(members) == len(parallel.replicas):
         return " each" if len(members) > 1 else ""
-    return f" on {_places(members, shares.tensor)}"
+    return f" on {_places(members, parallel.tensor)}"
 
 
-def _shared(shares: Parallel) -> str:
-    replicas = shares.replicas
-    if shares.tensor > 1:
-        return _divided(shares)
+def _strategy(parallel: Parallel) -> str:
+    replicas = parallel.replicas
+    if parallel.tensor > 1:
+        return _tensor_parallel(parallel)
     if len(replicas) == 1:
-        return _alone(replicas[0], shares.schedule)
-    how = "FSDP" if shares.sharded else "DDP"
-    how += f" x pipeline{_SCHEDULES[shares.schedule]}" if shares.is_staged else ""
+        return _one_replica(replicas[0], parallel.schedule)
+    how = "FSDP" if parallel.sharded else "DDP"
+    how += f" x pipeline{_SCHEDULES[parallel.schedule]}" if parallel.is_staged else ""
     parts = [f"{how},", _samples(replicas), "samples on", _places(replicas)]
     split = [r for r in replicas if len(r.microbatches) > 1]
     text = " ".join(parts)
@@ -61,19 +61,19 @@ def _shared(shares: Parallel) -> str:
     return f"{text}, {_listed(parts)}" + (", …" if len(split) > _FEW else "")
 
 
-def _divided(shares: Parallel) -> str:
+def _tensor_parallel(parallel: Parallel) -> str:
     """Describe tensor-parallel groups of devices, alone or as stages of pipelines."""
-    replicas = shares.replicas
+    replicas = parallel.replicas
     how = "tensor parallel"
-    how += f" pipeline{_SCHEDULES[shares.schedule]}" if shares.is_staged else ""
-    listed = _places(replicas, shares.tensor)
+    how += f" pipeline{_SCHEDULES[parallel.schedule]}" if parallel.is_staged else ""
+    listed = _places(replicas, parallel.tensor)
     sizes = f", {_sizes(replicas[0])} each" if len(replicas[0].microbatches) > 1 else ""
     if len(replicas) == 1:
         return f"{how} over {listed}{sizes}"
     return f"DDP, {_samples(replicas)} samples, {how} over {listed}{sizes}"
 
 
-def _alone(replica: Replica, schedule: str) -> str:
+def _one_replica(replica: Replica, schedule: str) -> str:
     sizes = f", {_sizes(replica)}" if len(replica.microbatches) > 1 else ""
     if len(replica.devices) == 1:
         return f"1 GPU ({replica.devices[0]}){sizes}"

@@ -39,9 +39,9 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
         from hocket.simulate.pipeline import simulate_pipeline
 
         return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
-    shares = plan.get(Parallel)
-    if shares is not None:
-        return simulate_parallel(problem, shares, plan.get(Communication), plan.get(Waves))[1]
+    parallel = plan.get(Parallel)
+    if parallel is not None:
+        return simulate_parallel(problem, parallel, plan.get(Communication), plan.get(Waves))[1]
     problem, plan = rewritten_step(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -50,7 +50,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 def simulate_parallel(
     problem: Problem,
-    shares: Parallel,
+    parallel: Parallel,
     planned: Communication | None = None,
     waves: Waves | None = None,
 ) -> tuple[ExpandedStep, Timeline]:
@@ -59,7 +59,7 @@ def simulate_parallel(
     The ops have no names; use `expand` for a graph with names. Raises `CheckError` if stages wait
     for each other in a cycle.
     """
-    expanded = expand(problem, shares, planned, waves, is_named=False)
+    expanded = expand(problem, parallel, planned, waves, is_named=False)
     _, timeline = simulate_placement(
         expanded.problem, expanded.device_of, expanded.priority, is_strict=expanded.is_strict
     )

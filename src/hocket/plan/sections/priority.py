@@ -50,17 +50,17 @@ class Priority(Section):
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Check that replicas are single devices with one microbatch and all parameters."""
-        shares = plan.get(Parallel)
-        if shares is None or not takes_priority(shares):
+        parallel = plan.get(Parallel)
+        if parallel is None or not takes_priority(parallel):
             message = "gradients have an order where two or more devices take one microbatch each"
             yield Violation("priority", message)
 
 
-def takes_priority(shares: Parallel) -> bool:
+def takes_priority(parallel: Parallel) -> bool:
     """Return True if a parallel section allows to send gradients in a planned order."""
     return (
-        len(shares.replicas) > 1
-        and not shares.sharded
-        and all(len(r.devices) == len(r.microbatches) == 1 for r in shares.replicas)
-        and all(r.update == "device" and not r.recomputed for r in shares.replicas)
+        len(parallel.replicas) > 1
+        and not parallel.sharded
+        and all(len(r.devices) == len(r.microbatches) == 1 for r in parallel.replicas)
+        and all(r.update == "device" and not r.recomputed for r in parallel.replicas)
     )

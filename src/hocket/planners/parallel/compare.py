@@ -192,7 +192,7 @@ def compare_parallel(
     if len(devices) == 1 and goal != "memory":
         only = _limited(problem, full_batch[0], must)
         if only.feasible and isinstance(only, SimulatedCandidate):
-            return _alone(problem, only, tables)
+            return _one_device(problem, only, tables)
     budget = Budget(problem)
     split = list(_split_baselines(tables, devices, budget))
     unequal_shards(tables, devices, budget)
@@ -268,7 +268,7 @@ def _ranked(
     )  # fmt: skip
 
 
-def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
+def _one_device(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
     """Comparison for a single device that holds the full batch, with this as the only candidate."""
     limit = bottleneck(only.timeline, problem)
     why = f"there is one device, and it holds the whole batch; {limit}"
@@ -278,14 +278,14 @@ def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Compar
     )  # fmt: skip
 
 
-def family_of(shares: Parallel) -> str:
+def family_of(parallel: Parallel) -> str:
     """Usual name of a parallel strategy, such as ``DDP x pipeline``."""
-    if shares.sharded:
+    if parallel.sharded:
         return "FSDP"
     degrees = (
-        ("DDP", len(shares.replicas) > 1),
-        ("tensor", shares.tensor > 1),
-        ("pipeline", shares.is_staged),
+        ("DDP", len(parallel.replicas) > 1),
+        ("tensor", parallel.tensor > 1),
+        ("pipeline", parallel.is_staged),
     )
     used = [name for name, is_used in degrees if is_used]
     if not used:
@@ -293,13 +293,13 @@ def family_of(shares: Parallel) -> str:
     return "tensor parallel" if used == ["tensor"] else " x ".join(used)
 
 
-def degrees_name(shares: Parallel) -> str:
+def degrees_name(parallel: Parallel) -> str:
     """Degrees of parallelism as text, such as ``data 2 x pipeline 1``."""
-    stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
+    stages = sorted({parallel.num_stages(replica) for replica in parallel.replicas})
     deep = " and ".join(map(str, stages))
-    name = f"data {len(shares.replicas)} x pipeline {deep}"
-    name += f" x tensor {shares.tensor}" if shares.tensor > 1 else ""
-    return f"{name}, sharded" if shares.sharded else name
+    name = f"data {len(parallel.replicas)} x pipeline {deep}"
+    name += f" x tensor {parallel.tensor}" if parallel.tensor > 1 else ""
+    return f"{name}, sharded" if parallel.sharded else name
 
 
 def _by_degrees(found: list[SimulatedCandidate], most: int) -> list[Candidate]:

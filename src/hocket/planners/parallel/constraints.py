@@ -35,13 +35,13 @@ class Constraints:
     num_stages: int | None = None
     num_parts: int | None = None
 
-    def allows(self, shares: Parallel) -> bool:
+    def allows(self, parallel: Parallel) -> bool:
         """True if the config has the requested numbers of replicas, stages and parts."""
-        if self.num_replicas not in (None, len(shares.replicas)):
+        if self.num_replicas not in (None, len(parallel.replicas)):
             return False
-        if self.num_parts not in (None, shares.tensor):
+        if self.num_parts not in (None, parallel.tensor):
             return False
-        stages = {shares.num_stages(replica) for replica in shares.replicas}
+        stages = {parallel.num_stages(replica) for replica in parallel.replicas}
         return self.num_stages is None or stages == {self.num_stages}
 
     def on(self, problem: Problem) -> Problem:
@@ -64,10 +64,10 @@ class Constraints:
             return f"longer than {format_seconds(self.step_s)}"
         if num_devices(candidate) > self.num_devices:
             return f"more than {self.num_devices:.0f} devices"
-        shares = None if candidate.plan is None else candidate.plan.get(Parallel)
-        if shares is None and (self.num_replicas or self.num_stages or self.num_parts):
+        parallel = None if candidate.plan is None else candidate.plan.get(Parallel)
+        if parallel is None and (self.num_replicas or self.num_stages or self.num_parts):
             return "it does not share the batch"
-        if shares is not None and not self.allows(shares):
+        if parallel is not None and not self.allows(parallel):
             return "other replicas, stages or parts are asked for"
         if self.dollars_per_million == float("inf"):
             return ""
@@ -85,9 +85,9 @@ class Constraints:
         if known and self.dollars_per_million < float("inf"):
             message.append(f"the least cost is ${min(known):.2g} per million samples")
         near = f"of candidates that fit, {', '.join(message)}"
-        return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
+        return "; ".join(part for part in (self.missing_degrees(problem, fitting), near) if part)
 
-    def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
+    def missing_degrees(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
         """Message if no candidate has the requested replicas, stages and parts; else empty."""
         requested = {
             "data": self.num_replicas,
@@ -98,8 +98,8 @@ class Constraints:
             f"{name} {count}" for name, count in requested.items() if count is not None
         )
         plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
-        shares = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
-        few = [each for each in shares if len(each.devices) <= self.num_devices]
+        sections = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
+        few = [each for each in sections if len(each.devices) <= self.num_devices]
         if not named or any(self.allows(each) for each in few):
             return ""
         cause = self._too_much(problem) or self._indivisible(problem)

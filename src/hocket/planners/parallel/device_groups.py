@@ -262,7 +262,7 @@ def _pipeline(
     return DeviceGroup(devices, np.maximum.accumulate(best), size, cuts)
 
 
-def shared_out(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, ...] | None:
+def split_batch(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, ...] | None:
     """Samples per group that minimize the slowest group's time; None if not all samples fit."""
     # Equal groups share one array.
     distinct = {id(group.time_s): group.time_s for group in groups}.values()

@@ -34,16 +34,16 @@ def by_priority(problem: Problem, options: Iterable[Candidate]) -> list[Candidat
     quickest = next((candidate for candidate in fitting if _can(candidate)), None)
     if quickest is None or (quickest.step_s or 0.0) > _WITHIN_REACH * (fitting[0].step_s or 0.0):
         return []
-    found = _travelling(problem, quickest)
+    found = _prioritized(problem, quickest)
     return [] if found is None else [found]
 
 
 def _can(candidate: Candidate) -> bool:
-    shares = None if candidate.plan is None else candidate.plan.get(Parallel)
-    return shares is not None and takes_priority(shares)
+    parallel = None if candidate.plan is None else candidate.plan.get(Parallel)
+    return parallel is not None and takes_priority(parallel)
 
 
-def _travelling(problem: Problem, candidate: Candidate) -> Candidate | None:
+def _prioritized(problem: Problem, candidate: Candidate) -> Candidate | None:
     assert candidate.plan is not None
     assert candidate.step_s is not None
     plan = with_priority(problem, candidate.plan)
@@ -62,8 +62,8 @@ def _travelling(problem: Problem, candidate: Candidate) -> Candidate | None:
     )
 
 
-def _is_supported(problem: Problem, shares: Parallel) -> bool:
-    used = set(shares.devices)
+def _is_supported(problem: Problem, parallel: Parallel) -> bool:
+    used = set(parallel.devices)
     return all(device.kind.is_cpu for device in problem.cluster.devices if device.name in used)
 
 

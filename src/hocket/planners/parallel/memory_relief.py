@@ -27,7 +27,7 @@ _MARGIN = 1.02
 
 def fitted(
     tables: Tables,
-    shares: Parallel,
+    parallel: Parallel,
     budget: Budget,
     planned: Communication | None = None,
     *,
@@ -37,39 +37,39 @@ def fitted(
 
     Savings only lengthen a step, so they are not tried if it is not below ``below_s`` already.
     """
-    found = budget.simulated(shares, planned)
+    found = budget.simulated(parallel, planned)
     for _ in range(_TRIES):
         if found.feasible or found.timeline is None or not budget.is_left:
             break
         if found.timeline.makespan_s >= below_s:
             break
         missing = found.timeline.peak_bytes - tables.problem.memory_bytes
-        eased = ease(tables, shares, missing)
+        eased = ease(tables, parallel, missing)
         if eased is None:
             break
-        shares = eased
-        found = budget.simulated(shares, planned)
+        parallel = eased
+        found = budget.simulated(parallel, planned)
     return found
 
 
-def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel | None:
+def ease(tables: Tables, parallel: Parallel, missing_bytes: LongArray) -> Parallel | None:
     """The config with this many bytes less per device; None if it cannot save any more."""
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     replicas = []
-    for replica in shares.replicas:
+    for replica in parallel.replicas:
         each = missing_bytes[[number[name] for name in replica.devices]]
-        missing = each.reshape(-1, shares.tensor).max(axis=1).tolist()  # of a stage's parts
+        missing = each.reshape(-1, parallel.tensor).max(axis=1).tolist()  # of a stage's parts
         eased = _ease(tables, replica, missing)
         if eased is None:
             return None
         replicas.append(eased)
-    if shares.sharded:
+    if parallel.sharded:
         most = max((replica.recomputed for replica in replicas), key=len)
         replicas = [replace(replica, recomputed=most) for replica in replicas]
-    if any(replica.recomputed for replica in replicas) and shares.schedule in SPLIT:
+    if any(replica.recomputed for replica in replicas) and parallel.schedule in SPLIT:
         return None
-    found = replace(shares, replicas=tuple(replicas))
-    return None if found == shares else found
+    found = replace(parallel, replicas=tuple(replicas))
+    return None if found == parallel else found
 
 
 def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica | None:

@@ -275,7 +275,7 @@ def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
         config=config,
         step_s=timeline.makespan_s,
         bubble=timeline.idle_share,
-        parts_s=_shared_out(candidate.parts_s, timeline.makespan_s, timeline.idle_share),
+        parts_s=_scaled_parts(candidate.parts_s, timeline.makespan_s, timeline.idle_share),
         peak_bytes=tuple(timeline.peak_bytes.tolist()),
         simulated=True,
         schedule=schedule,
@@ -283,7 +283,7 @@ def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
     return replace(seen, feasible=seen.lacking_bytes == 0, reason="")
 
 
-def _shared_out(parts_s: Mapping[str, float], step_s: float, bubble: float) -> dict[str, float]:
+def _scaled_parts(parts_s: Mapping[str, float], step_s: float, bubble: float) -> dict[str, float]:
     """Scale the parts so that they add up to the step, with the simulated waiting as it is."""
     waiting_s = bubble * step_s
     others_s = {name: value for name, value in parts_s.items() if name != "bubble"}

@@ -28,7 +28,7 @@ from hocket.planners.candidates import Candidate, SimulatedCandidate
 from hocket.planners.goal import Goal
 from hocket.planners.parallel.closed_form import Tables, tables_of
 from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
-from hocket.planners.parallel.device_groups import DeviceGroup, even_sizes, group_of, shared_out
+from hocket.planners.parallel.device_groups import DeviceGroup, even_sizes, group_of, split_batch
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
 from hocket.planners.placement.devices import workers
@@ -55,15 +55,15 @@ class TensorGroups:
     groups: dict[int, tuple[int, ...]]
     """All devices of a group, by its first device."""
 
-    def widened(self, shares: Parallel) -> Parallel:
+    def widened(self, parallel: Parallel) -> Parallel:
         """Replace each first device of a config by its tensor-parallel group."""
         names = self.tables.problem.cluster.device_names
         of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
         replicas = (
             replace(r, devices=tuple(name for first in r.devices for name in of_name[first]))
-            for r in shares.replicas
+            for r in parallel.replicas
         )
-        return replace(shares, replicas=tuple(replicas), tensor=self.degree)
+        return replace(parallel, replicas=tuple(replicas), tensor=self.degree)
 
 
 def tensor_groups(tables: Tables, devices: Sequence[int]) -> Iterator[TensorGroups]:
@@ -80,9 +80,9 @@ def tensor_groups(tables: Tables, devices: Sequence[int]) -> Iterator[TensorGrou
             yield TensorGroups(degree, summed, {group[0]: group for group in groups})
 
 
-def tables_for(tables: Tables, shares: Parallel) -> Tables:
+def tables_for(tables: Tables, parallel: Parallel) -> Tables:
     """Closed forms of one device under a config: of the full model or of a tensor-parallel part."""
-    return tables if shares.tensor == 1 else _part_tables(tables, shares.tensor)
+    return tables if parallel.tensor == 1 else _part_tables(tables, parallel.tensor)
 
 
 @lru_cache(maxsize=16)
@@ -215,10 +215,12 @@ _SLACK = 0.995
 """Factor on the lower bound, since times between the computed sizes are interpolated."""
 
 
-def least_s(tables: Tables, shares: Parallel) -> float:
+def least_s(tables: Tables, parallel: Parallel) -> float:
     """Lower bound on the step time of a parallel config."""
-    num_shards = len(shares.replicas) if shares.sharded else 1
-    stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
+    num_shards = len(parallel.replicas) if parallel.sharded else 1
+    stages = (
+        parallel.part_by_part().replicas
+    )  # one device of each, whose tables are those of a part
     return _SLACK * max(_replica_s(tables, replica, num_shards) for replica in stages)
 
 
@@ -259,14 +261,14 @@ _HOPE = 0.97
 class Estimate:
     """A parallel config with its step time by the closed forms."""
 
-    shares: Parallel
+    parallel: Parallel
     seconds: float
     """Compute of the slowest group plus the exposed part of the gradient exchange."""
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
         """Parallelism in use: (data, pipeline, tensor)."""
-        return len(self.shares.replicas) > 1, self.shares.is_staged, self.shares.tensor > 1
+        return len(self.parallel.replicas) > 1, self.parallel.is_staged, self.parallel.tensor > 1
 
 
 def search_parallel(
@@ -278,16 +280,16 @@ def search_parallel(
     estimates = sorted(found, key=lambda e: e.seconds)
     requested = [
         e for e in estimates
-        if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
+        if len(e.parallel.devices) <= must.num_devices and must.allows(e.parallel)
     ]  # fmt: skip
     best_s, families = np.inf, set[tuple[bool, bool, bool]]()
     for estimate in _families_first(requested):
-        shares, family = estimate.shares, estimate.family
+        parallel, family = estimate.parallel, estimate.family
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family is listed in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
             below_s = float(best_s) if goal == "time" and family in families else np.inf
-            seen = fitted(tables_for(tables, shares), shares, budget, below_s=below_s)
+            seen = fitted(tables_for(tables, parallel), parallel, budget, below_s=below_s)
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
     for start in _starts(budget, must):
@@ -296,7 +298,7 @@ def search_parallel(
     for start in _starts(budget, must):
         _improve(tables, start, budget)
     for start in _starts(budget, must):
-        turned = _turned_round(tables, start, budget)
+        turned = _reversed_stages(tables, start, budget)
         if isinstance(turned, SimulatedCandidate) and turned.feasible:
             _improve(tables, turned, budget)
     return _fitting(budget, must)
@@ -316,60 +318,60 @@ def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
     first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
     for candidate in fitting:
-        shares = candidate.plan[Parallel]
-        devices = frozenset(replica.devices for replica in shares.replicas)
+        parallel = candidate.plan[Parallel]
+        devices = frozenset(replica.devices for replica in parallel.replicas)
         if (candidate.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
-            first.setdefault((devices, shares.sharded, shares.tensor), candidate)
+            first.setdefault((devices, parallel.sharded, parallel.tensor), candidate)
     return list(first.values())[:_STARTS]
 
 
-def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
+def _reversed_stages(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
     """The same pipelines with their devices in reverse order, which closed forms hardly
     distinguish.
 
     None if all devices are of one type, or if the reverse order does not fit.
     """
-    shares = start.plan[Parallel]
-    if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
+    parallel = start.plan[Parallel]
+    if not parallel.is_staged or parallel.tensor > 1 or not budget.is_left:
         return None
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
-    if len({tables.row(number[name]) for name in shares.devices}) == 1:
+    if len({tables.row(number[name]) for name in parallel.devices}) == 1:
         return None
     turned = []
-    for replica in shares.replicas:
+    for replica in parallel.replicas:
         devices = tuple(number[name] for name in reversed(replica.devices))
-        group = group_of(tables, devices, len(shares.replicas) > 1)
+        group = group_of(tables, devices, len(parallel.replicas) > 1)
         if not np.isfinite(group.time_s[replica.num_samples]):
             return None
         turned.append(group.replica(tables, replica.num_samples))
-    return fitted(tables, replace(shares, replicas=tuple(turned)), budget)
+    return fitted(tables, replace(parallel, replicas=tuple(turned)), budget)
 
 
 def _shard(start: SimulatedCandidate, budget: Budget) -> None:
     """Simulate the same config with parameters and state sharded over all ranks."""
-    shares = start.plan[Parallel]
-    counts = {len(replica.microbatches) for replica in shares.replicas}
-    is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
-    if len(shares.replicas) > 1 and is_flat and len(counts) == 1 and budget.is_left:
-        plain = (replace(r, recomputed=(), update="device") for r in shares.replicas)
-        budget.simulated(replace(shares, replicas=tuple(plain), zero=3))
+    parallel = start.plan[Parallel]
+    counts = {len(replica.microbatches) for replica in parallel.replicas}
+    is_flat = all(len(replica.devices) == 1 for replica in parallel.replicas)
+    if len(parallel.replicas) > 1 and is_flat and len(counts) == 1 and budget.is_left:
+        plain = (replace(r, recomputed=(), update="device") for r in parallel.replicas)
+        budget.simulated(replace(parallel, replicas=tuple(plain), zero=3))
 
 
 def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
     """Simulate the same config with collectives planned for its links."""
-    shares, problem = start.plan[Parallel], tables.problem
-    if shares.sharded or shares.tensor > 1:
+    parallel, problem = start.plan[Parallel], tables.problem
+    if parallel.sharded or parallel.tensor > 1:
         return  # gathers and scatters are not planned, nor exchanges between parts
     from hocket.planners.communication.collective import plan_collective
 
-    ranks = tuple(replica.devices[0] for replica in shares.replicas)
+    ranks = tuple(replica.devices[0] for replica in parallel.replicas)
     if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
         return
     try:
         found = plan_collective(problem.cluster, "allreduce", ranks, size_bytes=BUCKET_BYTES)
     except NoFeasiblePlanError:
         return
-    budget.simulated(shares, found.chosen.section)
+    budget.simulated(parallel, found.chosen.section)
 
 
 def _fitting(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
@@ -395,7 +397,7 @@ def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterat
         for structure in structures(divided.tables, list(divided.groups)):
             found = estimated(divided.tables, structure, takes_all=takes_all)
             if found is not None:
-                yield Estimate(divided.widened(found.shares), found.seconds)
+                yield Estimate(divided.widened(found.parallel), found.seconds)
 
 
 def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
@@ -406,7 +408,7 @@ def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) 
     """
     exchanges = len(structure) > 1
     groups = tuple(group_of(tables, devices, exchanges) for devices in structure)
-    taken = shared_out(groups, tables.num_samples)
+    taken = split_batch(groups, tables.num_samples)
     if taken is not None and takes_all and len(groups) <= tables.num_samples:
         taken = _one_each(taken)
     if taken is None or not all(taken):
@@ -472,11 +474,11 @@ def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
                     break
 
 
-def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+def _moved_samples(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with one sample moved from a replica to another."""
-    replicas = shares.replicas
+    replicas = parallel.replicas
     for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
-        least = len(replicas[giver].microbatches) if shares.sharded else 1
+        least = len(replicas[giver].microbatches) if parallel.sharded else 1
         if giver == taker or replicas[giver].num_samples <= least:
             continue
         if len(replicas) > 4 and abs(giver - taker) > 1:
@@ -484,7 +486,7 @@ def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
         changed = list(replicas)
         changed[giver] = _resized(replicas[giver], -1)
         changed[taker] = _resized(replicas[taker], 1)
-        yield replace(shares, replicas=tuple(changed))
+        yield replace(parallel, replicas=tuple(changed))
 
 
 def _resized(replica: Replica, change: int) -> Replica:
@@ -494,18 +496,18 @@ def _resized(replica: Replica, change: int) -> Replica:
     return replace(replica, microbatches=even_parts(number, count))
 
 
-def _other_schedules(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+def _other_schedules(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with another schedule, such as one that delays weight gradients."""
-    if shares.is_staged and not any(replica.recomputed for replica in shares.replicas):
+    if parallel.is_staged and not any(replica.recomputed for replica in parallel.replicas):
         for name in GRAPH_SCHEDULES:
-            if name not in (shares.schedule, "gpipe"):
-                yield replace(shares, schedule=name)
+            if name not in (parallel.schedule, "gpipe"):
+                yield replace(parallel, schedule=name)
 
 
-def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+def _moved_cuts(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with one cut of one pipeline moved a few places."""
     places = tables.cuts
-    for index, replica in enumerate(shares.replicas):
+    for index, replica in enumerate(parallel.replicas):
         for cut, op in enumerate(replica.cuts):
             at = int(np.searchsorted(places, op))
             for step in (-1, 1, -4, 4):
@@ -516,40 +518,40 @@ def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
                 if sorted(set(cuts)) != cuts:
                     continue
                 changed = replace(replica, cuts=tuple(cuts))
-                yield _with(shares, index, changed)
+                yield _with(parallel, index, changed)
 
 
-def _other_microbatches(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+def _other_microbatches(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with one more, one fewer, or twice as many microbatches of one replica."""
-    if shares.sharded:
+    if parallel.sharded:
         return  # all have equally many
-    for index, replica in enumerate(shares.replicas):
+    for index, replica in enumerate(parallel.replicas):
         count, number = len(replica.microbatches), replica.num_samples
         for tried in (count - 1, count + 1, 2 * count):
             if 1 <= tried <= number:
                 sizes = even_sizes(number, -(-number // tried))
                 if sizes != replica.microbatches:
-                    yield _with(shares, index, replace(replica, microbatches=sizes))
+                    yield _with(parallel, index, replace(replica, microbatches=sizes))
 
 
-def _less_relief(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+def _less_relief(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with less recomputation, also by smaller microbatches, or device updates."""
-    kept = [replica.recomputed for replica in shares.replicas]
-    if shares.sharded and any(kept):
+    kept = [replica.recomputed for replica in parallel.replicas]
+    if parallel.sharded and any(kept):
         for fewer in (kept[0][: len(kept[0]) // 2], kept[0][:-1]):
-            replicas = (replace(replica, recomputed=fewer) for replica in shares.replicas)
-            yield replace(shares, replicas=tuple(replicas))
-    for index, replica in enumerate(shares.replicas):
+            replicas = (replace(replica, recomputed=fewer) for replica in parallel.replicas)
+            yield replace(parallel, replicas=tuple(replicas))
+    for index, replica in enumerate(parallel.replicas):
         if replica.update == "host":
-            yield _with(shares, index, replace(replica, update="device"))
-        if kept[index] and not shares.sharded:
+            yield _with(parallel, index, replace(replica, update="device"))
+        if kept[index] and not parallel.sharded:
             for fewer in (kept[index][: len(kept[index]) // 2], kept[index][:-1]):
-                yield _with(shares, index, replace(replica, recomputed=fewer))
+                yield _with(parallel, index, replace(replica, recomputed=fewer))
             for count in (len(replica.microbatches) + 1, 2 * len(replica.microbatches)):
                 sizes = even_sizes(replica.num_samples, -(-replica.num_samples // count))
-                yield _with(shares, index, replace(replica, microbatches=sizes, recomputed=()))
+                yield _with(parallel, index, replace(replica, microbatches=sizes, recomputed=()))
 
 
-def _with(shares: Parallel, index: int, replica: Replica) -> Parallel:
-    replicas = (*shares.replicas[:index], replica, *shares.replicas[index + 1 :])
-    return replace(shares, replicas=replicas)
+def _with(parallel: Parallel, index: int, replica: Replica) -> Parallel:
+    replicas = (*parallel.replicas[:index], replica, *parallel.replicas[index + 1 :])
+    return replace(parallel, replicas=replicas)

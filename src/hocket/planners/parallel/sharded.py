@@ -15,7 +15,7 @@ from hocket.plan.sections import Parallel, Replica
 from hocket.plan.sections.memory import Update
 from hocket.planners.candidates import Candidate
 from hocket.planners.parallel.closed_form import Tables, at_size, block_edges
-from hocket.planners.parallel.device_groups import even_sizes, group_of, shared_out
+from hocket.planners.parallel.device_groups import even_sizes, group_of, split_batch
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
 
@@ -42,7 +42,7 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
         type(group)(group.devices, time_s, group.size, {})
         for group, time_s in zip(groups, seconds, strict=True)
     )
-    samples = shared_out(free, tables.num_samples)
+    samples = split_batch(free, tables.num_samples)
     if samples is None or 0 in samples:
         return None
     found = _fewest(tables, list(devices), samples, budget)
@@ -57,22 +57,22 @@ def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
     It is tried if the plain baseline does not fit or accumulates gradients, as users would do: all
     blocks, in the fewest microbatches that fit.
     """
-    shares = None if plain.plan is None else plain.plan.get(Parallel)
-    if shares is None or (
-        plain.feasible and all(len(replica.microbatches) == 1 for replica in shares.replicas)
+    parallel = None if plain.plan is None else plain.plan.get(Parallel)
+    if parallel is None or (
+        plain.feasible and all(len(replica.microbatches) == 1 for replica in parallel.replicas)
     ):
         return plain
     blocks = tuple(pairwise(block_edges(tables.problem.graph)))
     for count in _COUNTS:
-        if count > min(replica.num_samples for replica in shares.replicas) or not budget.is_left:
+        if count > min(replica.num_samples for replica in parallel.replicas) or not budget.is_left:
             break
-        if not _may_fit(tables, shares, count, is_recomputed=True):
+        if not _may_fit(tables, parallel, count, is_recomputed=True):
             continue
         replicas = tuple(
             replace(r, microbatches=even_parts(r.num_samples, count), recomputed=blocks)
-            for r in shares.replicas
+            for r in parallel.replicas
         )
-        found = budget.simulated(replace(shares, replicas=replicas))
+        found = budget.simulated(replace(parallel, replicas=replicas))
         if found.step_s is not None:
             return found if plain.step_s is None or found.step_s < plain.step_s else plain
     return plain
@@ -95,19 +95,19 @@ def _fewest(
             Replica(devices=(names[device],), microbatches=even_parts(number, count), update=update)
             for device, number in zip(devices, samples, strict=True)
         )
-        shares = Parallel(replicas=replicas, zero=3)
+        parallel = Parallel(replicas=replicas, zero=3)
         # The last one is simulated in any case: it says how much memory is missing.
-        if not (count == counts[-1] or _may_fit(tables, shares, count, is_recomputed=False)):
+        if not (count == counts[-1] or _may_fit(tables, parallel, count, is_recomputed=False)):
             continue
         if not budget.is_left:
             break
-        found = budget.simulated(shares)
+        found = budget.simulated(parallel)
         if found.feasible:
             break
     return found
 
 
-def _may_fit(tables: Tables, shares: Parallel, count: int, *, is_recomputed: bool) -> bool:
+def _may_fit(tables: Tables, parallel: Parallel, count: int, *, is_recomputed: bool) -> bool:
     """False if state and saved activations alone overflow a device with ``count`` microbatches.
 
     Simulating such a candidate would waste effort that later ones need.
@@ -115,14 +115,14 @@ def _may_fit(tables: Tables, shares: Parallel, count: int, *, is_recomputed: boo
     problem = tables.problem
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     edges = list(block_edges(problem.graph))
-    for replica in shares.replicas:
+    for replica in parallel.replicas:
         size = -(-replica.num_samples // count)
         saved_bytes = float(at_size(tables, tables.saved_bytes, size)[-1])
         if is_recomputed:
             saved_bytes = float(at_size(tables, tables.crossing_bytes, size)[edges[:-1]].sum())
         state_bytes = float(tables.state_bytes[-1])
         state_bytes -= float(tables.optimizer_bytes[-1]) * (replica.update == "host")
-        state_bytes /= len(shares.replicas) if shares.sharded else 1
+        state_bytes /= len(parallel.replicas) if parallel.sharded else 1
         capacity = int(problem.memory_bytes[number[replica.devices[0]]])
         if _SLACK * (saved_bytes + state_bytes) > capacity:
             return False

@@ -36,30 +36,30 @@ class Budget:
         """True if the simulation budget is not spent."""
         return self.spent_ops < self.most_ops
 
-    def simulated(self, shares: Parallel, planned: Communication | None = None) -> Candidate:
+    def simulated(self, parallel: Parallel, planned: Communication | None = None) -> Candidate:
         """Simulate a parallel config, or return its candidate if it was simulated before."""
-        known = self.seen.get((shares, planned))
+        known = self.seen.get((parallel, planned))
         if known is None:
-            known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
-            is_one = is_symmetric(self.problem, shares)
-            replicas = shares.replicas[:1] if is_one else shares.replicas
+            known = self.seen[parallel, planned] = simulated(self.problem, parallel, planned)
+            is_one = is_symmetric(self.problem, parallel)
+            replicas = parallel.replicas[:1] if is_one else parallel.replicas
             passes = sum(len(replica.microbatches) for replica in replicas)
-            ranks = 1 if is_one else shares.tensor
+            ranks = 1 if is_one else parallel.tensor
             self.spent_ops += passes * ranks * self.problem.graph.num_ops
             self.num_simulated += 1
         return known
 
 
 def simulated(
-    problem: Problem, shares: Parallel, planned: Communication | None = None
+    problem: Problem, parallel: Parallel, planned: Communication | None = None
 ) -> Candidate:
     """Simulate a parallel config; returns a candidate with its timeline."""
     started = time.perf_counter()
-    sections = (shares,) if planned is None else (planned, shares)
+    sections = (parallel,) if planned is None else (planned, parallel)
     plan = replace(empty_plan(problem, WHOLE), sections=sections)
-    name = in_words(shares)
+    name = in_words(parallel)
     try:
-        _, timeline = simulate_parallel(problem, shares, planned)
+        _, timeline = simulate_parallel(problem, parallel, planned)
     except CheckError as error:
         return Candidate(
             planner=name, plan=None, timeline=None, feasible=False, reason=error.message,

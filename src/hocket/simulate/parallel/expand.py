@@ -242,7 +242,7 @@ class ExpandedStep:
 
 def expand(
     problem: Problem,
-    shares: Parallel,
+    parallel: Parallel,
     planned: Communication | None = None,
     waves: Waves | None = None,
     *,
@@ -254,33 +254,33 @@ def expand(
     replicas. With ``waves`` microbatches run in turn on two streams.
     """
     stands_for = None
-    if waves is None and is_symmetric(problem, shares):
-        stands_for = stage_devices(problem, shares)
+    if waves is None and is_symmetric(problem, parallel):
+        stands_for = stage_devices(problem, parallel)
     regions, degree = None, 1
-    if shares.tensor > 1:
-        regions, degree = regions_of(problem.graph), shares.tensor
-        problem, shares = one_part(problem, degree), shares.part_by_part()
+    if parallel.tensor > 1:
+        regions, degree = regions_of(problem.graph), parallel.tensor
+        problem, parallel = one_part(problem, degree), parallel.part_by_part()
     graph = problem.graph
     builder = StepBuilder(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
-    owners = _owners(problem, shares)
-    kept = shares.replicas if stands_for is None else shares.replicas[:1]
+    owners = _owners(problem, parallel)
+    kept = parallel.replicas if stands_for is None else parallel.replicas[:1]
     copies = []
     for index in range(len(kept)):
         first = index // degree * degree
         peers, parts_peers = owners[index % degree :: degree], owners[first : first + degree]
-        copies.append(_replicate(problem, shares, index, peers, parts_peers, waves, builder))
+        copies.append(_replicate(problem, parallel, index, peers, parts_peers, waves, builder))
     num_updates = updates_per_step(copies[0], waves)
     done: dict[int, IntArray] = {}
     if regions is not None:
         join_parts(problem, regions, copies, degree, builder)
-    if shares.sharded:
+    if parallel.sharded:
         exchange_shards(problem, copies, builder)
     for own in copies:
         _finish(problem, own, builder)
-    if not shares.sharded:
+    if not parallel.sharded:
         done = exchange_alike(problem, copies, degree, planned, builder, num_updates)
     num_hosted = Counter(
-        _host(problem, name) for replica in shares.replicas if replica.update == "host"
+        _host(problem, name) for replica in parallel.replicas if replica.update == "host"
         for name in replica.devices
     )  # fmt: skip
     for index, own in enumerate(copies):
@@ -293,7 +293,7 @@ def expand(
         shared_bps = shared_bandwidth_bps(problem, stands_for)
         costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
     is_ordered = waves is not None or regions is not None
-    is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
+    is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in parallel.replicas)
     return ExpandedStep(
         problem=replace(problem, work=expanded, op_costs=costs),
         device_of=builder.column("device").astype(np.int32),
@@ -304,14 +304,14 @@ def expand(
     )
 
 
-def _owners(problem: Problem, shares: Parallel) -> list[IntArray]:
+def _owners(problem: Problem, parallel: Parallel) -> list[IntArray]:
     """Return, per replica and op of the graph, the device of its stage."""
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     return [
         np.array([number[name] for name in replica.devices], dtype=np.int32)[
             stages_of(problem.graph, replica.cuts)
         ]
-        for replica in shares.replicas
+        for replica in parallel.replicas
     ]
 
 
@@ -331,7 +331,7 @@ def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Gra
 
 def _replicate(
     problem: Problem,
-    shares: Parallel,
+    parallel: Parallel,
     index: int,
     peers: list[IntArray],
     parts_peers: list[IntArray],
@@ -339,9 +339,9 @@ def _replicate(
     builder: StepBuilder,
 ) -> ReplicaCopy:
     """Add a replica: its parameters once, its forward and backward ops once per microbatch."""
-    graph, replica = problem.graph, shares.replicas[index]
+    graph, replica = problem.graph, parallel.replicas[index]
     stage = stages_of(graph, replica.cuts)
-    label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
+    label = f"@{replica.devices[0]}" if len(parallel.replicas) > 1 else ""
     parts, finals = added_parts(graph, replica.cuts)
     own = ReplicaCopy(
         replica=replica,
@@ -353,7 +353,7 @@ def _replicate(
         finals=finals,
         label=label,
         sums=np.full(graph.num_tensors, -1, dtype=np.int32),
-        num_shards=len(shares.replicas) if shares.sharded else 1,
+        num_shards=len(parallel.replicas) if parallel.sharded else 1,
     )
     is_lasting = (graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT)
     lasting = np.flatnonzero(is_lasting).astype(np.int32)
@@ -364,8 +364,8 @@ def _replicate(
     )
     aliased = lasting[graph.alias_of[lasting] >= 0]
     builder.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
-    order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
-    kind = pass_kinds(graph, replica.cuts, shares.schedule)
+    order = slots(len(replica.devices), len(replica.microbatches), parallel.schedule)
+    kind = pass_kinds(graph, replica.cuts, parallel.schedule)
     for microbatch, size in enumerate(replica.microbatches):
         start = order[stage, kind, microbatch] * float(graph.num_ops)
         sized = priced_at(problem, size)

@@ -18,19 +18,19 @@ from hocket.simulate.parallel.batch_costs import exchange_s, gradients_of, price
 from hocket.simulate.parallel.gradient_exchange import buckets
 
 
-def replayed_step_s(problem: Problem, shares: Parallel, planned: Communication | None) -> float:
+def replayed_step_s(problem: Problem, parallel: Parallel, planned: Communication | None) -> float:
     """Return the step time of one-device replicas with replayed graphs, without overlap."""
     settings = {**problem.costs.settings, "launches": "replayed"}
     costs = costs_from_settings(problem.graph, problem.cluster, settings)
     replayed = replace(problem, op_costs=costs)
     index = problem.cluster.device_names.index
-    rows = [costs.device_row[index(own.devices[0])] for own in shares.replicas]
+    rows = [costs.device_row[index(own.devices[0])] for own in parallel.replicas]
     computes_s = max(
         sum(float(priced_at(replayed, size).costs.op_s[row].sum()) for size in own.microbatches)
-        for own, row in zip(shares.replicas, rows, strict=True)
+        for own, row in zip(parallel.replicas, rows, strict=True)
     )
     sizes = problem.graph.tensor_bytes[gradients_of(problem.graph)]
-    devices = tuple(index(own.devices[0]) for own in shares.replicas)
+    devices = tuple(index(own.devices[0]) for own in parallel.replicas)
     owners = np.zeros((1, len(sizes)), dtype=np.int32)
     return computes_s + sum(
         exchange_s(problem, devices, int(sizes[members].sum()), planned)
