@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.base import fields
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.base.errors import InputFileError
 from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.section import Section
@@ -139,6 +139,21 @@ class Schedule(Section):
             yield Violation("schedule", "a stage is on a rank that does not exist")
         else:
             yield from wrong_actions(self)
+
+
+def round_order(count: int, warm_up: LongArray, weight_lag: LongArray | None = None) -> LongArray:
+    """Return [device, position]: the order of ``count`` forward passes and as many backward passes.
+
+    Each device runs ``warm_up`` forward passes, then a backward and a forward pass in turn. Entries
+    below ``count`` are forward passes, the next ``count`` are backward passes. With ``weight_lag``
+    the last ``count`` are weight gradients, which come that many rounds after their pass.
+    """
+    number = np.arange(count)
+    # Three slots per round: the forward, the backward and the gradient of the weights.
+    keys = [3 * (number - warm_up[:, None]), np.tile(3 * number + 1, (len(warm_up), 1))]
+    if weight_lag is not None:
+        keys.append(3 * (number + weight_lag[:, None]) + 2)
+    return np.concatenate(keys, axis=1).argsort(axis=1, kind="stable")
 
 
 def schedule_words(schedule: Schedule) -> Iterator[list[str]]:

@@ -92,17 +92,17 @@ class Tables:
 
     def pass_s(self, device: int) -> FloatArray:
         """[samples]: forward and backward seconds of the full model on a device, from 0 samples."""
-        whole = self.passes_s[self.row(device), :, -1]
-        numbers = np.arange(self.num_samples + 1)
-        seconds: FloatArray = np.interp(numbers, np.append(0, self.sizes), np.append(0.0, whole))
-        return seconds
+        return self._by_samples(self.passes_s[self.row(device), :, -1])
 
     def forward_pass_s(self, device: int) -> FloatArray:
         """[samples]: forward seconds of the full model on a device, from 0 samples."""
-        whole = self.forward_s[self.row(device)]
+        return self._by_samples(self.forward_s[self.row(device)])
+
+    def _by_samples(self, by_size: FloatArray) -> FloatArray:
+        """[samples]: values of the computed sizes, interpolated for all numbers of samples."""
         numbers = np.arange(self.num_samples + 1)
-        seconds: FloatArray = np.interp(numbers, np.append(0, self.sizes), np.append(0.0, whole))
-        return seconds
+        values: FloatArray = np.interp(numbers, np.append(0, self.sizes), np.append(0.0, by_size))
+        return values
 
     def forward_part(self, device: int, size: int) -> float:
         """Fraction of the forward pass in the time of both passes."""
@@ -111,16 +111,12 @@ class Tables:
 
     def stage_s(self, device: int, size: int) -> FloatArray:
         """[place]: forward and backward seconds of the ops before a place, at any size."""
-        return _between(self.sizes, self.passes_s[self.row(device)], size)
-
-
-def tables_of(problem: Problem) -> Tables:
-    """Prefix sums of a problem whose graph records how it scales with the batch (cached)."""
-    return _tables(problem)
+        return at_size(self, self.passes_s[self.row(device)], size)
 
 
 @lru_cache(maxsize=8)
-def _tables(problem: Problem) -> Tables:
+def tables_of(problem: Problem) -> Tables:
+    """Prefix sums of a problem whose graph records how it scales with the batch."""
     graph = problem.graph
     other = graph.other_batch
     assert other is not None, "only batches whose sizes are known are shared"
@@ -165,8 +161,9 @@ def _along(place: IntArray, seconds: FloatArray) -> FloatArray:
     return np.cumsum(at, axis=1)
 
 
-def _between(sizes: LongArray, table: FloatArray, size: int) -> FloatArray:
+def at_size(tables: Tables, table: FloatArray, size: int) -> FloatArray:
     """The row of a table [size, …] at a size, interpolated."""
+    sizes = tables.sizes
     after = int(np.clip(np.searchsorted(sizes, size), 1, max(len(sizes) - 1, 1)))
     if len(sizes) == 1:
         alone: FloatArray = table[0] * (size / sizes[0])
@@ -175,11 +172,6 @@ def _between(sizes: LongArray, table: FloatArray, size: int) -> FloatArray:
     weight = (size - low) / (high - low)
     mixed: FloatArray = (1 - weight) * table[after - 1] + weight * table[after]
     return mixed
-
-
-def at_size(tables: Tables, table: FloatArray, size: int) -> FloatArray:
-    """The row of a table [size, …] at a size, interpolated."""
-    return _between(tables.sizes, table, size)
 
 
 def _state_bytes(graph: Graph, place: IntArray) -> LongArray:

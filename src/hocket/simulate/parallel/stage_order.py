@@ -10,6 +10,7 @@ import numpy as np
 from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections.schedule import round_order
 from hocket.transformer.parallel_config import SPLIT, ScheduleName
 
 
@@ -52,20 +53,14 @@ def slots(num_stages: int, num_microbatches: int, schedule: ScheduleName) -> Lon
     or twice as many. A single stage runs the backward pass of each microbatch right after its
     forward pass.
     """
-    number, stage = np.arange(num_microbatches), np.arange(num_stages)[:, None]
-    ahead = num_stages - 1 - stage
+    stage = np.arange(num_stages)
+    ahead = stage[::-1]
     if schedule == "gpipe" and num_stages > 1:
         ahead = np.full_like(stage, num_microbatches)
     times = 2 if schedule == "zb-h2" else 1
-    ahead = np.minimum(times * ahead, num_microbatches)
-    # Up to three slots per round: the forward pass, the backward pass, the gradients of weights.
-    keys = [3 * (number - ahead), np.tile(3 * number + 1, (num_stages, 1))]
-    if schedule in SPLIT:
-        keys.append(3 * (number + times * stage) + 2)
-    order = np.concatenate(keys, axis=1).argsort(axis=1, kind="stable")
-    position = order.argsort(axis=1, kind="stable")
-    found: LongArray = position.reshape(num_stages, len(keys), num_microbatches)
-    return found
+    warm_up = np.minimum(times * ahead, num_microbatches)
+    order = round_order(num_microbatches, warm_up, times * stage if schedule in SPLIT else None)
+    return order.argsort(axis=1, kind="stable").reshape(num_stages, -1, num_microbatches)
 
 
 class PassKind(IntEnum):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import IntArray, pointers
-from hocket.plan.sections.schedule import Schedule, StageWork
+from hocket.plan.sections.schedule import Schedule, StageWork, round_order
 
 Row = NDArray[np.int64]
 """Codes of one device's actions; see `code`."""
@@ -61,15 +61,10 @@ def rounds(
     """
     chunk, microbatch = _forward_order(groups, chunks)
     count = len(chunk)
-    number = np.arange(count)
-    is_split = weight_lag is not None
-    # Three slots per round: the forward, the backward and the gradient of the weights.
-    keys = [3 * (number - warm_up[:, None]), np.tile(3 * number + 1, (num_devices, 1))]
-    works = [StageWork.FORWARD, StageWork.INPUT_GRADIENT if is_split else StageWork.BACKWARD]
+    works = [StageWork.FORWARD, StageWork.BACKWARD]
     if weight_lag is not None:
-        keys.append(3 * (number + weight_lag[:, None]) + 2)
-        works.append(StageWork.WEIGHT_GRADIENT)
-    order = np.argsort(np.concatenate(keys, axis=1), axis=1, kind="stable")
+        works = [StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT]
+    order = round_order(count, warm_up, weight_lag)
     back = chunks - 1 - chunk
     all_chunks = np.concatenate([chunk, *([back] * (len(works) - 1))])[order]
     layout = looped(num_devices, chunks)
