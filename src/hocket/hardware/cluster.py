@@ -138,6 +138,11 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @cached_property
+    def number_of(self) -> Mapping[str, int]:
+        """Position of each device by its name."""
+        return {name: number for number, name in enumerate(self.device_names)}
+
+    @cached_property
     def wiring(self) -> Wiring:
         """Links by place, and the fastest paths over them."""
         from hocket.hardware.routes import Wiring

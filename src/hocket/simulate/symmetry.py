@@ -46,7 +46,7 @@ def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
 
 def stage_devices(problem: Problem, parallel: Parallel) -> IntArray:
     """Return [replica and tensor-parallel rank, stage]: the device of each stage."""
-    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    number = problem.cluster.number_of
     return np.array(
         [[number[name] for name in replica.devices] for replica in parallel.part_by_part().replicas]
     )

@@ -54,7 +54,7 @@ def fitted(
 
 def ease(tables: Tables, parallel: Parallel, missing_bytes: LongArray) -> Parallel | None:
     """The config with this many bytes less per device; None if it cannot save any more."""
-    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    number = tables.problem.cluster.number_of
     replicas = []
     for replica in parallel.replicas:
         each = missing_bytes[[number[name] for name in replica.devices]]

@@ -225,7 +225,7 @@ def least_s(tables: Tables, parallel: Parallel) -> float:
 
 
 def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
-    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    number = tables.problem.cluster.number_of
     bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
     sizes = Counter(replica.microbatches)
     longest_s = before_s = 0.0
@@ -334,7 +334,7 @@ def _reversed_stages(tables: Tables, start: SimulatedCandidate, budget: Budget) 
     parallel = start.plan[Parallel]
     if not parallel.is_staged or parallel.tensor > 1 or not budget.is_left:
         return None
-    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    number = tables.problem.cluster.number_of
     if len({tables.row(number[name]) for name in parallel.devices}) == 1:
         return None
     turned = []

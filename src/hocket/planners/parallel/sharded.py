@@ -113,7 +113,6 @@ def _may_fit(tables: Tables, parallel: Parallel, count: int, *, is_recomputed: b
     Simulating such a candidate would waste effort that later ones need.
     """
     problem = tables.problem
-    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     edges = list(block_edges(problem.graph))
     for replica in parallel.replicas:
         size = -(-replica.num_samples // count)
@@ -123,7 +122,7 @@ def _may_fit(tables: Tables, parallel: Parallel, count: int, *, is_recomputed: b
         state_bytes = float(tables.state_bytes[-1])
         state_bytes -= float(tables.optimizer_bytes[-1]) * (replica.update == "host")
         state_bytes /= len(parallel.replicas) if parallel.sharded else 1
-        capacity = int(problem.memory_bytes[number[replica.devices[0]]])
+        capacity = int(problem.memory_bytes[problem.cluster.number_of[replica.devices[0]]])
         if _SLACK * (saved_bytes + state_bytes) > capacity:
             return False
     return True

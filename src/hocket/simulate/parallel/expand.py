@@ -306,7 +306,7 @@ def expand(
 
 def _owners(problem: Problem, parallel: Parallel) -> list[IntArray]:
     """Return, per replica and op of the graph, the device of its stage."""
-    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    number = problem.cluster.number_of
     return [
         np.array([number[name] for name in replica.devices], dtype=np.int32)[
             stages_of(problem.graph, replica.cuts)
@@ -316,7 +316,7 @@ def _owners(problem: Problem, parallel: Parallel) -> list[IntArray]:
 
 
 def _host(problem: Problem, device: str) -> str:
-    return problem.cluster.devices[problem.cluster.device_names.index(device)].host
+    return problem.cluster.devices[problem.cluster.number_of[device]].host
 
 
 def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Graph) -> Costs:

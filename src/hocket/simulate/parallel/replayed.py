@@ -23,14 +23,14 @@ def replayed_step_s(problem: Problem, parallel: Parallel, planned: Communication
     settings = {**problem.costs.settings, "launches": "replayed"}
     costs = costs_from_settings(problem.graph, problem.cluster, settings)
     replayed = replace(problem, op_costs=costs)
-    index = problem.cluster.device_names.index
-    rows = [costs.device_row[index(own.devices[0])] for own in parallel.replicas]
+    number = problem.cluster.number_of
+    rows = [costs.device_row[number[own.devices[0]]] for own in parallel.replicas]
     computes_s = max(
         sum(float(priced_at(replayed, size).costs.op_s[row].sum()) for size in own.microbatches)
         for own, row in zip(parallel.replicas, rows, strict=True)
     )
     sizes = problem.graph.tensor_bytes[gradients_of(problem.graph)]
-    devices = tuple(index(own.devices[0]) for own in parallel.replicas)
+    devices = tuple(number[own.devices[0]] for own in parallel.replicas)
     owners = np.zeros((1, len(sizes)), dtype=np.int32)
     return computes_s + sum(
         exchange_s(problem, devices, int(sizes[members].sum()), planned)
