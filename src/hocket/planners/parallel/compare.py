@@ -251,7 +251,7 @@ def _ranked(
     candidates = [_limited(problem, candidate, must) for candidate in candidates]
     order = rank(problem, candidates, goal, ratio_range(problem.costs))
     bound = batch_bound(tables, workers(problem).tolist())
-    counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
+    counts = {"ways": len(budget.seen), "simulated": len(budget.seen)}
     if not order:
         return Comparison(
             problem=problem, candidates=tuple(candidates), chosen=None, bound=bound, counts=counts,

@@ -28,7 +28,6 @@ class Budget:
     problem: Problem
     most_ops: int = _SIMULATED_OPS
     spent_ops: int = 0
-    num_simulated: int = 0
     seen: dict[tuple[Parallel, Communication | None], Candidate] = field(default_factory=dict)
 
     @property
@@ -46,7 +45,6 @@ class Budget:
             passes = sum(len(replica.microbatches) for replica in replicas)
             ranks = 1 if is_one else parallel.tensor
             self.spent_ops += passes * ranks * self.problem.graph.num_ops
-            self.num_simulated += 1
         return known
 
 
