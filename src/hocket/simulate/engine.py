@@ -65,7 +65,7 @@ def simulate_parallel(
     )
     if np.isnan(timeline.op_end_s).any():
         raise CheckError(
-            "stages of the pipeline wait for each other in a circle",
+            "stages of the pipeline wait for each other in a cycle",
             hint="cut the model at other ops, where nothing goes back to an earlier stage",
         )
     if expanded.stands_for is not None:

@@ -155,4 +155,4 @@ def test_layers_without_known_names_are_not_divided(graph, unequal):
     replica = Replica(devices=unequal.cluster.device_names[:2], microbatches=(12,))
     refused = simulated(unequal, Parallel(replicas=(replica,), tensor=2))
     assert refused.step_s is None
-    assert "cannot be divided" in refused.reason
+    assert "cannot be split" in refused.reason

@@ -57,13 +57,13 @@ def test_answers_keep_their_limits(unequal, comparison):
 @pytest.mark.parametrize(
     ("net", "on", "texts", "cause"),
     [
-        ("graph", "2xt4", ("tensor 2",), "no layers whose matrices can be divided"),
+        ("graph", "2xt4", ("tensor 2",), "cannot split the matrices of its layers"),
         ("text", "2xt4", ("tensor 3",), "takes 3 devices and 2 may be used"),
         ("text", "2xt4", ("data 2", "pipeline 2"), "takes 4 devices and 2 may be used"),
         ("text", "2xt4", ("data 2", "devices 1"), "takes 2 devices and 1 may be used"),
         ("text", "8xt4", ("data 5",), "a sample and the batch has 4"),
-        ("text", "4xt4", ("tensor 3",), "divide into 2 or 4 or 8 parts"),
-        ("text", "1xt4+1xv100-16g", ("tensor 2",), "no 2 devices of one kind and memory"),
+        ("text", "4xt4", ("tensor 3",), "allow tensor 2 or 4 or 8"),
+        ("text", "1xt4+1xv100-16g", ("tensor 2",), "no 2 devices of one type and memory"),
     ],
 )
 @pytest.mark.usefixtures("unplaced")

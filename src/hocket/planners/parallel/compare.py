@@ -271,7 +271,7 @@ def _ranked(
 def _one_device(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
     """Comparison for a single device that holds the full batch, with this as the only candidate."""
     limit = bottleneck(only.timeline, problem)
-    why = f"there is one device, and it holds the whole batch; {limit}"
+    why = f"there is one device, and it holds the full batch; {limit}"
     return Comparison(
         problem=problem, candidates=(only,), chosen=0, why=why, counts={"ways": 1, "simulated": 1},
         bound=batch_bound(tables, workers(problem).tolist()),
@@ -464,10 +464,10 @@ def _shortage(problem: Problem, candidates: list[Candidate]) -> str:
     """Message on the missing memory if nothing fits."""
     lacking = [c for c in candidates if isinstance(c, SimulatedCandidate)]
     if not lacking:
-        return "not even one sample fits on any device"
+        return "a single sample fits on no device"
 
     def over(candidate: SimulatedCandidate) -> int:
         return int((candidate.timeline.peak_bytes - problem.memory_bytes).clip(min=0).sum())
 
     nearest = min(lacking, key=lambda c: (over(c), num_devices(c)))
-    return f"{nearest.planner} comes nearest: {nearest.reason or 'it does not fit'}"
+    return f"{nearest.planner} comes closest: {nearest.reason or 'it does not fit'}"

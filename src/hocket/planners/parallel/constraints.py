@@ -66,9 +66,9 @@ class Constraints:
             return f"more than {self.num_devices:.0f} devices"
         parallel = None if candidate.plan is None else candidate.plan.get(Parallel)
         if parallel is None and (self.num_replicas or self.num_stages or self.num_parts):
-            return "it does not share the batch"
+            return "it does not split the batch"
         if parallel is not None and not self.allows(parallel):
-            return "other replicas, stages or parts are asked for"
+            return "it has other numbers of replicas, stages or tensor-parallel ranks"
         if self.dollars_per_million == float("inf"):
             return ""
         cost = dollars_per_million(problem, candidate)
@@ -102,7 +102,7 @@ class Constraints:
         few = [each for each in sections if len(each.devices) <= self.num_devices]
         if not named or any(self.allows(each) for each in few):
             return ""
-        cause = self._too_much(problem) or self._indivisible(problem)
+        cause = self._too_much(problem) or self._wrong_tensor_degree(problem)
         return f"no plan has {named}: {cause or 'of those that were tried none fits'}"
 
     def _too_much(self, problem: Problem) -> str:
@@ -117,22 +117,22 @@ class Constraints:
             return f"every replica takes a sample and the batch has {batch.num_samples}"
         return ""
 
-    def _indivisible(self, problem: Problem) -> str:
-        """Message if matrices cannot be sharded into the requested number of parts; else empty."""
+    def _wrong_tensor_degree(self, problem: Problem) -> str:
+        """Message if the model or cluster does not allow the tensor degree; else empty."""
         num_parts = self.num_parts or 1
         degrees = degrees_of(problem.graph)
         if num_parts == 1:
             return ""
         if not degrees:
-            return "the model has no layers whose matrices can be divided, as transformers have"
+            return "tensor parallelism cannot split the matrices of its layers"
         if num_parts not in degrees:
             counts = " or ".join(map(str, degrees))
-            return f"heads and widths of its layers divide into {counts} parts"
+            return f"heads and widths of its layers allow tensor {counts}"
         kinds = problem.costs.device_row[workers(problem)]
         sizes = problem.memory_bytes[workers(problem)]
         alike = Counter(zip(kinds.tolist(), sizes.tolist(), strict=True))
         if max(alike.values()) < num_parts:
-            return f"there are no {num_parts} devices of one kind and memory to divide matrices"
+            return f"there are no {num_parts} devices of one type and memory for a group"
         return ""
 
 

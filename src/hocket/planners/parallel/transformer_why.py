@@ -139,7 +139,7 @@ def _advantage(best: ConfigForecast, others: list[ConfigForecast]) -> str:
         return "nothing else fits"
     shorter = 1 - best.step_s / others[0].step_s
     if shorter < AS_SHORT:
-        return f"no step is shorter and it is plainer than the next ({_label(others[0])})"
+        return f"no step is shorter, and it is simpler than the next ({_label(others[0])})"
     amount = f"{100 * shorter:.1f} %" if shorter < 0.02 else format_percent(shorter)
     return f"its step is {amount} shorter than the next ({_label(others[0])})"
 
@@ -149,7 +149,7 @@ def _why_lost(candidate: ConfigForecast, best: ConfigForecast) -> str:
         return lacking(candidate)
     longer = candidate.step_s / best.step_s - 1
     if longer < AS_SHORT:
-        return "no shorter, and less plain"
+        return "no shorter, and less simple"
     if longer < A_LITTLE:
         return f"{100 * longer:.1f} % longer"
     return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
@@ -192,7 +192,7 @@ def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits)
     """Explain that nothing fits: the config that lacks the least, and changes that would help."""
     message = [replace(c, reason=lacking(c)) for c in candidates]
     if not message:
-        sentence = "no config exists within what is asked for"
+        sentence = "no config exists within the requested limits"
         reason = (
             _fixed_rule(problem, limits) or "allow other degrees, another batch or more devices"
         )

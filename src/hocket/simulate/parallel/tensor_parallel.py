@@ -217,7 +217,7 @@ def one_part(problem: Problem, degree: int) -> Problem:
     regions = regions_of(problem.graph)
     if regions is None:
         raise CheckError(
-            f"the matrices of {problem.graph.name} cannot be divided",
+            f"the matrices of {problem.graph.name} cannot be split",
             hint="layers with the names of GPT-2, Llama, OPT or BERT can; plan without it",
         )
     graph = _part(problem.graph, regions, degree, problem.costs.settings.get("profile") is not None)
