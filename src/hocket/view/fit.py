@@ -12,7 +12,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN
-from hocket.simulate.at_peak import HeldStorage, held_at_peak
+from hocket.simulate.storages import HeldStorage, held_at_peak
 from hocket.view.budgeted import WithinBudget, decided, parameter_bytes
 from hocket.view.facts import HostCopies
 from hocket.view.names import inert

@@ -23,6 +23,7 @@ from hocket.plan.sections import Waves
 from hocket.plan.sections.waves import NUM_STREAMS
 from hocket.simulate.parallel.graph_builder import StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
+from hocket.simulate.storages import storage_spans
 from hocket.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -177,15 +178,9 @@ def stream_memory(step: ExpandedStep, timeline: Timeline) -> StreamMemory:
     """Return the memory of the first replica's device over a step with waves."""
     graph = step.problem.graph
     is_here = step.device_of == int(step.device_of[step.passes[0][0].max()])
-    root, producer = graph.root_of, graph.tensor_producer
+    producer = graph.tensor_producer
     owners = np.flatnonzero((producer >= 0) & (graph.held_bytes > 0) & is_here[producer])
-    number = np.full(graph.num_tensors, -1)
-    number[owners] = np.arange(len(owners))
-    used = number[root[graph.reads]]
-    end_s = timeline.op_end_s[producer[owners]].copy()
-    np.maximum.at(end_s, used[used >= 0], timeline.op_end_s[graph.reader[used >= 0]])
-    held = number[root[graph.is_held]]
-    end_s[held[held >= 0]] = timeline.makespan_s
+    end_s = np.minimum(storage_spans(graph, timeline)[1][owners], timeline.makespan_s)
     working = np.flatnonzero(is_here & (graph.workspace_bytes > 0))
     makers = np.concatenate((producer[owners], working))
     return StreamMemory(

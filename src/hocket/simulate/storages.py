@@ -1,4 +1,4 @@
-"""Storages on a device at its memory peak. O(tensors + reads), numpy."""
+"""Lifetimes of storages in a timeline, and storages held at a peak. O(tensors + reads), numpy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.graph.graph import Role
+from hocket.base.arrays import FloatArray
+from hocket.graph.graph import Graph, Role
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 
@@ -22,6 +23,20 @@ class HeldStorage:
     """Module of the op that made it; empty for storages from before the step."""
 
 
+def storage_spans(graph: Graph, timeline: Timeline) -> tuple[FloatArray, FloatArray]:
+    """Return the start and the end of each storage on the device that makes it, by its owner.
+
+    A storage exists from the start of its producer to the end of its last reader; storages from
+    before the step begin at minus infinity, and those held to the end of the step end at infinity.
+    """
+    producer, made = np.maximum(graph.tensor_producer, 0), graph.tensor_producer >= 0
+    begin = np.where(made, timeline.op_start_s[producer], -np.inf)
+    end = np.where(made, timeline.op_end_s[producer], -np.inf)
+    np.maximum.at(end, graph.root_of[graph.reads], timeline.op_end_s[graph.reader])
+    end[graph.root_of[graph.is_held]] = np.inf
+    return begin, end
+
+
 def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     """Return the storages held on the first device at its peak, the largest first, without
     workspaces.
@@ -33,14 +48,7 @@ def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     if not len(held):
         return []
     peak_s = float(times[int(np.argmax(held))])
-    producer = graph.tensor_producer
-    made = producer >= 0
-    begin = np.where(made, timeline.op_start_s[np.maximum(producer, 0)], -np.inf)
-    end = np.where(made, timeline.op_end_s[np.maximum(producer, 0)], -np.inf)
-    reader = graph.reader
-    root = graph.root_of
-    np.maximum.at(end, root[graph.reads], timeline.op_end_s[reader])
-    np.maximum.at(end, root, np.where(graph.is_held, np.inf, end))
+    begin, end = storage_spans(graph, timeline)
     owner = np.append(timeline.op_device, 0)[graph.owner_op]
     # At the end of an op its inputs are free again, at the begin of the next its outputs are there.
     there = (begin <= peak_s) & (end > peak_s) & (graph.held_bytes > 0) & (owner == 0)
@@ -50,7 +58,7 @@ def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
             name=graph.tensor_names[tensor],
             num_bytes=int(graph.held_bytes[tensor]),
             role=Role(int(graph.tensor_role[tensor])),
-            module=graph.module_of(int(producer[tensor])) if made[tensor] else "",
+            module=graph.module_of(int(producer)) if producer >= 0 else "",
         )
-        for tensor in order
+        for tensor, producer in zip(order, graph.tensor_producer[order], strict=True)
     ]
