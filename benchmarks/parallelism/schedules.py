@@ -48,7 +48,7 @@ def time_recheck() -> None:
         for m in (32, 64, 100, 128, 200)
         for name, chunks in (
             ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 6), ("zb-h1", 1),
-            ("gpipe", 1), ("zb-h2", 1), ("zb-v", 2), ("v-half", 2), ("dualpipe-v", 2),
+            ("gpipe", 1), ("zb-h2", 1), ("zb-v", 2), ("dualpipe-v", 2),
         )
     ]  # fmt: skip
     costs = {(p, chunks): random_costs(generator, p, chunks, 0.2) for _, p, _, chunks in cases}

@@ -33,7 +33,7 @@ from tests.cost.public_tables import public_tables
 PLAIN = Software(name="plain", dtype="float16", attention="plain")
 FLASH = Software(name="flash")
 GPT = find_model("gpt3-175b")
-V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
+V_SHAPED = ("zb-v", "dualpipe-v")
 
 
 def _chunks_of(schedule, chunks):

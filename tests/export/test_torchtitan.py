@@ -102,7 +102,7 @@ def test_a_pipeline_comes_back_to_the_last_action(monkeypatch):
 
 @pytest.mark.parametrize(
     ("schedule", "name"),
-    [("zb-h1", "PipelineScheduleSingle"), ("zb-v", "ZBVZeroBubble"), ("v-half", "ZBVZeroBubble")],
+    [("zb-h1", "PipelineScheduleSingle"), ("zb-v", "ZBVZeroBubble")],
 )
 def test_the_name_of_a_schedule_says_how_stages_lie(schedule, name, monkeypatch):
     config, _ = read_back(plan_of(*divided(LLAMA, schedule, 4)), monkeypatch)

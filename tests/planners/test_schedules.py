@@ -95,7 +95,6 @@ def test_held_microbatches_follow_their_formulas(num_devices):
         "zb-h1": num_devices,
         "zb-h2": 2 * num_devices - 1,
         "zb-v": num_devices,
-        "v-half": num_devices // 2 + 1,
         "dualpipe-v": num_devices + 0.5,
         "interleaved": num_devices + (num_devices - 1) / 2,
     }
@@ -104,13 +103,6 @@ def test_held_microbatches_follow_their_formulas(num_devices):
         chunks = schedule.num_stages // num_devices
         timeline = simulate_pipeline(schedule, even_costs(num_devices, chunks))
         assert timeline.peak_bytes.max() / chunks == expected, name
-
-
-@pytest.mark.parametrize("num_devices", [4, 5, 8, 16])
-def test_v_half_waits_less_than_two_thirds_of_1f1b(num_devices):
-    costs = even_costs(num_devices, 2)
-    half = simulate_pipeline(make_schedule("v-half", num_devices, 4 * num_devices), costs)
-    assert bubble(half) < 2 / 3 * (num_devices - 1) / (4 * num_devices)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

@@ -13,7 +13,7 @@ from hocket.planners.parallel.schedules import make_schedule
 
 CASES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("looped-bfs", 2),
-    ("zb-h1", 1), ("zb-h1", 2), ("zb-h2", 1), ("zb-v", 2), ("v-half", 2), ("dualpipe-v", 2),
+    ("zb-h1", 1), ("zb-h1", 2), ("zb-h2", 1), ("zb-v", 2), ("dualpipe-v", 2),
 ]  # fmt: skip
 """Every schedule, with chunks per device."""
 

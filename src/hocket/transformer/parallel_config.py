@@ -16,7 +16,7 @@ Recompute = Literal["none", "selective", "full"]
 """Recomputation in the backward pass: nothing, the inside of attention, or whole layers."""
 ScheduleName = Literal[
     "gpipe", "1f1b", "interleaved", "looped-bfs",
-    "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v",
+    "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
 ]  # fmt: skip
 """Order of forward and backward passes of pipeline stages; ``interleaved`` with one chunk is
 ``1f1b``."""
@@ -27,7 +27,7 @@ PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 """Schedules with one chunk per device."""
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 """Schedules with two or more chunks per device, assigned round-robin."""
-FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
+FOLDED: tuple[ScheduleName, ...] = ("zb-v", "dualpipe-v")
 """Schedules with two chunks per device; the second half runs on the devices in reverse order."""
 SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
 """Schedules that split the backward pass and delay weight gradients (zero bubble)."""

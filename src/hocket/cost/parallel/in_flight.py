@@ -32,7 +32,6 @@ def in_flight_chunks(
         "zb-h1": pipeline,
         "zb-h2": 2 * pipeline - 1,
         "zb-v": 2 * pipeline,
-        "v-half": pipeline + 2,
         "dualpipe-v": 2 * pipeline + 1,
     }[schedule]
     return held + 0 * (chunks + rank)

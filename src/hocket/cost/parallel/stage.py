@@ -17,14 +17,12 @@ from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
 from hocket.cost.parallel.setting import Setting
 
-FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
+FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, SCARCE = range(6)
 """Patterns of filling and draining a pipeline: `StageTimes.fill_s` has a row for each. With too few
 microbatches all but ``FLUSH`` approach ``SCARCE``."""
-PATTERN = {
-    "zb-h1": ZB_H1, "zb-h2": ZB_H2, "zb-v": ZB_V, "v-half": V_HALF, "dualpipe-v": DUALPIPE_V,
-}  # fmt: skip
+PATTERN = {"zb-h1": ZB_H1, "zb-h2": ZB_H2, "zb-v": ZB_V, "dualpipe-v": DUALPIPE_V}
 """Pattern of each schedule that splits the backward pass; the others have ``FLUSH``."""
-DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
+DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0)
 """Microbatches per pipeline rank from which each pattern reaches its own fill time."""
 GATHERED = 3
 """ZeRO stage that gathers weights for every pass."""
@@ -46,8 +44,6 @@ class StageTimes:
     """Seconds per chunk of transfers to and from the next stage, averaged over the ranks."""
     fill_s: FloatArray
     """[pattern, stage]: seconds per step that the most loaded device waits for the fill."""
-    lag_s: FloatArray
-    """Seconds that the most loaded device waits per microbatch under ``v-half``."""
 
 
 def ends_and_middle(layers: FloatArray, pipeline: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -80,7 +76,6 @@ def stage_times(
         other_s=layers * times.other_s,
         exchange_s=2 * send_s * (pipeline - 1) / pipeline,
         fill_s=fill_s,
-        lag_s=_uneven_s(times, setting, pipeline) / 2 * (pipeline > 1),
     )
 
 
@@ -120,7 +115,6 @@ def _fill_s(
             waits * np.maximum(forward + back - 2 * weight, forward),
             waits * (forward / 2 + uneven / 4),
             waits * (forward / 2 + uneven / 2),
-            flush / 2 + waits * 0.75 * uneven,
             waits * (forward + back),
         ]
     )

@@ -31,7 +31,6 @@ from hocket.cost.parallel.stage import (
     GATHERED,
     PATTERN,
     SCARCE,
-    V_HALF,
     StageTimes,
     stage_times,
 )
@@ -148,8 +147,7 @@ class Times:
         enough = np.maximum(np.array(DEPTH)[pattern] * self.configs.pipeline, 1)
         filled = np.minimum(1.0, count / enough)
         split_s = filled * fill_s[pattern, stage] + (1 - filled) * fill_s[SCARCE, stage]
-        lag_s = np.where(pattern == V_HALF, count * self.stages.lag_s[stage], 0.0)
-        return np.asarray(np.where(pattern == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
+        return np.asarray(np.where(pattern == FLUSH, flush_s, split_s), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

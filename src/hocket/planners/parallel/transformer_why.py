@@ -25,8 +25,6 @@ from hocket.transformer.rules import broken_degrees
 
 MOST_TIMES = 64
 """Largest number of hosts to suggest, as a multiple of the present hosts."""
-HOLD_LEAST: tuple[ScheduleName, ...] = ("1f1b", "v-half")
-"""Schedules that together include one with the least memory for every config."""
 
 
 def hosts_needed(problem: Problem, limits: Limits) -> list[str]:
@@ -60,7 +58,7 @@ def _fewest(problem: Problem, pool: Pool, limits: Limits) -> int | None:
 def _least(limits: Limits) -> Limits:
     """Narrow the limits to the options with the least memory."""
     fixed = dict(limits.fixed)
-    small = tuple(name for name in HOLD_LEAST if name in limits.schedules)
+    small: tuple[ScheduleName, ...] = ("1f1b",) if "1f1b" in limits.schedules else ()
     return replace(
         limits,
         max_microbatch=fixed.get("microbatch", 1),

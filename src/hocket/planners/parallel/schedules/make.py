@@ -13,66 +13,6 @@ from hocket.base.parts import even_parts
 from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallel.schedules.rows import Row, code, folded, from_rows, rounds
 
-# V-Half: a V of two chunks with about half the activations of 1F1B.
-#
-# Qi et al., "Pipeline parallelism with controllable memory" (NeurIPS 2024). One microbatch's
-# actions are laid out in unit slots, each pass from device to device at a steady pace, and the next
-# microbatch follows six slots later; how long a microbatch stays on a device, over six, is what it
-# holds. Paces that add up to half those of ZB-V halve the memory (floor(p/2) + 1 microbatches are
-# held), at a bubble of a little more than half that of 1F1B. O(actions).
-
-_PERIOD = 6
-_PACES = (2, 1, 2, 1)
-"""Slots from a device to the next per pass: forward there and back, backward there and back."""
-_EVEN_GAPS, _ODD_GAPS = (4, 1, 5), (2, 1, 1)
-"""Slots between these passes, for an even and an odd number of devices.
-
-Of all gaps with which no two actions of a device ever collide, these hold and wait the least.
-"""
-_CODES = [
-    code(work, chunk)
-    for work in (StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT)
-    for chunk in (0, 1)
-]
-
-
-def v_half(num_devices: int, num_microbatches: int) -> Schedule:
-    """Make a schedule of two stages per device, placed as a V."""
-    slot = _with_weights(_passes(num_devices, *(_ODD_GAPS if num_devices % 2 else _EVEN_GAPS)))
-    later = _PERIOD * np.arange(num_microbatches)
-    codes = np.repeat(_CODES, num_microbatches)
-    rows = [
-        codes[np.argsort((slot[:, device, None] + later).ravel(), kind="stable")]
-        for device in range(num_devices)
-    ]
-    return from_rows("v-half", num_microbatches, folded(num_devices), rows)
-
-
-def _passes(num_devices: int, turn: int, loss: int, back_turn: int) -> NDArray[np.int64]:
-    """[forward 0 and 1, backward 0 and 1; device]: slots, with the given gaps between passes."""
-    there, back = np.arange(num_devices), np.arange(num_devices)[::-1]
-    forward = _PACES[0] * there
-    forward_back = forward[-1] + turn + _PACES[1] * back
-    backward = forward_back[0] + loss + _PACES[2] * there
-    backward_back = backward[-1] + back_turn + _PACES[3] * back
-    return np.stack([forward, forward_back, backward_back, backward])
-
-
-def _with_weights(slot: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add weight gradients: each in the first free slot after its input gradient."""
-    num_devices = slot.shape[1]
-    weights = np.zeros((2, num_devices), dtype=np.int64)
-    for device in range(num_devices):
-        taken = set((slot[:, device] % _PERIOD).tolist())
-        for chunk in (1, 0):
-            at = int(slot[2 + chunk, device]) + 1
-            while at % _PERIOD in taken:
-                at += 1
-            taken.add(at % _PERIOD)
-            weights[chunk, device] = at
-    return np.concatenate([slot, weights])
-
-
 # DualPipeV: a V of two chunks whose forwards and backwards go in pairs.
 #
 # DeepSeek-AI, "DeepSeek-V3 technical report" (2024), in the form with one copy of the weights that
@@ -304,7 +244,6 @@ LOOPED: dict[str, Callable[[int, int, int], Schedule]] = {
 """Schedules with any number of chunks per device, in rounds over all devices."""
 FOLDED: dict[str, Callable[[int, int], Schedule]] = {
     "zb-v": zb_v,
-    "v-half": v_half,
     "dualpipe-v": dualpipe_v,
 }
 """Schedules with two chunks per device, placed as a V."""
