@@ -29,7 +29,7 @@ from hocket.planners.parallel.device_groups import (
     best_cut,
     even_sizes,
     group_of,
-    shared_out,
+    split_batch,
 )
 from hocket.planners.parallel.search import search_parallel, structures
 from hocket.planners.parallel.simulated import Budget, simulated
@@ -61,7 +61,7 @@ def test_it_is_deterministic(unequal, comparison):
 def test_unequal_devices_get_unequal_shares(unequal):
     tables = tables_of(unequal)
     groups = tuple(group_of(tables, (device,), True) for device in range(3))
-    taken = shared_out(groups, 12)
+    taken = split_batch(groups, 12)
     assert sum(taken) == 12
     assert taken[0] > taken[1] > taken[2]
 
@@ -74,7 +74,7 @@ def test_shares_are_the_best_of_all_shares(unequal):
         for taken in product(range(13), repeat=3)
         if sum(taken) == 12
     )
-    taken = shared_out(groups, 12)
+    taken = split_batch(groups, 12)
     assert max(g.time_s[n] for g, n in zip(groups, taken, strict=True)) == pytest.approx(best)
 
 
