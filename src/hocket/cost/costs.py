@@ -47,7 +47,7 @@ class Costs:
     reserved_bytes: NDArray[np.int64]
     """[device type]: bytes that libraries reserve on each device; 0 if unknown."""
     settings: Mapping[str, Any]
-    """Profile, calibration and options from which the costs can be computed again."""
+    """Profile, calibration and options from which the costs can be recomputed."""
     demand: FloatArray | None = None
     """[quantity, device type, op]: demand for device and host when two streams run concurrently;
     see `hocket.cost.demand`. None: streams do not slow each other down."""

@@ -35,8 +35,8 @@ class PathStep:
     start_s: float
     end_s: float
     reason: Reason
-    """What the step waited for last. ``start``: nothing; ``data``: a tensor was computed or sent;
-    ``device``: the device ran another op; ``link``: another transfer came first."""
+    """Cause that the step waited for last. ``start``: nothing; ``data``: a tensor was computed or
+    sent; ``device``: the device ran another op; ``link``: another transfer came first."""
     wait_s: float
     """Seconds for which the device was idle (``data``), the op's inputs were complete (``device``)
     or the tensor was ready to be sent (``link``) before the step started."""

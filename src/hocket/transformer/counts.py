@@ -18,7 +18,7 @@ Convention = Literal[
     "hardware-selective-published",
     "hardware-selective-once",
 ]
-"""How the FLOPs of a step are counted.
+"""Convention by which the FLOPs of a step are counted.
 
 ``model``: a forward pass, and a backward pass of twice its work (MFU; Chowdhery et al. 2022), over
 all pairs of tokens; ``model-causal``: only pairs under the causal mask.

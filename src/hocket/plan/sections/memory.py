@@ -100,7 +100,7 @@ class Memory(Section):
     """Number of chunks of the batch for which logits and loss are computed and differentiated one
     after another, so that all logits never exist at the same time."""
     prefetch: int = 1
-    """How many blocks ahead streamed parameters and offloaded activations are fetched."""
+    """Number of blocks by which fetches of parameters and activations run ahead of their use."""
     async_update: bool = False
     """True if host updates may overlap with the next forward pass. Otherwise they end before the
     step ends, so that code that reads parameters between steps sees the new values."""

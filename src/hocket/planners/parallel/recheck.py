@@ -34,9 +34,9 @@ from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import ParallelConfig
 
-# Layers of a config's stages where equal shares do not exist or are not best.
+# Layers of a config's stages where equal numbers do not exist or are not best.
 #
-# What a layer costs on each device kind follows from the costs of stages with one layer and with
+# The cost of a layer on each device type follows from the costs of stages with one layer and with
 # none: their difference is a layer, and stages without layers show the embedding before the first
 # and the output layer after the last. The exact partitioner then divides layers under the memory of
 # every rank and with the microbatches that the schedule keeps in flight.

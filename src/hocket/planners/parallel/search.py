@@ -2,9 +2,9 @@
 
 A structure is a set of device groups that each hold the model, on one device or in stages. Every
 structure gets samples, microbatches and cuts by closed forms. The best are simulated as long as
-their closed form could still win, and the winners are improved by moving single samples, cuts and
-microbatches. Deterministic; the effort is counted in simulated ops. O(structures) closed forms, and
-simulations of the best.
+their closed form could still win, and the winners are improved by other schedules and by moving
+single samples and cuts. Deterministic; the effort is counted in simulated ops. O(structures) closed
+forms, and simulations of the best.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica
 from hocket.plan.sections.parallel import GRAPH_SCHEDULES
-from hocket.planners.candidates import Candidate, SimulatedCandidate
+from hocket.planners.candidates import SimulatedCandidate
 from hocket.planners.goal import Goal
 from hocket.planners.parallel.closed_form import Tables, tables_of
 from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
-from hocket.planners.parallel.device_groups import DeviceGroup, even_sizes, group_of, split_batch
+from hocket.planners.parallel.device_groups import DeviceGroup, group_of, split_batch
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
 from hocket.planners.placement.devices import workers
@@ -297,10 +297,6 @@ def search_parallel(
         _plan_exchange(tables, start, budget)
     for start in _starts(budget, must):
         _improve(tables, start, budget)
-    for start in _starts(budget, must):
-        turned = _reversed_stages(tables, start, budget)
-        if isinstance(turned, SimulatedCandidate) and turned.feasible:
-            _improve(tables, turned, budget)
     return _fitting(budget, must)
 
 
@@ -323,28 +319,6 @@ def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
         if (candidate.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
             first.setdefault((devices, parallel.sharded, parallel.tensor), candidate)
     return list(first.values())[:_STARTS]
-
-
-def _reversed_stages(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
-    """The same pipelines with their devices in reverse order, which closed forms hardly
-    distinguish.
-
-    None if all devices are of one type, or if the reverse order does not fit.
-    """
-    parallel = start.plan[Parallel]
-    if not parallel.is_staged or parallel.tensor > 1 or not budget.is_left:
-        return None
-    number = tables.problem.cluster.number_of
-    if len({tables.row(number[name]) for name in parallel.devices}) == 1:
-        return None
-    turned = []
-    for replica in parallel.replicas:
-        devices = tuple(number[name] for name in reversed(replica.devices))
-        group = group_of(tables, devices, len(parallel.replicas) > 1)
-        if not np.isfinite(group.time_s[replica.num_samples]):
-            return None
-        turned.append(group.replica(tables, replica.num_samples))
-    return fitted(tables, replace(parallel, replicas=tuple(turned)), budget)
 
 
 def _shard(start: SimulatedCandidate, budget: Budget) -> None:
@@ -454,7 +428,7 @@ def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
     """Move to the first better neighbour until there is none or the simulation budget is spent."""
     best, tables = start, tables_for(tables, start.plan[Parallel])
     moves: tuple[Callable[[Tables, Parallel], Iterator[Parallel]], ...] = (
-        _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
+        _other_schedules, _moved_samples, _moved_cuts,
     )  # fmt: skip
     improves = True
     while improves:
@@ -519,37 +493,6 @@ def _moved_cuts(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
                     continue
                 changed = replace(replica, cuts=tuple(cuts))
                 yield _with(parallel, index, changed)
-
-
-def _other_microbatches(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
-    """Neighbours with one more, one fewer, or twice as many microbatches of one replica."""
-    if parallel.sharded:
-        return  # all have equally many
-    for index, replica in enumerate(parallel.replicas):
-        count, number = len(replica.microbatches), replica.num_samples
-        for tried in (count - 1, count + 1, 2 * count):
-            if 1 <= tried <= number:
-                sizes = even_sizes(number, -(-number // tried))
-                if sizes != replica.microbatches:
-                    yield _with(parallel, index, replace(replica, microbatches=sizes))
-
-
-def _less_relief(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
-    """Neighbours with less recomputation, also by smaller microbatches, or device updates."""
-    kept = [replica.recomputed for replica in parallel.replicas]
-    if parallel.sharded and any(kept):
-        for fewer in (kept[0][: len(kept[0]) // 2], kept[0][:-1]):
-            replicas = (replace(replica, recomputed=fewer) for replica in parallel.replicas)
-            yield replace(parallel, replicas=tuple(replicas))
-    for index, replica in enumerate(parallel.replicas):
-        if replica.update == "host":
-            yield _with(parallel, index, replace(replica, update="device"))
-        if kept[index] and not parallel.sharded:
-            for fewer in (kept[index][: len(kept[index]) // 2], kept[index][:-1]):
-                yield _with(parallel, index, replace(replica, recomputed=fewer))
-            for count in (len(replica.microbatches) + 1, 2 * len(replica.microbatches)):
-                sizes = even_sizes(replica.num_samples, -(-replica.num_samples // count))
-                yield _with(parallel, index, replace(replica, microbatches=sizes, recomputed=()))
 
 
 def _with(parallel: Parallel, index: int, replica: Replica) -> Parallel:
