@@ -31,12 +31,12 @@ def test_best_of_each_family_is_within_three_percent_of_its_simulation(
     best = {}
     found = _estimates(tables_of(problem), workers(problem).tolist(), takes_all=False)
     for estimate in sorted(found, key=lambda estimate: estimate.seconds):
-        samples = {replica.num_samples for replica in estimate.shares.replicas}
+        samples = {replica.num_samples for replica in estimate.parallel.replicas}
         if len(samples) == 1:
             best.setdefault(estimate.family, estimate)
     least_s = min(estimate.seconds for estimate in best.values())
     hopeful = [each for each in best.values() if each.seconds <= WITHIN_REACH * least_s]
     assert len(hopeful) >= 2
     for estimate in hopeful:
-        step_s = simulate_parallel(problem, estimate.shares)[1].makespan_s
-        assert estimate.seconds == pytest.approx(step_s, rel=CLOSE), estimate.shares
+        step_s = simulate_parallel(problem, estimate.parallel)[1].makespan_s
+        assert estimate.seconds == pytest.approx(step_s, rel=CLOSE), estimate.parallel
