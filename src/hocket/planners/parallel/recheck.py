@@ -42,27 +42,11 @@ from hocket.transformer import ParallelConfig
 # every rank and with the microbatches that the schedule keeps in flight.
 
 
-def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
-    """Layers of each virtual stage with the shortest step on the candidate's devices.
-
-    Raises `NoFeasiblePlanError` if no partition fits.
-    """
-    return _partition(candidate, reorder=False).layers
-
-
-def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
-    """The order of the candidate's device types, and the layers, with the shortest step.
-
-    Every rank has one stage. Raises `NoFeasiblePlanError` if no order and no partition fit.
-    """
-    ranks = candidate.stages.pool_of_rank
-    found = _partition(candidate, reorder=True)
-    # Each pool has one device type; pools are in the order in which the ranks first name them.
-    pools = list(dict.fromkeys(ranks))
-    return PoolStages.of_ranks([pools[kind] for kind in found.device_types]), found.layers
-
-
 def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
+    """Partition of the layers with the shortest step on the candidate's devices.
+
+    With ``reorder`` unequal ranks may change places. Raises `NoFeasiblePlanError` if nothing fits.
+    """
     config, kinds = candidate.config, candidate.kinds
     schedule = make_schedule(
         config.schedule, config.pipeline, config.num_microbatches, config.chunks
@@ -216,7 +200,7 @@ def simulated(candidate: ConfigForecast) -> ConfigForecast:
     """Simulate a candidate with even layers or, on unequal devices, with the best partition."""
     config, model = candidate.config, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
-        return _with_best_layers(candidate)
+        return _partitioned(candidate, reorder=False)
     if config.layers is None and model.layers % config.num_stages:
         config = replace(config, layers=most_in_the_middle(model.layers, config.num_stages))
     return run(candidate, config)
@@ -230,33 +214,23 @@ def balanced(candidate: ConfigForecast) -> ConfigForecast:
     is_mixed = len(candidate.stages.pools) > 1
     if candidate.config.num_stages == 1 or not (candidate.simulated or is_mixed):
         return candidate
-    other = _in_best_order(candidate) if is_mixed else _with_best_layers(candidate)
+    other = _partitioned(candidate, reorder=is_mixed)
     if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
         return candidate
     return other
 
 
-def _with_best_layers(candidate: ConfigForecast) -> ConfigForecast:
+def _partitioned(candidate: ConfigForecast, *, reorder: bool) -> ConfigForecast:
+    """The candidate with its best partition, simulated; infeasible if none fits."""
     try:
-        layers = best_layers(candidate)
+        found = _partition(candidate, reorder=reorder)
     except NoFeasiblePlanError as error:
         return replace(candidate, feasible=False, reason=error.message)
-    return run(candidate, replace(candidate.config, layers=_or_none(layers)))
-
-
-def _in_best_order(candidate: ConfigForecast) -> ConfigForecast:
-    if candidate.config.chunks > 1:
-        return candidate
-    try:
-        stages, layers = best_order(candidate)
-    except NoFeasiblePlanError:
-        return candidate
-    config = replace(candidate.config, layers=_or_none(layers))
-    return run(replace(candidate, stages=stages), config)
-
-
-def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if len(set(layers)) == 1 else layers
+    # Each pool has one device type; types are numbered in the order in which ranks first have them.
+    pools = list(dict.fromkeys(candidate.stages.pool_of_rank))
+    stages = PoolStages.of_ranks([pools[kind] for kind in found.device_types])
+    layers = found.layers if len(set(found.layers)) > 1 else None
+    return run(replace(candidate, stages=stages), replace(candidate.config, layers=layers))
 
 
 def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
