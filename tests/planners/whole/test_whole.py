@@ -204,15 +204,6 @@ def test_the_bound_holds_for_every_way(unequal):
     assert all(way.step_s >= bound for way in search_parallel(unequal, budget))
 
 
-def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
-    budget = Budget(unequal)
-    search_parallel(unequal, budget)
-    tried = {
-        replica.devices for shares, _ in budget.seen for replica in shares.replicas if replica.cuts
-    }
-    assert any(devices[::-1] in tried for devices in tried)
-
-
 def test_replicas_that_are_asked_for_get_a_sample_each_even_where_that_is_slower():
     tiny = problem_on(capture_sizes(Stack((8, 8)), torch.zeros(6, 1, 8)), "1xh100-80g+2xk80")
     assert len(search_parallel(tiny, Budget(tiny))[0].plan[Parallel].replicas) == 1
