@@ -151,7 +151,8 @@ BROKEN = {
     "stage of nobody": (_set(*SCHEDULE, "device_of_stage", [0, 9]), "rank that does not exist"),
     "word": (_set(*SCHEDULE, "actions", 0, "F0.0 X1.1"), "'X1.1'"),
     "action of another": (
-        _set(*SCHEDULE, "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is on device 0, not on 1",
+        _set(*SCHEDULE, "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"),
+        "stage 1 is on device 0, not on 1",
     ),
     "action twice": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.0 F0.2 B0.0 B0.1 B0.2"),
