@@ -10,6 +10,7 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.graph.graph import Role
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
+from hocket.planners.shared import once_per_problem
 
 
 class TaskTable(NamedTuple):
@@ -21,8 +22,6 @@ class TaskTable(NamedTuple):
 
     op_s: FloatArray
     """[device, op]: seconds; infinite if the op cannot run there."""
-    group: LongArray
-    """Per op: group whose ops must share a device, numbered densely; -1 if none."""
     workspace_bytes: LongArray
     read_ptr: LongArray
     reads: LongArray
@@ -52,6 +51,7 @@ class TaskTable(NamedTuple):
     """Usable bytes per device."""
 
 
+@once_per_problem
 def task_table(problem: Problem) -> TaskTable:
     """Build the table of a problem."""
     graph, costs = problem.graph, problem.costs
@@ -60,10 +60,8 @@ def task_table(problem: Problem) -> TaskTable:
     unit_s = routes.hops.astype(np.float64) if stated else 1 / routes.bandwidth_bps
     work = costs.tensor_s if costs.tensor_s is not None else costs.tensor_bytes
     before = graph.tensor_producer < 0
-    _, dense = np.unique(graph.group, return_inverse=True)
     return TaskTable(
         op_s=table(costs.op_s[costs.device_row], np.float64),
-        group=table(np.where(graph.group >= 0, dense - int((graph.group < 0).any()), -1), np.int64),
         workspace_bytes=table(graph.workspace_bytes, np.int64),
         read_ptr=table(graph.read_ptr, np.int64),
         reads=table(graph.reads, np.int64),

@@ -18,58 +18,11 @@ from hocket.kernels import kernel
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.shared import longest_from_start, longest_to_end
+from hocket.planners.tables import task_table
 from hocket.simulate.evaluate import Evaluator
 from hocket.simulate.instructions import Given, PlaceTable, RunTable, TransferTable
 from hocket.simulate.state import Spans
-
-# Longest paths through a placed graph, compiled: to the end, and from the start.
-
-
-class Placed(NamedTuple):
-    """Placed ops and the cost of transferring their tensors."""
-
-    device: LongArray
-    duration_s: FloatArray
-    made_ptr: LongArray
-    user_ptr: LongArray
-    users: LongArray
-    work: FloatArray
-    latency_s: FloatArray
-    """[src, dst]: seconds."""
-    unit_s: FloatArray
-    """[src, dst]: seconds per unit of work."""
-
-
-@kernel
-def _transfer_s(placed: Placed, tensor: int, src: int, dst: int) -> float:
-    if src == dst:
-        return 0.0
-    seconds: float = placed.latency_s[src, dst] + placed.work[tensor] * placed.unit_s[src, dst]
-    return seconds
-
-
-@kernel
-def fill_levels(placed: Placed, to_end_s: FloatArray, from_start_s: FloatArray) -> None:
-    """Fill, per op, the longest path from its start to the end and from the beginning to its start.
-
-    ``from_start_s`` must be zeros initially.
-    """
-    for op in range(len(placed.device) - 1, -1, -1):
-        src, longest_s = placed.device[op], 0.0
-        for tensor in range(placed.made_ptr[op], placed.made_ptr[op + 1]):
-            for index in range(placed.user_ptr[tensor], placed.user_ptr[tensor + 1]):
-                user = placed.users[index]
-                sent_s = _transfer_s(placed, tensor, src, placed.device[user])
-                longest_s = max(longest_s, sent_s + to_end_s[user])
-        to_end_s[op] = placed.duration_s[op] + longest_s
-    for op in range(len(placed.device)):
-        src, end_s = placed.device[op], from_start_s[op] + placed.duration_s[op]
-        for tensor in range(placed.made_ptr[op], placed.made_ptr[op + 1]):
-            for index in range(placed.user_ptr[tensor], placed.user_ptr[tensor + 1]):
-                user = placed.users[index]
-                sent_s = _transfer_s(placed, tensor, src, placed.device[user])
-                from_start_s[user] = max(from_start_s[user], end_s + sent_s)
-
 
 # How late ops could start without making the step longer, compiled.
 
@@ -120,42 +73,27 @@ class Levels(NamedTuple):
 
 def levels(problem: Problem, device_of: IntArray) -> Levels:
     """Compute the levels of every op."""
-
-    graph, costs = problem.graph, problem.costs
-    stated, routes = costs.tensor_s is not None, costs.routes
-    placed = Placed(
-        device=table(device_of, np.int64),
-        duration_s=table(
-            costs.op_s[costs.device_row[device_of], np.arange(graph.num_ops)], np.float64
-        ),
-        made_ptr=table(graph.made_ptr, np.int64),
-        user_ptr=table(graph.user_ptr, np.int64),
-        users=table(graph.users, np.int64),
-        work=table(costs.tensor_bytes if costs.tensor_s is None else costs.tensor_s, np.float64),
-        latency_s=table(routes.latency_s, np.float64),
-        unit_s=table(routes.hops if stated else 1 / routes.bandwidth_bps, np.float64),
-    )
-    found = Levels(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
-    fill_levels(placed, found.to_end_s, found.from_start_s)
-    return found
+    graph, tasks = problem.graph, task_table(problem)
+    sent = np.repeat(np.arange(graph.num_tensors), np.diff(graph.user_ptr))
+    src, dst = np.append(device_of, 0)[graph.tensor_producer[sent]], device_of[graph.users]
+    transfer_s = tasks.latency_s[src, dst] + tasks.work[sent] * tasks.unit_s[src, dst]
+    edge_s = np.where(src == dst, 0.0, transfer_s)
+    return _levels(graph, tasks.op_s[device_of, np.arange(graph.num_ops)], edge_s)
 
 
 def longest_paths(graph: Graph, op_s: FloatArray) -> FloatArray:
     """Per op: the longest path to the end, without transfers."""
-    nowhere = table(np.zeros((1, 1)), np.float64)
-    placed = Placed(
-        device=table(np.zeros(graph.num_ops), np.int64),
-        duration_s=table(op_s, np.float64),
-        made_ptr=table(graph.made_ptr, np.int64),
-        user_ptr=table(graph.user_ptr, np.int64),
-        users=table(graph.users, np.int64),
-        work=table(np.zeros(graph.num_tensors), np.float64),
-        latency_s=nowhere,
-        unit_s=nowhere,
-    )
-    to_end_s = np.zeros(graph.num_ops)
-    fill_levels(placed, to_end_s, np.zeros(graph.num_ops))
-    return to_end_s
+    return _levels(graph, op_s, np.zeros(len(graph.users))).to_end_s
+
+
+def _levels(graph: Graph, op_s: FloatArray, edge_s: FloatArray) -> Levels:
+    """Return the levels, given the seconds of each op and of each entry of ``graph.users``."""
+    # Tensors are sorted by producer, so the readers of all results of an op are adjacent.
+    edges = table(graph.user_ptr[graph.made_ptr], np.int64), table(graph.users, np.int64), edge_s
+    found = Levels(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
+    longest_to_end(*edges, table(op_s, np.float64), found.to_end_s)
+    longest_from_start(*edges, table(op_s, np.float64), found.from_start_s)
+    return found
 
 
 def placement_of(plan: Plan) -> IntArray:
