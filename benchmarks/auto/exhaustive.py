@@ -25,12 +25,12 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.make import make_problem
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
+from hocket.planners.devices import workers
 from hocket.planners.parallel.closed_form import Tables, block_edges, tables_of
 from hocket.planners.parallel.compare import compare_parallel
 from hocket.planners.parallel.device_groups import even_sizes
 from hocket.planners.parallel.search import least_s, structures
 from hocket.planners.parallel.simulated import simulated
-from hocket.planners.placement.devices import workers
 
 BATCH = 8
 COUNTS = (1, 2, 4, 8)

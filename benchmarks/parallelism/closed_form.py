@@ -16,9 +16,9 @@ from same_answer import CONFIGURATIONS
 from hocket.cli.sources import ModelOptions, load_graph
 from hocket.plan.make import make_problem
 from hocket.plan.words import in_words
+from hocket.planners.devices import workers
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.parallel.search import Estimate, _estimates
-from hocket.planners.placement.devices import workers
 from hocket.simulate.engine import simulate_parallel
 
 

@@ -15,7 +15,7 @@ from hocket.graph.generators import generate
 from hocket.kernels.containers import table
 from hocket.plan.make import make_problem
 from hocket.plan.plan import Plan
-from hocket.planners.placement.devices import workers
+from hocket.planners.devices import workers
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.pardnn.critical_path_moves import crossing_moves, improve

@@ -5,9 +5,9 @@ import pytest
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.make import make_problem
+from hocket.planners.devices import workers
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.parallel.search import _estimates
-from hocket.planners.placement.devices import workers
 from hocket.simulate.engine import simulate_parallel
 
 CLOSE = 0.03

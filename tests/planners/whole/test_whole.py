@@ -18,6 +18,7 @@ from hocket.plan.make import make_problem
 from hocket.plan.sections import Memory, Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
+from hocket.planners.devices import workers
 from hocket.planners.goal import num_devices
 from hocket.planners.memory.frontier import minimum_memory_bytes
 from hocket.planners.parallel.batch_bound import batch_bound
@@ -33,7 +34,6 @@ from hocket.planners.parallel.device_groups import (
 )
 from hocket.planners.parallel.search import search_parallel, structures
 from hocket.planners.parallel.simulated import Budget, simulated
-from hocket.planners.placement.devices import workers
 
 
 def test_the_winner_is_the_simplest_within_the_error_range_and_not_below_the_bound(comparison):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
-from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.bound_kernels import Sides, new_together, new_tree
+from hocket.planners.devices import op_s_of_units, require_runnable
 from hocket.planners.max_load.device_classes import dual_weights, least_weighted
 from hocket.planners.tables import task_table
 
@@ -97,10 +97,11 @@ def find_classes(problem: Problem, units: BoundUnits) -> BoundClasses:
     tasks = task_table(problem)
     class_of = _class_of(problem)
     count = int(class_of.max()) + 1
-    op_s = np.array([tasks.op_s[class_of == index].min(axis=0) for index in range(count)])
+    require_runnable(problem, units.of_op)
+    device_op_s = op_s_of_units(problem, units.of_op)[problem.costs.device_row]
     latency_s = _least(tasks.latency_s, class_of)
     return BoundClasses(
-        op_s=_op_s_of_units(problem, units, op_s),
+        op_s=np.array([device_op_s[class_of == index].min(axis=0) for index in range(count)]),
         of_device=class_of,
         num_devices=np.bincount(class_of, minlength=count).astype(np.int64),
         latency_s=latency_s,
@@ -115,22 +116,6 @@ def _class_of(problem: Problem) -> LongArray:
     if class_of.max(initial=0) >= MAX_CLASSES:
         return np.zeros(len(class_of), dtype=np.int64)
     return class_of.astype(np.int64)
-
-
-def _op_s_of_units(problem: Problem, units: BoundUnits, op_s: FloatArray) -> FloatArray:
-    """Set the times of all ops of a unit to infinity on classes that cannot run one of them."""
-    able = np.ones((len(op_s), units.count), dtype=np.bool_)
-    for row, seconds in enumerate(op_s):
-        able[row, units.of_op[~np.isfinite(seconds)]] = False
-    num_able = np.count_nonzero(able, axis=0)
-    stuck = np.flatnonzero(num_able[units.of_op] == 0)
-    if len(stuck):
-        raise NoFeasiblePlanError(
-            f"no device can run op {problem.graph.op_names[stuck[0]]!r} with the ops that must "
-            "sit with it",
-            hint="add a device of a kind that can run it",
-        )
-    return np.where(able[:, units.of_op], op_s, np.inf)
 
 
 def _least(matrix: FloatArray, class_of: LongArray) -> FloatArray:

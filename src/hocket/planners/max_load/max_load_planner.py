@@ -26,6 +26,7 @@ from hocket.base.joined import JoinedSets
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
+from hocket.planners.devices import require_runnable
 from hocket.planners.max_load.contiguous_split import (
     FoundPlacement,
     between_necks,
@@ -254,7 +255,7 @@ def _planned(
     problem: Problem, plan: Plan, search: Callable[[_Case], FoundPlacement | None]
 ) -> Plan:
     pieces = pieces_of(problem)
-    _require_runnable(problem, pieces)
+    require_runnable(problem, pieces.piece_of)
     case = _Case(problem, pieces, is_uniform(link_times(problem)), problem.memory_bytes)
     for _ in range(_MAX_ROUNDS):
         answer = search(case)
@@ -307,13 +308,3 @@ def _scattered(case: _Case) -> FoundPlacement | None:
         limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
     )  # fmt: skip
     return FoundPlacement(best.device_of, is_proven=False)
-
-
-def _require_runnable(problem: Problem, pieces: Pieces) -> None:
-    stuck = np.flatnonzero(~np.isfinite(pieces.seconds).any(axis=0))
-    if len(stuck):
-        name = problem.graph.op_names[int(np.flatnonzero(pieces.piece_of == stuck[0])[0])]
-        raise NoFeasiblePlanError(
-            f"no device can run op {name!r} with the ops that must sit with it",
-            hint="add a device of a kind that can run it",
-        )

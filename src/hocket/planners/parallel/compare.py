@@ -31,6 +31,7 @@ from hocket.planners.candidates import (
     empty_plan,
     propose,
 )
+from hocket.planners.devices import workers
 from hocket.planners.goal import TIED, Goal, cost_efficiency_text, num_devices, objective_text
 from hocket.planners.goal import ranked as rank
 from hocket.planners.memory.budget import BudgetFit
@@ -44,7 +45,6 @@ from hocket.planners.parallel.search import search_parallel
 from hocket.planners.parallel.sharded import checkpointed, equal_shards, unequal_shards
 from hocket.planners.parallel.simulated import Budget
 from hocket.planners.placement.baselines import layer_of
-from hocket.planners.placement.devices import workers
 from hocket.planners.registry import BASE
 from hocket.planners.waves.wave_candidate import two_stream_candidate
 from hocket.simulate.analysis import bottleneck

@@ -18,8 +18,8 @@ from hocket.base.units import format_seconds, parse_bytes, parse_seconds
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.planners.candidates import Candidate
+from hocket.planners.devices import workers
 from hocket.planners.goal import dollars_per_million, num_devices
-from hocket.planners.placement.devices import workers
 from hocket.simulate.parallel.tensor_parallel import degrees_of
 
 

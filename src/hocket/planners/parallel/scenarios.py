@@ -18,10 +18,10 @@ from hocket.hardware.cluster import Cluster
 from hocket.hardware.kinds import preset_kinds
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
+from hocket.planners.devices import workers
 from hocket.planners.goal import Goal, goal_values
 from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import tables_of
-from hocket.planners.placement.devices import workers
 
 _COUNTS = (1, 2, 4, 8)
 _MOST_PLANNED = 4

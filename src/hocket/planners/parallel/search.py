@@ -25,13 +25,13 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica
 from hocket.plan.sections.parallel import GRAPH_SCHEDULES
 from hocket.planners.candidates import SimulatedCandidate
+from hocket.planners.devices import workers
 from hocket.planners.goal import Goal
 from hocket.planners.parallel.closed_form import Tables, tables_of
 from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
 from hocket.planners.parallel.device_groups import DeviceGroup, group_of, split_batch
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
-from hocket.planners.placement.devices import workers
 from hocket.simulate.parallel.batch_costs import best_ring, priced_at
 from hocket.simulate.parallel.stage_order import places_of
 from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regions_of

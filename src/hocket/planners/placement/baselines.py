@@ -28,7 +28,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners.candidates import empty_plan
-from hocket.planners.placement.devices import elsewhere, runnable, workers
+from hocket.planners.devices import elsewhere, runnable, workers
 from hocket.simulate.engine import simulate
 
 # One device: no parallelism, no transfers; the number that every other plan must beat.

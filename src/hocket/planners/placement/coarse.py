@@ -28,8 +28,8 @@ from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.devices import workers
 from hocket.planners.order.levels import levels
-from hocket.planners.placement.devices import workers
 from hocket.planners.shared import Planner, is_large, once_per_problem
 from hocket.simulate.engine import simulate
 

@@ -25,8 +25,8 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.step_bound import find_units, lower_bound
+from hocket.planners.devices import runnable
 from hocket.planners.placement.baselines import one_device
-from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.tables import TaskTable, task_table

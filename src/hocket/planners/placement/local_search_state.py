@@ -10,8 +10,8 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.devices import runnable
 from hocket.planners.order.levels import latest_starts, levels
-from hocket.planners.placement.devices import runnable
 from hocket.planners.shared import OpGroups, groups_of
 from hocket.simulate.evaluate import Changes, Evaluator, Score, changes_of
 

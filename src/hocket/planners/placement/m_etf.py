@@ -19,7 +19,7 @@ from hocket.base.units import format_bytes
 from hocket.graph.coarsen import bound_ops
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.devices import runnable
+from hocket.planners.devices import require_runnable
 from hocket.planners.placement.list_schedule.schedule_state import ScheduleState
 from hocket.planners.placement.list_schedule.schedule_tables import breadth_first, new_state
 from hocket.planners.tables import task_table
@@ -54,7 +54,7 @@ def list_schedule(
     if favourite is None or spared_s is None:
         favourite, spared_s = np.full(num_ops, -1, dtype=np.int32), np.zeros(num_ops)
     group = bound_ops(problem.graph)
-    _require_able_devices(problem, group)
+    require_runnable(problem, group)
     tasks = task_table(problem)
     order = breadth_first(problem.graph)
     state = new_state(problem, tasks, order, group, favourite, spared_s)
@@ -68,18 +68,6 @@ def list_schedule(
     device_of[order], start_s[order] = ops["device"], ops["start_s"]
     step_s = float(ops["end_s"].max(initial=0.0))
     return ListSchedule(device_of=device_of, start_s=start_s, step_s=step_s)
-
-
-def _require_able_devices(problem: Problem, group: IntArray) -> None:
-    num_able = runnable(problem, group).sum(axis=0)
-    stuck = np.flatnonzero(num_able[group] == 0)
-    if not len(stuck):
-        return
-    op = problem.graph.op_names[int(stuck[0])]
-    raise NoFeasiblePlanError(
-        f"no device can run op {op!r} with the ops that must sit with it",
-        hint="add a device of a kind that can run it",
-    )
 
 
 def _require_all_placed(problem: Problem, order: LongArray, state: ScheduleState) -> None:

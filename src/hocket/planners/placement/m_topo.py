@@ -19,7 +19,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
-from hocket.planners.placement.devices import elsewhere, runnable, workers
+from hocket.planners.devices import elsewhere, runnable, workers
 from hocket.planners.placement.list_schedule.schedule_tables import breadth_first
 
 

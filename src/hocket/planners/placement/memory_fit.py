@@ -30,8 +30,8 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
+from hocket.planners.devices import elsewhere, runnable, workers
 from hocket.planners.max_load.load_pieces import staying_bytes
-from hocket.planners.placement.devices import elsewhere, runnable, workers
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.pardnn.memory_moves import emulate, fit_memory, relieve
 from hocket.planners.shared import is_large

@@ -26,8 +26,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
+from hocket.planners.devices import workers
 from hocket.planners.memory.blocks import cut_step
-from hocket.planners.placement.devices import workers
 from hocket.planners.waves.wave_candidate import PLANNER
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel import priced_at

@@ -23,7 +23,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Waves
 from hocket.plan.sections.waves import NUM_STREAMS
 from hocket.planners.candidates import Candidate, empty_plan
-from hocket.planners.placement.devices import workers
+from hocket.planners.devices import workers
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel import ExpandedStep, priced_at
 from hocket.simulate.parallel.wave_streams import (

@@ -24,7 +24,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica, Waves
 from hocket.plan.sections.waves import NUM_STREAMS, Changes
-from hocket.planners.placement.devices import workers
+from hocket.planners.devices import workers
 from hocket.planners.waves.wave_candidate import (
     FULL,
     WaveCandidate,

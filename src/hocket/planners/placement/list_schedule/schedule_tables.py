@@ -16,6 +16,7 @@ from hocket.kernels import kernel
 from hocket.kernels.containers import ZERO, Heaps, new_heaps, table, zeros
 from hocket.kernels.heaps import pop, push
 from hocket.plan.problem import Problem
+from hocket.planners.devices import op_s_of_units
 from hocket.planners.placement.list_schedule import schedule_state as state
 from hocket.planners.placement.list_schedule.schedule_state import Net, Queues, Rows, ScheduleState
 from hocket.planners.tables import TaskTable
@@ -112,7 +113,7 @@ def new_state(
         ),
         queues=_queues(len(order), problem.cluster.num_devices),
         devices=_devices(problem),
-        kind_s=table(_kind_s(problem, order, group_of), np.float64),
+        kind_s=table(op_s_of_units(problem, group)[:, order], np.float64),
         groups=groups,
         members=table(np.argsort(group_of, kind="stable"), np.int64),
         families=table(family, np.int64),
@@ -207,18 +208,6 @@ def _groups(tasks: TaskTable, order: LongArray, group: LongArray, owner: LongArr
         reserve_bytes=reserve_bytes,
         bound=-1,
     )
-
-
-def _kind_s(problem: Problem, order: LongArray, group: LongArray) -> FloatArray:
-    """Op times per device type; infinite for a whole group if one of its ops cannot run."""
-    kind_s = problem.costs.op_s[:, order]
-    for seconds in kind_s:
-        never = np.flatnonzero(~np.isfinite(seconds))
-        if len(never):
-            stuck = np.zeros(int(group.max()) + 1, dtype=np.bool_)
-            stuck[group[never]] = True
-            seconds[stuck[group]] = np.inf
-    return kind_s
 
 
 def _devices(problem: Problem) -> Rows:

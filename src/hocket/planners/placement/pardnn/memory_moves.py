@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.graph.graph import Phase, Role
 from hocket.plan.problem import Problem
-from hocket.planners.placement.devices import workers
+from hocket.planners.devices import workers
 from hocket.planners.placement.pardnn.unit_work import units
 from hocket.planners.shared import is_large
 from hocket.planners.tables import mean_transfer_s

@@ -16,7 +16,7 @@ import numpy as np
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
-from hocket.planners.placement.devices import workers
+from hocket.planners.devices import workers
 from hocket.planners.placement.pardnn.memory_moves import fit_memory
 from hocket.planners.placement.pardnn.simulated_trials import Trial, Trials, faster, fitter
 from hocket.planners.placement.pardnn.unit_work import devices_of, units, work_of

@@ -16,7 +16,7 @@ from hocket.graph.coarsen import bound_ops
 from hocket.kernels import kernel
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
-from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.devices import elsewhere, op_s_of_units, workers
 from hocket.planners.shared import OpGroups, groups_of, longest_from_start, longest_to_end
 from hocket.planners.tables import mean_transfer_s
 
@@ -52,14 +52,13 @@ class Devices(NamedTuple):
 def devices_of(problem: Problem, unit: IntArray) -> Devices:
     """Op times on workers, and on other devices for units that no worker can run."""
     forced = elsewhere(problem, unit)[unit]
-    op_s = problem.costs.op_s[problem.costs.device_row].copy()
+    op_s = op_s_of_units(problem, unit)[problem.costs.device_row]
     chosen = workers(problem)
     is_worker = np.zeros(len(op_s), dtype=np.bool_)
     is_worker[chosen] = True
     if not is_worker.all() or (forced >= 0).any():
         device = np.arange(len(op_s))[:, None]
         op_s[np.where(forced >= 0, forced != device, ~is_worker[:, None])] = np.inf
-    _spread_limits(op_s, unit)
     mean_s = mean_op_s(op_s)
     runs = np.isfinite(op_s)
     own_s = np.where(runs, op_s, 0.0).sum(axis=1)
@@ -99,14 +98,6 @@ def mean_op_s(op_s: FloatArray) -> FloatArray:
     runs = np.isfinite(op_s)
     total: FloatArray = np.where(runs, op_s, 0.0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
     return total
-
-
-def _spread_limits(op_s: FloatArray, unit: IntArray) -> None:
-    """Mark all ops of a unit as infeasible on each device that cannot run one of them."""
-    for row in op_s:
-        stuck = ~np.isfinite(row)
-        if stuck.any():
-            row[np.isin(unit, unit[stuck])] = np.inf
 
 
 def _edge_seconds(problem: Problem, tensor_s: FloatArray) -> FloatArray:
