@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.planners.placement.m_sct import ReaderPairs, make_net
+from hocket.planners.tables import ReaderPairs, make_net
 
 OP_S = st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 0.1])
 COST_S = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 5.0, 0.3])
@@ -28,20 +28,6 @@ def nets(draw: Any, max_ops: int = 7, max_edges: int = 9) -> ReaderPairs:
 def net_from(op_s: list[float], edges: list[tuple[int, int]], cost_s: list[float]) -> ReaderPairs:
     src, dst = np.array(edges, dtype=np.int32).reshape(-1, 2).T
     return make_net(np.array(op_s), src, dst, np.array(cost_s, dtype=np.float64))
-
-
-@st.composite
-def nets_with_favours(draw: Any) -> tuple[ReaderPairs, np.ndarray]:
-    """A net and legal favours, some of them whole."""
-    net = draw(nets(max_edges=14))
-    favour, used = np.zeros(len(net.src)), np.zeros((2, len(net.op_s)))
-    for edge in draw(st.permutations(range(len(net.src)))):
-        src, dst = net.src[edge], net.dst[edge]
-        room = 1 - max(used[0, src], used[1, dst])
-        favour[edge] = room * draw(st.sampled_from([0.0, 1.0, 0.5, 0.3]))
-        used[0, src] += favour[edge]
-        used[1, dst] += favour[edge]
-    return net, favour
 
 
 def longest_by_hand(net: ReaderPairs, favour: Any) -> float:
@@ -98,15 +84,3 @@ def least_by_hand(net: ReaderPairs) -> float:
     found = linprog(goal, A_ub=np.array(rows), b_ub=limits, bounds=bounds)
     assert found.status == 0
     return float(found.fun)
-
-
-def greedy_edges(net: ReaderPairs, weight: Any) -> list[int]:
-    """Edges from the heaviest down, ties in order."""
-    begun, ended, chosen = set(), set(), []
-    for edge in sorted(range(len(net.src)), key=lambda e: (-weight[e], e)):
-        src, dst = int(net.src[edge]), int(net.dst[edge])
-        if weight[edge] > 0 and src not in begun and dst not in ended:
-            begun.add(src)
-            ended.add(dst)
-            chosen.append(edge)
-    return chosen

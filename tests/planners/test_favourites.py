@@ -1,14 +1,18 @@
-"""Favourite children: published cases, the net, the matching and the whole."""
+"""Favourite children: published cases, the net, the whole and the linear programme."""
 
+import math
+from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from planners.favourite_nets import (
     assert_matching,
     close,
+    is_legal,
     least_by_hand,
+    longest_by_hand,
+    nets,
     pairs_of,
 )
 from simulate.problems import joined, problem_of, problems
@@ -17,12 +21,8 @@ from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
 from hocket.plan.make import make_problem
 from hocket.planners.placement import m_sct as children
-from hocket.planners.placement.m_sct import (
-    favourite_children,
-    longest_path_s,
-    net_of,
-)
-from hocket.planners.tables import mean_transfer_s
+from hocket.planners.placement.m_sct import favourite_children, optimal_favours
+from hocket.planners.tables import ReaderPairs, mean_transfer_s, net_of
 
 
 def problem_from(
@@ -48,14 +48,12 @@ FAVOURITES_A = {(0, 1), (1, 2), (2, 5), (3, 4)}
 def test_case_a_has_the_published_favourites():
     found = favourite_children(problem_from(*CASE_A))
     assert pairs_of(found.child) == FAVOURITES_A
-    assert found.path_s == close(8.0)
 
 
-def test_case_a_has_the_same_favourites_by_descent(monkeypatch):
+def test_case_a_has_favourites_along_its_longest_path_without_the_programme(monkeypatch):
     monkeypatch.setattr(children, "optimal_favours", lambda net: None)
     found = favourite_children(problem_from(*CASE_A))
-    assert pairs_of(found.child) == FAVOURITES_A
-    assert found.path_s == pytest.approx(8.0, rel=0.01)
+    assert pairs_of(found.child) >= {(0, 1), (1, 2), (2, 5)}
 
 
 def test_case_b_keeps_favourites_that_rounding_at_a_tenth_would_lose():
@@ -70,7 +68,7 @@ def test_case_b_keeps_favourites_that_rounding_at_a_tenth_would_lose():
     net = net_of(problem)
     found = favourite_children(problem)
     assert len(pairs_of(found.child)) > 1
-    assert found.path_s == close(least_by_hand(net))
+    assert longest_by_hand(net, optimal_favours(net)) == close(least_by_hand(net))
 
 
 # ── the net ──────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +107,6 @@ def test_favourites_of_generated_problems_are_legal_and_repeatable(problem):
     net = net_of(problem)
     assert_matching(found.child, net)
     assert found.child.tolist() == again.child.tolist()
-    assert found.path_s == again.path_s
     cost_s = dict(
         zip(zip(net.src.tolist(), net.dst.tolist(), strict=True), net.cost_s, strict=True)
     )
@@ -124,18 +121,47 @@ def test_only_edges_on_long_paths_have_favourites():
     assert found.spared_s.tolist() == [2, 0, 0, 0]
 
 
-def test_large_problem_is_solved_by_descent_and_repeatable():
+def test_a_large_problem_has_a_favourite_on_each_step_of_its_longest_path():
     problem = make_problem(generate("gnmt", 10_000, 0), "16xv100-16g")
     found, again = favourite_children(problem), favourite_children(problem)
     net = net_of(problem)
     assert_matching(found.child, net)
     assert found.child.tolist() == again.child.tolist()
-    # No path can be shorter than if every transfer were free.
-    free_s = longest_path_s(net, np.ones(len(net.src)))
-    assert free_s <= found.path_s == again.path_s <= 1.03 * free_s
+    end_s, last = net.op_s.copy(), np.full(len(net.op_s), -1)
+    for src, dst, cost_s in zip(net.src, net.dst, net.cost_s, strict=True):
+        if last[dst] < 0 or end_s[src] + cost_s + net.op_s[dst] > end_s[dst]:
+            end_s[dst], last[dst] = end_s[src] + cost_s + net.op_s[dst], src
+    op = int(np.argmax(end_s))
+    while last[op] >= 0:
+        assert found.child[last[op]] >= 0
+        op = int(last[op])
 
 
 def test_one_device_has_no_favourites():
     found = favourite_children(problem_from(*CASE_A, num_devices=1))
     assert pairs_of(found.child) == set()
-    assert found.path_s == close(8.0)
+
+
+# ── the linear programme ─────────────────────────────────────────────────────────────────────
+
+
+def least_whole(net: ReaderPairs) -> float:
+    """The least longest path over all matchings."""
+    best = math.inf
+    for favour in product((0, 1), repeat=len(net.src)):
+        if is_legal(net, np.array(favour, dtype=np.float64)):
+            best = min(best, longest_by_hand(net, favour))
+    return best
+
+
+@given(nets())
+@settings(derandomize=True, deadline=None, max_examples=120)
+def test_linear_programme_is_legal_and_least(net):
+    favour = optimal_favours(net)
+    assert is_legal(net, favour)
+    # Favours that no long path needs are given up for at most a hundredth of a mean transfer.
+    sent_s = net.cost_s[net.cost_s > 0]
+    spare_s = 0.01 * sent_s.mean() if len(sent_s) else 0.0
+    least_s = least_by_hand(net)
+    assert least_s - 1e-6 <= longest_by_hand(net, favour) <= least_s + spare_s + 1e-6
+    assert longest_by_hand(net, favour) <= least_whole(net) * (1 + 1e-6) + 1e-9

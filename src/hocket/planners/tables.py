@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.graph.graph import Role
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.shared import once_per_problem
+from hocket.simulate.load import summed
 
 
 class TaskTable(NamedTuple):
@@ -92,3 +93,56 @@ def mean_transfer_s(problem: Problem) -> FloatArray:
     latency_s, unit_s = tasks.latency_s.sum() / pairs, tasks.unit_s.sum() / pairs
     seconds: FloatArray = np.where(tasks.is_everywhere, 0.0, latency_s + tasks.work * unit_s)
     return seconds
+
+
+class ReaderPairs(NamedTuple):
+    """Distinct (producer, reader) pairs of ops, the edges, sorted by reader, then producer."""
+
+    op_s: FloatArray
+    """Per op: seconds on the fastest device."""
+    src: IntArray
+    dst: IntArray
+    cost_s: FloatArray
+    """Per edge: mean seconds to send its tensors."""
+    in_ptr: LongArray
+    """Edges ``in_ptr[i]`` up to ``in_ptr[i + 1]`` end at op i."""
+    out_ptr: LongArray
+    out_edge: IntArray
+    """Edges ``out_edge[out_ptr[i]:out_ptr[i + 1]]`` begin at op i."""
+
+
+@once_per_problem
+def net_of(problem: Problem) -> ReaderPairs:
+    """Return the edges of a problem with op times; an op that no device can run takes 0 s."""
+    op_s = problem.costs.op_s[np.unique(problem.costs.device_row)]
+    fastest_s = np.min(op_s, axis=0, where=np.isfinite(op_s), initial=np.inf)
+    src, dst = problem.graph.edges
+    return make_net(np.where(np.isfinite(fastest_s), fastest_s, 0.0), src, dst, _edge_s(problem))
+
+
+def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray) -> ReaderPairs:
+    """Build the edge tables from edges sorted by reader, then producer."""
+    num_ops = len(op_s)
+    return ReaderPairs(
+        op_s=table(op_s, np.float64),
+        src=table(src, np.int32),
+        dst=table(dst, np.int32),
+        cost_s=table(cost_s, np.float64),
+        in_ptr=table(pointers(np.bincount(dst, minlength=num_ops)), np.int64),
+        out_ptr=table(pointers(np.bincount(src, minlength=num_ops)), np.int64),
+        out_edge=table(np.argsort(src, kind="stable"), np.int32),
+    )
+
+
+def _edge_s(problem: Problem) -> FloatArray:
+    """Per edge of the graph: seconds to send all of its tensors."""
+    graph = problem.graph
+    reader = graph.reader
+    producer = graph.tensor_producer[graph.reads].astype(np.int64)
+    # Reads of one op ascend, and so do the producers of ascending tensors, so edges are sorted.
+    is_first = np.diff(producer, prepend=-1) != 0
+    is_first |= np.diff(reader, prepend=-1) != 0
+    is_made = producer >= 0
+    edge = np.cumsum(is_first & is_made) - 1
+    sent_s = mean_transfer_s(problem)[graph.reads[is_made]]
+    return summed(edge[is_made], sent_s, len(graph.edges[0]))

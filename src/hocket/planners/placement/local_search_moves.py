@@ -1,9 +1,7 @@
 """Moves of a local search that might make the critical path shorter, best guess first.
 
 The types of move: a single unit; several promising units at once; a run of the critical path that
-shares a device; units next to a border, where the critical path changes device; merging a device
-into another; splitting the busiest device; and running a critical op before the op that kept its
-device busy.
+shares a device; and units next to a border, where the critical path changes device.
 
 Of some six hundred moves about thirty are tried before one is better. So each type is an iterator
 that generates its moves on demand, the best guess first, from data read before its first move:
@@ -12,7 +10,7 @@ trying a move overwrites the evaluator's results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
 from hocket.kernels import kernel
 from hocket.kernels.containers import table
-from hocket.planners.order.levels import latest_starts, levels
+from hocket.planners.order.levels import latest_starts
 from hocket.planners.placement.local_search_state import NO_SLACK, Change, LocalSearch, SearchUnits
 from hocket.simulate.instructions import Given, PlaceTable, RunTable
 
@@ -148,10 +146,6 @@ class Critical:
     """Units that contain critical ops, ascending."""
     gain_s: FloatArray
     """[entry of ``units``, device]: estimate; -inf on its own device and where it cannot run."""
-    by_device: LongArray
-    """Ops by device, in the order of their starts."""
-    device_ptr: LongArray
-    """Ops of device d: ``by_device[device_ptr[d]:device_ptr[d + 1]]``."""
 
 
 def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
@@ -192,13 +186,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     gain_s[~units.can_run[:, chosen].T] = -np.inf
     first = units.groups.ops[units.groups.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
-    return Critical(
-        is_critical=is_critical,
-        units=chosen,
-        gain_s=gain_s,
-        by_device=by_device,
-        device_ptr=device_ptr,
-    )
+    return Critical(is_critical=is_critical, units=chosen, gain_s=gain_s)
 
 
 def _is_overfull(search: LocalSearch) -> BoolArray:
@@ -210,14 +198,6 @@ def _is_overfull(search: LocalSearch) -> BoolArray:
 
 MAX_SINGLE = 400
 MAX_BORDERS = 24
-MAX_ORDERS = 100
-MAX_MERGED = 8
-MAX_SPLIT = 2
-LAST_RESORT = 0.1
-"""Factor on the gains of merges and splits, so that these large moves are tried late.
-
-They look good early in many searches that end better without them.
-"""
 
 
 class Move(NamedTuple):
@@ -238,14 +218,7 @@ def moves(search: LocalSearch, units: SearchUnits, critical: Critical) -> list[I
         _single(units, critical),
         _together(units, critical),
         *_borders(search, units, critical),
-        _by_gain(_merged(search, units)),
-        _by_gain(_split(search, units)),
-        _earlier(search, critical),
     ]
-
-
-def _by_gain(found: Iterable[Move]) -> Iterator[Move]:
-    yield from sorted(found, key=lambda move: -move.gain_s)
 
 
 def _to(units: SearchUnits, chosen: LongArray, device: int | LongArray) -> Callable[[], Change]:
@@ -255,24 +228,6 @@ def _to(units: SearchUnits, chosen: LongArray, device: int | LongArray) -> Calla
         ops, position = units.ops_of_all(chosen)
         devices = np.broadcast_to(np.asarray(device, dtype=np.int64), len(chosen))[position]
         return Change(ops, devices)
-
-    return make
-
-
-def _ordered_anew(
-    search: LocalSearch, units: SearchUnits, chosen: LongArray, device: int
-) -> Callable[[], Change]:
-    """Return a function that moves units to a device and orders all ops by bottom level.
-
-    After a move of this size the current order is hardly useful.
-    """
-
-    def make() -> Change:
-        ops, _ = units.ops_of_all(chosen)
-        device_of = search.device_of.copy()
-        device_of[ops] = device
-        priority = -levels(search.problem, device_of).to_end_s
-        return Change(np.arange(len(device_of)), device_of.astype(np.int64), priority)
 
     return make
 
@@ -388,60 +343,3 @@ def _near(search: LocalSearch, units: SearchUnits, op: int, is_last: bool) -> Lo
     order = np.argsort(first[here], kind="stable")
     near: LongArray = here[order[::-1] if is_last else order]
     return near[: max(1, units.num_units // 8)]
-
-
-def _merged(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
-    """Moves of one device's units to another, for plans whose transfers outweigh their gain."""
-    duration_s = search.evaluator.runs.duration_s
-    first = units.groups.ops[units.groups.ptr[:-1]]
-    on = search.device_of[first]
-    used = np.unique(on).tolist()
-    for src in used if len(used) <= MAX_MERGED else ():
-        chosen = np.flatnonzero(on == src)
-        for dst in used:
-            if dst != src and units.can_run[dst, chosen].all():
-                work_s = duration_s[search.device_of == dst].sum()
-                gain_s = LAST_RESORT * float(search.score.step_s - work_s)
-                make = _ordered_anew(search, units, chosen, dst)
-                yield Move("merge", (src, dst, len(chosen)), gain_s, make, (4, src, dst))
-
-
-def _split(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
-    """Moves of the busiest device's last half, quarter or eighth of units to an idle device."""
-    duration_s = search.evaluator.runs.duration_s
-    busy_s = np.bincount(search.device_of, duration_s, minlength=len(units.can_run))
-    src = int(busy_s.argmax())
-    first = units.groups.ops[units.groups.ptr[:-1]]
-    there = np.flatnonzero(search.device_of[first] == src)
-    there = there[np.argsort(first[there], kind="stable")]
-    for place, dst in enumerate(np.argsort(busy_s, kind="stable")[:MAX_SPLIT].tolist()):
-        for part in (2, 4, 8):
-            chosen = there[len(there) - len(there) // part :]
-            if dst != src and len(chosen) and units.can_run[dst, chosen].all():
-                make = _ordered_anew(search, units, chosen, dst)
-                key = (src, dst, len(chosen), len(there))
-                gain_s = LAST_RESORT * float(busy_s[src]) / part
-                yield Move("split", key, gain_s, make, (5, place, part))
-
-
-def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
-    """Moves of a critical op ahead of the op that kept its device busy until its start."""
-    evaluator = search.evaluator
-    ops, previous = critical.by_device[1:], critical.by_device[:-1]
-    is_kept = critical.is_critical[ops] & (search.device_of[ops] == search.device_of[previous])
-    is_kept &= evaluator.op_end_s[previous] == evaluator.op_start_s[ops]
-    found = np.flatnonzero(is_kept)
-    wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
-    for place, at in enumerate(np.argsort(-wait_s, kind="stable")[:MAX_ORDERS].tolist()):
-        op, ahead = int(ops[found[at]]), int(previous[found[at]])
-        yield Move(
-            "earlier", (op, ahead), float(wait_s[at]), _before(search, op, ahead), (6, place)
-        )
-
-
-def _before(search: LocalSearch, op: int, ahead: int) -> Callable[[], Change]:
-    def make() -> Change:
-        device = np.array([search.device_of[op]], dtype=np.int64)
-        return Change(np.array([op]), device, np.array([search.priority[ahead] - 0.5]))
-
-    return make

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers, spans
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.devices import runnable
@@ -40,11 +40,8 @@ class SearchUnits:
 
     def ops_of_all(self, units: IntArray | LongArray) -> tuple[LongArray, LongArray]:
         """Ops of several units, and for each op the position of its unit in ``units``."""
-        ptr = self.groups.ptr
-        sizes = ptr[units + 1] - ptr[units]
-        position = np.repeat(np.arange(len(units)), sizes)
-        within = np.arange(len(position)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return self.groups.ops[ptr[units][position] + within], position
+        index, position = spans(self.groups.ptr, units)
+        return self.groups.ops[index], position
 
 
 def units_of(problem: Problem, unit_of: IntArray) -> SearchUnits:
@@ -58,11 +55,10 @@ NO_SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Change:
-    """Ops with a new device each and, if given, new priorities."""
+    """Ops with a new device each."""
 
     ops: LongArray
     devices: LongArray
-    priorities: FloatArray | None = None
 
 
 class LocalSearch:
@@ -179,12 +175,7 @@ class LocalSearch:
         self.priority[sequence] = np.arange(len(sequence))
 
     def _table(self, changes: Sequence[Change]) -> Changes:
-        sizes = [len(change.ops) for change in changes]
         op = np.concatenate([change.ops for change in changes]).astype(np.int64)
-        priority = self.priority[op]
-        ptr = pointers(sizes)
-        for index, change in enumerate(changes):
-            if change.priorities is not None:
-                priority[ptr[index] : ptr[index + 1]] = change.priorities
         device = np.concatenate([change.devices for change in changes]).astype(np.int64)
-        return changes_of(ptr, op, device, priority)
+        ptr = pointers([len(change.ops) for change in changes])
+        return changes_of(ptr, op, device, self.priority[op])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, spans
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels import kernel
 from hocket.kernels.containers import ZERO, Heaps, new_heaps, table, zeros
@@ -251,10 +251,8 @@ def _queues(num_ops: int, num_devices: int) -> Queues:
 
 def _rows(ptr: LongArray, values: LongArray, order: LongArray) -> tuple[LongArray, LongArray]:
     """Return the rows of a ragged table in another order."""
-    sizes = np.diff(ptr)[order]
-    new_ptr = pointers(sizes)
-    index = np.repeat(ptr[order] - new_ptr[:-1], sizes) + np.arange(len(values))
-    return new_ptr, values[index]
+    index, _ = spans(ptr, order)
+    return pointers(np.diff(ptr)[order]), values[index]
 
 
 def _sums(ptr: LongArray, values: NDArray[Any]) -> LongArray:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers, spans
 from hocket.graph.graph import Phase, Role
 from hocket.plan.problem import Problem
 from hocket.planners.devices import workers
@@ -226,10 +226,8 @@ def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _
 def _potential_shares(sets: _UnitSets, pairs: _Pairs) -> _Shares:
     """Return the items that each set uses, and which of them no other unit uses."""
     set_of = np.repeat(np.arange(sets.num_sets), np.diff(sets.ptr))
-    count = pairs.ptr[sets.unit + 1] - pairs.ptr[sets.unit]
-    which = np.repeat(set_of, count)
-    offset = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    item = pairs.item[np.repeat(pairs.ptr[sets.unit], count) + offset]
+    index, of_unit = spans(pairs.ptr, sets.unit)
+    which, item = set_of[of_unit], pairs.item[index]
     width = max(len(pairs.num_units), 1)
     key, num_inside = np.unique(which * width + item, return_counts=True)
     return _Shares(key // width, key % width, num_inside == pairs.num_units[key % width])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, spans
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
@@ -76,10 +76,10 @@ def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, Lon
     """
     num, top_s = slices.num_paths, slices.top_s
     start_s, stop_s = np.zeros(num), np.full(num, np.inf)
-    path, edge = _edges_of(slices.head, work.parent_ptr)
+    edge, path = spans(work.parent_ptr, slices.head)
     parent = work.parent[edge]
     np.maximum.at(start_s, path, top_s[parent] + work.op_s[parent])
-    path, edge = _edges_of(slices.tail, work.child_ptr)
+    edge, path = spans(work.child_ptr, slices.tail)
     np.minimum.at(stop_s, path, top_s[work.child[edge]])
     first, stop = np.zeros((num, 2), dtype=np.int64), np.zeros((num, 2), dtype=np.int64)
     begin, end = np.searchsorted(axis.time_s, start_s), np.searchsorted(axis.time_s, stop_s)
@@ -105,14 +105,6 @@ def unit_pieces(work: UnitWork, axis: Axis, is_chosen: BoolArray) -> MappedPiece
     np.minimum.at(first[:, 0], dense, axis.position[is_chosen])
     np.maximum.at(stop[:, 0], dense, axis.position[is_chosen] + 1)
     return pieces_of(axis, number, first, stop)
-
-
-def _edges_of(op: LongArray, ptr: LongArray) -> tuple[LongArray, LongArray]:
-    """Given one op per path, return the (path, edge) pairs of these ops' edges."""
-    count = ptr[op + 1] - ptr[op]
-    path = np.repeat(np.arange(len(op)), count)
-    offset = np.arange(len(path)) - np.repeat(np.cumsum(count) - count, count)
-    return path, ptr[op][path] + offset
 
 
 def _join_overlapping(first: LongArray, stop: LongArray) -> None:

@@ -18,7 +18,7 @@ from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.devices import elsewhere, op_s_of_units, workers
 from hocket.planners.shared import OpGroups, groups_of, longest_from_start, longest_to_end
-from hocket.planners.tables import mean_transfer_s
+from hocket.planners.tables import mean_transfer_s, net_of
 
 
 class UnitWork(NamedTuple):
@@ -70,21 +70,16 @@ def devices_of(problem: Problem, unit: IntArray) -> Devices:
 
 def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
     """Collect the weights of a problem."""
-    graph = problem.graph
-    tensor_s = mean_transfer_s(problem)
-    src, dst = graph.edges
-    edge_s = _edge_seconds(problem, tensor_s)
-    by_src = np.argsort(src, kind="stable")
-    ops = np.arange(graph.num_ops + 1)
+    edges = net_of(problem)
     return UnitWork(
         op_s=table(mean_op_s(devices.op_s), np.float64),
-        child_ptr=table(np.searchsorted(src[by_src], ops), np.int64),
-        child=table(dst[by_src], np.int64),
-        child_s=table(edge_s[by_src], np.float64),
-        parent_ptr=table(np.searchsorted(dst, ops), np.int64),
-        parent=table(src, np.int64),
+        child_ptr=edges.out_ptr,
+        child=table(edges.dst[edges.out_edge], np.int64),
+        child_s=table(edges.cost_s[edges.out_edge], np.float64),
+        parent_ptr=edges.in_ptr,
+        parent=table(edges.src, np.int64),
         units=groups_of(unit),
-        tensor_s=table(tensor_s, np.float64),
+        tensor_s=table(mean_transfer_s(problem), np.float64),
     )
 
 
@@ -98,20 +93,6 @@ def mean_op_s(op_s: FloatArray) -> FloatArray:
     runs = np.isfinite(op_s)
     total: FloatArray = np.where(runs, op_s, 0.0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
     return total
-
-
-def _edge_seconds(problem: Problem, tensor_s: FloatArray) -> FloatArray:
-    """Per edge: mean seconds to send all tensors that the reader reads from the producer."""
-    graph = problem.graph
-    src, dst = graph.edges
-    width = max(graph.num_ops, 1)
-    reader = graph.reader
-    producer = graph.tensor_producer[graph.reads]
-    inner = producer >= 0
-    key = dst.astype(np.int64) * width + src
-    edge = np.searchsorted(key, reader[inner] * width + producer[inner])
-    seconds = np.bincount(edge, weights=tensor_s[graph.reads[inner]], minlength=len(src))
-    return seconds.astype(np.float64)
 
 
 # Longest paths through the ops: top levels, bottom levels and reverse depths.
