@@ -153,8 +153,8 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     pool = sorted([*found, *ordered], key=rank)
     relieved = [_improved(problem, c, BASE[RELIEF], RELIEF) for c in _worth_repair(pool)]
     pool = sorted([*pool, *relieved], key=rank)
-    mend = BASE["spread-memory"]
-    repaired = [_improved(problem, c, mend, "spread-memory") for c in _worth_repair(pool)]
+    spread = BASE["spread-memory"]
+    repaired = [_improved(problem, c, spread, "spread-memory") for c in _worth_repair(pool)]
     repaired = [*relieved, *repaired]
     if problem.contiguous:
         return [*ordered, *repaired]

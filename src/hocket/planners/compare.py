@@ -26,7 +26,7 @@ from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.planners.placement.memory_fit import spread_memory
 from hocket.planners.placement.memory_shortage import explain_shortage
-from hocket.planners.registry import BASE, LAST_RESORT, MENDED, RELIEF
+from hocket.planners.registry import BASE, LAST_RESORT, REPAIRED, RELIEF
 from hocket.simulate.analysis import bottleneck
 
 
@@ -84,14 +84,14 @@ def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
 def _single(problem: Problem, name: str) -> list[Candidate]:
     """Return the candidate of one planner and, if it lacks memory, repaired versions of it."""
     candidate = propose(problem, name, find_planner(name))
-    if candidate.feasible or name not in MENDED:
+    if candidate.feasible or name not in REPAIRED:
         return [candidate]
     start = candidate.plan
     if start is None:  # it gave up: nothing to repair
         return [candidate, propose(problem, f"{name} + {LAST_RESORT}", BASE[LAST_RESORT])]
     relieved = propose(problem, f"{name} + {RELIEF}", lambda p, _: BASE[RELIEF](p, start))
-    mended = propose(problem, f"{name} + spread-memory", lambda p, _: spread_memory(p, start))
-    return [candidate, *([relieved] if relieved.feasible else []), mended]
+    repaired = propose(problem, f"{name} + spread-memory", lambda p, _: spread_memory(p, start))
+    return [candidate, *([relieved] if relieved.feasible else []), repaired]
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:

@@ -14,7 +14,7 @@ from hocket.planners.placement.baselines import (
     layer_blocks,
     one_device,
 )
-from hocket.planners.placement.coarse import better_form, coarsely, forward_coarsely
+from hocket.planners.placement.coarse import better_form, coarsely
 from hocket.planners.placement.exact import optimal
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.longest_path_order import by_longest_path
@@ -35,12 +35,9 @@ PLACERS: dict[str, Planner] = {
     "m-etf": by_longest_path(better_form(m_etf)),
     "m-sct": by_longest_path(better_form(m_sct)),
     "pardnn": by_longest_path(coarsely(pardnn)),
-    # the same on the whole step, the forward pass or single ops alone
-    "m-etf-step": by_longest_path(coarsely(m_etf)),
-    "m-sct-step": by_longest_path(coarsely(m_sct)),
+    # the same on single ops alone
     "m-etf-fine": by_longest_path(m_etf),
     "m-sct-fine": by_longest_path(m_sct),
-    "pardnn-forward": by_longest_path(forward_coarsely(pardnn)),
     "pardnn-fine": by_longest_path(pardnn),
     "memory-split": by_longest_path(memory_split),
     "optimal": optimal,
@@ -69,7 +66,7 @@ LATENCY_PORTFOLIO = (
 FINE = ("m-etf-fine", "m-sct-fine")
 """Planners that ``auto`` also tries on graphs of any size."""
 
-FURTHER = ("m-etf-step", "m-sct-step", *FINE, "pardnn-forward", "pardnn-fine")
+FURTHER = (*FINE, "pardnn-fine")
 """Planners that ``auto`` also tries on graphs that are not large."""
 
 CUTS = ("dpl", "pipedream")
@@ -81,7 +78,7 @@ SLOW = ("throughput",)
 ``optimal`` is not included, because ``auto`` itself tries all plans of tiny graphs.
 """
 
-MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
+REPAIRED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are repaired if they lack memory.
 
 Baselines and expert files are not repaired.

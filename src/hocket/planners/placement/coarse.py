@@ -128,11 +128,7 @@ def coarsely(planner: Planner) -> Planner:
 def forward_coarsely(planner: Planner) -> Planner:
     """Return a planner that plans one node per unit of the forward pass and expands the plan."""
 
-    def planned(problem: Problem, plan: Plan) -> Plan:
-        return _through(planner, forward_coarsened(problem), problem, plan)
-
-    planned.__doc__ = describe_form(planner, "Groups of the forward pass")
-    return planned
+    return lambda problem, plan: _through(planner, forward_coarsened(problem), problem, plan)
 
 
 def describe_form(planner: Planner, what: str) -> str:

@@ -255,10 +255,10 @@ def cost_s(
     pieces: MappedPieces,
     piece: int,
     device: int,
-    beside_s: float,
+    others_s: float,
     stiffness: float,
 ) -> float:
-    """Cost of mapping a weighed piece to a device that has ``beside_s`` other work in its spans.
+    """Cost of mapping a weighed piece to a device that has ``others_s`` other work in its spans.
 
     Its own work, weighted by how much of the span other work already takes, minus the transfers
     saved. The first part is the increase of stiffness · speed · work² / (2 · share) on the device.
@@ -270,5 +270,5 @@ def cost_s(
         return np.inf
     cost: float = -ledger.saved_s[device]
     if share_s > 0.0:
-        cost += stiffness * facts.speed[device] * own_s * (beside_s + 0.5 * own_s) / share_s
+        cost += stiffness * facts.speed[device] * own_s * (others_s + 0.5 * own_s) / share_s
     return cost

@@ -81,7 +81,7 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     if best.score.overflow_bytes == 0:
         return best
     # Where no split of these paths fits, a single device may still hold the whole step.
-    # In the order of the graph: by levels a device alone is no faster and may hold more.
+    # In the order of the graph: by levels a single device is no faster and may hold more.
     device = int(np.argmin(trials.devices.op_s.sum(axis=1)))
     alone = np.full_like(best.device_of, device)
     return fitter(best, Trial(alone, None, trials.evaluate(alone, None)))

@@ -85,11 +85,11 @@ def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, Lon
     begin, end = np.searchsorted(axis.time_s, start_s), np.searchsorted(axis.time_s, stop_s)
     first[:, 0] = np.minimum(begin, axis.position[slices.head])
     stop[:, 0] = np.maximum(end, axis.position[slices.tail] + 1)
-    beside = np.flatnonzero(~slices.is_trunk)
-    if len(beside):
+    off_path = np.flatnonzero(~slices.is_trunk)
+    if len(off_path):
         first[:, 1] = len(axis.time_s)
-        np.minimum.at(first[:, 1], slices.path[beside], axis.position[beside])
-        np.maximum.at(stop[:, 1], slices.path[beside], axis.position[beside] + 1)
+        np.minimum.at(first[:, 1], slices.path[off_path], axis.position[off_path])
+        np.maximum.at(stop[:, 1], slices.path[off_path], axis.position[off_path] + 1)
         _join_overlapping(first, stop)
     return first, stop
 
@@ -198,8 +198,8 @@ def _balance(
         weigh(facts, ledger, pieces, piece)
         best, least_s = -1, np.inf
         for device in range(len(ledger.own_s)):
-            beside_s = load_s(ledger, pieces, piece, device)
-            cost = cost_s(facts, ledger, pieces, piece, device, beside_s, 1.0)
+            mapped_s = load_s(ledger, pieces, piece, device)
+            cost = cost_s(facts, ledger, pieces, piece, device, mapped_s, 1.0)
             if cost < least_s or (
                 best >= 0 and cost == least_s and ledger.saved_s[device] > ledger.saved_s[best]
             ):

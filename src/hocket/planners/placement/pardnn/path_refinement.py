@@ -154,12 +154,12 @@ def _pair_cost_s(
 ) -> float:
     """Return the joint cost of two unmapped pieces; leaves the first of them on its device."""
     weigh(facts, ledger, pieces, one)
-    beside_s = load_s(ledger, pieces, one, one_device)
-    cost = cost_s(facts, ledger, pieces, one, one_device, beside_s, stiffness)
+    others_s = load_s(ledger, pieces, one, one_device)
+    cost = cost_s(facts, ledger, pieces, one, one_device, others_s, stiffness)
     put(facts, ledger, pieces, one, one_device)
     weigh(facts, ledger, pieces, other)
-    beside_s = load_s(ledger, pieces, other, other_device)
-    return cost + cost_s(facts, ledger, pieces, other, other_device, beside_s, stiffness)
+    others_s = load_s(ledger, pieces, other, other_device)
+    return cost + cost_s(facts, ledger, pieces, other, other_device, others_s, stiffness)
 
 
 @kernel
@@ -208,8 +208,8 @@ def _sweep_once(
             continue
         weigh_lifted(facts, ledger, pieces, piece, here)
         # All ops of a piece are in its spans.
-        beside_s = load_s(ledger, pieces, piece, here) - ledger.own_s[here]
-        stay_s = cost_s(facts, ledger, pieces, piece, here, beside_s, stiffness)
+        others_s = load_s(ledger, pieces, piece, here) - ledger.own_s[here]
+        stay_s = cost_s(facts, ledger, pieces, piece, here, others_s, stiffness)
         best, least_s = here, stay_s - _LEAST_GAIN * abs(stay_s)
         wanted = here
         for device in range(len(ledger.own_s)):
@@ -217,8 +217,8 @@ def _sweep_once(
             idle_s = cost_s(facts, ledger, pieces, piece, device, 0.0, stiffness)
             if device == here or idle_s >= least_s:
                 continue
-            beside_s = load_s(ledger, pieces, piece, device)
-            cost = cost_s(facts, ledger, pieces, piece, device, beside_s, stiffness)
+            others_s = load_s(ledger, pieces, piece, device)
+            cost = cost_s(facts, ledger, pieces, piece, device, others_s, stiffness)
             if cost < least_s:
                 best, least_s = device, cost
             if ledger.saved_s[device] > ledger.saved_s[wanted]:
