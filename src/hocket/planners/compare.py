@@ -26,7 +26,7 @@ from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.planners.placement.memory_fit import spread_memory
 from hocket.planners.placement.memory_shortage import explain_shortage
-from hocket.planners.registry import BASE, LAST_RESORT, REPAIRED, RELIEF
+from hocket.planners.registry import BASE, LAST_RESORT, RELIEF, REPAIRED
 from hocket.simulate.analysis import bottleneck
 
 
