@@ -140,7 +140,7 @@ def test_contraction_keeps_the_optimum(problem):
     classes = device_classes(problem, problem.memory_bytes)
     bytes_matter = int(pieces.memory_bytes.sum()) > int(classes.limit_bytes.min())
     net_s = classes.net_s(pieces).max(axis=0)
-    smaller = contracted(pieces, net_s, bytes_matter=bytes_matter).pieces
+    smaller, _ = contracted(pieces, net_s, bytes_matter=bytes_matter)
     found = [
         best_split(each, classes, ideal_lattice(each, 1000), np.inf, 10**6).split
         for each in (pieces, smaller)
@@ -178,7 +178,7 @@ def test_depth_first_order_is_topological():
 
 def test_necks_keep_branches_together():
     diamonds = _poset(7, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5), (4, 6), (5, 6)])
-    blocks = neck_blocks(diamonds)
+    blocks = neck_blocks(diamonds, np.zeros(diamonds.num_nets))
     assert [sorted(np.flatnonzero(blocks == k).tolist()) for k in range(3)] == [
         [0, 1, 2], [3, 4, 5], [6],
     ]  # fmt: skip

@@ -26,50 +26,18 @@ from hocket.planners.max_load.stage_split import (
     ideal_lattice,
 )
 
-# Contract pieces for contiguous splits, keeping an optimum.
+# Contract pieces for contiguous splits, keeping an optimum (Tarnawski et al., NeurIPS 2020).
 #
 # A contiguous split gives each piece a stage so that no precedence goes back to an earlier stage.
-# Three contractions keep at least one best split (idle: takes no time and no memory that matters):
+# Two contractions keep at least one best split (idle: takes no time and no memory that matters):
 #
 # - Pieces on a cycle of the precedence share a stage, so they become one.
-# - An idle piece that no net ties can stand on any stage between those before and after it. It
-#   leaves the precedence, which is closed over the gap, and is put back last.
 # - An idle piece with one neighbour in the precedence and one net, which ties that neighbour, joins
 #   it: the device that loses it pays no more and the one that gets it touched the net already.
 #
 # Backward ops are in the pieces of their forward partners; those without one have been given the
 # mirrored precedence of their producers and readers (`load_pieces`), the reverse of the order in
-# which gradients flow. The first and third are those of Tarnawski et al., NeurIPS 2020.
-# O(joins · (neighbours + nets)), in Python: meant for some thousands of pieces.
-
-_MAX_CLOSED_PAIRS = 16
-"""Maximum number of precedence pairs added to close the gap of a piece that is left out."""
-
-
-@dataclass(frozen=True, eq=False)
-class Contracted:
-    """Fewer pieces in topological order, and the mapping to the original ones."""
-
-    pieces: Pieces
-    label: IntArray
-    """Per original piece: its contracted piece; -1 if it was left out."""
-    full: Pieces
-
-    def stages(self, stage: IntArray) -> IntArray:
-        """Per original piece: its stage, given the stages of the contracted pieces."""
-        found = np.zeros(len(self.label), dtype=np.int32)
-        found[self.label >= 0] = stage[self.label[self.label >= 0]]
-        left_out = np.flatnonzero(self.label < 0)
-        if not len(left_out):
-            return found
-        into = np.isin(self.full.after, left_out)
-        before_of: dict[int, list[int]] = {}
-        for first, second in zip(self.full.before[into], self.full.after[into], strict=True):
-            before_of.setdefault(int(second), []).append(int(first))
-        for piece in depth_first_order(self.full).tolist():
-            if self.label[piece] < 0:
-                found[piece] = max((found[other] for other in before_of.get(piece, ())), default=0)
-        return found
+# which gradients flow. O(pieces + nets), in Python: meant for some thousands of pieces.
 
 
 def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
@@ -80,23 +48,54 @@ def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
     return gathered(pieces, label, merge=merge), label
 
 
-def contracted(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> Contracted:
-    """Contract acyclic pieces, with ``net_s`` seconds per net on all devices that pay for it."""
+def contracted(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> tuple[Pieces, IntArray]:
+    """Join idle pieces of acyclic ``pieces`` to their only neighbour, and sort the result.
+
+    ``net_s`` are seconds per net on all devices that pay for it. Also returns the new piece of each
+    old one.
+    """
+    joined_to = _joined_to(pieces, net_s, bytes_matter=bytes_matter)
+    _, label = np.unique(joined_to, return_inverse=True)
+    smaller = gathered(pieces, label.astype(np.int32), merge=True)
+    position = positions(depth_first_order(smaller)).astype(np.int32)
+    return gathered(smaller, position, merge=True), position[label]
+
+
+def _joined_to(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> IntArray:
+    """Per piece: the piece that it joins; itself if none."""
     idle = (pieces.seconds == 0).all(axis=0)
     if bytes_matter:
         idle &= pieces.memory_bytes == 0
-    work = _Contraction(pieces, net_s, idle.tolist())
-    label = work.run()
-    kept = np.flatnonzero(label >= 0)
-    number = np.full(pieces.num_pieces + 1, -1, dtype=np.int32)
-    number[np.unique(label[kept])] = np.arange(len(np.unique(label[kept])))
-    label = number[label]
-    before, after = work.precedence(number)
-    smaller = replace(gathered(pieces, label, merge=True), before=before, after=after)
-    position = np.full(smaller.num_pieces + 1, -1, dtype=np.int32)
-    position[depth_first_order(smaller)] = np.arange(smaller.num_pieces, dtype=np.int32)
-    ordered = gathered(smaller, position[:-1], merge=True)
-    return Contracted(ordered, position[label], pieces)
+    near: list[set[int]] = [set() for _ in idle]
+    for first, second in zip(pieces.before.tolist(), pieces.after.tolist(), strict=True):
+        near[first].add(second)
+        near[second].add(first)
+    tied = [set(members.tolist()) for members in np.split(pieces.net_pieces, pieces.net_ptr[1:-1])]
+    nets: list[set[int]] = [set() for _ in idle]
+    for net in np.flatnonzero(net_s > 0).tolist():
+        for piece in tied[net]:
+            nets[piece].add(net)
+    target = np.arange(pieces.num_pieces, dtype=np.int32)
+    todo = deque(np.flatnonzero(idle).tolist())
+    while todo:
+        piece = todo.popleft()
+        if len(near[piece]) != 1 or len(nets[piece]) > 1:
+            continue
+        (other,) = near[piece]
+        if any(other not in tied[net] for net in nets[piece]):
+            continue
+        target[piece] = other
+        near[piece].clear()
+        near[other].discard(piece)
+        for net in nets[piece]:
+            tied[net].discard(piece)
+            if len(tied[net]) == 1:
+                nets[other].discard(net)
+        if idle[other]:
+            todo.append(other)
+    while not np.array_equal(further := target[target], target):
+        target = further
+    return target
 
 
 def depth_first_order(pieces: Pieces, *, latest_first: bool = True) -> IntArray:
@@ -124,128 +123,39 @@ def depth_first_order(pieces: Pieces, *, latest_first: bool = True) -> IntArray:
     return np.array(order, dtype=np.int32)
 
 
-class _Contraction:
-    """Pieces that are contracted step by step, with their precedence and nets."""
-
-    def __init__(self, pieces: Pieces, net_s: FloatArray, idle: list[bool]) -> None:
-        self.idle = idle
-        self.before: list[set[int]] = [set() for _ in idle]
-        self.after: list[set[int]] = [set() for _ in idle]
-        for first, second in zip(pieces.before.tolist(), pieces.after.tolist(), strict=True):
-            self.before[second].add(first)
-            self.after[first].add(second)
-        self.net_s = net_s.tolist()
-        self.tied: list[set[int]] = []
-        self.nets: list[set[int]] = [set() for _ in idle]
-        bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
-        for net, seconds in enumerate(self.net_s):
-            self.tied.append(set(members[bounds[net] : bounds[net + 1]]))
-            for piece in self.tied[net] if seconds > 0 else ():
-                self.nets[piece].add(net)
-        self.went = list(range(len(idle)))
-        """Per piece: itself, the piece that it joined, or -1 if left out."""
-
-    def run(self) -> IntArray:
-        """Contract until nothing changes; returns each piece's representative, -1 if left out."""
-        todo = deque(piece for piece, is_idle in enumerate(self.idle) if is_idle)
-        while todo:
-            piece = todo.popleft()
-            if self.went[piece] != piece:
-                continue
-            around = self.before[piece] | self.after[piece]
-            target = self._partner(piece)
-            if target is not None:
-                self._join(piece, target)
-            elif not self.nets[piece] and self._may_leave(piece):
-                self._leave(piece)
-            else:
-                continue
-            todo.extend(sorted(other for other in around if self.idle[other]))
-        return np.array([self._found(piece) for piece in range(len(self.went))], dtype=np.int32)
-
-    def precedence(self, number: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the remaining precedence, with pieces renumbered by ``number``."""
-        pairs = [(p, q) for p in range(len(self.went)) if self.went[p] == p for q in self.after[p]]
-        if not pairs:
-            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
-        first, second = np.array(sorted(pairs)).T
-        return number[first], number[second]
-
-    def _found(self, piece: int) -> int:
-        while piece >= 0 and self.went[piece] != piece:
-            piece = self.went[piece]
-        return piece
-
-    def _partner(self, piece: int) -> int | None:
-        """Return the neighbour that an idle piece can join; None if there is none."""
-        nets, before, after = self.nets[piece], self.before[piece], self.after[piece]
-        neighbours = [next(iter(side)) for side in (before, after) if len(side) == 1]
-        for other in neighbours:
-            is_only_neighbour = len(before) + len(after) == 1 and len(nets) <= 1
-            if is_only_neighbour and all(other in self.tied[net] for net in nets):
-                return other
-        return None
-
-    def _join(self, piece: int, target: int) -> None:
-        self._unhook(piece)
-        self.went[piece] = target
-        self.before[target] |= self.before[piece] - {target}
-        self.after[target] |= self.after[piece] - {target}
-        for other in self.before[piece] - {target}:
-            self.after[other].add(target)
-        for other in self.after[piece] - {target}:
-            self.before[other].add(target)
-        for net in self.nets[piece]:
-            self.tied[net].discard(piece)
-            self.tied[net].add(target)
-            self.nets[target].add(net)
-            if len(self.tied[net]) == 1:
-                self.nets[target].discard(net)
-
-    def _may_leave(self, piece: int) -> bool:
-        return len(self.before[piece]) * len(self.after[piece]) <= _MAX_CLOSED_PAIRS
-
-    def _leave(self, piece: int) -> None:
-        self._unhook(piece)
-        self.went[piece] = -1
-        for first in self.before[piece]:
-            self.after[first] |= self.after[piece]
-        for second in self.after[piece]:
-            self.before[second] |= self.before[piece]
-
-    def _unhook(self, piece: int) -> None:
-        for other in self.before[piece]:
-            self.after[other].discard(piece)
-        for other in self.after[piece]:
-            self.before[other].discard(piece)
-
-
 # Necks: the pieces that a model narrows to, where PipeDream may cut it.
 #
 # PipeDream (Narayanan et al., SOSP 2019) splits a chain of layers. A model with branches becomes a
 # chain if everything between two pieces that no precedence passes by is one layer. Found in one
 # walk over a topological order: a piece is a neck if no precedence starts before it and ends after
-# it. O(pieces + precedence).
+# it. Precedence of a first or last piece that takes no time and ties nothing is not counted: such a
+# piece (an initial state that all time steps read) costs nothing on any device. O(pieces +
+# precedence).
 
 
-def neck_blocks(pieces: Pieces) -> IntArray:
+def neck_blocks(pieces: Pieces, net_s: FloatArray) -> IntArray:
     """Per piece (acyclic): its block, which begins at a neck and ends before the next.
 
     Pieces without precedence can be on either side of a neck or prevent it, so two depth-first
-    orders are tried and the one with more necks is used.
+    orders are tried and the one with more necks is used. ``net_s`` are seconds per net.
     """
+    is_free = (pieces.seconds == 0).all(axis=0)
+    is_free[pieces.net_pieces[np.repeat(net_s > 0, np.diff(pieces.net_ptr))]] = False
+    is_idle = is_free[pieces.before] & ~np.isin(pieces.before, pieces.after)
+    is_idle |= is_free[pieces.after] & ~np.isin(pieces.after, pieces.before)
+    counted = np.flatnonzero(~is_idle)
     orders = (depth_first_order(pieces, latest_first=latest) for latest in (True, False))
     return max(
-        (_necks_blocks(pieces, order) for order in orders),
+        (_necks_blocks(pieces, order, counted) for order in orders),
         key=lambda block_of: block_of.max(initial=-1),
     )
 
 
-def _necks_blocks(pieces: Pieces, order: IntArray) -> IntArray:
+def _necks_blocks(pieces: Pieces, order: IntArray, counted: LongArray) -> IntArray:
     position = positions(order)
     passing = np.zeros(pieces.num_pieces + 1, dtype=np.int64)
-    np.add.at(passing, position[pieces.before] + 1, 1)
-    np.add.at(passing, position[pieces.after], -1)
+    np.add.at(passing, position[pieces.before[counted]] + 1, 1)
+    np.add.at(passing, position[pieces.after[counted]], -1)
     is_neck = np.cumsum(passing)[:-1] == 0
     block_of = np.empty(pieces.num_pieces, dtype=np.int32)
     # The first piece of an order is never passed by, so blocks count from 0.
@@ -277,8 +187,8 @@ class FoundPlacement:
 def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:
     """DPL: return the best split over some topological orders; None if none fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
-    split = _best_over_orders(shrunk.pieces, classes)
-    return None if split is None else _found(shrunk, label, classes, split, is_proven=False)
+    split = _best_over_orders(shrunk, classes)
+    return None if split is None else _found(label, classes, split)
 
 
 def between_necks(
@@ -286,41 +196,35 @@ def between_necks(
 ) -> FoundPlacement | None:
     """PipeDream: return the best split that cuts only at necks; None if none fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
-    block_of = neck_blocks(shrunk.pieces)
-    blocks = gathered(shrunk.pieces, block_of, merge=is_alike)
-    split = _best_over_orders(blocks, classes)
-    if split is None:
-        return None
-    split = replace(split, stage_of=split.stage_of[block_of])
-    return _found(shrunk, label, classes, split, is_proven=False)
+    block_of = neck_blocks(shrunk, classes.net_s(shrunk).max(axis=0))
+    split = _best_over_orders(gathered(shrunk, block_of, merge=is_alike), classes)
+    return None if split is None else _found(block_of[label], classes, split)
 
 
 def contiguous(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:
     """Return the best contiguous split found; None if none fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
-    split = _best_over_orders(shrunk.pieces, classes)
-    few = shrunk.pieces.num_pieces <= _MAX_CONTRACTED
-    lattice = ideal_lattice(shrunk.pieces, _MAX_IDEALS) if few else None
+    split, is_complete = _best_over_orders(shrunk, classes), False
+    few = shrunk.num_pieces <= _MAX_CONTRACTED
+    lattice = ideal_lattice(shrunk, _MAX_IDEALS) if few else None
     if lattice is not None:
         limit_s = np.inf if split is None else split.max_load_s * _HARDLY
-        better = best_split(shrunk.pieces, classes, lattice, limit_s, _MAX_LOOKS)
-        split = better.split or split
-        if split is not None and better.is_complete and is_alike:
-            return _found(shrunk, label, classes, split, is_proven=True)
+        better = best_split(shrunk, classes, lattice, limit_s, _MAX_LOOKS)
+        split, is_complete = better.split or split, better.is_complete
     if split is None:
         return None
-    return _found(shrunk, label, classes, split, is_proven=False)
+    return replace(_found(label, classes, split), is_proven=is_complete and is_alike)
 
 
-def _shrunk(
-    pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
-) -> tuple[Contracted, IntArray]:
-    """Contract the pieces; also returns, per given piece, its piece before contraction (`full`)."""
+def _shrunk(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> tuple[Pieces, IntArray]:
+    """Return fewer pieces without cycles, contracted if that is exact, and each piece's new one."""
     whole, label = acyclic(pieces, merge=is_alike)
-    if is_alike and whole.num_pieces <= _MAX_CONTRACTED:
-        bytes_matter = int(whole.memory_bytes.sum()) > int(classes.limit_bytes.min())
-        return contracted(whole, classes.net_s(whole).max(axis=0), bytes_matter=bytes_matter), label
-    return Contracted(whole, np.arange(whole.num_pieces, dtype=np.int32), whole), label
+    if not is_alike or whole.num_pieces > _MAX_CONTRACTED:
+        return whole, label
+    bytes_matter = int(whole.memory_bytes.sum()) > int(classes.limit_bytes.min())
+    net_s = classes.net_s(whole).max(axis=0)
+    shrunk, position = contracted(whole, net_s, bytes_matter=bytes_matter)
+    return shrunk, position[label]
 
 
 def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> StageSplit | None:
@@ -357,17 +261,10 @@ def _blocks(pieces: Pieces, order: IntArray) -> IntArray | None:
     return block_of
 
 
-def _found(
-    shrunk: Contracted,
-    label: IntArray,
-    classes: DeviceClasses,
-    split: StageSplit,
-    *,
-    is_proven: bool,
-) -> FoundPlacement:
-    # Where all pieces were left out there is no stage; they can run anywhere.
-    devices = classes.devices_of(split.class_of if len(split.class_of) else np.zeros(1, np.int32))
-    return FoundPlacement(devices[shrunk.stages(split.stage_of)[label]], is_proven)
+def _found(label: IntArray, classes: DeviceClasses, split: StageSplit) -> FoundPlacement:
+    """Return the placement of a split, given the split's piece of each piece."""
+    devices = classes.devices_of(split.class_of)
+    return FoundPlacement(devices[split.stage_of[label]], is_proven=False)
 
 
 def limits_by_device(problem: Problem, classes: DeviceClasses) -> LongArray:

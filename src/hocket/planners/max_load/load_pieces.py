@@ -32,7 +32,7 @@ class Pieces:
     """A graph whose ops are gathered into pieces."""
 
     piece_of: IntArray
-    """Per op: its piece; -1 for ops of pieces that were left out."""
+    """Per op: its piece."""
     seconds: FloatArray
     """[device, piece]: seconds; infinite if the piece cannot run there."""
     memory_bytes: LongArray
@@ -130,25 +130,19 @@ def merged_nets(pieces: Pieces) -> Pieces:
 
 
 def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
-    """Merge pieces with the same label into larger ones and leave out those labelled -1.
+    """Merge pieces with the same label into larger ones.
 
     ``merge`` also merges nets over the same pieces; it must be True only if all links are equal.
     """
     num_pieces = int(label.max(initial=-1)) + 1
-    stays = np.flatnonzero(label >= 0)
     memory_bytes = np.zeros(num_pieces, dtype=np.int64)
-    np.add.at(memory_bytes, label[stays], pieces.memory_bytes[stays])
-    seconds = [summed(label[stays], row[stays], num_pieces) for row in pieces.seconds]
+    np.add.at(memory_bytes, label, pieces.memory_bytes)
     net = np.repeat(np.arange(pieces.num_nets), np.diff(pieces.net_ptr))
-    tied = label[pieces.net_pieces] >= 0
-    net_ptr, net_pieces, kept = _as_nets(net[tied], label[pieces.net_pieces[tied]], pieces.num_nets)
-    inner = (label[pieces.before] >= 0) & (label[pieces.after] >= 0)
-    before, after = _distinct_pairs(
-        label[pieces.before[inner]], label[pieces.after[inner]], num_pieces
-    )
+    net_ptr, net_pieces, kept = _as_nets(net, label[pieces.net_pieces], pieces.num_nets)
+    before, after = _distinct_pairs(label[pieces.before], label[pieces.after], num_pieces)
     larger = Pieces(
-        piece_of=np.append(label, np.int32(-1))[pieces.piece_of],
-        seconds=np.array(seconds),
+        piece_of=label[pieces.piece_of],
+        seconds=np.array([summed(label, row, num_pieces) for row in pieces.seconds]),
         memory_bytes=memory_bytes,
         net_ptr=net_ptr,
         net_pieces=net_pieces,
