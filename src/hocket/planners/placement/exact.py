@@ -26,6 +26,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.step_bound import find_units, lower_bound
 from hocket.planners.devices import runnable
+from hocket.planners.order.levels import levels
 from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
@@ -332,50 +333,18 @@ class OrderSearch:
     def try_orders(self, device_of: IntArray) -> bool:
         """Try every order of a placement; returns False if the limit on runs was reached first."""
         self._device_of = device_of
-        self._op_s = self._tasks.op_s[device_of, np.arange(len(device_of))].tolist()
-        self._links = self._find_links()
-        self._tail_s = self._find_tails()
+        op_s = self._tasks.op_s[device_of, np.arange(len(device_of))]
+        paths = levels(self._problem, device_of)
+        self._op_s, self._tail_s = op_s.tolist(), (paths.to_end_s - op_s).tolist()
         num_devices = self._problem.cluster.num_devices
         self._order: list[list[int]] = [[] for _ in range(num_devices)]
         self._open = [0] * num_devices
         for op, device in enumerate(device_of.tolist()):
             self._open[device] |= 1 << op
         self._priority[:] = UNDECIDED
-        if not self.is_hopeful(self._path_s()):
+        if not self.is_hopeful(float((paths.from_start_s + paths.to_end_s).max())):
             return True
         return self._extend()
-
-    def _find_links(self) -> list[list[tuple[int, float]]]:
-        """Per op: the producer (-1 if none) and the transfer seconds of each of its inputs."""
-        tasks, device_of = self._tasks, self._device_of
-        return [
-            [
-                (int(tasks.producer[t]), float(transfer_s(tasks, t, owner, int(device_of[op]))))
-                for t in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist()
-                for owner in [_owner_device(self._problem, t, device_of)]
-            ]
-            for op in range(len(device_of))
-        ]
-
-    def _path_s(self) -> float:
-        """Seconds of the longest path, transfers included."""
-        start_s = [0.0] * len(self._op_s)
-        for op, links in enumerate(self._links):
-            for maker, delay_s in links:
-                made_s = start_s[maker] + self._op_s[maker] if maker >= 0 else 0.0
-                start_s[op] = max(start_s[op], made_s + delay_s)
-        paths_s = zip(start_s, self._op_s, self._tail_s, strict=True)
-        return max(sum(path_s) for path_s in paths_s)
-
-    def _find_tails(self) -> list[float]:
-        """Per op: lower bound on the seconds from its end to the end of the step."""
-        tail_s = [0.0] * len(self._op_s)
-        for op in reversed(range(len(tail_s))):
-            for maker, delay_s in self._links[op]:
-                if maker >= 0:
-                    after_s = delay_s + self._op_s[op] + tail_s[op]
-                    tail_s[maker] = max(tail_s[maker], after_s)
-        return tail_s
 
     def _extend(self) -> bool:
         """Try every continuation of the partial orders; returns False if the runs are used up."""
@@ -451,40 +420,21 @@ class OrderSearch:
             # One that is free and has started all that is decided; else ops wait for each other.
             is_at_end = num_started[device] == len(self._order[device])
             if is_free and is_at_end and self._open[device]:
-                return device, self._bound_s(device, num_started)
+                return device, self._bound_s(num_started)
         return -1, np.inf
 
-    def _bound_s(self, asking: int, num_started: list[int]) -> float:
-        """Lower bound on the step over all choices of the asking device.
-
-        An op that has not started starts no earlier than its device is free and its inputs have
-        arrived, and each device has to run all of its remaining ops.
-        """
-        op_s, tail_s, count = self._op_s, self._tail_s, len(num_started)
-        start_s = self._evaluator.op_start_s.tolist()
-        ends: dict[int, float] = {}
-        for device, ops in enumerate(self._order):
-            for op in ops[: num_started[device]]:
-                ends[op] = start_s[op] + op_s[op]
-        now_s = ends[self._order[asking][-1]] if self._order[asking] else 0.0
-        free_s = [
-            max((ends[op] for op in ops[max(started - 1, 0) : started]), default=0.0)
-            for ops, started in zip(self._order, num_started, strict=True)
-        ]
-        free_s = [max(now_s, seconds) for seconds in free_s]
-        left_s, last_s, least_s = [0.0] * count, [np.inf] * count, 0.0
-        for op, device in enumerate(self._device_of.tolist()):
-            if op not in ends:
-                ready_s = max(
-                    ((ends[m] if m >= 0 else 0.0) + delay_s for m, delay_s in self._links[op]),
-                    default=0.0,
-                )
-                ends[op] = max(free_s[device], ready_s) + op_s[op]
-                left_s[device] += op_s[op]
-                last_s[device] = min(last_s[device], tail_s[op])
-            least_s = max(least_s, ends[op] + tail_s[op])
-        loads_s = zip(free_s, left_s, last_s, strict=True)
-        return max(least_s, *(sum(load_s) for load_s in loads_s if load_s[2] < np.inf))
+    def _bound_s(self, num_started: list[int]) -> float:
+        """Lower bound on the step: paths from ops that started, and each device's remaining ops."""
+        start_s, bound_s = self._evaluator.op_start_s.tolist(), 0.0
+        for order, num, left in zip(self._order, num_started, self._open, strict=True):
+            ends_s = [start_s[op] + self._op_s[op] for op in order[:num]]
+            tails_s = [self._tail_s[op] for op in order[:num]]
+            waiting = [*order[num:], *(op for op in range(left.bit_length()) if (left >> op) & 1)]
+            left_s = sum(self._op_s[op] for op in waiting)
+            last_s = min((self._tail_s[op] for op in waiting), default=0.0)
+            paths_s = (sum(path_s) for path_s in zip(ends_s, tails_s, strict=True))
+            bound_s = max(bound_s, max(ends_s, default=0.0) + left_s + last_s, *paths_s)
+        return bound_s
 
 
 def _ancestors(graph: Graph) -> list[int]:
@@ -493,9 +443,3 @@ def _ancestors(graph: Graph) -> list[int]:
     for src, dst in sorted(zip(*(ends.tolist() for ends in graph.edges), strict=True)):
         above[dst] |= above[src] | (1 << src)
     return above
-
-
-def _owner_device(problem: Problem, tensor: int, device_of: IntArray) -> int:
-    """Return the device on which a tensor is produced or, if it exists before the step, lives."""
-    op = int(problem.graph.owner_op[tensor])
-    return int(device_of[op]) if op >= 0 else 0
