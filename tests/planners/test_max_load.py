@@ -136,7 +136,7 @@ def test_one_order_is_never_better_than_all_and_pipedream_never_better_than_it(p
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=stated_problems(max_nodes=8))
 def test_contraction_keeps_the_optimum(problem):
-    pieces, _ = acyclic(pieces_of(problem), merge=True)
+    pieces, _ = acyclic(pieces_of(problem))
     classes = device_classes(problem, problem.memory_bytes)
     bytes_matter = int(pieces.memory_bytes.sum()) > int(classes.limit_bytes.min())
     net_s = classes.net_s(pieces).max(axis=0)

@@ -40,12 +40,12 @@ from hocket.planners.max_load.stage_split import (
 # which gradients flow. O(pieces + nets), in Python: meant for some thousands of pieces.
 
 
-def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
+def acyclic(pieces: Pieces) -> tuple[Pieces, IntArray]:
     """Merge every precedence cycle into one piece; also returns the new piece of each old one."""
     label = strong_components(Edges(pieces.before, pieces.after), pieces.num_pieces)
     if int(label.max(initial=-1)) + 1 == pieces.num_pieces:
         return pieces, label
-    return gathered(pieces, label, merge=merge), label
+    return gathered(pieces, label), label
 
 
 def contracted(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> tuple[Pieces, IntArray]:
@@ -56,9 +56,9 @@ def contracted(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> tupl
     """
     joined_to = _joined_to(pieces, net_s, bytes_matter=bytes_matter)
     _, label = np.unique(joined_to, return_inverse=True)
-    smaller = gathered(pieces, label.astype(np.int32), merge=True)
+    smaller = gathered(pieces, label.astype(np.int32))
     position = positions(depth_first_order(smaller)).astype(np.int32)
-    return gathered(smaller, position, merge=True), position[label]
+    return gathered(smaller, position), position[label]
 
 
 def _joined_to(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> IntArray:
@@ -184,26 +184,24 @@ class FoundPlacement:
     """True if no contiguous split has a smaller maximum load."""
 
 
-def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:
+def by_order(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
     """DPL: return the best split over some topological orders; None if none fits."""
-    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    shrunk, label = _shrunk(pieces, classes)
     split = _best_over_orders(shrunk, classes)
     return None if split is None else _found(label, classes, split)
 
 
-def between_necks(
-    pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
-) -> FoundPlacement | None:
+def between_necks(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
     """PipeDream: return the best split that cuts only at necks; None if none fits."""
-    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    shrunk, label = _shrunk(pieces, classes)
     block_of = neck_blocks(shrunk, classes.net_s(shrunk).max(axis=0))
-    split = _best_over_orders(gathered(shrunk, block_of, merge=is_alike), classes)
+    split = _best_over_orders(gathered(shrunk, block_of), classes)
     return None if split is None else _found(block_of[label], classes, split)
 
 
-def contiguous(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:
+def contiguous(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
     """Return the best contiguous split found; None if none fits."""
-    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    shrunk, label = _shrunk(pieces, classes)
     split, is_complete = _best_over_orders(shrunk, classes), False
     few = shrunk.num_pieces <= _MAX_CONTRACTED
     lattice = ideal_lattice(shrunk, _MAX_IDEALS) if few else None
@@ -213,13 +211,13 @@ def contiguous(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> Fou
         split, is_complete = better.split or split, better.is_complete
     if split is None:
         return None
-    return replace(_found(label, classes, split), is_proven=is_complete and is_alike)
+    return replace(_found(label, classes, split), is_proven=is_complete and pieces.is_alike)
 
 
-def _shrunk(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> tuple[Pieces, IntArray]:
+def _shrunk(pieces: Pieces, classes: DeviceClasses) -> tuple[Pieces, IntArray]:
     """Return fewer pieces without cycles, contracted if that is exact, and each piece's new one."""
-    whole, label = acyclic(pieces, merge=is_alike)
-    if not is_alike or whole.num_pieces > _MAX_CONTRACTED:
+    whole, label = acyclic(pieces)
+    if not whole.is_alike or whole.num_pieces > _MAX_CONTRACTED:
         return whole, label
     bytes_matter = int(whole.memory_bytes.sum()) > int(classes.limit_bytes.min())
     net_s = classes.net_s(whole).max(axis=0)
@@ -235,7 +233,7 @@ def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> StageSplit | No
     best: StageSplit | None = None
     for order in orders:
         block_of = _blocks(pieces, order)
-        blocks = pieces if block_of is None else gathered(pieces, block_of, merge=False)
+        blocks = pieces if block_of is None else gathered(pieces, block_of)
         chain = order if block_of is None else np.arange(blocks.num_pieces, dtype=np.int32)
         limit_s = np.inf if best is None else best.max_load_s
         split = best_split(blocks, classes, chain_lattice(chain), limit_s, _MAX_LOOKS).split

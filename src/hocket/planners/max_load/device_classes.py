@@ -63,9 +63,9 @@ class DeviceClasses:
         """Per stage: a device of the stage's class, each used once, in order."""
         used = [0] * len(self.devices)
         chosen = np.zeros(len(class_of), dtype=np.int32)
-        for stage, kind in enumerate(class_of.tolist()):
-            chosen[stage] = self.devices[kind][used[kind]]
-            used[kind] += 1
+        for stage, device_class in enumerate(class_of.tolist()):
+            chosen[stage] = self.devices[device_class][used[device_class]]
+            used[device_class] += 1
         return chosen
 
 
@@ -118,20 +118,22 @@ def _solved(class_s: FloatArray, counts: LongArray) -> FloatArray:
     from scipy.sparse import coo_array
 
     num_classes, num_pieces = class_s.shape
-    kind, piece = np.nonzero(np.isfinite(class_s))
-    seconds = class_s[kind, piece]
+    device_class, piece = np.nonzero(np.isfinite(class_s))
+    seconds = class_s[device_class, piece]
     scale_s = seconds.max(initial=0.0) or 1.0
-    rows = np.arange(len(kind))
+    rows = np.arange(len(device_class))
     matrix = coo_array(
         (
-            np.concatenate((np.ones(len(kind)), -seconds / scale_s)),
-            (np.concatenate((rows, rows)), np.concatenate((piece, num_pieces + kind))),
+            np.concatenate((np.ones(len(device_class)), -seconds / scale_s)),
+            (np.concatenate((rows, rows)), np.concatenate((piece, num_pieces + device_class))),
         ),
-        (len(kind), num_pieces + num_classes),
+        (len(device_class), num_pieces + num_classes),
     )
     goal = np.concatenate((-np.ones(num_pieces), np.zeros(num_classes)))
     total = np.concatenate((np.zeros(num_pieces), counts))[None]
-    result = linprog(goal, A_ub=matrix.tocsr(), b_ub=np.zeros(len(kind)), A_eq=total, b_eq=[1.0])
+    result = linprog(
+        goal, A_ub=matrix.tocsr(), b_ub=np.zeros(len(device_class)), A_eq=total, b_eq=[1.0]
+    )
     if result.x is None:
         return np.ones(num_classes)
     weights: FloatArray = np.maximum(result.x[num_pieces:], 0.0)

@@ -64,8 +64,10 @@ def _min_cut_s(pieces: Pieces, classes: DeviceClasses) -> float:
     class_s, net_s = classes.piece_s(pieces), classes.least_net_s(pieces)
     tried = _candidates(pieces, class_s, net_s.max(axis=0))
     least_s = np.full(len(tried), np.inf)
-    for kind in range(len(classes.devices)):
-        least_s = np.minimum(least_s, _least_loads_s(pieces, class_s[kind], net_s[kind], tried))
+    for device_class in range(len(classes.devices)):
+        least_s = np.minimum(
+            least_s, _least_loads_s(pieces, class_s[device_class], net_s[device_class], tried)
+        )
     return float(least_s.max(initial=0.0))
 
 

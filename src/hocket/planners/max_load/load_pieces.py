@@ -47,6 +47,9 @@ class Pieces:
     before: IntArray
     """Precedence: piece ``before[i]`` may not be on a later stage than ``after[i]``."""
     after: IntArray
+    is_alike: bool = False
+    """True if all links are equal: loads then depend on sets of pieces alone, and nets over the
+    same pieces are merged."""
 
     @property
     def num_pieces(self) -> int:
@@ -98,8 +101,9 @@ def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
         net_work=links.work[tensor],
         before=before,
         after=after,
+        is_alike=is_uniform(links),
     )
-    return merged_nets(pieces) if is_uniform(links) else pieces
+    return merged_nets(pieces) if pieces.is_alike else pieces
 
 
 def is_uniform(links: LinkTimes) -> bool:
@@ -129,11 +133,8 @@ def merged_nets(pieces: Pieces) -> Pieces:
     )
 
 
-def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
-    """Merge pieces with the same label into larger ones.
-
-    ``merge`` also merges nets over the same pieces; it must be True only if all links are equal.
-    """
+def gathered(pieces: Pieces, label: IntArray) -> Pieces:
+    """Merge pieces with the same label into larger ones."""
     num_pieces = int(label.max(initial=-1)) + 1
     memory_bytes = np.zeros(num_pieces, dtype=np.int64)
     np.add.at(memory_bytes, label, pieces.memory_bytes)
@@ -150,8 +151,9 @@ def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
         net_work=pieces.net_work[kept],
         before=before,
         after=after,
+        is_alike=pieces.is_alike,
     )
-    return merged_nets(larger) if merge else larger
+    return merged_nets(larger) if larger.is_alike else larger
 
 
 def staying_bytes(graph: Graph, owner: IntArray) -> LongArray:

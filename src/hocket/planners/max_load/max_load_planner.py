@@ -15,8 +15,8 @@ Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from hocket.planners.max_load.device_classes import (
 )
 from hocket.planners.max_load.load_annealing import Annealed, Heat, annealed
 from hocket.planners.max_load.load_bound import max_load_bound
-from hocket.planners.max_load.load_pieces import Pieces, gathered, is_uniform, pieces_of
+from hocket.planners.max_load.load_pieces import Pieces, gathered, pieces_of
 from hocket.simulate.engine import simulate
 from hocket.simulate.load import link_times, max_load_s
 
@@ -75,7 +75,6 @@ class _Search:
     pieces: Pieces
     classes: DeviceClasses
     limit_bytes: LongArray
-    is_alike: bool
 
     def results(self, start: IntArray) -> Iterator[Annealed]:
         """Yield one annealed placement per start."""
@@ -109,7 +108,7 @@ class _Search:
         return self.anneal(self.pieces, device_of, _MILD, seed)
 
     def _grain(self, label: IntArray) -> Pieces:
-        return gathered(self.pieces, label, merge=self.is_alike)
+        return gathered(self.pieces, label)
 
     def _labels(self, parts: tuple[float, ...]) -> list[IntArray]:
         """Per level, coarsest first: the cluster of each piece; clusters of a level nest."""
@@ -133,27 +132,24 @@ class _Search:
         return np.where(can_run, device_of, grain.seconds.argmin(axis=0)).astype(np.int32)
 
 
-def scattered(
-    problem: Problem,
-    pieces: Pieces,
-    classes: DeviceClasses,
-    start: IntArray,
-    *,
-    limit_bytes: LongArray,
-    is_alike: bool,
-    good_s: float,
-) -> Annealed:
-    """Return the best placement found from several starts; stops early at a load of ``good_s``.
+def scattered(problem: Problem, pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
+    """Return the best placement found from several starts; None if no start fits.
 
-    It is never worse than ``start``, because annealing returns the best placement met.
+    It is never worse than the best contiguous split, because annealing returns the best placement
+    met; the search ends early at the lower bound.
     """
-    search = _Search(problem, pieces, classes, limit_bytes, is_alike)
-    best = Annealed(start, np.inf)
+    search = _Search(problem, pieces, classes, limits_by_device(problem, classes))
+    split = contiguous(pieces, classes)
+    start = packed(pieces, search.limit_bytes) if split is None else split.device_of
+    if start is None:
+        return None
+    best, good_s = Annealed(start, np.inf), max_load_bound(problem) * (1 + _EXACT)
     for found in search.results(start):
         best = min(best, found, key=lambda result: result.max_load_s)
         if best.max_load_s <= good_s:
-            return best
-    return search.anneal(pieces, best.device_of, _LAST / 2, len(_GRAINS))
+            return FoundPlacement(best.device_of, is_proven=False)
+    best = search.anneal(pieces, best.device_of, _LAST / 2, len(_GRAINS))
+    return FoundPlacement(best.device_of, is_proven=False)
 
 
 def _clusters(pieces: Pieces, classes: DeviceClasses, part: float) -> IntArray:
@@ -207,40 +203,16 @@ _EXACT = 1e-5
 """Relative distance from its lower bound up to which a load counts as proven optimal."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Case:
-    """A problem as pieces, with the bytes that each device may hold."""
-
-    problem: Problem
-    pieces: Pieces
-    is_alike: bool
-    """True if all links are equal, so that loads depend on sets of pieces alone."""
-    limit_bytes: LongArray
-
-    @cached_property
-    def classes(self) -> DeviceClasses:
-        return device_classes(self.problem, self.limit_bytes)
-
-    @property
-    def bound_s(self) -> float:
-        """Lower bound on the maximum load of any placement, independent of ``limit_bytes``."""
-        return max_load_bound(self.problem)
-
-    @property
-    def memory_is_exact(self) -> bool:
-        """True if memory only limits the sums of staying bytes, so that proofs hold."""
-        holds_all = int(self.pieces.memory_bytes.sum()) <= int(self.limit_bytes.min())
-        return holds_all or self.problem.cluster.uses_stated_times
-
-
 def throughput(problem: Problem, plan: Plan) -> Plan:
     """Place every op so that the busiest device has as little to do as possible."""
-    return _planned(problem, plan, _contiguous if problem.contiguous else _scattered)
+    return _planned(
+        problem, plan, contiguous if problem.contiguous else partial(scattered, problem)
+    )
 
 
 def dpl(problem: Problem, plan: Plan) -> Plan:
     """Cut a topological order into stages, as well as that order allows."""
-    return _planned(problem, plan, _by_order)
+    return _planned(problem, plan, by_order)
 
 
 def pipedream(problem: Problem, plan: Plan) -> Plan:
@@ -248,63 +220,40 @@ def pipedream(problem: Problem, plan: Plan) -> Plan:
 
     PipeDream's partition of a chain of layers, without replicas: branches stay on one device.
     """
-    return _planned(problem, plan, _between_necks)
+    return _planned(problem, plan, between_necks)
 
 
 def _planned(
-    problem: Problem, plan: Plan, search: Callable[[_Case], FoundPlacement | None]
+    problem: Problem,
+    plan: Plan,
+    search: Callable[[Pieces, DeviceClasses], FoundPlacement | None],
 ) -> Plan:
-    pieces = pieces_of(problem)
+    pieces, limit_bytes = pieces_of(problem), problem.memory_bytes
     require_runnable(problem, pieces.piece_of)
-    case = _Case(problem, pieces, is_uniform(link_times(problem)), problem.memory_bytes)
     for _ in range(_MAX_ROUNDS):
-        answer = search(case)
-        if answer is None:
+        found = search(pieces, device_classes(problem, limit_bytes))
+        if found is None:
             break
-        placed = _with_answer(case, plan, answer)
+        # Proofs hold where memory only limits the sums of staying bytes.
+        is_exact = int(pieces.memory_bytes.sum()) <= int(limit_bytes.min())
+        is_exact |= problem.cluster.uses_stated_times
+        device_of = found.device_of[pieces.piece_of].astype(np.int32)
+        placed = _claimed(problem, plan, device_of, is_proven=found.is_proven and is_exact)
         over = simulate(problem, placed).peak_bytes - problem.memory_bytes
         if not np.any(over > 0):
             return placed
-        limits = case.limit_bytes - np.maximum(over, 0)
-        case = replace(case, limit_bytes=np.maximum(limits, 0))
+        limit_bytes = np.maximum(limit_bytes - np.maximum(over, 0), 0)
     raise NoFeasiblePlanError(
         "no split was found in which every device can hold its part",
         hint="use more or larger devices, or another planner",
     )
 
 
-def _with_answer(case: _Case, plan: Plan, answer: FoundPlacement) -> Plan:
-    device_of = answer.device_of[case.pieces.piece_of].astype(np.int32)
-    load_s = max_load_s(case.problem, device_of)
-    bound = min(case.bound_s, load_s)
+def _claimed(problem: Problem, plan: Plan, device_of: IntArray, *, is_proven: bool) -> Plan:
+    load_s = max_load_s(problem, device_of)
+    bound_s = min(max_load_bound(problem), load_s)
     return plan.having(Placement(device_of)).claiming(
         max_load_s=load_s,
-        load_bound_s=load_s if answer.is_proven else bound,
-        proven=answer.is_proven or load_s <= bound * (1 + _EXACT),
+        load_bound_s=load_s if is_proven else bound_s,
+        proven=is_proven or load_s <= bound_s * (1 + _EXACT),
     )
-
-
-def _contiguous(case: _Case) -> FoundPlacement | None:
-    found = contiguous(case.pieces, case.classes, is_alike=case.is_alike)
-    return found if found is None or case.memory_is_exact else replace(found, is_proven=False)
-
-
-def _by_order(case: _Case) -> FoundPlacement | None:
-    return by_order(case.pieces, case.classes, is_alike=case.is_alike)
-
-
-def _between_necks(case: _Case) -> FoundPlacement | None:
-    return between_necks(case.pieces, case.classes, is_alike=case.is_alike)
-
-
-def _scattered(case: _Case) -> FoundPlacement | None:
-    limit_bytes = limits_by_device(case.problem, case.classes)
-    found = _contiguous(case)
-    start = packed(case.pieces, limit_bytes) if found is None else found.device_of
-    if start is None:
-        return None
-    best = scattered(
-        case.problem, case.pieces, case.classes, start,
-        limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
-    )  # fmt: skip
-    return FoundPlacement(best.device_of, is_proven=False)

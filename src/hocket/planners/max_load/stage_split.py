@@ -131,19 +131,19 @@ def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float
     num_live = 0
     for usage in range(state.value.shape[1]):
         value, is_live, best = state.value[ideal, usage], True, state.value[ideal, usage]
-        for kind in range(num_classes):
-            used = (usage // tables.stride[kind]) % (tables.num_devices[kind] + 1)
+        for device_class in range(num_classes):
+            used = (usage // tables.stride[device_class]) % (tables.num_devices[device_class] + 1)
             if used > 0:
-                fewer = state.best_within[usage - tables.stride[kind]]
+                fewer = state.best_within[usage - tables.stride[device_class]]
                 is_live = is_live and value < fewer
                 best = min(best, fewer)
         state.best_within[usage] = best
         if not is_live or not value < limit_s:
             continue
         capacity = 0.0
-        for kind in range(num_classes):
-            used = (usage // tables.stride[kind]) % (tables.num_devices[kind] + 1)
-            capacity += tables.weight[kind] * (tables.num_devices[kind] - used)
+        for device_class in range(num_classes):
+            used = (usage // tables.stride[device_class]) % (tables.num_devices[device_class] + 1)
+            capacity += tables.weight[device_class] * (tables.num_devices[device_class] - used)
         # A class can have weight 0: what it runs then needs no capacity. Sums are rounded.
         if rest_s <= limit_s * capacity + _ROUNDING * state.rest_s[0]:
             state.live[num_live] = usage
@@ -161,10 +161,12 @@ def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s:
     num_classes = len(tables.num_devices)
     memory_bytes = state.memory_bytes[depth - 1] + tables.memory_bytes[piece]
     state.memory_bytes[depth] = memory_bytes
-    for kind in range(num_classes):
-        state.work_s[depth, kind] = state.work_s[depth - 1, kind] + tables.class_s[kind, piece]
-        state.cut_s[depth, kind] = state.cut_s[depth - 1, kind]
-        state.fixed_s[depth, kind] = state.fixed_s[depth - 1, kind]
+    for device_class in range(num_classes):
+        state.work_s[depth, device_class] = (
+            state.work_s[depth - 1, device_class] + tables.class_s[device_class, piece]
+        )
+        state.cut_s[depth, device_class] = state.cut_s[depth - 1, device_class]
+        state.fixed_s[depth, device_class] = state.fixed_s[depth - 1, device_class]
     for at in range(tables.piece_ptr[piece], tables.piece_ptr[piece + 1]):
         net = tables.piece_nets[at]
         inside = state.inside[net] + 1
@@ -172,13 +174,13 @@ def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s:
         if 1 < inside < tables.net_size[net]:
             continue
         sign = 1.0 if inside == 1 else -1.0
-        for kind in range(num_classes):
-            state.cut_s[depth, kind] += sign * tables.net_s[kind, net]
+        for device_class in range(num_classes):
+            state.cut_s[depth, device_class] += sign * tables.net_s[device_class, net]
             if inside == 1 and state.below[net] > 0:
-                state.fixed_s[depth, kind] += tables.net_s[kind, net]
-    for kind in range(num_classes):
-        at_least_s = state.work_s[depth, kind] + state.fixed_s[depth, kind]
-        if at_least_s < limit_s and memory_bytes <= tables.limit_bytes[kind]:
+                state.fixed_s[depth, device_class] += tables.net_s[device_class, net]
+    for device_class in range(num_classes):
+        at_least_s = state.work_s[depth, device_class] + state.fixed_s[depth, device_class]
+        if at_least_s < limit_s and memory_bytes <= tables.limit_bytes[device_class]:
             return True
     return False
 
@@ -195,11 +197,11 @@ def _relax(
     limit_s: float,
 ) -> None:  # fmt: skip
     """Try the stage between two ideals on one more device of each class."""
-    for kind in range(len(tables.num_devices)):
-        load_s = state.work_s[depth, kind] + state.cut_s[depth, kind]
-        if not load_s < limit_s or state.memory_bytes[depth] > tables.limit_bytes[kind]:
+    for device_class in range(len(tables.num_devices)):
+        load_s = state.work_s[depth, device_class] + state.cut_s[depth, device_class]
+        if not load_s < limit_s or state.memory_bytes[depth] > tables.limit_bytes[device_class]:
             continue
-        stride, most = tables.stride[kind], tables.num_devices[kind]
+        stride, most = tables.stride[device_class], tables.num_devices[device_class]
         for index in range(num_live):
             usage = state.live[index]
             if (usage // stride) % (most + 1) == most:
@@ -208,7 +210,7 @@ def _relax(
             if value < state.value[stop, usage + stride]:
                 state.value[stop, usage + stride] = value
                 state.came_from[stop, usage + stride] = start
-                state.came_kind[stop, usage + stride] = kind
+                state.came_class[stop, usage + stride] = device_class
 
 
 @kernel
@@ -291,7 +293,7 @@ class SplitState(NamedTuple):
     value: FloatArray
     """[ideal, usage]: least maximum load."""
     came_from: LongArray
-    came_kind: LongArray
+    came_class: LongArray
     rest_s: FloatArray
     """Per ideal: sum of the least weighted times of the pieces outside it."""
     best_within: FloatArray
@@ -350,16 +352,19 @@ def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, usage: int)
     ideal = lattice.num_ideals - 1
     value = float(state.value[ideal, usage])
     stages: list[list[int]] = []
-    kinds: list[int] = []
+    chosen_classes: list[int] = []
     while ideal > 0:
-        smaller, kind = int(state.came_from[ideal, usage]), int(state.came_kind[ideal, usage])
+        smaller, device_class = (
+            int(state.came_from[ideal, usage]),
+            int(state.came_class[ideal, usage]),
+        )
         stages.append(_between(lattice, smaller, ideal))
-        kinds.append(kind)
-        ideal, usage = smaller, usage - int(tables.stride[kind])
+        chosen_classes.append(device_class)
+        ideal, usage = smaller, usage - int(tables.stride[device_class])
     stage_of = np.zeros(len(tables.memory_bytes), dtype=np.int32)
     for number, members in enumerate(reversed(stages)):
         stage_of[members] = number
-    return StageSplit(value, stage_of, np.array(kinds[::-1], dtype=np.int32))
+    return StageSplit(value, stage_of, np.array(chosen_classes[::-1], dtype=np.int32))
 
 
 def _between(lattice: Lattice, smaller: int, larger: int) -> list[int]:
@@ -416,7 +421,7 @@ def _state(pieces: Pieces, tables: SplitTable, lattice: Lattice) -> SplitState:
     return SplitState(
         value=value,
         came_from=np.zeros((num_ideals, num_usages), dtype=np.int64),
-        came_kind=np.zeros((num_ideals, num_usages), dtype=np.int64),
+        came_class=np.zeros((num_ideals, num_usages), dtype=np.int64),
         rest_s=rest_s,
         best_within=np.zeros(num_usages),
         live=np.zeros(num_usages, dtype=np.int64),
