@@ -50,9 +50,9 @@ from hocket.simulate.load import link_times, max_load_s
 #
 # One start is the best contiguous split. The others begin with clusters: pieces are joined along
 # their costliest nets while the joint time stays below a part of the load that is aimed at, so that
-# pieces that should stay together move together. A coarse placement is annealed first, then refined
-# on smaller clusters and on the pieces themselves. The best over all starts is annealed once more
-# with little heat. Deterministic: tries are counted. O(starts · tries · nets per piece · devices).
+# pieces that should stay together move together. The clusters are annealed first, then the pieces
+# themselves. The best over all starts is annealed once more with little heat. Deterministic: tries
+# are counted. O(starts · tries · nets per piece · devices).
 
 _MANY = 5000
 """Number of pieces above which fewer starts are tried, with a low temperature.
@@ -61,12 +61,12 @@ With so many pieces a high temperature would do more damage than the affordable 
 """
 _MAX_TRIES, _TRIES_PER_PIECE, _MAX_UPDATES = 600_000, 5000, 15_000_000
 """Limits of one annealing: tries, tries per piece, and load updates over all tries."""
-_GRAINS = ((0.3, 0.1), (0.12,), (0.06,), (0.2,))
-"""Per start: maximum times of a cluster, as fractions of an even load, coarse to fine."""
+_GRAINS = (0.3, 0.12, 0.06, 0.2)
+"""Per start: maximum time of a cluster, as a fraction of an even load."""
 _WARM = (0.01, 0.03)
 """Initial temperatures for annealing the contiguous split."""
 _HOT, _MILD, _LAST = 0.05, 0.005, 0.001
-"""Temperatures for the coarsest clusters, for finer ones, and for the best placement at the end."""
+"""Temperatures for clusters, for the pieces after them, and for the best placement at the end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class _Search:
         is_large = self.pieces.num_pieces > _MANY
         for seed, heat in enumerate(_WARM[:1] if is_large else _WARM):
             yield self.anneal(self.pieces, start, heat, seed)
-        for seed, parts in enumerate(_GRAINS[:1] if is_large else _GRAINS):
-            yield self.from_clusters(parts, seed)
+        for seed, part in enumerate(_GRAINS[:1] if is_large else _GRAINS):
+            yield self.from_clusters(part, seed)
 
     def anneal(self, grain: Pieces, device_of: IntArray, heat: float, seed: int) -> Annealed:
         nets_per_piece = len(grain.net_pieces) / max(grain.num_pieces, 1)
@@ -95,30 +95,12 @@ class _Search:
             self.problem, grain, device_of, settings, limit_bytes=self.limit_bytes, seed=seed
         )
 
-    def from_clusters(self, parts: tuple[float, ...], seed: int) -> Annealed:
-        """Anneal ever smaller clusters and finally the pieces."""
-        labels = self._labels(parts)
-        coarsest = self._grain(labels[0])
-        device_of = self.anneal(coarsest, self._spread(coarsest), _HOT, seed).device_of[labels[0]]
-        for label in labels[1:]:
-            grain = self._grain(label)
-            begin = np.zeros(grain.num_pieces, dtype=np.int32)
-            begin[label] = device_of
-            device_of = self.anneal(grain, begin, _MILD, seed).device_of[label]
-        return self.anneal(self.pieces, device_of, _MILD, seed)
-
-    def _grain(self, label: IntArray) -> Pieces:
-        return gathered(self.pieces, label)
-
-    def _labels(self, parts: tuple[float, ...]) -> list[IntArray]:
-        """Per level, coarsest first: the cluster of each piece; clusters of a level nest."""
-        labels: list[IntArray] = []
-        grain, label = self.pieces, np.arange(self.pieces.num_pieces, dtype=np.int32)
-        for part in sorted(parts):
-            label = _clusters(grain, self.classes, part)[label]
-            grain = self._grain(label)
-            labels.insert(0, label)
-        return labels
+    def from_clusters(self, part: float, seed: int) -> Annealed:
+        """Anneal clusters of up to ``part`` of an even load, then the pieces."""
+        label = _clusters(self.pieces, self.classes, part)
+        clusters = gathered(self.pieces, label)
+        coarse = self.anneal(clusters, self._spread(clusters), _HOT, seed)
+        return self.anneal(self.pieces, coarse.device_of[label], _MILD, seed)
 
     def _spread(self, grain: Pieces) -> IntArray:
         """Give each device that pays for transfers an equal run of clusters.

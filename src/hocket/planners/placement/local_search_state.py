@@ -165,7 +165,7 @@ class LocalSearch:
         self._number()
 
     def _number(self) -> None:
-        """Renumber priorities as integers, so that a fraction always fits between two."""
+        """Make priorities distinct, because exchanging two equal ones would change nothing."""
         sequence = np.argsort(self.priority, kind="stable")
         self.priority[sequence] = np.arange(len(sequence))
 
