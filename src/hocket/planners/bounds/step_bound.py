@@ -36,8 +36,6 @@ class BoundUnits:
     of_op: IntArray
     """Per op: its unit."""
     count: int
-    owner_op: IntArray
-    """Per tensor: the op on whose device it is stored; -1 for tensors stored on device 0."""
     held_bytes: LongArray
     """Per unit: bytes that its device holds for it at the end of the step."""
     unread_bytes: int
@@ -53,13 +51,7 @@ def find_units(graph: Graph) -> BoundUnits:
     held_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(held_bytes, of_op[owner_op[owned[is_read]]], graph.tensor_bytes[owned[is_read]])
     unread_bytes = int(graph.tensor_bytes[owned[~is_read]].sum())
-    return BoundUnits(
-        of_op=of_op,
-        count=count,
-        owner_op=owner_op,
-        held_bytes=held_bytes,
-        unread_bytes=unread_bytes,
-    )
+    return BoundUnits(of_op=of_op, count=count, held_bytes=held_bytes, unread_bytes=unread_bytes)
 
 
 # Device classes: devices that run every op equally fast, as the bounds see them.

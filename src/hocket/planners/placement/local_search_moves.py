@@ -1,7 +1,8 @@
 """Moves of a local search that might make the critical path shorter, best guess first.
 
 The types of move: a single unit; several promising units at once; a run of the critical path that
-shares a device; and units next to a border, where the critical path changes device.
+shares a device; units next to a border, where the critical path changes device; and running a
+critical op before the op that kept its device busy.
 
 Of some six hundred moves about thirty are tried before one is better. So each type is an iterator
 that generates its moves on demand, the best guess first, from data read before its first move:
@@ -146,6 +147,8 @@ class Critical:
     """Units that contain critical ops, ascending."""
     gain_s: FloatArray
     """[entry of ``units``, device]: estimate; -inf on its own device and where it cannot run."""
+    by_device: LongArray
+    """Ops by device, in the order of their starts."""
 
 
 def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
@@ -186,7 +189,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     gain_s[~units.can_run[:, chosen].T] = -np.inf
     first = units.groups.ops[units.groups.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
-    return Critical(is_critical=is_critical, units=chosen, gain_s=gain_s)
+    return Critical(is_critical=is_critical, units=chosen, gain_s=gain_s, by_device=by_device)
 
 
 def _is_overfull(search: LocalSearch) -> BoolArray:
@@ -198,6 +201,7 @@ def _is_overfull(search: LocalSearch) -> BoolArray:
 
 MAX_SINGLE = 400
 MAX_BORDERS = 24
+MAX_ORDERS = 100
 
 
 class Move(NamedTuple):
@@ -218,6 +222,7 @@ def moves(search: LocalSearch, units: SearchUnits, critical: Critical) -> list[I
         _single(units, critical),
         _together(units, critical),
         *_borders(search, units, critical),
+        _earlier(search, critical),
     ]
 
 
@@ -343,3 +348,26 @@ def _near(search: LocalSearch, units: SearchUnits, op: int, is_last: bool) -> Lo
     order = np.argsort(first[here], kind="stable")
     near: LongArray = here[order[::-1] if is_last else order]
     return near[: max(1, units.num_units // 8)]
+
+
+def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
+    """Moves of a critical op ahead of the op that kept its device busy until its start."""
+    evaluator = search.evaluator
+    ops, previous = critical.by_device[1:], critical.by_device[:-1]
+    is_kept = critical.is_critical[ops] & (search.device_of[ops] == search.device_of[previous])
+    is_kept &= evaluator.op_end_s[previous] == evaluator.op_start_s[ops]
+    found = np.flatnonzero(is_kept)
+    wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
+    for place, at in enumerate(np.argsort(-wait_s, kind="stable")[:MAX_ORDERS].tolist()):
+        op, ahead = int(ops[found[at]]), int(previous[found[at]])
+        yield Move(
+            "earlier", (op, ahead), float(wait_s[at]), _before(search, op, ahead), (4, place)
+        )
+
+
+def _before(search: LocalSearch, op: int, ahead: int) -> Callable[[], Change]:
+    def make() -> Change:
+        device = np.array([search.device_of[op]], dtype=np.int64)
+        return Change(np.array([op]), device, np.array([search.priority[ahead] - 0.5]))
+
+    return make

@@ -55,10 +55,11 @@ NO_SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Change:
-    """Ops with a new device each."""
+    """Ops with a new device each and, if given, new priorities."""
 
     ops: LongArray
     devices: LongArray
+    priorities: FloatArray | None = None
 
 
 class LocalSearch:
@@ -165,7 +166,7 @@ class LocalSearch:
         self._number()
 
     def _number(self) -> None:
-        """Make priorities distinct, because exchanging two equal ones would change nothing."""
+        """Renumber priorities as integers, so that a fraction always fits between two."""
         sequence = np.argsort(self.priority, kind="stable")
         self.priority[sequence] = np.arange(len(sequence))
 
@@ -177,5 +178,8 @@ class LocalSearch:
     def _table(self, changes: Sequence[Change]) -> Changes:
         op = np.concatenate([change.ops for change in changes]).astype(np.int64)
         device = np.concatenate([change.devices for change in changes]).astype(np.int64)
-        ptr = pointers([len(change.ops) for change in changes])
-        return changes_of(ptr, op, device, self.priority[op])
+        ptr, priority = pointers([len(change.ops) for change in changes]), self.priority[op]
+        for index, change in enumerate(changes):
+            if change.priorities is not None:
+                priority[ptr[index] : ptr[index + 1]] = change.priorities
+        return changes_of(ptr, op, device, priority)
