@@ -18,7 +18,7 @@ from hocket.base.errors import RunError
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.memory_tracker import MemoryTracker
-from hocket.runtime.offload.recompute import ModuleBuffers, recomputed
+from hocket.runtime.offload.recompute import ModuleState, recomputed
 
 
 @pytest.mark.parametrize("names", [(), ("value",), ("key", "value")])
@@ -31,7 +31,7 @@ def test_what_was_one_tensor_is_one_when_it_is_computed_again(names):
     args, kwargs = [made] * (3 - len(names)), dict.fromkeys(names, made)
     with saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.clone):
         result, _ = recomputed(
-            ModuleBuffers([attention]), attention, args, {"need_weights": False, **kwargs}
+            ModuleState([attention]), attention, args, {"need_weights": False, **kwargs}
         )
     result.square().sum().backward()
     twin(*[rows * 2] * 3, need_weights=False)[0].square().sum().backward()
@@ -63,7 +63,7 @@ def _trained(module, *, again, autocast=False, times=1):
     first = nn.Linear(8, 8)
     rows, zero = torch.randn(4, 8), torch.zeros(4, 8)
     state = (first(rows), zero)
-    call = partial(recomputed, ModuleBuffers([module]), module) if again else (
+    call = partial(recomputed, ModuleState([module]), module) if again else (
         lambda args, kwargs: module(*args, **kwargs))  # fmt: skip
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         result, (_, cell) = call((first(rows), state), {"scale": 2.0})
@@ -98,7 +98,7 @@ def test_statistics_that_kernels_write_unseen_move_once(kind):
     model = nn.Sequential(nn.Conv1d(3, 4, 1), kind(4), nn.Tanh())
     twin, rows = copy.deepcopy(model), torch.randn(5, 3, 6)
     for _ in range(2):
-        recomputed(ModuleBuffers([model]), model, [rows], {}).sum().backward()
+        recomputed(ModuleState([model]), model, [rows], {}).sum().backward()
         twin(rows).sum().backward()
     for ours, expected in zip(model.buffers(), twin.buffers(), strict=True):
         assert torch.equal(ours, expected)
@@ -113,7 +113,7 @@ def test_nothing_but_the_input_is_held_between_the_passes():
         with tracker:
             given = rows * 1
             result = (
-                recomputed(ModuleBuffers([layers]), layers, [given], {}) if again else layers(given)
+                recomputed(ModuleState([layers]), layers, [given], {}) if again else layers(given)
             )
             held.append(tracker.held_bytes)
         del given, result
@@ -128,7 +128,7 @@ def test_a_function_that_does_something_else_the_second_time_is_told():
         calls.append(rows)
         return (rows * weight).exp() if len(calls) == 1 else rows * weight
 
-    result = recomputed(ModuleBuffers([]), other, [torch.ones(4)], {})
+    result = recomputed(ModuleState([]), other, [torch.ones(4)], {})
     with pytest.raises(RunError, match="2 tensors, then 1"):
         result.sum().backward()
 
@@ -139,7 +139,7 @@ def test_an_input_that_was_changed_in_between_is_told(hooks):
     layer, rows = nn.Linear(4, 4), torch.ones(2, 4)
     made = rows.requires_grad_() * 1
     with saved_tensors_hooks(*hooks) if hooks else nullcontext():
-        result = recomputed(ModuleBuffers([layer]), layer, [made], {})
+        result = recomputed(ModuleState([layer]), layer, [made], {})
     made.add_(1)
     with pytest.raises(RunError, match="was changed in place after its call"):
         result.sum().backward()
@@ -192,7 +192,7 @@ def test_what_the_backward_pass_is_called_under_does_not_matter(is_first):
         return layer(layer(rows).tanh() if is_meta else layer(rows).exp())
 
     with under(is_first):
-        result = recomputed(ModuleBuffers([layer]), called, [layer, rows], {})
+        result = recomputed(ModuleState([layer]), called, [layer, rows], {})
         plain = called(twin, rows)
     with under(not is_first):
         for each in (result, plain):
@@ -215,7 +215,7 @@ class _Scaled(nn.Module):
 
 def test_a_buffer_that_first_moves_in_a_later_step_is_told_once():
     module, rows = _Scaled(), torch.randn(3, 4, requires_grad=True)
-    buffers = ModuleBuffers([module])
+    buffers = ModuleState([module])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         recomputed(buffers, module, [rows], {}).sum().backward()
@@ -308,5 +308,5 @@ def test_a_gradient_taken_in_the_forward_pass_does_not_end_the_recompute(create_
         return x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()
 
     expected = gradients(scored)
-    found = gradients(lambda x: recomputed(ModuleBuffers([layer]), scored, (x,), {}))
+    found = gradients(lambda x: recomputed(ModuleState([layer]), scored, (x,), {}))
     assert all(map(torch.equal, found, expected))

@@ -52,12 +52,24 @@ Twins = Mapping[int, torch.Tensor]
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the random generators of Python and numpy afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = global_draws()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def global_draws() -> tuple[Any, Any]:
+    """Return the states of the random generators of Python and numpy."""
+    return random.getstate(), np.random.get_state()
+
+
+def same_draws(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """True if neither generator has advanced between two results of `global_draws`."""
+    return bool(one[0] == other[0]) and repr(one[1][2:]) == repr(other[1][2:]) and (
+        np.array_equal(one[1][1], other[1][1])
+    )  # fmt: skip
 
 
 @contextmanager
@@ -68,7 +80,7 @@ def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator
     random generators of Python and numpy are restored as well; PyTorch's are not touched.
     """
     with _one_at_a_time, generators_kept():
-        state = _ReachableState((model, *functions))
+        state = ReachableState((model, *functions))
         try:
             state.swap(twins)
             yield model
@@ -80,26 +92,21 @@ class PythonState:
     """Snapshot of the Python state of a model and of the functions given with it."""
 
     def __init__(self, *roots: Any) -> None:
-        self._state = _ReachableState(roots)
-        self._draws = _python_draws()
+        self._state = ReachableState(roots)
+        self._draws = global_draws()
         self.numbers = self._state.numbers()
         """Numbers, strings, flags and container lengths, in traversal order."""
 
     def has_drawn(self) -> bool:
         """True if Python's or numpy's generator has advanced since the snapshot."""
-        return self._draws != _python_draws()
+        return not same_draws(self._draws, global_draws())
 
     def is_changed(self) -> bool:
         """True if any held object has been replaced since the snapshot."""
         return self._state.is_changed()
 
 
-def _python_draws() -> tuple[Any, ...]:
-    drawn = np.random.get_state(legacy=False)
-    return random.getstate(), repr(drawn["state"]["pos"]), drawn["state"]["key"].tobytes()
-
-
-class _Holder(NamedTuple):
+class Holder(NamedTuple):
     """A mutable object with its saved content.
 
     ``read`` and ``write`` bypass overridden methods, which may create the item that is looked up
@@ -117,16 +124,21 @@ class _Holder(NamedTuple):
         """True if it holds other objects than before."""
         return not _are_same(self.read(self.owner), self.saved)
 
+    def renewed(self) -> Holder:
+        """Return the holder with its present content."""
+        return self._replace(saved=self.read(self.owner))
 
-class _ReachableState:
+
+class ReachableState:
     """Contents of every mutable object that is reachable from some roots."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._seen: set[int] = set()
-        self._holders: list[_Holder] = []
+        self.holders: list[Holder] = []
         self._caches: list[Any] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        """Random number generators with their states."""
         self._iterators: dict[int, Any] = {}
         self._kept: list[Any] = []
         """References that keep the ids of visited objects from being reused."""
@@ -163,7 +175,7 @@ class _ReachableState:
         elif kind is _LRU:
             self._caches.append(item)
         elif issubclass(kind, torch.Generator):
-            self._generators.append((item, item.get_state()))
+            self.generators.append((item, item.get_state()))
         elif issubclass(kind, io.IOBase):
             # A file is its own iterator of lines. It may be the process's standard output.
             return
@@ -176,8 +188,8 @@ class _ReachableState:
         self, owner: Any, read: Callable[[Any], tuple[Any, ...]],
         write: Callable[[Any, tuple[Any, ...]], None], *, is_global: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        holder = _Holder(owner, read(owner), read, write, is_global)
-        self._holders.append(holder)
+        holder = Holder(owner, read(owner), read, write, is_global)
+        self.holders.append(holder)
         return holder.saved
 
     def _hold_container(self, container: Any, *, is_global: bool = False) -> tuple[Any, ...]:
@@ -247,7 +259,7 @@ class _ReachableState:
         for tensor, _ in self._gradients:
             tensor.grad = None
         replacements = {**twins, **self._iterators}
-        for holder in self._holders:
+        for holder in self.holders:
             if not holder.is_global:
                 new = _replaced(holder.saved, replacements)
                 if new is not holder.saved:
@@ -257,12 +269,12 @@ class _ReachableState:
         """Restore all saved contents; globals only if tensors were left in them."""
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
-        for holder in self._holders:
+        for holder in self.holders:
             if holder.is_changed() and (
                 not holder.is_global or _holds(torch.Tensor, holder.read(holder.owner))
             ):
                 holder.write(holder.owner, holder.saved)
-        for generator, state in self._generators:
+        for generator, state in self.generators:
             generator.set_state(state)
         for cache in self._caches:
             if cache.cache_info().currsize and _holds(FakeTensor, gc.get_referents(cache)):
@@ -273,13 +285,13 @@ class _ReachableState:
     def numbers(self) -> list[Any]:
         """Numbers, strings, flags and lengths, in traversal order."""
         found: list[Any] = []
-        for holder in self._holders:
+        for holder in self.holders:
             found += (len(holder.saved), *_numbers_in(holder.saved))
         return found
 
     def is_changed(self) -> bool:
         """True if a container, attribute, closure cell or global holds a new object."""
-        return any(holder.is_changed() for holder in self._holders)
+        return any(holder.is_changed() for holder in self.holders)
 
 
 _CONTAINERS = (dict, list, set, deque)
@@ -302,12 +314,6 @@ class _UntracedIterator:
             "the model takes an item from an iterator, which a trace would use up",
             hint="take it in the training loop and pass it in the batch",
         )
-
-
-def copied_container(container: Any) -> Any:
-    """Shallow copy with the stored values, bypassing overridden methods."""
-    base = _base(container)
-    return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
 def _base(container: Any) -> Any:

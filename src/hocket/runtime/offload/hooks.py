@@ -143,7 +143,7 @@ class BlockHooks:
         with _hooked(hooks), _without_cached_casts():
             if block.policy.activations == "recomputed" and can_recompute:
                 result = recomputed(
-                    block.module_buffers, forward, args, kwargs,
+                    block.module_state, forward, args, kwargs,
                     restores_rng=self.restores_rng and block.uses_rng, keeping=hooks,
                 )  # fmt: skip
             else:

@@ -33,7 +33,7 @@ from hocket.runtime.offload.copy_streams import (
     typed_view,
 )
 from hocket.runtime.offload.memory_tracker import on_host
-from hocket.runtime.offload.recompute import ModuleBuffers
+from hocket.runtime.offload.recompute import ModuleState
 from hocket.runtime.optimizer_parts import versions_of
 
 
@@ -157,17 +157,15 @@ class Block:
     gradient_buffer: torch.Tensor | None = None
     """Pinned buffer of ``host_gradients``."""
 
-    _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Views of the parameters in each permanent device buffer, by ``id`` of the buffer."""
     _own_storages: set[int] = field(default_factory=set)
     """Keys of the storages in which hocket places the parameters."""
     versions: list[int] = field(default_factory=list)
     """Version counters of the parameters at the last `refresh_upload`."""
 
     @cached_property
-    def module_buffers(self) -> ModuleBuffers:
-        """Buffers of the block's modules, which recompute must not update a second time."""
-        return ModuleBuffers(self.modules.values())
+    def module_state(self) -> ModuleState:
+        """State of the block's modules, which recompute must not change a second time."""
+        return ModuleState(self.modules.values())
 
     @property
     def offloads_saved(self) -> bool:
@@ -244,11 +242,9 @@ class Block:
 
     def use_buffer(self, buffer: torch.Tensor) -> None:
         """Make the parameters views of a device buffer."""
-        if id(buffer) not in self._views:
-            self._views[id(buffer)] = [place.of(buffer) for place in self.upload_layout.places]
-            self._own_storages.add(buffer.untyped_storage()._cdata)
-        for place, view in zip(self.upload_layout.places, self._views[id(buffer)], strict=True):
-            place.parameter.data = view
+        self._own_storages.add(buffer.untyped_storage()._cdata)
+        for place in self.upload_layout.places:
+            place.parameter.data = place.of(buffer)
 
     @torch.no_grad()
     def refresh_upload(self, chosen: Collection[nn.Parameter] | None = None) -> None:

@@ -7,17 +7,19 @@ place of tensors. When the backward pass needs the tensor of a number, the modul
 all numbered tensors have been saved, and is then stopped.
 
 The second run gets the state of the first: PyTorch's random number generators, autocast, the
-default device, inputs, buffers and Python state (`python_state`). Buffers, such as running
-statistics, are updated once.
+default device, inputs, buffers and Python state. Buffers, such as running statistics, and
+attributes, such as counters, change once.
 """
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,7 +29,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from hocket.base.errors import RunError
 from hocket.capture.model import CaptureWarning
-from hocket.runtime.offload.python_state import PythonState
+from hocket.capture.swap import Holder, ReachableState, global_draws, same_draws
 from hocket.runtime.trace_options import autocast_dtype
 
 Function = Callable[..., Any]
@@ -35,7 +37,7 @@ Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 """Pack and unpack hooks of saved tensors."""
 
 
-# ── buffers ──────────────────────────────────────────────────────────────────────────────────────
+# ── state of modules ─────────────────────────────────────────────────────────────────────────────
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -52,17 +54,56 @@ class SeenBuffer(NamedTuple):
     """Copy of the buffer's value, or None if none was made."""
 
 
-class ModuleBuffers:
-    """Buffers of modules that run twice, each updated once per step.
+class PythonValues(NamedTuple):
+    """Values outside of tensors on which a run may depend."""
+
+    holders: list[Holder]
+    """Attributes, containers and closure cells with their contents."""
+    generators: list[tuple[torch.Generator, torch.Tensor]]
+    """The modules' own random number generators with their states."""
+    draws: tuple[Any, Any] | None
+    """States of the generators of Python and NumPy; None if they are not used."""
+
+    def renewed(self) -> PythonValues:
+        """Return the present values in the same places."""
+        return PythonValues(
+            [holder.renewed() for holder in self.holders],
+            [(generator, generator.get_state()) for generator, _ in self.generators],
+            None if self.draws is None else global_draws(),
+        )
+
+    def write(self) -> None:
+        """Make these values the present ones."""
+        for holder in self.holders:
+            holder.write(holder.owner, holder.saved)
+        for generator, state in self.generators:
+            generator.set_state(state)
+        if self.draws is not None:
+            random.setstate(self.draws[0])
+            np.random.set_state(self.draws[1])
+
+
+class StateBefore(NamedTuple):
+    """State of modules before a run, as far as the run changes it."""
+
+    buffers: list[SeenBuffer]
+    python: PythonValues
+
+
+class ModuleState:
+    """Buffers and Python state of modules that run twice, each changed once per step.
 
     In the second run batch norms write to spare statistics, on which their results in training do
-    not depend. Other buffers that the first run writes to are reset for the second run, and
-    restored to the values of the first one afterwards. The very first run copies all of these
-    buffers, later runs only those written before.
+    not depend. All other state that the first run changes is reset for the second run, and restored
+    to the values of the first one afterwards. Without that, a module that counts its calls, or
+    draws from Python's or NumPy's generator, would silently train on other numbers. The very first
+    run compares everything that is reachable from the modules, except globals and class
+    attributes; later runs look at what has changed before.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        inner = list(dict.fromkeys(each for outer in modules for each in outer.modules()))
+        self._modules = list(modules)
+        inner = list(dict.fromkeys(each for outer in self._modules for each in outer.modules()))
         self._norms = [each for each in inner
                        if isinstance(each, _NormBase) and type(each) in _PLAIN_NORMS]  # fmt: skip
         self._watched = [(each, name) for each in inner if type(each) not in _PLAIN_NORMS
@@ -71,89 +112,90 @@ class ModuleBuffers:
         self._unseen = {place for place in self._watched if isinstance(place[0], _NormBase)}
         self._moved: set[tuple[nn.Module, str]] | None = None
         """Buffers that earlier runs have changed; None before the first run."""
-        self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
-        self.python_state = PythonState(inner)
+        self._python: PythonValues | None = None
+        """Places that the first run changed, with other values; None before the first run."""
 
-    def spares(self) -> list[torch.Tensor]:
-        """Return the spare statistics of batch norms, on the device of their buffers."""
-        for norm in self._norms:
-            for name in (_MEAN, _VARIANCE):
-                self._spared(norm._buffers[name])
-        return list(self._spare.values())
-
-    def before(self) -> list[SeenBuffer]:
-        """Record buffers before a run."""
+    def before(self) -> StateBefore:
+        """Record the state before a run."""
         found = []
         for module, name in self._watched:
             if (buffer := module._buffers[name]) is not None:
                 is_copied = self._moved is None or (module, name) in self._moved
                 value = buffer.clone() if is_copied else None
                 found.append(SeenBuffer(module, name, buffer, buffer._version, value))
-        return found
+        if self._python is not None:
+            return StateBefore(found, self._python.renewed())
+        reached = ReachableState(self._modules)
+        # Parameters are placed by strategies, not by the run.
+        own = [
+            each
+            for each in reached.holders
+            if not each.is_global and nn.Parameter not in map(type, each.saved)
+        ]
+        return StateBefore(found, PythonValues(own, reached.generators, global_draws()))
 
-    def moved(self, before: Sequence[SeenBuffer]) -> list[SeenBuffer]:
-        """Return the recorded buffers that the run has written to or replaced."""
+    def moved(self, before: StateBefore) -> StateBefore:
+        """Return the recorded state as far as the run has changed it."""
+        python = before.python
+        if self._python is None:
+            is_drawn = python.draws is not None and not same_draws(python.draws, global_draws())
+            python = PythonValues(
+                [each for each in python.holders if each.is_changed()], python.generators,
+                python.draws if is_drawn else None,
+            )  # fmt: skip
+            values = [value for each in python.holders for value in each.renewed().saved]
+            made = [(value, value.get_state()) for value in values
+                    if issubclass(type(value), torch.Generator)]  # fmt: skip
+            # Contents are dropped, because they may hold tensors.
+            emptied = [each._replace(saved=()) for each in python.holders]
+            self._python = PythonValues(emptied, python.generators + made, python.draws)
         found = [
             seen
-            for seen in before
-            if seen.module._buffers[seen.name] is not seen.buffer
-            or seen.buffer._version != seen.version
-            or (seen.module, seen.name) in self._unseen
+            for seen in before.buffers
+            if seen.buffer._version != seen.version or (seen.module, seen.name) in self._unseen
         ]
         for seen in found:
-            if seen.value is None and seen.buffer._version != seen.version:
+            if seen.value is None:
                 warnings.warn(
                     f"{seen.name} of a {type(seen.module).__name__} first changes in this step: "
                     "recompute sees its new value now, and the right one from the next step on",
                     CaptureWarning, 2,
                 )  # fmt: skip
-        places = {(seen.module, seen.name) for seen in found}
-        self._moved = places if self._moved is None else self._moved | places
-        return found
+        self._moved = (self._moved or set()) | {(seen.module, seen.name) for seen in found}
+        return StateBefore(found, python)
 
     @contextmanager
-    def reset_to(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
-        """Reset buffers to their state before the first run; undo all writes afterwards."""
+    def reset_to(self, before: StateBefore) -> Iterator[None]:
+        """Reset the state to that before the first run; undo all changes afterwards."""
+        now = before.python.renewed()
+        before.python.write()
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]
         found = [(norm, {name: norm._buffers[name] for name in _STATISTICS}) for norm in norms]
         for norm, own in found:
-            spare = {name: self._spared(own[name]) for name in (_MEAN, _VARIANCE)}
+            spare = {name: None if (statistic := own[name]) is None else torch.empty_like(statistic)
+                     for name in (_MEAN, _VARIANCE)}  # fmt: skip
             norm._buffers.update({**spare, _COUNT: None})
-        now = [seen.module._buffers[seen.name] for seen in moved]
-        values = [(seen.buffer, seen.buffer.clone()) for seen in moved]
-        for seen in moved:
-            seen.module._buffers[seen.name] = seen.buffer
-            if seen.value is not None:
-                _write(seen.buffer, seen.value)
+        values = [(seen.buffer, seen.buffer.clone()) for seen in before.buffers]
+        with torch.no_grad():
+            for seen in before.buffers:
+                if seen.value is not None:
+                    seen.buffer.copy_(seen.value)
         try:
             yield
         finally:
             for norm, own in found:
                 norm._buffers.update(own)
-            for seen, buffer in zip(moved, now, strict=True):
-                seen.module._buffers[seen.name] = buffer
-            for buffer, value in values:
-                _write(buffer, value)
-
-    def _spared(self, like: torch.Tensor | None) -> torch.Tensor | None:
-        if like is None:
-            return None
-        key = like.shape, like.dtype, like.device
-        if key not in self._spare:
-            self._spare[key] = torch.zeros_like(like)
-        return self._spare[key]
-
-
-def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    with torch.no_grad():
-        buffer.copy_(value)
+            with torch.no_grad():
+                for buffer, value in values:
+                    buffer.copy_(value)
+            now.write()
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def recomputed(
-    buffers: ModuleBuffers,
+    state: ModuleState,
     function: Function,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -163,16 +205,15 @@ def recomputed(
 ) -> Any:
     """Call a function whose saved tensors are recomputed in its backward pass.
 
-    ``buffers`` belong to the modules that the function calls. Once the function has written into
+    ``state`` is that of the modules that the function calls. Once the function has written into
     its inputs, nothing can be recomputed from them, so tensors saved from then on are kept, by the
     hooks ``keeping`` if given.
     """
-    run = _RecomputedRun(buffers, function, args, kwargs, keeping or (saved_as_is, SavedTensor.get),
+    run = _RecomputedRun(state, function, args, kwargs, keeping or (saved_as_is, SavedTensor.get),
                          restores_rng=restores_rng)  # fmt: skip
     with saved_tensors_hooks(run.pack, run.unpack):
         result = function(*args, **kwargs)
-    run.seen = buffers.moved(run.seen)
-    run.python_values = buffers.python_state.moved(run.python_values)
+    run.before = state.moved(run.before)
     return result
 
 
@@ -215,10 +256,10 @@ class _RecomputedRun:
     """One call of a function, with the state that its second run needs."""
 
     def __init__(
-        self, buffers: ModuleBuffers, function: Function, args: Sequence[Any],
+        self, state: ModuleState, function: Function, args: Sequence[Any],
         kwargs: Mapping[str, Any], keeping: Hooks, *, restores_rng: bool,
     ) -> None:  # fmt: skip
-        self._buffers, self._function = buffers, function
+        self._state, self._function = state, function
         self._keep, self._kept = keeping
         leaves, self._structure = tree_flatten((tuple(args), dict(kwargs)))
         # One tensor that is passed twice must be one again: attention takes another kernel where
@@ -238,8 +279,7 @@ class _RecomputedRun:
         self._rng = _TorchGenerators(inputs) if restores_rng else None
         self._versions = [(_version_counter(tensor), tensor._version) for tensor in inputs]
         """Version counter of each input, and its value before the first run."""
-        self.seen = buffers.before()
-        self.python_values = buffers.python_state.before()
+        self.before = state.before()
         self._shapes: list[torch.Size] = []
         """Shapes of the tensors that autograd saved in the first run."""
         self._recomputed: list[torch.Tensor | None] = []
@@ -315,8 +355,7 @@ class _RecomputedRun:
                     ))  # fmt: skip
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
-            stack.enter_context(self._buffers.reset_to(self.seen))
-            stack.enter_context(self._buffers.python_state.reset_to(self.python_values))
+            stack.enter_context(self._state.reset_to(self.before))
             yield
 
 

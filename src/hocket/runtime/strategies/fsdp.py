@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
 
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
-from hocket.runtime.offload.recompute import ModuleBuffers, recomputed
+from hocket.runtime.offload.recompute import ModuleState, recomputed
 from hocket.runtime.strategies.eager import EagerModel
 from hocket.runtime.strategies.layer_stack import layer_paths
 from hocket.runtime.trace_options import TraceOptions
@@ -84,12 +84,12 @@ class ShardedModel(EagerModel):
 def _recompute(module: nn.Module) -> None:
     """Let a module save only its input, and recompute its other activations in the backward
     pass."""
-    forward, buffers = module.forward, ModuleBuffers([module])
+    forward, state = module.forward, ModuleState([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return recomputed(buffers, forward, args, kwargs)
+        return recomputed(state, forward, args, kwargs)
 
     module.forward = called
 
