@@ -40,7 +40,7 @@ from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.model_tensors import ModelTree, replaced_error
 from hocket.runtime.offload.allocator import context_bytes
 from hocket.runtime.offload.budget_graph import BudgetGraph
-from hocket.runtime.offload.chunked_loss import lazy_logits
+from hocket.runtime.offload.chunked_loss import Head
 from hocket.runtime.offload.copy_streams import CopyStreams, HeldUntil, HostPool
 from hocket.runtime.offload.gradient_buffers import (
     GradientBuffers,
@@ -431,8 +431,6 @@ class BudgetedModel(Strategy):
         lasting = [*self._model.buffers(), *self._buffers]
         for block in self.blocks:
             lasting += block.parameters if block.master is None else ()
-            if block.policy.activations == "recomputed":
-                lasting += block.module_buffers.spares()
         return lasting
 
     def _enter(self, batch: Any) -> Any:
@@ -470,10 +468,11 @@ class BudgetedModel(Strategy):
     def _call_head(self, block: Block, forward: Any, head: nn.Linear, rows: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
             return self._hooks.call(block, forward, (rows,), {})
-        return lazy_logits(
-            rows, forward, head, lambda function: self._hooks.call(block, function, (), {}),
-            self._memory.loss_chunks,
-        )  # fmt: skip
+        call = partial(self._call_within, block)
+        return Head(head, call, self._memory.loss_chunks).lazy_logits(rows)
+
+    def _call_within(self, block: Block, function: Callable[[], Any]) -> Any:
+        return self._hooks.call(block, function, (), {})
 
     def _check_shapes(self, batch: Any) -> None:
         self._warn(larger_batch_warning(self._planned_batch, signature_of(batch)))

@@ -13,15 +13,13 @@ plain layer does, and avoids a third copy of the largest gradient of a language 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
-from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
 from hocket.runtime.trace_options import autocast_dtype
 
@@ -119,12 +117,23 @@ def _autocast(kind: str, cast: torch.dtype | None) -> torch.autocast:
     return torch.autocast(kind, cast, enabled=cast is not None, cache_enabled=False)
 
 
-Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
 """Calls a function while the parameters of the last layer are on the device."""
 _PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
                     torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
 """Functions that lazy logits answer without data, in addition to attributes such as ``shape``."""
+
+
+class Head(NamedTuple):
+    """The last layer of a model, whose logits are computed in chunks."""
+
+    layer: nn.Linear
+    within: Within
+    num_chunks: int
+
+    def lazy_logits(self, rows: torch.Tensor) -> LazyLogits:
+        """Return the lazy logits of an input of the layer."""
+        return LazyLogits(self, rows, autocast_dtype(rows.device.type) or rows.dtype)
 
 
 class LazyLogits(torch.Tensor):
@@ -134,43 +143,27 @@ class LazyLogits(torch.Tensor):
     computed ones.
     """
 
+    head: Head
     rows: torch.Tensor
     """Input of the last layer."""
-    head: Head
-    layer: nn.Linear | None
-    """The layer itself, or None if its ``forward`` is not that of `nn.Linear`."""
-    within: Within
-    num_chunks: int
 
     @staticmethod
-    def __new__(  # noqa: D102
-        cls: Any,
-        rows: torch.Tensor,
-        head: Head,
-        layer: nn.Linear | None,
-        within: Within,
-        num_chunks: int,
-        num_classes: int,
-        dtype: torch.dtype,
-    ) -> LazyLogits:
-        shape = (*rows.shape[:-1], num_classes)
+    def __new__(cls: Any, head: Head, rows: torch.Tensor, dtype: torch.dtype) -> LazyLogits:  # noqa: D102
+        shape = (*rows.shape[:-1], head.layer.out_features)
         made: LazyLogits = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=rows.device
         )
-        made.rows, made.head, made.layer = rows, head, layer
-        made.within, made.num_chunks = within, num_chunks
+        made.head, made.rows = head, rows
         return made
 
     def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
         """Return lazy logits for another input of the layer, or with another dtype."""
-        return LazyLogits(
-            rows, self.head, self.layer, self.within, self.num_chunks, self.shape[-1],
-            dtype or self.dtype,
-        )  # fmt: skip
+        return LazyLogits(self.head, rows, dtype or self.dtype)
 
     def materialize(self) -> torch.Tensor:
         """Compute all logits."""
-        return self.within(lambda: self.head(self.rows).to(self.dtype))
+        layer = self.head.layer
+        return self.head.within(lambda: nn.Linear.forward(layer, self.rows).to(self.dtype))
 
     @classmethod
     def __torch_function__(
@@ -195,16 +188,6 @@ class LazyLogits(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         raise AssertionError(f"{func} sees lazy logits, which must be computed before any op")
-
-
-def lazy_logits(
-    rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
-) -> LazyLogits:
-    """Return the lazy logits that ``forward`` of the layer ``head`` would compute from ``rows``."""
-    dtype = autocast_dtype(rows.device.type) or rows.dtype
-    is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
-    layer = head if is_plain else None
-    return LazyLogits(rows, forward, layer, within, num_chunks, head.out_features, dtype)
 
 
 def _cast(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
@@ -255,30 +238,16 @@ def _cross_entropy(
     if reduction not in ("mean", "sum"):
         return NotImplemented
 
-    def loss_of(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        made = logits.head(rows).to(logits.dtype)
-        return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
-
-    def summed() -> torch.Tensor:
-        if logits.layer is not None:
-            return summed_cross_entropy(
-                logits.rows, logits.layer.weight, logits.layer.bias, target, dtype=logits.dtype,
-                num_chunks=logits.num_chunks, ignore_index=ignore_index,
-            )  # fmt: skip
-        chunks = zip(
-            logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
-        )
-        # Nothing is drawn, and generators cannot be read while a CUDA graph is captured.
-        return torch.stack([
-            checkpoint(loss_of, *each, use_reentrant=False, preserve_rng_state=False)
-            for each in chunks
-        ]).sum()  # fmt: skip
+    layer, within, num_chunks = logits.head
 
     def loss() -> torch.Tensor:
-        total = summed()
+        total = summed_cross_entropy(
+            logits.rows, layer.weight, layer.bias, target, dtype=logits.dtype,
+            num_chunks=num_chunks, ignore_index=ignore_index,
+        )  # fmt: skip
         return total / (target != ignore_index).sum() if reduction == "mean" else total
 
-    return logits.within(loss)
+    return within(loss)
 
 
 _RULES: Mapping[Any, Callable[..., Any]] = {
@@ -293,18 +262,27 @@ _RULES: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-def _last_linear(model: nn.Module) -> nn.Module | None:
-    found = None
-    if callable(named := getattr(model, "get_output_embeddings", None)):
-        found = named()
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return found if found is not None else linear[-1] if linear else None
+def last_layer(model: nn.Module, path: str = "") -> nn.Linear | None:
+    """Return the plain linear layer that computes a model's logits, or None.
+
+    It is the one at ``path`` if known, else the model's output embeddings, else its last linear
+    layer. A layer with a ``forward`` of its own cannot compute logits in chunks.
+    """
+    found: Any = dict(model.named_modules()).get(path) if path else None
+    if not isinstance(found, nn.Linear):
+        named = getattr(model, "get_output_embeddings", None)
+        found = named() if callable(named) else None
+        if found is None:
+            linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+            found = linear[-1] if linear else None
+    is_plain = getattr(getattr(found, "forward", None), "__func__", None) is nn.Linear.forward
+    return found if is_plain else None
 
 
 def supports_chunked_loss(model: nn.Module, graph: Graph) -> bool:
     """True if a step calls the model's last layer once, so that one block can contain the call."""
-    head = _last_linear(model)
-    if not isinstance(head, nn.Linear):
+    head = last_layer(model)
+    if head is None:
         return False
     path = path_of(model, head)
     is_forward = graph.op_phase == Phase.FORWARD
@@ -316,19 +294,3 @@ def path_of(model: nn.Module, layer: nn.Module) -> str:
     """Return the path of a layer in its model."""
     paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
     return paths[layer]
-
-
-def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
-    """Return the linear layer that computes a model's logits.
-
-    It is the one at ``path`` if known, else the model's output embeddings, else its last linear
-    layer.
-    """
-    known = dict(model.named_modules()).get(path) if path else None
-    found = known if isinstance(known, nn.Linear) else _last_linear(model)
-    if not isinstance(found, nn.Linear):
-        raise UsageError(
-            f"{type(model).__name__} has no last nn.Linear that could compute logits in chunks",
-            hint="plan with one chunk (loss_chunks 1)",
-        )
-    return found

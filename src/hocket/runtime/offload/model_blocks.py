@@ -139,6 +139,11 @@ def find_head(
     last = memory.blocks[-1]
     path = "" if graph is None else logits_module(graph, last.start, last.stop)
     head = last_layer(model, path)
+    if head is None:
+        raise UsageError(
+            f"{type(model).__name__} has no last nn.Linear that could compute logits in chunks",
+            hint="plan with one chunk (loss_chunks 1)",
+        )
     if not any(module is head for block in blocks for module in block.modules.values()):
         raise UsageError(
             f"the loss cannot be computed in chunks: no block of the memory plan has "
