@@ -72,7 +72,7 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
     torch.manual_seed(1)
     assert ours == plain_steps(twin, plain, batches * 2, forward=forward)
     chunks = [chunk for each in train._strategy._state_swap._chunks.values() for chunk in each]
-    assert any(part.elements is not None for chunk in chunks for part in chunk.parts)
+    assert any(part.slice.elements is not None for chunk in chunks for part in chunk.parts)
     train.state_dict()
     assert_same_state(model, twin)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):

@@ -16,8 +16,7 @@ on both host and device are copied at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +50,12 @@ class StateEntry:
     """State tensor as a view of the host buffer."""
     start: int
 
+    @property
+    def place(self) -> BufferView:
+        """Position of the tensor in the host buffer."""
+        value = self.value
+        return BufferView(value.dtype, tuple(value.shape), value.stride(), self.start)
+
 
 @dataclass(frozen=True, eq=False)
 class _BlockState:
@@ -78,14 +83,10 @@ class CopyRange:
     offset: int
     is_written_back: bool = True
 
-    @property
-    def on_host(self) -> torch.Tensor:
-        """View of the range in the host buffer."""
-        return self.base[self.start : self.stop]
-
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the view of the range in a device buffer."""
-        return buffer[self.offset : self.offset + self.stop - self.start]
+    def pair(self, buffer: torch.Tensor) -> CopyPair:
+        """Return the range in a device buffer, and in the host buffer."""
+        num_bytes = self.stop - self.start
+        return buffer[self.offset : self.offset + num_bytes], self.base[self.start : self.stop]
 
     def continues_with(self, other: CopyRange) -> bool:
         """True if one copy can move this range together with ``other``."""
@@ -95,76 +96,98 @@ class CopyRange:
         return is_same and is_near and is_aligned
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkPart:
-    """A parameter of a chunk, or a slice of its elements."""
+class CopyRanges(list[CopyRange]):
+    """Ranges of host buffers that are consecutive in a device buffer; adjacent ones are joined."""
 
-    parameter: nn.Parameter
-    master: BufferView
-    """Position of the master copy in a staging buffer."""
-    state: Mapping[str, BufferView]
-    gradient: BufferView
-    """Position of the full-precision gradient in the cast buffer."""
-    low_precision: BufferView
-    """Position of the updated low-precision copy in the cast buffer."""
-    place: ParameterView
+    num_bytes = 0
+    """Bytes in the device buffer."""
+
+    def add(
+        self, base: torch.Tensor, place: BufferView, elements: slice | None, *,
+        is_written_back: bool = True,
+    ) -> BufferView:  # fmt: skip
+        """Add a tensor, or a slice of its elements; return its position in the device buffer."""
+        view = _view(place, self.num_bytes, elements)
+        start = place.start + (0 if elements is None else elements.start * view.dtype.itemsize)
+        added = CopyRange(base, start, start + view.num_bytes, view.start, is_written_back)
+        if self and self[-1].continues_with(added):
+            added = replace(self.pop(), stop=added.stop)
+        self.append(added)
+        self.num_bytes = view.stop
+        return view
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterSlice:
+    """A parameter with its state, or a slice of its elements in memory order."""
+
+    master: ParameterView
+    upload: ParameterView
+    states: list[StateEntry]
     elements: slice | None
-    """Slice of the elements in memory order; None for all."""
+    """Slice of the elements; None for all."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the master copy."""
+        return _view(self.master, 0, self.elements).num_bytes
 
     @property
     def is_last(self) -> bool:
-        """True if the parameter has no later part."""
-        return self.elements is None or self.elements.stop == self.parameter.numel()
+        """True if the parameter has no later slice."""
+        return self.elements is None or self.elements.stop == self.master.parameter.numel()
 
     def slice_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of this part's elements."""
+        """Return the gradient of the slice's elements."""
         if self.elements is None:
             return gradient
-        if gradient.stride() != self.place.stride:
+        if gradient.stride() != self.master.stride:
             laid = torch.empty_strided(
-                self.place.shape, self.place.stride, dtype=gradient.dtype, device=gradient.device
+                self.master.shape, self.master.stride, dtype=gradient.dtype, device=gradient.device
             )
             gradient = laid.copy_(gradient)
         size = self.elements.stop - self.elements.start
         return gradient.as_strided((size,), (1,), gradient.storage_offset() + self.elements.start)
 
 
-@dataclass(eq=False)
-class StateChunk:
-    """Parameters and optimizer state that are swapped in and out together."""
+@dataclass(frozen=True, eq=False)
+class ChunkPart:
+    """Positions of a parameter, or of a slice of it, in the device buffers."""
 
-    parts: list[ChunkPart] = field(default_factory=list)
-    ranges: list[CopyRange] = field(default_factory=list)
-    low_precision: list[CopyRange] = field(default_factory=list)
-    """Ranges of the low-precision copy that are written back from the cast buffer."""
-    num_bytes: int = 0
-    cast_bytes: int = 0
+    slice: ParameterSlice
+    master: BufferView
+    """Position of the master copy in a staging buffer."""
+    state: Mapping[str, BufferView]
+    gradient: BufferView
+    """Position of the full-precision gradient in the cast buffer."""
+    low_precision: BufferView | None
+    """Position of the updated low-precision copy in the cast buffer; None if there is none."""
 
-    def swap_in(self, staging: torch.Tensor) -> list[CopyPair]:
-        """Return the copies from the host to a staging buffer."""
-        return [(each.of(staging), each.on_host) for each in self.ranges]
-
-    def swap_out(self, staging: torch.Tensor, cast: torch.Tensor) -> list[CopyPair]:
-        """Return the copies from a staging buffer and the cast buffer to the host."""
-        pairs = [(each.on_host, each.of(staging)) for each in self.ranges if each.is_written_back]
-        return pairs + [(each.on_host, each.of(cast)) for each in self.low_precision]
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter."""
+        return self.slice.master.parameter
 
 
 @dataclass(frozen=True, eq=False)
-class _Slice:
-    """A parameter, or a slice of its elements, before it is placed in a chunk."""
+class StateChunk:
+    """Parameters and optimizer state that are swapped in and out together."""
 
-    master: ParameterView
-    upload: ParameterView
-    states: list[StateEntry]
-    elements: slice | None
+    parts: list[ChunkPart]
+    ranges: CopyRanges
+    low_precision: CopyRanges
+    """Ranges of the low-precision copy that are written back from the cast buffer."""
+    cast_bytes: int
 
-    @property
-    def num_bytes(self) -> int:
-        if self.elements is None:
-            return self.master.num_bytes
-        num_elements: int = self.elements.stop - self.elements.start
-        return num_elements * self.master.dtype.itemsize
+    def swap_in(self, staging: torch.Tensor) -> list[CopyPair]:
+        """Return the copies from the host to a staging buffer."""
+        return [each.pair(staging) for each in self.ranges]
+
+    def swap_out(self, staging: torch.Tensor, cast: torch.Tensor) -> list[CopyPair]:
+        """Return the copies from a staging buffer and the cast buffer to the host."""
+        pairs = [each.pair(staging) for each in self.ranges if each.is_written_back]
+        pairs += [each.pair(cast) for each in self.low_precision]
+        return [(on_host, on_device) for on_device, on_host in pairs]
 
 
 def cut_chunks(block: Block, state: _BlockState, *, is_split: bool) -> list[StateChunk]:
@@ -182,7 +205,7 @@ def cut_chunks(block: Block, state: _BlockState, *, is_split: bool) -> list[Stat
                 if entry.value.dim()
             )
             slices = _slices(master) if is_split and are_alike else [None]
-            cuts += [_Slice(master, upload, states, elements) for elements in slices]
+            cuts += [ParameterSlice(master, upload, states, elements) for elements in slices]
     sizes = [cut.num_bytes for cut in cuts]
     return [_chunk(block, state.buffer, cuts[a:b]) for a, b in runs_within(sizes, CHUNK_BYTES)]
 
@@ -197,44 +220,24 @@ def _slices(place: ParameterView) -> list[slice | None]:
     return [slice(start, min(start + step, total)) for start in range(0, total, step)]
 
 
-def _chunk(block: Block, buffer: torch.Tensor, cuts: Sequence[_Slice]) -> StateChunk:
+def _chunk(block: Block, buffer: torch.Tensor, cuts: Sequence[ParameterSlice]) -> StateChunk:
     assert block.master is not None
     assert block.upload is not None
-    chunk, is_cast = StateChunk(), block.upload is not block.master
-    states: list[dict[str, BufferView]] = []
-    masters: list[BufferView] = []
-    at = 0
-    for cut in cuts:
-        masters.append(_view(cut.master, at, cut.elements))
-        at = _add(chunk.ranges, block.master, cut.master.start, masters[-1], cut.elements)
-    for cut in cuts:
-        views = {}
-        for entry in cut.states:
-            value, elements = entry.value, cut.elements if entry.value.dim() else None
-            view = BufferView(value.dtype, tuple(value.shape), value.stride(), entry.start)
-            views[entry.key] = _view(view, at, elements)
-            at = _add(chunk.ranges, buffer, entry.start, views[entry.key], elements)
-            # A step counter is counted up once, with the last slice.
-            if cut.elements is not None and elements is None:
-                is_last = cut.elements.stop == cut.master.parameter.numel()
-                chunk.ranges[-1] = replace(chunk.ranges[-1], is_written_back=is_last)
-        states.append(views)
-    chunk.num_bytes = at
-    at = low_at = 0
-    for cut, master, views in zip(cuts, masters, states, strict=True):
+    ranges, low_precision, parts, at = CopyRanges(), CopyRanges(), list[ChunkPart](), 0
+    is_cast = block.upload is not block.master
+    masters = [ranges.add(block.master, cut.master, cut.elements) for cut in cuts]
+    for cut, master in zip(cuts, masters, strict=True):
+        # A step counter is counted up once, with the last slice.
+        state = {
+            entry.key: ranges.add(buffer, entry.place, cut.elements) if entry.value.dim()
+            else ranges.add(buffer, entry.place, None, is_written_back=cut.is_last)
+            for entry in cut.states
+        }  # fmt: skip
         gradient = _view(cut.master, at, cut.elements)
-        low_precision = _view(cut.upload, low_at, cut.elements)
         at = gradient.stop
-        if is_cast:
-            low_at = _add(
-                chunk.low_precision, block.upload, cut.upload.start, low_precision, cut.elements
-            )
-        chunk.parts.append(ChunkPart(
-            cut.master.parameter, master, views, gradient, low_precision, cut.master, cut.elements
-        ))  # fmt: skip
-    chunk.cast_bytes = at if is_cast else 0
-    chunk.ranges, chunk.low_precision = _joined(chunk.ranges), _joined(chunk.low_precision)
-    return chunk
+        low = low_precision.add(block.upload, cut.upload, cut.elements) if is_cast else None
+        parts.append(ChunkPart(cut, master, state, gradient, low))
+    return StateChunk(parts, ranges, low_precision, at if is_cast else 0)
 
 
 def _view(place: BufferView, start: int, elements: slice | None) -> BufferView:
@@ -242,27 +245,6 @@ def _view(place: BufferView, start: int, elements: slice | None) -> BufferView:
     if elements is not None:
         return BufferView(place.dtype, (elements.stop - elements.start,), (1,), start)
     return BufferView(place.dtype, tuple(place.shape), tuple(place.stride), start)
-
-
-def _add(
-    ranges: list[CopyRange], base: torch.Tensor, start: int, view: BufferView,
-    elements: slice | None,
-) -> int:  # fmt: skip
-    """Add the range of a tensor; return the offset of the next tensor on the device."""
-    begin = start + (0 if elements is None else elements.start * view.dtype.itemsize)
-    ranges.append(CopyRange(base, begin, begin + view.num_bytes, view.start))
-    return view.stop
-
-
-def _joined(ranges: Sequence[CopyRange]) -> list[CopyRange]:
-    """Join neighbouring ranges that one copy can move."""
-    joined: list[CopyRange] = list(ranges[:1])
-    for before, after in pairwise(ranges):
-        if before.continues_with(after):
-            joined.append(replace(joined.pop(), stop=after.stop))
-        else:
-            joined.append(after)
-    return joined
 
 
 # ── swaps ────────────────────────────────────────────────────────────────────────────────────────
@@ -380,7 +362,7 @@ class StateSwap:
             if gradient is None:
                 continue
             master = nn.Parameter(part.master.of(staging.buffer), requires_grad=False)
-            gradient = part.slice_gradient(gradient)
+            gradient = part.slice.slice_gradient(gradient)
             if gradient.dtype != master.dtype:
                 gradient = part.gradient.of(self._cast).copy_(gradient)
             master.grad = gradient
@@ -397,8 +379,9 @@ class StateSwap:
     def _write_back(self, chunk: StateChunk, staging: _StateBuffer) -> None:
         """Copy a chunk to the host, and record the last use of its staging buffer."""
         if chunk.low_precision:
-            casts = [part.low_precision.of(self._cast) for part in chunk.parts]
-            torch._foreach_copy_(casts, [part.master.of(staging.buffer) for part in chunk.parts])
+            both = [(low, part.master) for part in chunk.parts if (low := part.low_precision)]
+            casts = [low.of(self._cast) for low, _ in both]
+            torch._foreach_copy_(casts, [master.of(staging.buffer) for _, master in both])
         for target, source in chunk.swap_out(staging.buffer, self._cast):
             target.copy_(source, non_blocking=True)
         staging.last_use = self._streams.record_event()
@@ -419,7 +402,7 @@ class StateSwap:
 
     def _ensure_buffers(self, chunks: Sequence[StateChunk]) -> None:
         """Allocate larger buffers if the chunks need them."""
-        num_bytes = max(chunk.num_bytes for chunk in chunks)
+        num_bytes = max(chunk.ranges.num_bytes for chunk in chunks)
         if not self._staging or self._staging[0].buffer.numel() < num_bytes:
             self._synchronize()
             self._staging = []
@@ -486,7 +469,7 @@ class StateSwap:
 def _host_state(optimizer: torch.optim.Optimizer, part: ChunkPart) -> dict[str, Any]:
     """Return a part's state on the host; parts before the last get a copy of the step counters."""
     state: dict[str, Any] = optimizer.state[part.parameter]
-    if part.is_last:
+    if part.slice.is_last:
         return state
     # Step counters are real tensors in a dry run, too.
     with on_host(), unset_fake_temporarily():
