@@ -3,8 +3,7 @@
 If all devices of the plan are one real device, the ops become a flat list of functions over slots,
 built once. Each op then takes one call into PyTorch, one write to a slot, and the removal of
 tensors that are no longer needed. Several real devices use streams and events instead
-(`PlacedStep`). Updates are not included: where the plan updates a parameter, its gradient is passed
-to the user's own optimizer.
+(`PlacedStep`). Updates are not included: the user's own optimizer runs after the step.
 """
 
 from __future__ import annotations
@@ -27,134 +26,73 @@ from hocket.runtime.replay import GraphReplay, Same, StaticBatch
 from hocket.runtime.trace_options import Weight, starts_backward
 from hocket.runtime.traced_recompute import RecomputedDraws
 
-# A traced call as a function without arguments, with as little host time as possible.
-#
-# Inputs and outputs of a call are known when it is traced, so the checks that a general form makes
-# each time (a tensor, a list of tensors, an output argument) are made once. That makes small steps,
-# such as those of recurrent networks, as fast as plain PyTorch.
-
-
 Slots = list[Any]
 """Tensors by number; None for absent ones."""
 
 
 def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
-    """Return a function without arguments that runs a call on slots."""
-    if bound.named or isinstance(call.function, str) or not _gives_tensors(call):
-        return partial(bound.perform, slots)  # type: ignore[arg-type]
-    lists = {at: bound.args[at] for at in bound.nested}
-    if not all(type(items) is list and _all_refs(items) for items in lists.values()):
+    """Return a function without arguments that runs a call on slots.
+
+    Inputs and outputs of a call are known when it is traced, so they are examined once and not in
+    each step. That makes small steps, such as those of recurrent networks, as fast as plain
+    PyTorch.
+    """
+    nested = [(at, bound.args[at]) for at in bound.nested]
+    are_plain = all(
+        type(items) is list and all(isinstance(item, Ref) for item in items) for _, items in nested
+    )
+    gives_one = _result_types(call) == ["Tensor"] and call.outputs != (None,)
+    if bound.named or not are_plain or not (gives_one or _gives_several(call)):
         return partial(bound.perform, slots)  # type: ignore[arg-type]
     # `_op` is the C++ function that an overload calls; this skips a Python frame per op.
     function = getattr(bound.function, "_op", bound.function)
-    numbers = {at: [item.number for item in items] for at, items in lists.items()}
-    do = _of_one_or_two(function, bound, call, slots)
-    if do is None:
-        made = _made_by(function, bound, numbers, slots)
-        do = _kept_one(made, call, slots) if _gives_one(call) else _kept_all(made, call, slots)
-    return _renamed(do, bound.versions, slots) if bound.versions else do
+    constants, kwargs, refs, versions = bound.args, bound.kwargs, bound.refs, bound.versions
+    lists = [(at, [item.number for item in items]) for at, items in nested]
+    outputs = call.outputs
 
-
-def _made_by(
-    function: Any, bound: BoundCall, numbers: Mapping[int, list[int]], slots: Slots
-) -> Callable[[], Any]:
-    constants, kwargs, refs = bound.args, bound.kwargs, tuple(bound.refs)
-    lists = tuple(numbers.items())
-
-    def made() -> Any:
+    def run() -> Any:
         args = constants.copy()
         for position, number in refs:
             args[position] = slots[number]
-        for position, several in lists:
-            args[position] = [slots[number] for number in several]
+        for position, numbers in lists:
+            args[position] = [slots[number] for number in numbers]
         return function(*args, **kwargs)
 
-    return made
-
-
-def _kept_one(made: Callable[[], Any], call: Call, slots: Slots) -> Callable[[], None]:
-    (output,) = call.outputs
-    assert output is not None
-
     def do() -> None:
-        slots[output] = made()
-
-    return do
-
-
-def _kept_all(made: Callable[[], Any], call: Call, slots: Slots) -> Callable[[], None]:
-    outputs = call.outputs
-
-    def do() -> None:
-        for output, result in zip(outputs, made(), strict=True):
+        for output, result in zip(outputs, (run(),) if gives_one else run(), strict=True):
             if output is not None:
                 slots[output] = result
-
-    return do
-
-
-def _renamed(
-    do: Callable[[], None], versions: Sequence[tuple[int, int]], slots: Slots
-) -> Callable[[], None]:
-    """Wrap a call that writes to its arguments: the program has another number for a written
-    tensor."""
-
-    def do_and_rename() -> None:
-        do()
+        # The program has another number for a tensor that the call has written to.
         for before, after in versions:
             slots[after] = slots[before]
 
-    return do_and_rename
+    if not gives_one or versions:
+        return do
+    only: Any = outputs[0]
+    numbers = [number for _, number in refs]
+    if kwargs or len(numbers) != len(constants) or not 1 <= len(numbers) <= 2:
 
+        def do_one() -> None:
+            slots[only] = run()
 
-def _of_one_or_two(
-    function: Any, bound: BoundCall, call: Call, slots: Slots
-) -> Callable[[], None] | None:
-    """Return a function for a call with one or two tensors as its only arguments; None for others.
-
-    This most frequent case needs no argument list.
-    """
-    numbers = [number for _, number in bound.refs]
-    if bound.kwargs or len(numbers) != len(bound.args) or not _gives_one(call):
-        return None
-    (output,) = call.outputs
-    assert output is not None
+        return do_one
+    # The most frequent calls have one or two tensors as their only arguments.
+    first, last = numbers[0], numbers[-1]
     if len(numbers) == 1:
-        (first,) = numbers
-
-        def of_one() -> None:
-            slots[output] = function(slots[first])
-
-        return of_one
-    if len(numbers) == 2:
-        left, right = numbers
-
-        def of_two() -> None:
-            slots[output] = function(slots[left], slots[right])
-
-        return of_two
-    return None
+        return lambda: slots.__setitem__(only, function(slots[first]))
+    return lambda: slots.__setitem__(only, function(slots[first], slots[last]))
 
 
-def _gives_one(call: Call) -> bool:
-    return (
-        len(call.outputs) == 1 and call.outputs[0] is not None and _result_types(call) == ["Tensor"]
-    )
-
-
-def _gives_tensors(call: Call) -> bool:
-    """True if a call returns one tensor that is used, one list of tensors, or several tensors."""
+def _gives_several(call: Call) -> bool:
+    """True if a call returns one list of tensors, or several tensors."""
     types = _result_types(call)
-    several = types == ["List[Tensor]"] or (len(types) > 1 and set(types) == {"Tensor"})
-    return _gives_one(call) or several
+    return types == ["List[Tensor]"] or (len(types) > 1 and set(types) == {"Tensor"})
 
 
 def _result_types(call: Call) -> list[str]:
+    if isinstance(call.function, str):
+        return []
     return [str(result.type) for result in call.function._schema.returns]
-
-
-def _all_refs(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, Ref) for item in items)
 
 
 Given = Sequence[Mapping[int, torch.Tensor]]
@@ -334,7 +272,9 @@ class EagerStep(OpCalls):
         dropped_after: dict[int, int] = {}
         for _, (do, number) in setup.split.sequence:
             if do == Do.RUN:
-                ops.append(BoundOp(self._bound_op(number), number, ()))
+                # The user's optimizer updates the parameters after the step.
+                if self.program.calls[number].phase != Phase.OPTIMIZER:
+                    ops.append(BoundOp(self._bound_op(number), number, ()))
             elif do == Do.DROP and ops and not setup.split.is_kept[number]:
                 dropped_after[number] = len(ops) - 1
         drops: dict[int, list[int]] = {}
@@ -344,31 +284,22 @@ class EagerStep(OpCalls):
         return [each._replace(drops=tuple(drops.get(at, ()))) for at, each in enumerate(ops)]
 
     def _bound_op(self, op: int) -> Callable[[], None]:
-        call, slots = self.program.calls[op], self.slots
-        if call.phase == Phase.OPTIMIZER:
-            return partial(self._hand_out, call.args[0].number, call.args[1].number)
         do = self.bound(op)
         if self._seed is None and op in self.program.draws and self.program.repeats:
             do = partial(self._redraws.run, op, do)
         if op in self._gradients_of:
-            return partial(self._announced, do, self._gradients_of[op], slots)
+            return partial(self._announced, do, self._gradients_of[op])
         return do
 
-    def _announced(
-        self, do: Callable[[], None], made: Sequence[tuple[int, int, bool]], slots: Slots
-    ) -> None:
+    def _announced(self, do: Callable[[], None], made: Sequence[tuple[int, int, bool]]) -> None:
         """Run an op that computes gradients, and pass them to `on_gradient` if set."""
         do()
         if self.on_gradient is None:
             return
         for parameter, gradient, is_read_again in made:
-            self.gradients[parameter] = self.on_gradient(parameter, slots[gradient])
+            self.gradients[parameter] = self.on_gradient(parameter, self.slots[gradient])
             if not is_read_again:
-                slots[gradient] = None
-
-    def _hand_out(self, parameter: int, gradient: int) -> None:
-        if parameter not in self.gradients:
-            self.gradients[parameter] = self.slots[gradient]
+                self.slots[gradient] = None
 
 
 def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]]:
@@ -400,20 +331,12 @@ def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:
     return frozenset(
         t
         for t in found
-        if everything or specs[t].role != Role.ACTIVATION or _is_single(specs[t].layout)
-    )
+        if everything or specs[t].role != Role.ACTIVATION
+        or ((layout := specs[t].layout) is not None and layout.num_elements == 1)
+    )  # fmt: skip
 
 
-def _is_single(layout: Any) -> bool:
-    return layout is not None and layout.num_elements == 1
-
-
-# Replay of a traced step as one CUDA graph: one launch by the host instead of one per op.
-#
-# The first steps run op by op, so that libraries choose their kernels. The next one is captured, in
-# the graph's own memory; later steps copy their batch into the static inputs and launch the graph.
-# Random draws continue as in eager steps: the graph reads its offset from PyTorch's generator at
-# each launch.
+# ── replay as one CUDA graph ─────────────────────────────────────────────────────────────────────
 
 
 class _CapturedStep(NamedTuple):
@@ -451,7 +374,13 @@ class StaticInputs:
 
 
 class ReplayedStep(EagerStep):
-    """A step on one CUDA device, replayed if forward and backward run in one call."""
+    """A step on one CUDA device, replayed if forward and backward run in one call.
+
+    The first steps run op by op, so that libraries choose their kernels. The next one is captured,
+    in the graph's own memory; later steps copy their batch into the static inputs and launch the
+    graph. Random draws continue as in eager steps: the graph reads its offset from PyTorch's
+    generator at each launch.
+    """
 
     def __init__(
         self,
