@@ -135,7 +135,6 @@ class Case:
         train.state_dict()
         most, seen = noted.peak(with_temporaries=True), noted.peak(with_temporaries=False)
         found = {
-            "predicted_at": self.dry_runs.peak(kept.section).at,
             "allocated_at": f"{most.phase}: {most.op}", "allocated": most.held_bytes,
             "without_temporaries": seen.held_bytes, "phases": noted.peaks(),
         }  # fmt: skip

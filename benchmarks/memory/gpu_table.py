@@ -174,11 +174,11 @@ def _grouped(row: Row) -> str:
 
 def _peaks(rows: list[Row]) -> str:
     """Where the peaks of pairs lie that are not predicted to the byte."""
-    head = ("model", "budget", "predicted at", "allocated at", "of it inside one op",
+    head = ("model", "budget", "allocated at", "of it inside one op",
             "forward, backward, update", "not measured")  # fmt: skip
     lines = [
         (
-            row["model"], f"{row['budget']:,}", row["predicted_at"], row["allocated_at"],
+            row["model"], f"{row['budget']:,}", row["allocated_at"],
             f"{row['allocated'] - row['without_temporaries']:,}",
             ", ".join(f"{row['phases'].get(phase, 0):,}"
                       for phase in ("forward", "backward", "update")),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.plan.sections import Memory
-from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.dry_run import dry_run_peak_bytes
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_optimizer import planned_update
@@ -153,7 +153,7 @@ def rehearsed_and_allocated(allocations, build, section_of):
     section, batch = section_of(model), batches[0]
     optimizer = adamw(model)
     recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = dry_run_peak(task_of(model, optimizer, batch, recipe), section).num_bytes
+    rehearsed = dry_run_peak_bytes(task_of(model, optimizer, batch, recipe), section)
     model = copy.deepcopy(model)
     train = loop_of(model, adamw(model), section, batch, forward)
 

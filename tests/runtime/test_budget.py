@@ -19,7 +19,7 @@ from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.chunked_loss import summed_cross_entropy
-from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.dry_run import dry_run_peak_bytes
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.offload.plan_choice import BudgetPlan
@@ -231,7 +231,7 @@ def test_rehearsed_peak_is_what_steps_hold(name):
         section = replace(section, blocks=tuple(blocks))
     optimizer = adamw(model)
     recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = dry_run_peak(task_of(model, optimizer, batches[0], recipe), section).num_bytes
+    rehearsed = dry_run_peak_bytes(task_of(model, optimizer, batches[0], recipe), section)
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
 
 
@@ -336,6 +336,6 @@ def test_offloading_does_not_ask_which_number_a_device_has():
         )
         section = uniform(model, 0, activations="offloaded")
         peaks.append(
-            dry_run_peak(task_of(model, optimizer, batches[0], recipe, device), section).num_bytes
+            dry_run_peak_bytes(task_of(model, optimizer, batches[0], recipe, device), section)
         )
     assert peaks[0] == peaks[1]

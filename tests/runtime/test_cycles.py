@@ -9,7 +9,7 @@ from runtime.train_loops import adamw
 from torch import nn
 
 import hocket
-from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.dry_run import dry_run_peak_bytes
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.planned_optimizer import planned_update
@@ -84,7 +84,7 @@ def test_what_a_model_leaves_in_cycles_is_rehearsed_and_gone_with_the_step(activ
 
     optimizer, section = adamw(model), uniform(model, 0, activations=activations)
     recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = dry_run_peak(task_of(model, optimizer, batch, recipe), section).num_bytes
+    rehearsed = dry_run_peak_bytes(task_of(model, optimizer, batch, recipe), section)
     gc.collect()
     with MemoryTracker() as tracker:
         train = loop_of(model, optimizer, section, batch, forward)

@@ -9,7 +9,7 @@ from torch.nn.utils import spectral_norm
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.offload.dry_run import dry_run_peak
+from hocket.runtime.offload.dry_run import dry_run_peak_bytes
 from hocket.runtime.offload.memory_tracker import MemoryTracker
 from hocket.runtime.offload.model_blocks import block_names, uniform
 from hocket.runtime.planned_optimizer import planned_update
@@ -21,10 +21,10 @@ OFFLOADED = {"activations": "offloaded", "parameters": "streamed", "update": "ho
 
 def rehearsed(model, optimizer, section, *, clip_norm=None, accumulate=1):
     recipe = TraceOptions(update=planned_update(optimizer, model), device="cpu", forward=classified)
-    return dry_run_peak(
+    return dry_run_peak_bytes(
         task_of(model, optimizer, BATCH, recipe, clip_norm=clip_norm, accumulate=accumulate),
         section,
-    ).num_bytes  # fmt: skip
+    )  # fmt: skip
 
 
 def counted(train, optimizer, held=(), num_steps=6):

@@ -22,7 +22,7 @@ from hocket.planners.memory.maker import (
 from hocket.planners.placement.baselines import on_one_device
 from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
 from hocket.runtime.offload.chunked_loss import supports_chunked_loss
-from hocket.runtime.offload.dry_run import dry_run_peak, low_precision_parameters
+from hocket.runtime.offload.dry_run import dry_run_peak_bytes, low_precision_parameters
 from hocket.runtime.offload.model_blocks import model_blocks
 from hocket.runtime.offload.parameter_blocks import blocks_by_module
 from hocket.runtime.offload.plan_choice import BudgetPlan
@@ -82,11 +82,11 @@ def test_peaks_of_plans_are_foreseen(name):
     chosen = {p.name: p for p in planned if p.name in USUAL} | {p.name: p for p in planned[::step]}
     kinds = set()
     for foreseen_bytes, memory in ((p.peak_bytes, p.memory) for p in chosen.values()):
-        held_bytes = dry_run_peak(
+        held_bytes = dry_run_peak_bytes(
             task_of(model, adamw(model), batch, recipe),
             memory,
             BudgetSetup(graph=graph, low_precision=rounded),
-        ).num_bytes
+        )
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
     assert kinds == {"kept", "offloaded", "recomputed"}
@@ -112,11 +112,11 @@ def test_a_parameter_of_no_block_has_its_state_where_all_blocks_have_theirs():
     full = frontier.find(FULL_RECOMPUTE).memory
     for update in ("device", "host"):
         memory = replace(full, blocks=tuple(replace(b, update=update) for b in full.blocks))
-        peaks[update] = dry_run_peak(
+        peaks[update] = dry_run_peak_bytes(
             task_of(model, adamw(model), batch, planned.recipe),
             memory,
             BudgetSetup(graph=planned.graph),
-        ).num_bytes
+        )
         step = budgeted(frontier.problem, frontier.plan, memory)
         foreseen_bytes = int(simulate(step.problem, step.plan).peak_bytes.max())
         assert foreseen_bytes == pytest.approx(peaks[update], rel=0.02)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,14 +68,6 @@ _REPLAY_MARGIN = 0.005
 % more than in their dry runs."""
 
 
-class DryRunPeak(NamedTuple):
-    """Peak memory of a step."""
-
-    num_bytes: int
-    at: str
-    """Op at the peak, preceded by the autograd node that ran it."""
-
-
 @dataclass(frozen=True, eq=False)
 class DryRuns:
     """Dry runs of memory plans for one traced training step, each run once."""
@@ -83,7 +75,7 @@ class DryRuns:
     task: TrainingTask
     graph: Graph
     program: Program
-    _peaks: dict[Memory, DryRunPeak] = field(default_factory=dict)
+    _peaks: dict[Memory, int] = field(default_factory=dict)
 
     @cached_property
     def low_precision(self) -> dict[str, torch.dtype]:
@@ -115,14 +107,14 @@ class DryRuns:
         replay_bytes = 0
         if not self.no_replay(section, budget_bytes):
             replay_bytes = self._batch_bytes + int(_REPLAY_MARGIN * budget_bytes)
-        return replay_bytes + self.peak(section).num_bytes
+        return replay_bytes + self.eager_peak_bytes(section)
 
-    def peak(self, section: Memory) -> DryRunPeak:
+    def eager_peak_bytes(self, section: Memory) -> int:
         """Return the peak of eager steps under a plan, which does not depend on the budget;
         cached."""
         key = replace(section, budget_bytes=())
         if key not in self._peaks:
-            self._peaks[key] = dry_run_peak(self.task, section, self._setup)
+            self._peaks[key] = dry_run_peak_bytes(self.task, section, self._setup)
         return self._peaks[key]
 
     @property
@@ -200,9 +192,7 @@ def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
 # ── one dry run ──────────────────────────────────────────────────────────────────────────────────
 
 
-def dry_run_peak(
-    task: TrainingTask, memory: Memory, setup: BudgetSetup | None = None
-) -> DryRunPeak:
+def dry_run_peak_bytes(task: TrainingTask, memory: Memory, setup: BudgetSetup | None = None) -> int:
     """Return the peak of a dry run under a memory plan; model and optimizer stay unchanged."""
     model, optimizer, device = task.model, task.optimizer, task.device
     setup = replace(setup or BudgetSetup(), is_dry_run=True)
@@ -241,10 +231,11 @@ def dry_run_peak(
                 # Fractions refer to bytes that an earlier step saved: the first step offloads all.
                 step(first)
             del first
-            peak_bytes, peak_at = tracker.peak_bytes, tracker.peak_at
+            peak_bytes = tracker.peak_bytes
             strategy.make_states(own)
             before_bytes = tracker.held_bytes
-            tracker.peak_bytes, tracker.peak_at = max(peak_bytes, before_bytes), peak_at
+            # Temporaries of making all states at once are no part of a step.
+            tracker.peak_bytes = max(peak_bytes, before_bytes)
             step(own)
             if tracker.held_bytes > before_bytes:
                 # Tensors that the model keeps from a step add to the peak of the next one.
@@ -256,7 +247,7 @@ def dry_run_peak(
         torch.cuda.empty_cache()
     overhead_bytes = _overhead_bytes(task, has_products=tracker.has_products)
     overhead_bytes += _small_bytes(device, model)
-    return DryRunPeak(tracker.peak_bytes + overhead_bytes, tracker.peak_at)
+    return tracker.peak_bytes + overhead_bytes
 
 
 def _updates_early(task: TrainingTask) -> bool:

@@ -71,8 +71,6 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.has_products = False
         """True if a matrix product ran, for which libraries keep workspaces."""
-        self.peak_at = ""
-        """Op at the peak, preceded by the autograd node that ran it."""
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._makers: dict[int, int] = {}
         """Sequence number of the autograd node that allocated each storage."""
@@ -109,7 +107,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.has_products = self.has_products or is_product(str(func))
         if not in_place:
             workspace = 0 if self._workspace is None else self._workspace(func, args, kwargs)
-            self._note_peak(self.held_bytes + workspace, func)
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes + workspace)
         return result
 
     def _is_in_place_sum(
@@ -132,12 +130,6 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # are gradients of the same tensor.
         maker = self._makers.get(args[0].untyped_storage()._cdata)
         return maker != node or _has_repeated_edge(torch._C._current_autograd_node())
-
-    def _note_peak(self, num_bytes: int, func: Any) -> None:
-        if num_bytes > self.peak_bytes:
-            node = torch._C._current_autograd_node() if _current_node() != _NO_NODE else None
-            self.peak_bytes = num_bytes
-            self.peak_at = f"{func}" if node is None else f"{node.name()} {func}"
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -45,9 +45,8 @@ from hocket.runtime.offload.chunked_loss import supports_chunked_loss
 from hocket.runtime.offload.dry_run import DryRuns, dry_runs_of
 from hocket.runtime.offload.host_bandwidth import with_measured_host
 from hocket.runtime.offload.model_blocks import uniform
-from hocket.runtime.offload.plan_cache import CachedPlan
 from hocket.runtime.offload.plan_choice import BudgetPlan
-from hocket.runtime.offload.plan_correction import PlanCorrection
+from hocket.runtime.offload.plan_correction import CachedPlan, PlanCorrection
 from hocket.runtime.planned_model import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
 from hocket.runtime.strategy import Prepared, TrainingTask, claimed_step_s, is_emulated, predicted_s
