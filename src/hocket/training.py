@@ -1,4 +1,4 @@
-"""``hocket.prepare``: a plan runs the user's own training loop.
+"""``hocket.prepare``: train a model in the user's own loop under a plan.
 
 train = hocket.prepare(model, optimizer, batch, on="2xv100-16g")
 for batch in batches:
@@ -10,21 +10,24 @@ for batch in batches:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.api.planned import Planned
+from hocket.api.planned import Planned, planned_again
 from hocket.base.config import PLAN_VARIABLE, rank_profile, rank_variables
-from hocket.base.errors import UsageError
+from hocket.base.errors import HocketError, UsageError
 from hocket.base.extras import require
 from hocket.base.progress import progress
 from hocket.base.units import format_seconds
+from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.make import ON_THIS_MACHINE
+from hocket.plan.make import ON_THIS_MACHINE, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel
+from hocket.planners.parallel.compare import can_split_batch, compare_parallel
 from hocket.transformer import ParallelConfig
 
 require("torch", "training")
@@ -32,10 +35,9 @@ require("torch", "training")
 import torch
 from torch import nn
 
-from hocket.api.refined import planned_again
-from hocket.api.several_processes import faster_with_processes
 from hocket.capture.given import first_batch, refuse_ranks, supervised, unwrapped
 from hocket.capture.loss import Loss
+from hocket.capture.sizes import knowing_sizes, resized
 from hocket.capture.step import Forward
 from hocket.capture.swap import generators_kept
 from hocket.cost.profile import Profile, write_profile
@@ -50,7 +52,7 @@ from hocket.runtime.prepare import choose_strategy, is_parallel, may_take_budget
 from hocket.runtime.ranks import join_ranks, rank_device
 from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategies.eager import CompiledModel
-from hocket.runtime.strategy import LoopOptions, Timings, TrainingTask, innermost
+from hocket.runtime.strategy import LoopOptions, Timings, TrainingTask, claimed_step_s, innermost
 from hocket.runtime.trace_options import TraceOptions
 from hocket.runtime.training_loop import TrainingLoop, is_first_rank
 
@@ -59,33 +61,33 @@ __all__ = ["PadTo", "Training", "prepare"]
 PlanLike = str | Path | Planned | SavedPlan | ParallelConfig
 """A plan with its problem, the file of one, or bare degrees of parallelism."""
 _PROFILED_STEP = 4
-"""The step that is timed: the first ones choose kernels."""
+"""Step that is timed for a profile; in the first ones libraries choose kernels."""
 
 
 class Training(TrainingLoop):
-    """A training loop under a plan; made by `prepare`."""
+    """A training loop under a plan; returned by `prepare`."""
 
     planned: Planned | SavedPlan | None = None
-    """The plan that was given, with its problem."""
+    """The plan that was passed to `prepare`, with its problem."""
     plan: Plan
-    """The plan that is executed, given or made by `prepare`."""
+    """The plan that is executed: the one passed to `prepare`, or the one it has made."""
     predicted_step_s: float | None = None
-    """Predicted time of a step on the plan's devices, also where a run uses others; None for
-    a bare `ParallelConfig`, ``compiled`` steps and models that cannot be traced for a budget."""
+    """Predicted step time on the plan's devices, even if other devices emulate them; None for a
+    bare `ParallelConfig`, ``compiled`` steps, and a budget for a model that cannot be traced."""
     advice: str = ""
-    """A shorter plan of several processes that was found for ``on=``; empty where there is none."""
+    """Message that names a faster plan of several processes, if one was found for ``on=``."""
 
     def step(self, batch: Any, *, timed: bool = False, **options: Any) -> torch.Tensor:
-        """See `TrainingLoop.step`; under ``hocket launch --profile`` one early step is timed."""
-        place = rank_profile()
-        is_asked = bool(place) and self.num_steps + 1 == _PROFILED_STEP and is_first_rank()
-        loss = super().step(batch, timed=timed or is_asked, **options)
-        if is_asked and self.timings is not None:
-            write_profile(self._measured(), place)
+        """Train as `TrainingLoop.step` does; ``hocket launch --profile`` times one step."""
+        path = rank_profile()
+        is_profiled = bool(path) and self.num_steps + 1 == _PROFILED_STEP and is_first_rank()
+        loss = super().step(batch, timed=timed or is_profiled, **options)
+        if is_profiled and self.timings is not None:
+            write_profile(self._measured(), path)
         return loss
 
     def progress(self) -> str:
-        """One line: loss, samples per second, the step as measured and as predicted."""
+        """Return one line: loss, samples per second, measured and predicted step time."""
         line = super().progress()
         if self.watch.predicted_s is not None or self.predicted_step_s is None:
             return line
@@ -93,15 +95,15 @@ class Training(TrainingLoop):
 
     @property
     def memory(self) -> BudgetPlan | None:
-        """The memory plan that is kept, where there is a budget."""
+        """The memory plan that is executed; None without a budget."""
         inner = innermost(self._strategy)
         return inner.budget_plan if isinstance(inner, BudgetedModel) else None
 
     def report(self, page: str | Path, trace: str | Path, record: str | Path | None = None) -> None:
-        """Write the last timed step as a page, and as a trace with the prediction.
+        """Write the last timed step as an HTML page, and with its prediction as a trace.
 
-        A step is timed by ``train.step(batch, timed=True)``. The file ``record`` gets both step
-        times, for ``hocket calibrate --from``.
+        ``train.step(batch, timed=True)`` times a step. Predicted and measured step time are also
+        written to the file ``record``, for ``hocket calibrate --from``.
         """
         from hocket.base.atomic import write_atomically
         from hocket.base.jsonfile import dump_json
@@ -120,11 +122,11 @@ class Training(TrainingLoop):
         write_report(page, problem, plan, measured, is_measured=True)
 
     def refine(self, profile: str | Path | None = None) -> Planned:
-        """Plan again with the times of the last timed step in place of estimates.
+        """Plan again with the op times of the last timed step in place of estimates.
 
-        Its ``step_s`` beside ``explain()`` says whether changing is worth it; train on with
-        ``prepare(…, plan=…)`` after a checkpoint. The times are also written to the file
-        ``profile``, for ``hocket plan --profile``.
+        Compare its ``step_s`` with the present plan; to change over, save a checkpoint and call
+        ``prepare(…, plan=…)``. The op times are also written to the file ``profile``, for ``hocket
+        plan --profile``.
         """
         problem, plan, _, _ = self._timed()
         found = self._measured()
@@ -133,7 +135,7 @@ class Training(TrainingLoop):
         return planned_again(self.planned or SavedPlan(problem, plan), found)
 
     def _measured(self) -> Profile:
-        """Times of ops in the last timed step, under the name of this rank's kind of device."""
+        """Return the op times of the last timed step, for the device type of this rank."""
         problem, _, _, measured = self._timed()
         found = profile_of_spans(
             problem.graph, problem.cluster, measured.op_device,
@@ -177,27 +179,27 @@ def prepare(
     compiled: bool | str = False,
     reduce_dtype: torch.dtype | None = None,
 ) -> Training:
-    """Train ``model`` by ``optimizer`` on batches like ``batch``, as a plan says.
+    """Return a training loop for ``model`` and ``optimizer`` on batches like ``batch``.
 
     ``plan`` is a plan of this model, or its file; without it one is made for the cluster ``on``. A
-    batch is a tensor, a tuple (by position) or a mapping (by keyword) of tensors, or whatever
-    ``forward(model, batch)`` takes; that returns the loss, or what ``loss`` finds it in. Where
-    ranks divide the batch, ``count`` says what a part of it counts, else its samples; ``weights``
-    are files that a model without memory is read from, by each rank its part. The other options
-    are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
-    module by module, with a warning that says why and what is lost.
+    batch is a tensor, a tuple (passed by position) or a mapping (by keyword) of tensors, or
+    whatever ``forward(model, batch)`` takes. The model or ``forward`` returns the loss, or outputs
+    from which ``loss`` computes it. The options that are not named here are explained in
+    `LoopOptions`. A model that cannot be traced op by op is placed module by module, with a
+    warning that names the reason and what is lost.
 
-    ``memory`` is a budget ("8GiB") that training does not exceed on its one device, or on each
-    device of a data-parallel plan: what does not fit is offloaded to the host or recomputed, and
-    ``train.memory`` says how. When a step returns,
-    all parameters have their updates; with ``async_update`` those on the host run into the next
-    step, which is faster.
+    ``memory`` is a budget ("8GiB") for the one device, or for each device of a data-parallel plan,
+    that training does not exceed: tensors that do not fit are offloaded to the host or recomputed,
+    as ``train.memory`` describes. When a step returns, all parameters are updated; with
+    ``async_update`` updates on the host overlap with the next step, which is faster.
 
-    Replicas sum gradients in the gradients' own dtype, as DistributedDataParallel does, or in
-    ``reduce_dtype``, such as ``torch.float32`` for a model in bfloat16.
+    If ranks split the batch, ``count`` returns the weight of a part of it, by default its number of
+    samples. ``weights`` names files from which each rank reads its part of a model on the meta
+    device. Replicas sum gradients in the gradients' own dtype, as DistributedDataParallel does, or
+    in ``reduce_dtype``, such as ``torch.float32`` for a model in bfloat16.
 
-    ``compiled`` trains on the one device that is here by kernels of ``torch.compile`` (of its
-    backend of that name), without a plan; on a GPU a step of them is launched as a whole.
+    ``compiled`` trains without a plan on one device, with kernels of ``torch.compile`` (or of the
+    backend that it names); on a GPU steps are replayed as CUDA graphs.
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
@@ -213,7 +215,7 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     given = read_plan(plan) if isinstance(plan, str | Path) else plan
     saved = SavedPlan(given.problem, given.plan) if isinstance(given, Planned) else given
-    # Tracing needs the model's own forwards, also where no plan keeps its limits.
+    # Tracing needs the model's own forwards, not those that an earlier call has patched.
     with released_model(model), generators_kept():
         recipe = TraceOptions(
             loss=loss, forward=forward, update=planned_update(optimizer, model),
@@ -237,9 +239,9 @@ def prepare(
             is_ranked=is_ranked, count=count, weights=weights, reduce_dtype=reduce_dtype,
         )  # fmt: skip
         with progress(f"hocket.prepare: {recipe.name}") as doing:
-            # A budget names its own, finer stages; of several ranks the first one speaks.
-            speaks = memory is None and variables.get("RANK", "0") == "0"
-            if speaks:
+            # A budget shows its own, finer stages; of several ranks only the first one shows any.
+            is_shown = memory is None and variables.get("RANK", "0") == "0"
+            if is_shown:
                 doing.stage("trace the step" + ("" if saved else " and choose a plan"))
             prepared = choose_strategy(task, saved, on=on, memory=memory)
             train = Training(model, optimizer, prepared.strategy, options)
@@ -247,7 +249,7 @@ def prepare(
             train.correction = prepared.correction
             train.planned = None if isinstance(given, ParallelConfig) else given
             if prepared.searched is not None:
-                if speaks:
+                if is_shown:
                     doing.stage("compare with plans of several processes")
                 with torch.random.fork_rng():
                     train.advice = faster_with_processes(
@@ -262,8 +264,8 @@ def prepare(
 def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:
     if saved is not None or memory is not None or is_ranked:
         raise UsageError(
-            "compiled steps are for a model that fits on one device, without a plan",
-            hint="leave out compiled=, or the plan, the limit of memory or the other ranks",
+            "compiled= trains on one device without a plan or a memory budget",
+            hint="leave out compiled=; or leave out plan= and memory=, and start one process",
         )
 
 
@@ -288,3 +290,38 @@ def _require_one_budget(
             hint="give a data-parallel plan, such as plan=hocket.ParallelConfig(data=2), each of "
             "whose devices keeps the budget; or a plan of hocket fit or waves with --memory",
         )
+
+
+# ── advice: a faster plan that needs a process per device ────────────────────────────────────────
+
+_WORTHWHILE = 1.02
+"""Ratio of steps below which the difference is within the error of any prediction."""
+
+
+def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any], Graph]) -> str:
+    """Return a message that names a faster plan of several processes; empty if there is none.
+
+    ``traced`` returns the graph of a step on a batch of the same structure and any size.
+    """
+    graph = knowing_sizes(placed.problem.graph, lambda size: traced(resized(batch, size)))
+    problem = make_problem(graph, placed.problem.cluster)
+    if not can_split_batch(problem):
+        return ""
+    try:
+        winner = compare_parallel(problem).winner
+    except HocketError:
+        return ""
+    if winner is None or winner.plan is None or winner.step_s is None:
+        return ""
+    split = winner.plan.get(Parallel)
+    placed_s = claimed_step_s(placed.problem, placed.plan)
+    if split is None or len(split.devices) < 2 or placed_s < _WORTHWHILE * winner.step_s:
+        return ""
+    num_used = len(set(placed.plan.device_of.tolist())) if placed.plan.device_of is not None else 1
+    how = "by op placement" if num_used > 1 else "on one device"
+    strategy = winner.plan.notes.get("how", winner.planner)
+    return (
+        f"{strategy} takes {format_seconds(winner.step_s)} per step with hocket launch; "
+        f"in this process {format_seconds(placed_s)} {how} "
+        "(hint: hocket.auto(model, batch, on=…).save('plan.json'), then hocket launch plan.json)"
+    )

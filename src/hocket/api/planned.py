@@ -13,15 +13,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from hocket.base.errors import unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.base.units import format_seconds
-from hocket.cost.calibrate import Calibration
+from hocket.cost.calibrate import Calibration, calibrate
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.files import SavedPlan
 from hocket.plan.make import ON_THIS_MACHINE, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Objective, Problem, TransferMode
+from hocket.plan.sections import Parallel
+from hocket.plan.transformer_plan import is_transformer_plan
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
@@ -252,3 +255,36 @@ def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
     notes = {"why": comparison.why, "alternatives": alternatives_text(comparison)}
     known = {**winner.plan.notes, **{key: text for key, text in notes.items() if text}}
     return Planned(comparison, replace(winner.plan, notes=known), winner.timeline)
+
+
+def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
+    """Return the best plan for a plan's problem with the op times of ``profile``.
+
+    A plan that splits the batch was timed at the size of a microbatch, so its times are fitted for
+    all sizes. Raises `UsageError` for a plan of a transformer's shape.
+    """
+    require_single_ops(saved)
+    problem = saved.problem
+    fitted = None
+    if saved.plan.get(Parallel) is not None:
+        kind = next((k for k in problem.cluster.kinds if k.name == profile.device_kind), None)
+        if kind is None:
+            raise UsageError(
+                f"the profile is for {profile.device_kind!r}, and {problem.cluster.name} has none",
+                hint="measure on the devices of the plan",
+            )
+        fitted = calibrate(profile, kind)
+    return plan_graph(
+        problem.graph, problem.cluster, transfers=problem.transfers,
+        objective="throughput" if problem.objective == "throughput" else "step",
+        profile=profile if fitted is None else None, calibration=fitted,
+    )  # fmt: skip
+
+
+def require_single_ops(saved: Planned | SavedPlan) -> None:
+    """Refuse a plan that was not made from the times of single ops."""
+    if is_transformer_plan(saved.plan):
+        raise UsageError(
+            "the plan is for a transformer's shape, which has no times of single ops",
+            hint="refine plans of hocket plan",
+        )

@@ -54,7 +54,7 @@ def command(
 
     machines = _machines(nodes, node_rank, address)
     require("torch", "training")
-    from hocket.api.refined import require_single_ops
+    from hocket.api.planned import require_single_ops
     from hocket.plan.files import read_plan
     from hocket.runtime.launch import launch
 
@@ -75,7 +75,7 @@ def command(
 
 def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
     """Plan again with the times that the first rank wrote, and report the difference."""
-    from hocket.api.refined import planned_again
+    from hocket.api.planned import planned_again
     from hocket.base.units import format_seconds
     from hocket.cost.profile import read_profile
 
