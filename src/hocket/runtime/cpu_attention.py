@@ -1,11 +1,11 @@
 """Attention for CPUs in graphs that were captured for an accelerator.
 
-Such a graph has the fused attention of accelerators, which CPUs lack. The kernel that the unsplit
-model would run on a CPU takes its place, so that results are the same to the bit: the fused kernel
-of the CPU, or products and a softmax where something is dropped. Its backward pass then recomputes
-them with the generator in its former state. A fused kernel saves a seed for that, which the
-generator of a CPU does not have: its state is saved instead, or, where forward and backward are on
-different devices, a seed of its own from which the mask is drawn.
+Such a graph has the fused attention of accelerators, which CPUs lack. It is replaced by the kernel
+that the model itself would run on a CPU, so that results are equal bit for bit: the CPU's fused
+kernel, or with dropout the composite of products and a softmax. The backward pass recomputes the
+composite with the random numbers of the forward pass. For that the state of the generator is saved
+in place of the fused kernel's seed. If forward and backward are on different devices, the generator
+is seeded anew before the forward pass, and that seed is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.runtime.tensor_bytes import conformed
 FUSED_ATTENTION = "aten._scaled_dot_product_efficient_attention"
 _BACKWARD = "aten._scaled_dot_product_efficient_attention_backward"
 _SEED = 2
-"""Which of its results the fused kernel keeps for the numbers that it drew."""
+"""Position of the seed among the results of the fused kernel."""
 
 
 def stand_in(
@@ -32,9 +32,9 @@ def stand_in(
     device: torch.device,
     sent: Container[int] = (),
 ) -> Callable[..., Any] | None:
-    """Return the function that runs on ``device`` instead of the traced one; None for the same.
+    """Return the function that replaces a traced one on ``device``; None if it needs no other.
 
-    ``sent`` are the tensors that go to another device, as they were recorded.
+    ``sent`` holds the tensors that are sent to another device.
     """
     if device.type != "cpu" or call.cost.kind not in (FUSED_ATTENTION, _BACKWARD):
         return None
@@ -81,10 +81,10 @@ def _forward(
             query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
         )
         return output, log_sum, nothing, nothing
-    attend = partial(_written, query, key, value, bias, dropout_p, is_causal, scale)
-    # Its backward pass computes the softmax again, without these sums.
+    attend = partial(_composite, query, key, value, bias, dropout_p, is_causal, scale)
+    # The backward pass recomputes the softmax, and does not read these sums.
     log_sum = torch.zeros(query.shape[:-1], dtype=torch.float32)
-    seed = torch.default_generator.get_state() if stays else _begun_anew()
+    seed = torch.default_generator.get_state() if stays else _reseeded()
     return attend(), log_sum, seed, nothing
 
 
@@ -114,7 +114,7 @@ def _backward(
     query, key, value = (t.detach().requires_grad_() for t in (query, key, value))
     bias = None if bias is None else bias.detach().requires_grad_()
     with torch.enable_grad(), _drawn_from(seed):
-        again = _written(query, key, value, bias, dropout_p, is_causal, scale)
+        again = _composite(query, key, value, bias, dropout_p, is_causal, scale)
     leaves = [
         leaf
         for leaf, is_wanted in zip((query, key, value, bias), wanted, strict=True)
@@ -124,7 +124,7 @@ def _backward(
     return tuple(next(made) if is_wanted else None for is_wanted in wanted)
 
 
-def _written(
+def _composite(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -135,7 +135,7 @@ def _written(
 ) -> torch.Tensor:
     """Compute attention with a matrix of scores, as PyTorch does on a CPU."""
     if bias is not None and is_causal:
-        # PyTorch's own takes one or the other.
+        # PyTorch's function takes a bias or a causal mask, not both.
         bias, is_causal = bias + torch.full(bias.shape[-2:], float("-inf")).triu(1), False
     output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, bias, dropout_p, is_causal, scale=scale
@@ -144,11 +144,11 @@ def _written(
 
 
 def _is_state(tensor: torch.Tensor | None) -> bool:
-    """True for the state of a generator, which alone has this type here."""
+    """True for the state of a generator: the only byte tensor here."""
     return tensor is not None and tensor.dtype == torch.uint8
 
 
-def _begun_anew() -> torch.Tensor:
+def _reseeded() -> torch.Tensor:
     """Return the generator's seed if it has drawn nothing since; else seed it with a new one."""
     generator = torch.default_generator
     seed = generator.initial_seed()
@@ -161,7 +161,7 @@ def _begun_anew() -> torch.Tensor:
 
 @contextmanager
 def _drawn_from(seed: torch.Tensor) -> Iterator[None]:
-    """Draw the numbers of the forward pass; afterwards restore the generator."""
+    """Make the generator draw the numbers of the forward pass; restore it afterwards."""
     generator = torch.default_generator
     now = generator.get_state()
     try:

@@ -1,9 +1,9 @@
-"""Split the instructions of a step into one list per device.
+"""Split a traced step into one list of instructions per device.
 
 All ops and transfers are put into one global order that respects every dependency; the list of a
-device is its part of that order. A transfer is in the lists of both its devices at the same
-place of the global order, so no two devices can wait for each other, and each pair of devices
-exchanges its tensors in the same sequence on both sides. O((ops + reads) log ops).
+device is its part of that order. A transfer has the same position of the global order in the lists
+of both its devices. So devices cannot deadlock, and each pair of devices exchanges tensors in the
+same order on both sides. O((ops + reads) log ops).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class Do(IntEnum):
     RUN = 0
     """Run op ``number``."""
     SEND = 1
-    """Start to send transfer ``number``; its tensor is there."""
+    """Start to send transfer ``number``; its tensor exists by then."""
     POST = 2
-    """Be ready to take transfer ``number``."""
+    """Prepare to receive transfer ``number``."""
     WAIT = 3
     """Wait until transfer ``number`` has arrived."""
     DROP = 4
-    """Forget tensor ``number``: nothing on this device needs it any more."""
+    """Drop tensor ``number``: no later op on this device needs it."""
 
 
 class Instruction(NamedTuple):
-    """One thing that a device does."""
+    """One action of a device."""
 
     do: Do
     number: int
 
 
 class Transfer(NamedTuple):
-    """One tensor that goes from one device to another, once."""
+    """Transfer of one tensor from one device to another."""
 
     tensor: int
     src: int
@@ -67,17 +67,17 @@ class StepCalls:
     sequence: tuple[tuple[int, Instruction], ...]
     """Device and instruction, in the global order."""
     present: tuple[tuple[int, ...], ...]
-    """Per device, the tensors that are there before the step and stay."""
+    """Per device, the tensors that exist before the step."""
     is_kept: Sequence[bool]
     """Per tensor, True if it outlives the step on its own device."""
 
     def of_device(self, device: int) -> list[Instruction]:
-        """The instructions of one device, in order."""
+        """Return the instructions of one device, in order."""
         return [instruction for owner, instruction in self.sequence if owner == device]
 
     @property
     def used_devices(self) -> list[int]:
-        """Devices that run an op; where there is none at all, the first one."""
+        """Devices that run an op, or the first device if there are no ops."""
         used = {owner for owner, (do, _) in self.sequence if do == Do.RUN}
         return sorted(used) or [0]
 
@@ -91,9 +91,8 @@ def split(
 ) -> StepCalls:
     """Return the instructions of every device, in order.
 
-    ``timeline`` is the simulated step: things happen in the order of its times, and a device gets
-    ready to receive when the transfer is predicted to start. Without it, ops go by their position.
-    ``order`` is kept where the plan has one.
+    Ops and transfers are ordered by their start times in ``timeline``, the simulated step, or
+    without it by the position of ops. ``order`` is the planned order of ops per device, if any.
     """
     places, device_of = tables.places, tables.runs.device
     num_devices, owner_of = len(places.start_bytes), places.device[: graph.num_tensors]
@@ -123,7 +122,7 @@ def split(
 def _keys(
     graph: Graph, transfers: Sequence[Transfer], timeline: Timeline | None
 ) -> tuple[FloatArray, FloatArray]:
-    """When each op and each transfer should happen, as numbers to sort by."""
+    """Return the sort keys of all ops and all transfers: simulated start times, or positions."""
     if timeline is None:
         producer = graph.tensor_producer[[transfer.tensor for transfer in transfers]]
         return np.arange(graph.num_ops, dtype=np.float64), producer.astype(np.float64)
@@ -146,7 +145,8 @@ def _in_order(
     op_key: FloatArray,
     transfer_key: FloatArray,
 ) -> Iterator[int]:
-    """Ops, and transfers numbered behind them, smallest key first among those that can happen."""
+    """Yield ops, and transfers numbered after them, in topological order; the smallest key first
+    among those that are ready."""
     followers: list[list[int]] = [[] for _ in range(graph.num_ops + len(transfers))]
     num_waiting = [0] * len(followers)
 
@@ -170,7 +170,7 @@ def _in_order(
         for first, second in zip(sequence[:-1].tolist(), sequence[1:].tolist(), strict=True):
             after(first, second)
     keys = [*op_key.tolist(), *transfer_key.tolist()]
-    # A transfer goes ahead of an op at the same time: what is sent early is waited for less.
+    # At equal times transfers go first: receivers wait less for a tensor that is sent early.
     ready = [(keys[n], n < graph.num_ops, n) for n, left in enumerate(num_waiting) if not left]
     heapq.heapify(ready)
     num_taken = 0
@@ -186,13 +186,13 @@ def _in_order(
         stuck = next(op for op in range(graph.num_ops) if num_waiting[op])
         raise CheckError(
             f"op {graph.op_names[stuck]!r} would wait forever: the planned order contradicts "
-            "what ops read",
-            hint="hocket verify says more about the plan",
+            "the dependencies of ops",
+            hint="hocket verify lists the violations of the plan",
         )
 
 
 class _Emitter:
-    """Turns the global order into instructions, with drops where uses run out."""
+    """Turns the global order into instructions, with a drop after the last use of each tensor."""
 
     def __init__(
         self, graph: Graph, device_of: LongArray, owner_of: LongArray, transfers: Sequence[Transfer]
@@ -245,11 +245,8 @@ class _Emitter:
             yield device, Instruction(Do.DROP, tensor)
 
 
-# A program with its placement, shared by all executors of it.
-
-
 class Setup:
-    """A traced program and the device of each op."""
+    """A traced program and the device of each op, shared by all runners of the program."""
 
     def __init__(
         self, graph: Graph, program: Program, device_of: IntArray, split: StepCalls
@@ -259,18 +256,18 @@ class Setup:
 
     @cached_property
     def senders(self) -> frozenset[int]:
-        """Ops that make what is sent."""
+        """Ops whose results are sent."""
         producers = (self.program.tensors[t.tensor].producer for t in self.split.transfers)
         return frozenset(producer for producer in producers if producer >= 0)
 
     @cached_property
     def sent(self) -> frozenset[int]:
-        """Tensors that go to another device."""
+        """Tensors that are sent to another device."""
         return frozenset(transfer.tensor for transfer in self.split.transfers)
 
     @cached_property
     def is_whole(self) -> list[bool]:
-        """Per transfer, whether the whole storage has to travel."""
+        """Per transfer, True if the entire storage is sent."""
         return [
             needs_storage(self.program, tensor, self._readers(tensor, dst))
             for tensor, _, dst in self.split.transfers
@@ -278,10 +275,8 @@ class Setup:
 
     @cached_property
     def host_tensors(self) -> frozenset[int]:
-        """Tensors that kernels of accelerators leave in the memory of the host.
-
-        The state of the generator with which fused attention drew its dropout.
-        """
+        """Tensors that kernels of accelerators leave in host memory: the generator state with which
+        fused attention drew its dropout mask."""
         return frozenset(
             output
             for call in self.program.calls

@@ -1,8 +1,8 @@
-"""Start a user's script once per device of a plan, as torchrun does, and watch over the ranks.
+"""Start a user's script once per device of a plan, as torchrun does, and supervise the ranks.
 
-The script calls `hocket.prepare`, which finds its part of the plan by the variables that it is
-started with. A rank that is killed or fails is named, and all end with it. On several machines each
-starts the ranks of its own devices, and all meet at the address of the first.
+The script calls `hocket.prepare`, which reads from environment variables which rank of which plan
+it is. If a rank fails or is killed, the error names it and all other ranks are ended. On several
+machines each one starts the ranks of its own devices, and all meet at the address of the first.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ PROFILE_VARIABLE = "HOCKET_PROFILE"
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The machines of a run, seen by one of them."""
+    """The machines of a run, as seen by one of them."""
 
     count: int = 1
     index: int = 0
-    """Of this one."""
+    """Index of this machine."""
     address: str = LOOPBACK
-    """Of the first one, for all others."""
+    """Address of the first machine, at which all ranks meet."""
     port: int = 0
-    """Where ranks meet there; 0 for any, where there is one machine."""
+    """Port at which ranks meet there; 0 means any free port, which needs a single machine."""
 
 
 def launch(
@@ -49,20 +49,19 @@ def launch(
     shows_stdout: bool = True,
     profile: Path | None = None,
 ) -> int:
-    """Run ``script`` in one process per used device, until all are done; the number of ranks.
+    """Run ``script`` in one process per used device; return the number of ranks on this machine.
 
-    What ranks print goes where they print it; with ``shows_stdout=False`` all to standard error.
-    The first rank writes the times of one early step to ``profile``.
-
-    Raises `RunError` where one fails, when all of this machine are gone.
+    With ``shows_stdout=False`` the standard output of ranks goes to standard error. The first rank
+    writes the times of one early step to ``profile``. Raises `RunError` if a rank fails, once all
+    ranks of this machine have ended.
     """
     if not script.is_file():
         raise UsageError(f"{str(script)!r} is not a file", hint="name the script that trains")
     names = used_devices(saved.problem, saved.plan)
     own = _own_ranks(saved, names, machines)
-    asked = {} if profile is None else {PROFILE_VARIABLE: str(profile.resolve())}
+    profiled = {} if profile is None else {PROFILE_VARIABLE: str(profile.resolve())}
     if profile is not None:
-        profile.unlink(missing_ok=True)  # times of an earlier run are not those of this one
+        profile.unlink(missing_ok=True)  # else an earlier run's times could pass for this one's
     holds_store = machines.index == 0
     store = MeetingStore(machines.address, machines.port) if holds_store else None
     try:
@@ -71,7 +70,7 @@ def launch(
                 name=f"rank {rank} ({names[rank]})",
                 module="hocket.runtime.rank_script",
                 arguments=(str(script), *arguments),
-                environment=asked
+                environment=profiled
                 | _variables(
                     rank, own, len(names), store.port if store else machines.port, machines, plan
                 ),
@@ -90,7 +89,7 @@ def launch(
 
 
 def used_devices(problem: Problem, plan: Plan) -> list[str]:
-    """Names of the devices of a plan in the order of their ranks."""
+    """Return the names of the devices that a plan uses, in the order of their ranks."""
     parallel = plan.get(Parallel)
     if parallel is not None and parallel.layers is None:
         return list(parallel.devices)
@@ -98,7 +97,7 @@ def used_devices(problem: Problem, plan: Plan) -> list[str]:
         return [name for names in parallel.rank_devices for name in names]
     if plan.device_of is None:
         raise UsageError(
-            "the plan neither places ops nor divides a training",
+            "the plan neither places ops nor splits the batch or the model",
             hint="make one with hocket plan or hocket parallel",
         )
     known = problem.cluster.device_names
@@ -106,7 +105,7 @@ def used_devices(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _own_ranks(saved: SavedPlan, names: Sequence[str], machines: Machines) -> list[int]:
-    """Ranks whose devices are on this machine: hosts of the plan in order, else equal parts."""
+    """Return the ranks of this machine: those of one host of the plan, else an equal part."""
     if machines.count == 1:
         return list(range(len(names)))
     host_of = {device.name: device.host for device in saved.problem.cluster.devices}
@@ -133,7 +132,7 @@ def _is_loopback(address: str) -> bool:
 def _variables(
     rank: int, own: Sequence[int], num_ranks: int, port: int, machines: Machines, plan: Path
 ) -> dict[str, str]:
-    """Those of torchrun, whose agent holds the store that ranks meet at; and the plan."""
+    """Return the environment variables of a rank: those that torchrun sets, and the plan."""
     threads = max(1, (os.cpu_count() or 1) // len(own))
     found = {
         "RANK": str(rank),

@@ -1,4 +1,9 @@
-"""Numerics check: a parallel configuration at small size against training on one device."""
+"""Check the numerics of a parallel configuration at small size, against training on one device.
+
+The small configuration has the same structure: the same kinds of parallelism with degrees of two, a
+schedule of the same type, and a model of a few thousand parameters. Losses and gradients in double
+precision must agree within `TOLERANCE`.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +28,16 @@ from hocket.runtime.transformer_model import built_in_model, token_batch
 from hocket.runtime.transformer_refusals import refuse_degrees, refuse_plan, str_of
 from hocket.transformer import ParallelConfig, Transformer
 
-# A parallel configuration at small size: the same structure on few processes and a model of a few
-# thousand parameters.
-
 _MAX_STAGES_ALONE = 4
-"""Pipeline ranks where there is no other kind of parallelism; with one there are two."""
+"""Most pipeline ranks without tensor or data parallelism; with one of these there are two."""
 _MAX_KEPT_ACTIONS = 512
-"""A schedule with no more actions per device is kept as it is."""
+"""Most actions per device at which a schedule is kept unchanged."""
 
 
 def small_of(
     model: Transformer, config: ParallelConfig, schedule: Schedule
 ) -> tuple[Transformer, ParallelConfig, Schedule]:
-    """A small model, and the config with its schedule on at most eight ranks."""
+    """Return a small model, and the config with its schedule on at most eight ranks."""
     small = small_config(config)
     if (
         small.pipeline == config.pipeline
@@ -52,7 +54,7 @@ def small_of(
 
 
 def small_config(config: ParallelConfig) -> ParallelConfig:
-    """The config with degrees of at most two, four for a pipeline alone."""
+    """Return the config with degrees of at most two, or four for a pipeline alone."""
     others = (config.tensor > 1) + (config.data > 1)
     most = _MAX_STAGES_ALONE if not others else 2
     pipeline = min(config.pipeline, most)
@@ -68,7 +70,7 @@ def small_config(config: ParallelConfig) -> ParallelConfig:
 
 
 def small_model(model: Transformer, num_layers: int) -> Transformer:
-    """The model with small widths; what it is made of stays."""
+    """Return a model of the same architecture with small widths."""
     return replace(
         model,
         hidden=16,
@@ -84,27 +86,26 @@ def small_model(model: Transformer, num_layers: int) -> Transformer:
 
 
 def _layers(config: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
-    """One layer per stage; where the config is uneven, stages take turns with two."""
+    """Return layers per stage: one, and two in every other stage if the config is uneven."""
     uneven = config.layers is not None and len(set(config.layers)) > 1
     return tuple(2 if uneven and stage % 2 else 1 for stage in range(small.num_stages))
 
 
 def _shorter(config: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
-    """A schedule of the same kind for fewer ranks; one of its own making becomes a named one.
+    """Return a schedule for fewer ranks that splits backward passes if the given one does.
 
-    One that folds its stages and splits nothing becomes a looped one.
+    It is the first such one of the config's named schedule, interleaved 1F1B and ZB-H1.
     """
     from hocket.planners.parallel.schedules import make_schedule
 
     names = ("1f1b" if small.pipeline == 1 else config.schedule, "interleaved", "zb-h1")
     made = [make_schedule(n, small.pipeline, 2 * small.pipeline, small.chunks) for n in names]
-    # How replicas agree follows from whether backwards are split, so that must stay as it is.
-    alike = (found for found in made if found.splits_backward == schedule.splits_backward)
-    return next(alike)
+    # Replicas sum gradients at another time if backward passes are split, so that must not change.
+    return next(each for each in made if each.splits_backward == schedule.splits_backward)
 
 
 TOLERANCE = 1e-6
-"""Largest difference, relative to the largest value of the tensor and never below one."""
+"""Largest difference, relative to the tensor's largest value or to one, whichever is larger."""
 _STEPS = 2
 """The second loss also depends on the first update."""
 
@@ -116,7 +117,7 @@ class Agreement:
     loss_error: float
     gradient_error: float
     worst: str
-    """The parameter whose gradient differs most."""
+    """Name of the parameter whose gradient differs most."""
 
     @property
     def is_right(self) -> bool:
@@ -125,13 +126,14 @@ class Agreement:
 
 
 def check_parallel(plan: TransformerPlan) -> Agreement:
-    """Train a plan's configuration at small size against one device; raises where they differ."""
+    """Compare a plan's configuration at small size with one device; raises `CheckError` if results
+    differ."""
     refuse_plan(plan)
     refuse_degrees(plan.config)
     found = differences(small_plan(plan))
     if not found.is_right:
         raise CheckError(
-            f"{str_of(plan.config)} trains wrongly: at small size the loss is off by "
+            f"{str_of(plan.config)} gives wrong results: at small size the loss is off by "
             f"{found.loss_error:.1e} and the gradient of {found.worst!r} by "
             f"{found.gradient_error:.1e}",
             hint="choose another schedule or ZeRO stage, and please report this",
@@ -173,7 +175,7 @@ def differences(saved: SavedPlan, seed: int = 0) -> Agreement:
 
 @dataclass(frozen=True)
 class Reference:
-    """Losses of all steps on one device; parameters before and after the first."""
+    """Losses of all steps on one device, and parameters before and after the first step."""
 
     losses: tuple[float, ...]
     before: Mapping[str, FloatArray]
@@ -181,7 +183,7 @@ class Reference:
 
 
 def reference_run(saved: SavedPlan, seed: int = 0) -> Reference:
-    """Train the model of a small plan in plain PyTorch, with the whole batch at once."""
+    """Train the model of a small plan in plain PyTorch on full batches."""
     training = saved.problem.training
     model = built_in_model(training.model, seed=seed, dtype=torch.float64)
     losses, states = [], [_state(model)]
@@ -222,5 +224,5 @@ def _agreement(
 
 
 def _worst(errors: Iterable[float]) -> float:
-    """Return the largest; infinite where one is NaN, which compares with nothing."""
+    """Return the largest error, counting NaN as infinite."""
     return max(math.inf if math.isnan(error) else error for error in errors)

@@ -1,9 +1,9 @@
-"""Tensors as plain bytes for transfers between devices, and back with the strides they had.
+"""Pack tensors into bytes for transfers between devices, and unpack them with their strides.
 
-Only distinct elements travel: what a tensor repeats by broadcasting is repeated again on arrival.
-Strides are kept where that takes at most twice the bytes; a small part of a large tensor arrives
-dense, its dimensions in the same order in memory. An op that addresses the storage itself gets the
-whole storage.
+Only distinct elements are sent: broadcast dimensions are expanded again on arrival. Strides are
+kept if that takes at most twice the bytes; a small part of a large tensor arrives dense, with its
+dimensions in the same order in memory. If a reader addresses the storage itself (`as_strided`), the
+entire storage is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hocket.capture.recording import TensorLayout
 from hocket.capture.storage import look_at, storage_bytes
 
 _MAX_GAPS = 2
-"""Bytes that keeping the strides may take, as a multiple of the bytes of the elements."""
+"""Most bytes for which strides are kept, as a multiple of the bytes of the elements."""
 _BY_ADDRESS = ("aten.as_strided", "aten.as_strided_", "aten.as_strided_scatter")
 
 
@@ -41,7 +41,7 @@ def _is_all_of(spec: TensorSpec) -> bool:
 
 
 def package_bytes(spec: TensorSpec, whole: bool) -> int:
-    """Return the bytes of a transfer; a tensor that only orders ops has none."""
+    """Return the size of a transfer; a control tensor, which only orders ops, has no bytes."""
     if spec.layout is None:
         return 0
     if whole:
@@ -50,7 +50,7 @@ def package_bytes(spec: TensorSpec, whole: bool) -> int:
 
 
 def pack(tensor: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
-    """Return the bytes of a tensor, possibly in its own memory."""
+    """Return the bytes of a tensor; they may be a view of it."""
     assert spec.layout is not None
     if whole:
         return storage_bytes(tensor, package_bytes(spec, whole))
@@ -89,12 +89,12 @@ def conformed(tensor: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
 
 
 def _by_stride(layout: TensorLayout) -> list[int]:
-    """Dimensions in the order of memory, slowest first."""
+    """Return the dimensions in memory order, the slowest one first."""
     return sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
 
 
 def _strides(layout: TensorLayout) -> tuple[int, ...]:
-    """Strides of the elements packed densely; 0 where they are broadcast."""
+    """Return the strides of the densely packed elements; 0 for broadcast dimensions."""
     strides = [0] * len(layout.shape)
     step = 1
     for dim in reversed(_by_stride(layout)):
@@ -109,12 +109,12 @@ def _real_strides(layout: TensorLayout) -> tuple[int, ...]:
 
 
 def _without_idle(layout: TensorLayout, strides: Any) -> tuple[int, ...]:
-    """Strides with 1 where a dimension has one element, so that they can be compared."""
+    """Return strides with 1 for dimensions of one element, so that they can be compared."""
     return tuple(1 if n == 1 else s for n, s in zip(layout.shape, strides, strict=True))
 
 
 def _keeps_strides(layout: TensorLayout) -> bool:
-    """True if the recorded strides reach each element once and do not waste much."""
+    """True if the traced strides address each element once, with few gaps."""
     span = 1
     for dim in reversed(_by_stride(layout)):
         extent, stride = layout.shape[dim], layout.stride[dim]

@@ -20,7 +20,8 @@ _ROTARY_BASE = 10_000.0
 
 
 class CausalAttention(nn.Module):
-    """Causal attention; how many heads it sees follows from what its projections give."""
+    """Causal attention; the number of heads follows from the width of its projections' results, so
+    that tensor-parallel ranks can hold a part of the heads."""
 
     def __init__(self, model: Transformer, recomputes: bool) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class CausalAttention(nn.Module):
         self.output = nn.Linear(inner, model.hidden, bias=model.biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mix each token with those before it."""
+        """Attend from each token to itself and all earlier ones."""
         parts = (self.query(x), self.key(x), self.value(x))
         if self.recomputes:
             mixed = checkpoint(self._mix, *parts, use_reentrant=False)
@@ -58,7 +59,8 @@ class CausalAttention(nn.Module):
 
 
 def _rotated(heads: torch.Tensor) -> torch.Tensor:
-    """Turn pairs of channels by angles that grow with the position."""
+    """Apply rotary position embeddings: rotate pairs of channels by angles that grow with the
+    position."""
     half = heads.shape[-1] // 2
     options = {"dtype": torch.float32, "device": heads.device}
     speeds = _ROTARY_BASE ** (-torch.arange(half, **options) / half)  # type: ignore[call-overload]
@@ -69,7 +71,7 @@ def _rotated(heads: torch.Tensor) -> torch.Tensor:
 
 
 class Mlp(nn.Module):
-    """Two matrices, or three where the third one gates."""
+    """MLP of two matrices with GELU, or of three with SwiGLU."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -82,14 +84,14 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Widen, bend, narrow."""
+        """Apply the MLP to each token."""
         if self.gate is None:
             return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
         return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 class TransformerBlock(nn.Module):
-    """One layer."""
+    """One transformer layer: attention and MLP, each with a norm before it."""
 
     def __init__(self, model: Transformer, recompute: Recompute = "none") -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class TransformerBlock(nn.Module):
         self.mlp = Mlp(model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attention and MLP, each added to what came in."""
+        """Add the results of attention and MLP to the residual stream."""
         if self.recomputes:
             return checkpoint(self._pass, x, use_reentrant=False)  # type: ignore[no-any-return]
         return self._pass(x)
@@ -111,7 +113,7 @@ class TransformerBlock(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens, and positions where they are learned."""
+    """Token embedding, plus position embedding if positions are learned."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -123,13 +125,13 @@ class Embedding(nn.Module):
         )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The first layer's input."""
+        """Return the input of the first layer."""
         x: torch.Tensor = self.tokens(ids)
         return x if self.positions is None else x + self.positions
 
 
 class Head(nn.Module):
-    """The last norm and the output layer."""
+    """Final norm and output layer."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class Head(nn.Module):
         self.logits = nn.Linear(model.hidden, model.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token."""
+        """Return the logits of the next token."""
         return self.logits(self.norm(x))  # type: ignore[no-any-return]
 
 
@@ -150,7 +152,7 @@ def _norm(model: Transformer) -> nn.Module:
 
 
 def fill(module: nn.Module, prefix: str, model: Transformer, seed: int) -> None:
-    """Give each parameter its first values, which follow from its name and the seed."""
+    """Initialise each parameter by values that depend only on its name and the seed."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             full = f"{prefix}.{name}"
@@ -191,13 +193,13 @@ def token_batch(
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy per token; in double precision where logits are, else in single."""
+    """Return the mean cross-entropy per token, in float64 if logits are float64, else float32."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 class TransformerModel(nn.Module):
-    """The whole model, which returns its loss."""
+    """The entire model; its forward pass returns the loss."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -208,12 +210,13 @@ class TransformerModel(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Have the output layer use the embedding, also after parameters were replaced."""
+        """Share the embedding's weight with the output layer; to be repeated after parameters are
+        replaced."""
         if self.is_tied:
             self.head.logits.weight = self.embedding.tokens.weight
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean loss of the next tokens."""
+        """Return the mean loss of predicting the next tokens."""
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
