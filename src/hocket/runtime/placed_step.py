@@ -10,7 +10,7 @@ transfer give a measured timeline.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Phase
 from hocket.runtime.device_instructions import Do, Instruction, Setup
 from hocket.runtime.eager_step import OpCalls
-from hocket.runtime.step_record import StepRecord
+from hocket.runtime.step_record import TIMES, StepRecord
 from hocket.runtime.tensor_bytes import pack, unpack
 from hocket.runtime.trace_options import Weight
 from hocket.runtime.traced_recompute import RecomputedDraws
@@ -104,7 +104,8 @@ class PlacedStep:
         self._alone = {i: d.type == "cuda" and real.count(d) == 1 for i, d in devices.items()}
         """True for logical devices with a CUDA device, and its memory, of their own."""
         self._marks: dict[str, dict[int, tuple[DeviceStream, Any]]] = {}
-        """Timestamps by event and by op or transfer, each with the stream whose clock it uses."""
+        """Timestamps by field of `StepRecord` and by op or transfer, each with the stream whose
+        clock it uses."""
         self._memory: dict[int, list[tuple[Any, int]]] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         """Gradients by number of the parameter."""
@@ -131,7 +132,7 @@ class PlacedStep:
             held.peak_bytes = held.num_bytes
         for calls in self._calls.values():
             calls.weight, calls.draw = weight, step
-        self._marks = {kind: {} for kind in ("start", "end", "sent", "posted", "arrived")}
+        self._marks = {name: {} for name in TIMES}
         self._memory = {index: [] for index in self.streams}
         for stream in self.streams.values():
             stream.settle()
@@ -195,8 +196,8 @@ class PlacedStep:
                 channel = self._channels[src, dst] = Channel(self.streams[src], receiver)
             arrival = channel.copy(value, packed, produced)
             self._arriving[number], start, end = arrival, arrival.start, arrival.end
-        for kind, mark in (("sent", start), ("posted", start), ("arrived", end)):
-            self._marks[kind][number] = receiver, mark
+        for name, mark in (("sent_s", start), ("posted_s", start), ("arrived_s", end)):
+            self._marks[name][number] = receiver, mark
 
     def _post(self, number: int) -> None:
         """Prepare to receive; copies within a process need no receiver."""
@@ -255,7 +256,8 @@ class PlacedStep:
                 f"op {name!r} failed on {stream.device} in step {step}: {one_line(error)}"
             ) from error
         end = stream.mark()
-        self._marks["start"][op], self._marks["end"][op] = (stream, start), (stream, end)
+        self._marks["op_start_s"][op] = stream, start
+        self._marks["op_end_s"][op] = stream, end
         self._memory[device].append((end, held.num_bytes))
         if op in self.setup.senders:
             self._events[op] = stream.event()
@@ -273,13 +275,9 @@ class PlacedStep:
     def _fill(self, record: StepRecord) -> None:
         """Convert timestamps to seconds, once all work is complete."""
 
-        def seconds(kind: str) -> dict[int, float]:
-            marks: Iterable[tuple[int, tuple[DeviceStream, Any]]] = self._marks[kind].items()
-            return {number: stream.seconds(mark) for number, (stream, mark) in marks}
-
-        record.op_start_s, record.op_end_s = seconds("start"), seconds("end")
-        record.sent_s, record.posted_s = seconds("sent"), seconds("posted")
-        record.arrived_s = seconds("arrived")
+        for name, marks in self._marks.items():
+            times_s = {number: stream.seconds(mark) for number, (stream, mark) in marks.items()}
+            setattr(record, name, times_s)
         for device, stream in self.streams.items():
             record.memory[device] = [(stream.seconds(m), size) for m, size in self._memory[device]]
             record.peak_bytes[device] = (

@@ -86,9 +86,9 @@ class RankedStep(PlacedStep):
     def _flush(self) -> None:
         _talk(self._sends.wait)
 
-    def _mark(self, kind: str, number: int) -> None:
+    def _mark(self, name: str, number: int) -> None:
         stream = self.streams[self.device_index]
-        self._marks[kind][number] = stream, stream.mark()
+        self._marks[name][number] = stream, stream.mark()
 
     def _peer(self, number: int) -> tuple[int, int, TensorSpec, bool]:
         """Return a transfer's tensor, other rank, spec, and whether its entire storage is sent."""
@@ -98,7 +98,7 @@ class RankedStep(PlacedStep):
 
     def _send(self, device: int, number: int) -> None:
         tensor, rank, spec, whole = self._peer(number)
-        self._mark("sent", number)
+        self._mark("sent_s", number)
         if package_bytes(spec, whole):
             data = pack(self.held[device][tensor], spec, whole).to(self.device)
         else:
@@ -108,13 +108,13 @@ class RankedStep(PlacedStep):
     def _post(self, number: int) -> None:
         _, rank, spec, whole = self._peer(number)
         data = self._buffer(package_bytes(spec, whole))
-        self._mark("posted", number)
+        self._mark("posted_s", number)
         self._posted[number] = _talk(lambda: dist.irecv(data, rank, tag=number)), data
 
     def _wait(self, device: int, number: int) -> None:
         work, data = self._posted.pop(number)
         _talk(work.wait)
-        self._mark("arrived", number)
+        self._mark("arrived_s", number)
         tensor, _, spec, whole = self._peer(number)
         if spec.layout is not None:
             arrived = unpack(data[: package_bytes(spec, whole)], spec, whole)

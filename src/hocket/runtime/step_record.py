@@ -12,6 +12,9 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.runtime.device_instructions import Transfer
 from hocket.simulate.timeline import Timeline
 
+TIMES = ("op_start_s", "op_end_s", "sent_s", "posted_s", "arrived_s")
+"""Fields of `StepRecord` that hold a time per op or transfer."""
+
 
 @dataclass
 class StepRecord:

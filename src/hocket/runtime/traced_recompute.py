@@ -137,7 +137,7 @@ class _Rewriting:
                 self._tensors[at] = self._tensors[at]._replace(alias_of=self._first[alias])
         for op in range(len(old.calls)):
             for repeated in self._before.get(op, ()):
-                self._write_again(repeated)
+                self._write(repeated, again=True)
             self._write(op)
         first = self._first
         return replace(
@@ -151,30 +151,31 @@ class _Rewriting:
             repeats=self._repeats,
         )
 
-    def _write(self, op: int) -> None:
+    def _write(self, op: int, *, again: bool = False) -> None:
+        """Add a call; ``again`` adds its second run, which is part of the backward pass."""
         call = self._old.calls[op]
         known = self._known(op, call)
-        self._op[op] = len(self._calls)
+        if again and _is_norm(call):
+            known |= self._copied(call, known)
+        index, made = len(self._calls), dict[int, int]()
         for tensor in self._made.get(op, ()):
-            self._first[tensor] = self._add(self._spec(tensor, known, self._op[op]))
-        made = {tensor: self._first[tensor] for tensor in self._made.get(op, ())}
-        partner = self._op.get(call.partner, -1)
-        self._calls.append(_with_tensors(call, known | made)._replace(partner=partner))
-
-    def _write_again(self, op: int) -> None:
-        call = self._old.calls[op]
-        known = self._known(op, call)
-        copies = self._copied(call, known) if _is_norm(call) else {}
-        index = len(self._calls)
-        for tensor in self._made.get(op, ()):
-            spec = self._spec(tensor, known | copies, index)
-            if spec.alias_of < 0 and spec.storage >= 0:
-                spec = spec._replace(storage=self._new_storage())
-            self._second[tensor] = self._add(spec._replace(role=_passing(spec.role)))
-        made = {tensor: self._second[tensor] for tensor in self._made.get(op, ())}
-        self._repeats[index] = self._op[op]
-        again = _with_tensors(call, known | copies | made)
-        self._calls.append(again._replace(phase=Phase.BACKWARD, partner=self._op[op]))
+            spec = self._spec(tensor, known, index)
+            if again:
+                # A tensor of a second run never outlives the step.
+                role = spec.role if spec.role == Role.CONTROL else Role.ACTIVATION
+                is_new = spec.alias_of < 0 and spec.storage >= 0
+                storage = self._new_storage() if is_new else spec.storage
+                spec = spec._replace(role=role, storage=storage)
+            made[tensor] = self._add(spec)
+            (self._second if again else self._first)[tensor] = made[tensor]
+        written = _with_tensors(call, known | made)
+        if again:
+            self._repeats[index] = self._op[op]
+            written = written._replace(phase=Phase.BACKWARD, partner=self._op[op])
+        else:
+            self._op[op] = index
+            written = written._replace(partner=self._op.get(call.partner, -1))
+        self._calls.append(written)
 
     def _copied(self, call: Call, known: dict[int, int]) -> dict[int, int]:
         """Add copies of tensors that a second run must not write to."""
@@ -221,11 +222,6 @@ class _Rewriting:
     def _new_storage(self) -> int:
         self._storages += 1
         return self._storages - 1
-
-
-def _passing(role: Role) -> Role:
-    """Return the role of a tensor from a second run, which never outlives the step."""
-    return role if role == Role.CONTROL else Role.ACTIVATION
 
 
 def _with_tensors(call: Call, number: dict[int, int]) -> Call:

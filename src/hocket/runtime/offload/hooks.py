@@ -250,7 +250,7 @@ class BlockHooks:
             return None
 
         def pack(tensor: torch.Tensor) -> Any:
-            if view := self.staging.noted(tensor):
+            if view := self.staging.describe(tensor):
                 return view
             if offloaded is None and self.offloads_saved:
                 self._storages.keep(tensor)
@@ -259,7 +259,7 @@ class BlockHooks:
 
         def unpack(packed: Any) -> torch.Tensor:
             if isinstance(packed, StagedView):
-                return self.staging.looked_up(packed, self._in_use)
+                return self.staging.resolve(packed, self._in_use)
             if isinstance(packed, OffloadedView):
                 assert offloaded is not None
                 return offloaded.unpack(packed)

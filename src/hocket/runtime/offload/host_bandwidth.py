@@ -94,14 +94,14 @@ def measure_host_bandwidth(device: torch.device) -> HostBandwidth:
         _rounds(updates, copies.fill, num_passes=1)
         mark = copies.count()
         concurrent_bps = _rounds(updates, copies.fill, _NUM_PASSES)
-        workspace_bytes, mark = copies.rates_since(mark), copies.count()
+        concurrent, mark = copies.rates_since(mark), copies.count()
         copies.go_on()
         alone = copies.rates_since(mark)
         copies.wait()
         alone_bps = _rounds(updates, lambda: None, _NUM_PASSES)
     update_bps = _UPDATE_MARGIN * (concurrent_bps + alone_bps) / 2
     in_bps, out_bps = (
-        _COPY_MARGIN * (one + other) / 2 for one, other in zip(workspace_bytes, alone, strict=True)
+        _COPY_MARGIN * (one + other) / 2 for one, other in zip(concurrent, alone, strict=True)
     )
     return HostBandwidth(*(_two_digits(bps) for bps in (in_bps, out_bps, update_bps)))
 

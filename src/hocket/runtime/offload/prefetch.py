@@ -99,7 +99,7 @@ class StagingBuffers:
         for staging in self._staging:
             staging.block = None
 
-    def noted(self, tensor: torch.Tensor) -> StagedView | None:
+    def describe(self, tensor: torch.Tensor) -> StagedView | None:
         """Describe a view of a staging buffer, for saving; return None for other tensors."""
         staging = self._by_storage.get(tensor.untyped_storage()._cdata)
         if staging is None or staging.block is None:
@@ -107,7 +107,7 @@ class StagingBuffers:
         offset = int(tensor.storage_offset())
         return StagedView(staging.block, tensor.dtype, tensor.shape, tensor.stride(), offset)
 
-    def looked_up(self, view: StagedView, in_use: set[Block]) -> torch.Tensor:
+    def resolve(self, view: StagedView, in_use: set[Block]) -> torch.Tensor:
         """Return the described tensor from the buffer that holds its block, after a fetch if
         needed."""
         staging = self.fetch(view.block, in_use)

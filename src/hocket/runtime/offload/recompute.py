@@ -140,9 +140,10 @@ class ModuleState:
         if self._python is None:
             is_drawn = python.draws is not None and not same_draws(python.draws, global_draws())
             python = PythonValues(
-                [each for each in python.holders if each.is_changed()], python.generators,
+                [each for each in python.holders if each.is_changed()],
+                [(g, state) for g, state in python.generators if not g.get_state().equal(state)],
                 python.draws if is_drawn else None,
-            )  # fmt: skip
+            )
             values = [value for each in python.holders for value in each.renewed().saved]
             made = [(value, value.get_state()) for value in values
                     if issubclass(type(value), torch.Generator)]  # fmt: skip
