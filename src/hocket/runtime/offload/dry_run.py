@@ -2,11 +2,10 @@
 
 A `BudgetedModel` runs the step of a plan on fake tensors under a memory tracker, so that the
 prediction follows the code that trains, op by op. Optimizer state on the device is created before,
-as a first step would. Updates on the host are skipped, because they need no device memory;
-meanwhile the host's Adam kernel may be compiled. On CUDA, storages take whole units of the
-allocator, and kernels take their measured workspaces. The result includes the workspaces of cuBLAS
-and cuBLASLt (one each for the threads of forward and backward), a margin for small tensors, and
-other allocations of the process.
+as a first step would. Updates on the host are skipped, because they need no device memory. On CUDA,
+storages take whole units of the allocator, and kernels take their measured workspaces. The result
+includes the workspaces of cuBLAS and cuBLASLt (one each for the threads of forward and backward), a
+margin for small tensors, and other allocations of the process.
 """
 
 from __future__ import annotations
@@ -45,13 +44,12 @@ from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.offload.allocator import card_bytes
 from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
-from hocket.runtime.offload.host_adam import compiled_in_background, is_fused_adam
 from hocket.runtime.offload.host_optimizer import wait_for_all
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
 from hocket.runtime.offload.memory_tracker import MemoryTracker, WideStatistics, is_product
 from hocket.runtime.offload.patched_forward import claim_model
 from hocket.runtime.offload.plan_choice import BudgetPlan, fastest_within_budget
-from hocket.runtime.optimizer_parts import part_of, updates_in_parts, without_parameters
+from hocket.runtime.optimizer_parts import updates_in_parts, without_parameters
 from hocket.runtime.process_settings import deferred_gc
 from hocket.runtime.replay import AS_ASKED, NOT_CUDA
 from hocket.runtime.strategy import TrainingTask
@@ -204,11 +202,9 @@ def dry_run_peak_bytes(task: TrainingTask, memory: Memory, setup: BudgetSetup | 
     batch = map_batch(task.batch, fakes)
     first, own = (_fake_optimizer(optimizer, fakes, fake_states) for _ in range(2))
     tracker = _tracker(device)
-    is_compiled = bool(setup.low_precision) and _may_use_host_adam(task, memory)
     with (
         _unclaimed(model),
         swapped_tensors(model, fakes, task.recipe.forward, task.recipe.loss),
-        compiled_in_background() if is_compiled else nullcontext(),
         nullcontext() if task.recipe.forward else rows_are_whole(task.batch),
         torch.random.fork_rng(),
         torch.autograd.set_multithreading_enabled(False),
@@ -312,12 +308,6 @@ def _readable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             "no dry run",
             hint="give it less memory, so that the host updates, or use another optimizer",
         ) from None
-
-
-def _may_use_host_adam(task: TrainingTask, memory: Memory) -> bool:
-    """True if the host may update and cast blocks with the one-pass Adam kernel."""
-    settings = part_of(task.optimizer, {}, fused=task.device.type == "cuda")
-    return is_fused_adam(settings) and any(block.update == "host" for block in memory.blocks)
 
 
 def _tracker(device: torch.device) -> MemoryTracker:

@@ -4,8 +4,8 @@ Memory bandwidth limits updates on the host. PyTorch's fused kernel needs gradie
 precision, and casting the low-precision copy for upload takes a second pass. One pass reads and
 writes 28 bytes per parameter instead of 34, and bfloat16 gradients halve the copies from the
 device. The kernel is used if its results equal those of PyTorch's kernel bit for bit.
-`matches_torch` checks that once per process, which also compiles the kernel;
-`compiled_in_background` does so before training begins.
+`matches_torch` checks that once per process, which also compiles the kernel: when the host's
+bandwidth is measured, or in the first update.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,18 +118,6 @@ def _run(
         numba.set_num_threads(count)
         arguments: Any = (*arrays, *map(np.float32, coefficients), _STRIPES * count)
         adam_loop(*arguments)
-
-
-@contextmanager
-def compiled_in_background() -> Iterator[None]:
-    """Run `matches_torch` in another thread while the context is entered."""
-    # In a thread: modes such as that of fake tensors belong to one thread.
-    trying = threading.Thread(target=matches_torch, name="hocket-compiles")
-    trying.start()
-    try:
-        yield
-    finally:
-        trying.join()
 
 
 @functools.cache
