@@ -288,6 +288,31 @@ def test_numbers_and_generators_of_a_module_are_as_they_were_and_move_once():
         assert torch.equal(one.generator.get_state(), twin.generator.get_state())
 
 
+class _Remembering(nn.Linear):
+    """Adds the mean that its last call has left on it."""
+
+    last = None
+
+    def forward(self, x):
+        y = torch.tanh(super().forward(x))
+        y = y if self.last is None else y * self.last
+        self.last = y.detach().mean(0)
+        return y
+
+
+def test_tensors_that_a_module_keeps_are_those_of_the_last_step_in_both_runs():
+    torch.manual_seed(0)
+    ours = nn.Sequential(*(_Remembering(8, 8) for _ in range(3)), nn.Linear(8, 1))
+    plain, batch = copy.deepcopy(ours), torch.randn(4, 8)
+    blocks = tuple(MemoryBlock(name=str(at), activations="recomputed") for at in range(4))
+    optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (ours, plain))
+    train = loop_of(ours, optimizer, Memory(budget_bytes=(0,), blocks=blocks), batch)
+    losses = [train.step(batch).item() for _ in range(4)]
+    assert losses == plain_steps(plain, other, [batch] * 4, forward=mean_of)
+    for one, twin in zip(ours[:3], plain[:3], strict=True):
+        assert torch.equal(one.last, twin.last)
+
+
 @pytest.mark.parametrize("create_graph", [True, False])
 def test_a_gradient_taken_in_the_forward_pass_does_not_end_the_recompute(create_graph):
     """It asks for saved tensors before the function has saved all, and more are saved after it."""
