@@ -79,4 +79,4 @@ def test_commands_say_the_loss_warn_about_logits_and_run_what_was_planned(tmp_pa
     assert "minimised: m.py:halved" in said.stderr
     run = hocket("run", "h.json", "--steps", 2, cwd=tmp_path)
     assert "minimised: m.py:halved" in run.stderr
-    assert "warning: minimised: the mean" in hocket("run", "plan.json", cwd=tmp_path).stderr
+    assert "warning: the step minimises the mean" in hocket("run", "plan.json", cwd=tmp_path).stderr

@@ -233,7 +233,7 @@ def test_doctor_says_what_a_missing_extra_would_add():
     script = (
         "import hocket.cli.doctor as d\n"
         "d._CHECKS.clear()\n"
-        "d._EXTRAS['ray'] = ('no-such-package',)\n"
+        "d._EXTRAS['ray'] = ('fleet jobs on a Ray cluster', ('no-such-package',))\n"
         "from hocket.cli import main\n"
         "main(['doctor'])"
     )

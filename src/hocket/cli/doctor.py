@@ -15,22 +15,25 @@ from hocket.cli.sources import announce_compilation
 FAILED = "failed:"
 _CORE = ("numpy", "scipy", "numba", "click", "rich", "pydantic")
 _EXTRAS = {
-    "torch": ("torch", "transformers"),
-    "serve": ("fastapi", "jinja2", "uvicorn"),
-    "ray": ("ray",),
-    "tables": ("pyzmq",),
-    "classes": ("onnx", "onnxruntime", "safetensors", "torch-pruning"),
-    "docs": ("mkdocs-material", "mkdocstrings"),
-}
-"""Packages of each extra of the distribution."""
-_ADDS = {
-    "torch": "capture and train PyTorch models: hocket plan MODEL, hocket.prepare, run, launch",
-    "serve": "the cluster scheduler's daemon and page: hocket fleet serve",
-    "ray": "fleet jobs on a Ray cluster",
-    "tables": "parameter tables with bounded staleness: hocket tables, hocket.tables",
-    "classes": "classifiers split by class: hocket split, serve-classes",
-    "docs": "the docs site: make docs",
-}
+    "torch": (
+        "capture and train PyTorch models: hocket plan MODEL, hocket.prepare, run, launch",
+        ("torch", "transformers"),
+    ),
+    "serve": (
+        "the cluster scheduler's daemon and page: hocket fleet serve",
+        ("fastapi", "jinja2", "uvicorn", "prometheus-client", "cryptography"),
+    ),
+    "ray": ("fleet jobs on a Ray cluster", ("ray",)),
+    "tables": (
+        "parameter tables with bounded staleness: hocket tables, hocket.tables", ("pyzmq",),
+    ),
+    "classes": (
+        "classifiers split by class: hocket split, serve-classes",
+        ("onnx", "onnxruntime", "safetensors", "torch-pruning"),
+    ),
+    "docs": ("the docs site: make docs", ("mkdocs-material", "mkdocstrings")),
+}  # fmt: skip
+"""Purpose and packages of each extra of the distribution."""
 
 
 @declare("doctor")
@@ -80,9 +83,10 @@ def _show(result: dict[str, Any]) -> None:
 
 def _extra(name: str) -> dict[str, Any]:
     """Versions of an extra's packages, and the purpose of the extra."""
-    packages = {package: _version(package) for package in _EXTRAS[name]}
+    adds, names = _EXTRAS[name]
+    packages = {package: _version(package) for package in names}
     installed = all(version is not None for version in packages.values())
-    return {"installed": installed, "adds": _ADDS[name], "packages": packages}
+    return {"installed": installed, "adds": adds, "packages": packages}
 
 
 def _version(package: str) -> str | None:

@@ -11,7 +11,7 @@ import click
 from hocket.cli.declare import declare, option
 from hocket.cli.options import GraphFile, PlanFile
 from hocket.cli.output import answer, console, emit, say, working
-from hocket.cli.sources import announce_compilation, load_plan
+from hocket.cli.sources import announce_compilation, load_plan, say_loss
 from hocket.cli.written import require_folder
 from hocket.runtime.run_options import BACKENDS
 
@@ -111,7 +111,7 @@ def command(
         watch = RunCallbacks(on_step=show, on_progress=progress)
         result = run_plan(saved.problem, saved.plan, options, watch=watch)
     if not is_divided:
-        _say_what_is_minimised(saved.problem)
+        say_loss(saved.problem.graph)
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
@@ -206,12 +206,3 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
     elif result.dtype is not None and result.dtype != problem.training.software.dtype:
         planned = problem.training.software.dtype
         say(f"note: computed with {result.dtype}, planned with {planned}: times differ")
-
-
-def _say_what_is_minimised(problem: Problem) -> None:
-    from hocket.capture.loss import MEAN, describe_loss
-
-    loss = problem.graph.meta.get("loss")
-    if isinstance(loss, str):
-        warning = "warning: " if loss == MEAN else ""
-        say(f"{warning}minimised: {describe_loss(loss)}")
