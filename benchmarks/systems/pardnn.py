@@ -1,6 +1,6 @@
 """ParDNN's evaluation: batch scaling, other methods, and a wide ResNet under tight memory.
 
-    python benchmarks/systems/pardnn.py [--only MODEL] [--tight]
+    python benchmarks/systems/pardnn.py [--only MODEL] [--tight] [--one-card]
 
 Simulated on V100s of a DGX-2. A card has 1.1 times the memory that the smallest published batch
 takes, so that one card holds that batch and little more, as in the paper. Columns: the largest
@@ -8,7 +8,8 @@ batch (powers of two) that ParDNN's plan holds on so many cards, samples per sec
 one card (in brackets: over that per card; above 1 is superlinear). Methods at the batch of four
 cards: linear clustering with clusters balanced over cards (Kim and Browne), the critical path on a
 card of its own, and gradient checkpointing on one card (recompute as planned by `hocket.fit`
-without host memory).
+without host memory). `--one-card` prints the samples per second of one card from the published
+batch on: small batches use a card badly, which is where a superlinear speed-up comes from.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ def largest(
         batch, rate = trial, trial / step_s
         trial *= 2
     return batch, rate
+
+
+def one_card(model: Model) -> str:
+    """Samples per second of one uncut card at the published batch of one card and its multiples."""
+    graph, cells = captured(model), []
+    for batch in (model.batch * factor for factor in (1, 2, 4, 8, 16)):
+        problem = make_problem(at_batch(graph, batch), "1xv100-32g")
+        alone = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
+        cells.append(f"batch {batch}: {batch / simulate(problem, alone).makespan_s:.1f}")
+    return f"{model.name}, samples/s of one card: {', '.join(cells)}"
 
 
 def by_paths(problem: Problem, plan: Plan, *, only_first: bool) -> Plan:
@@ -160,7 +171,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--tight", action="store_true", help="the table of small cards alone")
+    parser.add_argument("--one-card", action="store_true", help="small batches on one card alone")
     options = parser.parse_args()
+    if options.one_card:
+        for model in MODELS:
+            if model.name.startswith(options.only):
+                print(one_card(model), flush=True)
+        return
     if not options.tight:
         heads = " | ".join(f"{count} cards" for count in CARDS)
         print(f"| model | published | {heads} | 4 cards, samples/s | linear clustering | "
