@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from statistics import geometric_mean
 
 import pytest
 from click.testing import CliRunner
 
-from hocket.api.collectives import collective_classes
 from hocket.base.errors import HocketError
 from hocket.cli.root import root
 
@@ -112,16 +110,16 @@ def test_wrong_names_are_told_with_what_was_meant(tmp_path):
 
 
 def test_blinks_allocation_classes_gain_over_rings_as_published():
-    found = collective_classes("dgx1-v100", "allreduce", size_bytes=500 * 2**20)
-    assert len(found) == 46
+    found = run_json("allreduce", "--on", "dgx1-v100", "--classes", "--size", "500MiB")
+    assert found["num_classes"] == 46
     # Blink reports up to 8x and 2x in the mean over NCCL 2; chains were added to NCCL later.
-    gains = [entry["speedup_over_rings"] for entry in found]
-    assert max(gains) == pytest.approx(13.3, abs=0.1)
-    assert geometric_mean(gains) == pytest.approx(3.2, abs=0.05)
-    chains = [entry["speedup_over_rings_and_chains"] for entry in found]
-    assert max(chains) == pytest.approx(2.0, abs=0.05)
-    assert min(gains) >= 1.0
-    assert len(collective_classes("dgx1-p100", "broadcast", size_bytes=500 * 2**20)) == 14
+    assert found["over_rings"]["maximum"] == pytest.approx(13.3, abs=0.1)
+    assert found["over_rings"]["geometric_mean"] == pytest.approx(3.2, abs=0.05)
+    assert found["over_rings_and_chains"]["maximum"] == pytest.approx(2.0, abs=0.05)
+    assert min(entry["speedup_over_rings"] for entry in found["classes"]) >= 1.0
+    text = run("broadcast", "--on", "dgx1-p100", "--classes", "--size", "500MiB")
+    assert "14 classes" in text
+    assert "over NCCL's rings" in text
 
 
 def test_bridges_that_repeat_a_bus_id_are_separate(tmp_path):

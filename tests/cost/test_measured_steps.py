@@ -67,8 +67,8 @@ def test_commands_take_what_a_run_printed(tmp_path):
     file, written = tmp_path / "run.json", tmp_path / "calibration.json"
     file.write_text(json.dumps({"backend": "auto", "record": record}))
     assert read_runs([file])[0].measured_s == 0.13
+    assert "-23.1%" in hocket("validate", "--mine", file).stdout
     out = hocket("calibrate", "--from", file, "-o", written).stdout
-    assert "-23.1%" in out
     assert "t4: steps take 1.1" in out
     assert json.loads(written.read_text())["steps"]["t4"]["rows"] == 1
 
@@ -78,4 +78,5 @@ def test_wrong_use_is_explained(tmp_path):
     file.write_text(json.dumps({"schema": "hocket.run/1", "model": "x"}))
     with pytest.raises(InputFileError, match="device_types"):
         read_runs([file])
+    hocket("validate", "--mine", expect=2)
     hocket("calibrate", "-o", tmp_path / "c.json", expect=2)

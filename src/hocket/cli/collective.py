@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
@@ -99,6 +99,9 @@ def command(
             metavar="MODEL",
         ),
     ] = None,
+    classes: Annotated[
+        bool, "Instead: one row per class of connected sets of devices, as in Blink's tables."
+    ] = False,
     as_json: bool,
 ) -> None:
     """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather or reducescatter.
@@ -112,6 +115,9 @@ def command(
     for path in (output, report, export):
         if path is not None:
             require_folder(path)
+    if classes:
+        _show_classes(options, as_json)
+        return
     request = CollectiveRequest(**{**vars(options), "on": find_cluster(options.on)})
     if bound_only:
         _show_bound(request, as_json)
@@ -200,6 +206,53 @@ def _show(
         click.echo(view.propagation_why(travel))
     if written:
         say(f"wrote {', '.join(path.name for path in written)}")
+
+
+def _show_classes(options: CollectiveOptions, as_json: bool) -> None:
+    from hocket.api.collectives import collective_classes
+    from hocket.base.units import format_rate
+    from hocket.plan.make import find_cluster
+    from hocket.view.table import FittedTable, name, number
+
+    with working("planning all classes"):
+        found = collective_classes(
+            find_cluster(options.on), options.collective, size_bytes=options.size_bytes
+        )
+    over_rings = _summary(found, "speedup_over_rings")
+    over_chains = _summary(found, "speedup_over_rings_and_chains")
+    if as_json:
+        summaries = {"over_rings": over_rings, "over_rings_and_chains": over_chains}
+        emit({"num_classes": len(found), **summaries, "classes": found})
+        return
+    rows = [
+        [
+            ",".join(rank.removeprefix("gpu") for rank in entry["ranks"]),
+            str(entry["num_sets"]),
+            format_rate(entry["bound_bps"], "B/s"),
+            f"{100 - 100 * entry['gap']:.3g} %",
+            str(entry["num_trees"]),
+            "-" if (gain := entry["speedup_over_rings"]) is None else f"{gain:.2f}x",
+        ]
+        for entry in found
+    ]
+    titles = ("sets", "bound", "of bound", "trees", "over rings")
+    columns = (name("GPUs"), *map(number, titles))
+    console().print(FittedTable(columns=columns, rows=rows))
+    click.echo(f"{len(found)} classes of connected sets of three GPUs or more (simulated)")
+    for other, gains in (("NCCL's rings", over_rings), ("rings and chains", over_chains)):
+        if gains is not None:
+            click.echo(
+                f"over {other}: geometric mean {gains['geometric_mean']:.2f}x, at most "
+                f"{gains['maximum']:.1f}x"
+            )
+
+
+def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:
+    """Geometric mean and maximum of a speed-up over all classes that have one."""
+    from statistics import geometric_mean
+
+    gains = [entry[key] for entry in found if entry[key] is not None]
+    return {"geometric_mean": geometric_mean(gains), "maximum": max(gains)} if gains else None
 
 
 def _show_bound(request: CollectiveRequest, as_json: bool) -> None:

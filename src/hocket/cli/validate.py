@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
+
 from hocket.cli.declare import argument, declare, option
 from hocket.cli.output import answer, console, fail
 
@@ -29,14 +31,20 @@ def command(
             "--data",
         ),
     ] = None,
+    mine: Annotated[
+        bool, "Compare your own runs: the arguments are files of hocket run --json."
+    ] = False,
     as_json: bool,
 ) -> None:
     """Compare predictions of parallel training with published TABLEs. Exit 6 outside tolerance.
 
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
-    uses at most ten runs per site, which are not scored. Own runs are compared by hocket calibrate
-    --from.
+    uses at most ten runs per site, which are not scored. With --mine the arguments are files of
+    your own runs: predicted and measured steps of this machine.
     """
+    if mine:
+        _compare_runs(tables, as_json)
+        return
     from hocket.base.errors import CheckError, unknown_name
     from hocket.cost.validation import load_tables, validate
 
@@ -55,6 +63,26 @@ def command(
         error = CheckError("; ".join(violations), hint="see the columns that name what is allowed")
         raise SystemExit(fail(error, as_json=as_json, extra=listed))
     answer(as_json, {"ok": True, **listed}, "all within tolerance")
+
+
+def _compare_runs(files: tuple[str, ...], as_json: bool) -> None:
+    import numpy as np
+
+    from hocket.cost.measured_steps import read_runs
+    from hocket.cost.validation import error_score
+    from hocket.view.inputs import measured_run_lines
+
+    if not files:
+        raise click.UsageError("--mine needs files of runs: hocket run PLAN --json > run.json")
+    runs = read_runs(files)
+    score = error_score(np.array([run.predicted_s / run.measured_s - 1 for run in runs]))
+    assert score is not None, "read_runs returns a run per file"
+    summary = (
+        f"{score.rows} run{'s' * (score.rows > 1)}: mean error {score.mean:.1%}, largest "
+        f"{score.max:.1%} — next: hocket calibrate --from RUN…"
+    )
+    found = {"ok": True, "runs": [asdict(run) for run in runs], "step": asdict(score)}
+    answer(as_json, found, *measured_run_lines(runs), summary)
 
 
 def _as_json(result: TableResult) -> dict[str, Any]:

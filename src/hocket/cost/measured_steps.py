@@ -63,7 +63,7 @@ def run_record(
     predicted_s: float,
     measured_s: float,
 ) -> dict[str, Any]:
-    """JSON record of a measured step, for ``hocket calibrate --from``."""
+    """JSON record of a measured step, for ``hocket calibrate --from`` and ``validate --mine``."""
     return {
         "schema": SCHEMA,
         "model": model,
