@@ -186,8 +186,7 @@ def _rank_by_deficit(r: Round) -> None:
                 if is_wanted and speed_on(r.jobs, i, k, largest) == speed:
                     deficit_s += r.jobs.credit_s[i, k]
             r.keys[0, i * num_types + j] = deficit_s
-            if has_large_deficit(deficit_s, r.jobs.shares[i, j], r.pace.patience_s):
-                is_reserved = True
+            is_reserved |= has_large_deficit(deficit_s, r.jobs.shares[i, j], r.pace.patience_s)
         waited_s = r.time_s - rows.waiting_since_s[i]
         waits_too_long = has_waited_too_long(
             gang,
@@ -198,11 +197,12 @@ def _rank_by_deficit(r: Round) -> None:
             rows.reserved_s[i] > 0.0,
         )
         r.is_reserved[i] = is_reserved or waits_too_long
+        has_waited = waited_s >= r.pace.stickiness_rounds * r.pace.round_s
+        is_waiting_gang = gang > 1 and phase == _WAITING and has_waited
         left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
-        longest_s = rows.total_steps[i] / slowest
         restarts_s = rows.attempt[i] * r.pace.restart_s
         # A job that has long had the time that it said to need is not about to end.
-        if is_overdue(rows.held_s[i], restarts_s, longest_s, r.pace.round_s):
+        if is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s):
             left = np.inf
         lost, cost = 0.0, 0.0
         if phase == _RUNNING and rows.rate[i] > 0.0:
@@ -218,12 +218,11 @@ def _rank_by_deficit(r: Round) -> None:
             if r.jobs.shares[i, j] > 0.0:
                 credit_s = r.keys[0, wish]
                 stays = r.pace.stickiness_rounds + cost if here == j else 0.0
-                stays += rows.group_shift[i]
                 urgency = urgency_of_deficit(
                     credit_s,
                     left,
                     speed,
-                    stays,
+                    stays + rows.group_shift[i],
                     r.pace.slack_rounds,
                     r.pace.round_s,
                     rows.priority[i],
@@ -231,13 +230,10 @@ def _rank_by_deficit(r: Round) -> None:
                 if waits_too_long:
                     urgency = RESERVED_FIRST + waited_s / r.pace.round_s
                 elif is_reserved:
-                    urgency += RESERVED_FIRST
                     # Deficits end at a limit, where a gang that fits beside nobody looks like all
                     # others: there, waiting counts. One device is free sooner or later.
-                    is_at_limit = gang > 1 and credit_s >= r.pace.max_deficit_s
-                    has_waited = waited_s >= r.pace.stickiness_rounds * r.pace.round_s
-                    if is_at_limit and has_waited and phase == _WAITING:
-                        urgency += RESERVED_FIRST
+                    is_first = is_waiting_gang and credit_s >= r.pace.max_deficit_s
+                    urgency += (2.0 if is_first else 1.0) * RESERVED_FIRST
             elif rows.has_share[i] == _ONLY_SHARE:
                 continue
             else:
