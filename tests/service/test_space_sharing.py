@@ -136,7 +136,7 @@ def test_a_failure_beside_another_ends_their_sharing(rig, engine):
     [
         ({"preemptible": None}, "must save its work"),
         ({"gangs": (1, 2), "throughputs": {"1xv100": 1.0}}, "of several sizes"),
-        ({"estimate": True}, "no table to estimate from"),
+        ({"estimate": True}, "no throughput table to estimate this job from"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(rig, spec, message):

@@ -86,7 +86,7 @@ def parts_lesson(
     recipe: NetTraining,
     augment: Augment | None = None,
 ) -> Lesson:
-    """Lesson that trains parts with a teacher.
+    """Return the `Lesson` (nets trained on the same batches) of parts; a teacher is distilled.
 
     All inputs are drawn in random order, and a part's own classes have at least half of the
     weight.

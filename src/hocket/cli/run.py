@@ -40,7 +40,9 @@ class _Settings:
     ] = "auto"
     model: Annotated[
         str | None,
-        option("Model to use if the plan's name cannot be resolved.", metavar="NAME_OR_FACTORY"),
+        option(
+            "Model to use if the name in the plan cannot be resolved.", metavar="NAME_OR_FACTORY"
+        ),
     ] = None
     seed: Annotated[
         int, option("Seed of weights, batch and dropout.", type=click.IntRange(0, 2**31 - 1))

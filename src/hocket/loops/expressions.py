@@ -63,11 +63,11 @@ class Expressions(ABC):
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
-        """Run statements; implemented by the reader of statements."""
+        """Run statements; implemented by the subclass in `body.py`."""
 
     @abstractmethod
     def call(self, node: ast.Call, environment: Environment) -> Value:
-        """Value of a call; implemented by the reader of calls."""
+        """Return the value of a call; implemented by `Calls`."""
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 

@@ -157,7 +157,7 @@ def _numbers(
 def _after(
     schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
 ) -> Iterator[str]:
-    """The work after the last action of a device."""
+    """Draw what follows a device's last action: exposed gradient collectives and optimizer."""
     length_s = float(after_s(timeline)[device])
     stop = int(schedule.start[device + 1])
     if length_s > 0:

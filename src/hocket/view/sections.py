@@ -290,7 +290,7 @@ def top_ops(facts: Facts) -> str:
 
 
 def plan_section(problem: Problem, plan: Plan) -> str:
-    """Where the numbers come from."""
+    """HTML section on the origin of the numbers: planner, graph, cluster, source of op times."""
     sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
     entries = [
         ("Strategy", inert(plan.notes.get("how") or plan.planner) or "–"),

@@ -4,8 +4,9 @@ Broadcast: what reaches the worst rank is a maximum flow from the root, and as m
 All-gather: a set of places that leaves out a rank must export the share of each of its ranks, so
 the rate per rank is at most (what leaves) / (ranks inside), minimal over all such sets. Newton's
 method on that ratio: a maximum flow from a source that feeds x into every rank either reaches all
-ranks in full, or its cut gives a smaller x. A rank's flow is computed about once, so N + few flows;
-every x is the ratio of an explicit cut. Reductions have the bounds of the reversed fabric.
+ranks in full, or its cut gives a smaller x. Each rank's flow is computed about once, so slightly
+more than N maximum flows are needed. Every x is the ratio of a cut that was found, which certifies
+the bound. Reductions have the bounds of the reversed fabric.
 """
 
 from __future__ import annotations

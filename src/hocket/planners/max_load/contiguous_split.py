@@ -192,7 +192,10 @@ def by_order(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
 
 
 def between_necks(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
-    """PipeDream: return the best split that cuts only at necks; None if none fits."""
+    """PipeDream: return the best split at points where the graph narrows to one piece.
+
+    The blocks between these points come from `neck_blocks`; None if no split fits.
+    """
     shrunk, label = _shrunk(pieces, classes)
     block_of = neck_blocks(shrunk, classes.net_s(shrunk).max(axis=0))
     split = _best_over_orders(gathered(shrunk, block_of), classes)

@@ -36,7 +36,11 @@ def refuse_estimates(spec: JobSpec, rules: Rules, reference: Throughputs | None)
     """Raise `UsageError` for a job that needs estimates which this service cannot make."""
     if spec.estimate and reference is None:
         hint = "start hocket fleet serve with --throughputs FILE"
-        raise UsageError("the service has no table to estimate from", hint=hint, where="estimate")
+        raise UsageError(
+            "the service has no throughput table to estimate this job from",
+            hint=hint,
+            where="estimate",
+        )
     if not spec.space_sharing:
         return
     if not allows_sharing(rules):

@@ -174,7 +174,10 @@ class Transaction:
             )
 
     def end(self, number: int, why: str) -> None:
-        """End a job in the state; its record ends with its last open attempt."""
+        """End a job in the scheduler's state at once.
+
+        Its stored record is ended when its last open attempt has stopped.
+        """
         # Also those that are being stopped for another reason: the next batch finds it there.
         for record in self.attempts.get(number, ()):
             self._put(replace(record, outcome=why))

@@ -71,7 +71,10 @@ def find_nodes(graph: Graph, given: LongArray) -> BackwardNodes:
 
 
 def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
-    """Per backward op: True for sums after which its node has only other sums."""
+    """Per backward op: True for an addition that only additions follow in its autograd node.
+
+    The first op of a node is never one.
+    """
     is_sum = np.array([graph.kind_of(op) == _SUM for op in ops.tolist()], dtype=np.bool_)
     is_first = np.diff(node, prepend=-1) > 0
     others = np.where(is_sum & ~is_first, -1, np.arange(len(ops)))
