@@ -1,7 +1,7 @@
-"""The command line: ``hocket COMMAND``.
+"""The command line: ``hocket COMMAND``, with the exit code of each kind of error.
 
-Modules of commands import only click at the top, so that ``--help`` is
-instant. Everything else is imported when a command runs.
+Modules of commands import only click at the top, so that ``--help`` is instant. Everything else is
+imported when a command runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command and exit with a documented code."""
+    """Run one command; exit with one of the codes that ``hocket --help`` lists."""
     import click
 
     from hocket.base.errors import HocketError, InterruptedByUserError, UsageError
@@ -25,6 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     as_json, stdout = wants_json(arguments), sys.stdout
     _write_what_cannot_be_encoded()
     try:
+        # With standalone_mode click would print its own messages and exit with its own codes, and
+        # --json would get no error object.
         root.main(args=arguments, prog_name="hocket", standalone_mode=False)
     except HocketError as error:
         sys.exit(fail(error, as_json=as_json))
@@ -40,13 +42,14 @@ def main(argv: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(fail(InterruptedByUserError("interrupted"), as_json=as_json))
     except SystemExit as done:
-        # The reader of a pipe went away, as `| head` does; click and rich end with 1 then, but it
-        # is fine. Click leaves no trace of the error but a stand-in for standard output.
+        # The reader of a pipe has closed it, as `| head` does. Click and rich exit with 1 then, but
+        # for hocket this is success. Click hides the BrokenPipeError: only its replacement of
+        # sys.stdout shows it.
         is_unread = sys.stdout is not stdout or isinstance(done.__context__, BrokenPipeError)
         raise SystemExit(0) if is_unread else done from None
     except OSError as error:
-        # Files are opened where their errors are understood; what comes here is the terminal,
-        # a pipe or a full disk behind standard output.
+        # Commands handle the errors of the files that they open. An OSError that arrives here comes
+        # from standard output: a closed terminal, a broken pipe or a full disk.
         sys.stderr.write(f"hocket: cannot write the result: {error.strerror or error}\n")
         sys.exit(1)
     except Exception as error:
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _write_what_cannot_be_encoded() -> None:
-    """A terminal that has no ✔ gets a question mark, not a traceback."""
+    """Print a question mark for characters that the terminal cannot encode, such as ✔."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
             stream.reconfigure(errors="replace")
@@ -68,6 +71,7 @@ def _unexpected(error: Exception) -> Exception:
     from hocket.base.config import debug
     from hocket.base.errors import HocketError
 
+    # HOCKET_DEBUG=1 shows the traceback that users otherwise do not see.
     if debug():
         raise error
     return HocketError(

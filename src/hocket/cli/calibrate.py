@@ -1,4 +1,8 @@
-"""``hocket calibrate``: fit the cost models to measurements."""
+"""``hocket calibrate``: fit the cost models to measurements.
+
+``profiles`` fits op efficiencies to timed ops, ``--from`` fits step times to recorded runs, and
+``parallel`` fits the closed-form step predictor to a table of measured training runs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _DEFAULT = "profiles"
 
 
 class _Calibrations(click.Group):
-    """Without the name of a subcommand, arguments are profiles."""
+    """Command group that treats arguments as profiles when no subcommand is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):

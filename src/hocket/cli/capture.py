@@ -1,4 +1,4 @@
-"""``hocket capture``: a real PyTorch model as a graph file."""
+"""``hocket capture``: record one training step of a PyTorch model as a graph file."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def command(
     options: ModelOptions,
     as_json: bool,
 ) -> None:
-    """Capture one step of a model, without weights, memory or downloads.
+    """Capture one step of a model with meta tensors: no weights, memory or downloads.
 
-    NAME_OR_FACTORY is a model of the zoo or package.module:function, a function that returns
-    the model and a batch.
+    NAME_OR_FACTORY is a model of the zoo or package.module:function, a function that returns the
+    model and a batch.
     """
     from hocket.base.units import format_bytes
     from hocket.graph.files import write_graph

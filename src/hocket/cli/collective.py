@@ -1,4 +1,8 @@
-"""``hocket collective``: plan a collective over given links, with a proven bound of its rate."""
+"""``hocket collective``: plan a collective over the links of a cluster, with a bound of its rate.
+
+Prints the candidate schedules, writes the chosen one as a plan, report, MSCCL++ program or NCCL
+graph, and optionally lists all topology classes or predicts a data-parallel step.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
-    """A name of a collective, also as ``all-reduce`` or ``all_reduce``."""
+    """Normalise the name of a collective; ``all-reduce`` and ``all_reduce`` are accepted too."""
     from hocket.base.errors import unknown_name
     from hocket.plan.sections.communication import COLLECTIVES
 
@@ -33,7 +37,7 @@ def _collective(_: click.Context, __: click.Parameter, text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveOptions:
-    """The collective that is planned."""
+    """Options that define one collective: its name, ranks, links, size and root."""
 
     collective: Annotated[str, argument("COLLECTIVE", callback=_collective)]
     on: Annotated[
@@ -198,6 +202,7 @@ def _show(
         return
     console().print(view.offers_table(plan))
     click.echo(f"{view.why(plan)}; {view.limit(plan)}")
+    # Otherwise a user who knows the host links would wonder why the bound is below their rate.
     if plan.fabric.is_peer_only:
         click.echo("links of the hosts are not used; --links all adds them")
     if travel is not None:
@@ -224,6 +229,7 @@ def _show_classes(options: CollectiveOptions, as_json: bool) -> None:
         summaries = {"over_rings": over_rings, "over_rings_and_chains": over_chains}
         emit({"num_classes": len(found), **summaries, "classes": found})
         return
+    # The column "of bound" is the achieved share in percent, hence 100 minus the gap.
     rows = [
         [
             ",".join(rank.removeprefix("gpu") for rank in entry["ranks"]),
@@ -248,7 +254,7 @@ def _show_classes(options: CollectiveOptions, as_json: bool) -> None:
 
 
 def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:
-    """Geometric mean and maximum of a speed-up over all classes that have one."""
+    """Geometric mean and maximum of a speed-up over the classes for which it is defined."""
     from statistics import geometric_mean
 
     gains = [entry[key] for entry in found if entry[key] is not None]

@@ -1,4 +1,4 @@
-"""Declare commands by the signatures of their functions, and groups by names of modules.
+"""Declare commands by the signatures of their functions, and groups by the names of modules.
 
 Annotations describe arguments and options:
 
@@ -8,9 +8,10 @@ Annotations describe arguments and options:
               tone: Annotated[Literal["loud", "low"], "Tone of voice."] = "low",
               as_json: bool) -> None: ...
 
-A text is the help of an option, whose name is that of the parameter. A parameter without default is
-required, ``bool`` is a flag and ``tuple[str, ...]`` may be given several times. A parameter whose
-type is a dataclass collects the options that its fields declare. Every command takes ``--json``.
+A plain text in an annotation is the help of an option that is named like the parameter. A parameter
+without a default is required. ``bool`` makes a flag, and ``tuple[str, ...]`` makes an option that
+may be repeated. A parameter whose type is a dataclass adds an option for each field of the
+dataclass. Every command takes ``--json``. `LazyGroup` imports a command when it is used.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ _MISSING = Parameter.empty
 
 @dataclass(frozen=True)
 class _Declared:
-    """Metadata of an annotation: how one parameter is given on the command line."""
+    """Metadata of an annotation: the flags and click settings of one parameter."""
 
     flags: tuple[str, ...]
     is_argument: bool
     settings: Mapping[str, Any]
 
     def add_to(self, function: Callable[..., Any], name: str, hint: Any, default: Any) -> Any:
-        """The function with this option or argument, as click's decorators add it."""
+        """Decorate a function with this option or argument, as click's decorators do."""
+        # Annotated[...] keeps the annotated type in __origin__.
         kinds = _members(hint.__origin__)
         settings = dict(self.settings)
         choices = [kind for kind in kinds if isinstance(kind, str)]
@@ -65,25 +67,30 @@ class _Declared:
 
 
 def _members(hint: Any) -> list[Any]:
-    """Members of a union, of a tuple and of ``Literal``, or the type itself."""
+    """Members of a union, a tuple or a ``Literal``; for other types a list of the type itself."""
     members = get_args(hint)
     return [inner for each in members for inner in _members(each)] if members else [hint]
 
 
 def option(help: str, *flags: str, **settings: Any) -> _Declared:
-    """An option, by default ``--`` and the parameter's name; ``settings`` are those of click."""
+    """Describe an option; its flag defaults to ``--`` and the parameter's name.
+
+    ``settings`` are passed to click.
+    """
     return _Declared(flags, False, {"help": help, **settings})
 
 
 def argument(metavar: str | None = None, **settings: Any) -> _Declared:
-    """A positional argument."""
+    """Describe a positional argument; ``settings`` are passed to click."""
     return _Declared((), True, {"metavar": metavar, **settings})
 
 
 def declare(
     name: str, group: click.Group | None = None, **settings: Any
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function, part of a ``group`` where one is given."""
+    """Return a decorator that turns a function into a command and adds it to ``group`` if there is
+    one.
+    """
 
     def made_of(function: Callable[..., None]) -> click.Command:
         hints = get_type_hints(function, include_extras=True)
@@ -97,6 +104,7 @@ def declare(
             "--json", "as_json", is_flag=True, help="Print the result as one JSON object on stdout."
         )(run)
         found = [part for key, each in parameters.items() for part in _parts(key, hints[key], each)]
+        # Click prepends each parameter to the list, so the last one is added first.
         for key, hint, default in reversed(found):
             for said in getattr(hint, "__metadata__", ()):
                 declared = option(said) if isinstance(said, str) else said
@@ -111,7 +119,8 @@ def declare(
 
 
 def _parts(key: str, hint: Any, parameter: Parameter) -> Iterator[tuple[str, Any, Any]]:
-    """Name, annotation and default of a parameter, or of the fields of a dataclass."""
+    """Yield name, annotation and default of a parameter, or of each field of a dataclass
+    parameter."""
     group = _group_of(hint)
     if group is None:
         yield key, hint, parameter.default
@@ -122,25 +131,29 @@ def _parts(key: str, hint: Any, parameter: Parameter) -> Iterator[tuple[str, Any
 
 
 def _collected(key: str, hint: Any, given: Mapping[str, Any]) -> Any:
-    """The value of a parameter; of a dataclass, one of the values of its fields."""
+    """Value of a parameter; for a dataclass parameter, an instance made from the values of its
+    fields.
+    """
     group = _group_of(hint)
     if group is None:
         return given[key]
     hints = get_type_hints(group, include_extras=True)
+    # Nested dataclasses have no value of their own in ``given``, but their fields do.
     names = [name for name in hints if name in given or _group_of(hints[name])]
     return group(**{name: _collected(name, hints[name], given) for name in names})
 
 
 def _group_of(hint: Any) -> Callable[..., Any] | None:
-    """The dataclass whose fields are options; None for other types."""
+    """The type itself if it is a dataclass, whose fields are options; None for other types."""
     group: Any = hint
     return group if is_dataclass(hint) else None
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used.
+    """Command group that imports a command when it is used.
 
-    ``places`` names the module of each command, ``module:attribute`` where it is not ``command``.
+    ``places`` maps the name of each command to its module, written ``module:attribute`` if the
+    command is not named ``command`` there.
     """
 
     def __init__(self, *args: Any, places: Mapping[str, str], **settings: Any) -> None:
@@ -148,11 +161,11 @@ class LazyGroup(click.Group):
         self.places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands."""
+        """Names of all commands, in the order of ``places``."""
         return list(self.places)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if there is none of this name."""
+        """Import and return a command; None if the name is unknown."""
         if cmd_name not in self.places:
             return None
         module, _, name = self.places[cmd_name].partition(":")
@@ -162,7 +175,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; refuse an unknown name with the closest one."""
+        """Return the command of the arguments; for an unknown name, suggest the closest known
+        one."""
+        # An argument that starts with a dash is an unknown option, for which click has a message.
         if args[0] not in self.places and not args[0].startswith("-"):
             raise unknown_name("command", args[0], self.places)
         return super().resolve_command(ctx, args)

@@ -1,4 +1,6 @@
-"""``hocket generate``, ``schema`` and ``completion``: synthetic graphs, file formats, shells."""
+"""``hocket generate``, ``schema`` and ``completion``: synthetic graphs, JSON Schemas, shell
+scripts.
+"""
 
 from __future__ import annotations
 

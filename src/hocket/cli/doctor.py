@@ -1,4 +1,7 @@
-"""``hocket doctor``: installed packages and working parts, for a bug report."""
+"""``hocket doctor``: versions of packages, extras, and self-tests, for a bug report.
+
+The self-tests plan a small problem, detect the devices and check the limits of job processes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from hocket.cli.sources import announce_compilation
 
 FAILED = "failed:"
 _CORE = ("numpy", "scipy", "numba", "click", "rich", "pydantic")
+# pip records which extras exist but not their purpose, so the table is written here by hand.
 _EXTRAS = {
     "torch": (
         "capture and train PyTorch models: hocket plan MODEL, hocket.prepare, run, launch",
@@ -82,7 +86,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _extra(name: str) -> dict[str, Any]:
-    """Versions of an extra's packages, and the purpose of the extra."""
+    """Versions of an extra's packages, its purpose, and whether it is complete."""
     adds, names = _EXTRAS[name]
     packages = {package: _version(package) for package in names}
     installed = all(version is not None for version in packages.values())
@@ -90,7 +94,8 @@ def _extra(name: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    # It takes a quarter of what hocket --help takes, and no other command asks for it.
+    # importlib.metadata is imported here, because its import takes a quarter of the time of hocket
+    # --help and no other command needs it.
     from importlib import metadata
 
     try:
@@ -124,6 +129,7 @@ def _attempt(check: Any) -> Any:
     def attempted() -> str:
         try:
             return str(check())
+        # Any exception of a self-test is a finding to report, not an error of the doctor.
         except Exception as error:
             return f"{FAILED} {type(error).__name__}: {error}"
 

@@ -1,4 +1,7 @@
-"""``hocket export``: write a plan as flags, configuration or script of a training program."""
+"""``hocket export``: write a plan as flags, configuration or script of a training program.
+
+Transformer plans go to Megatron, TorchTitan, DeepSpeed or PyTorch. Placements go to Accelerate.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def command(
 
 
 def _exported(plan_file: Path, target: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the files for a training program, and further keys of the JSON output."""
+    """Return the files for a training program, and additional keys for the JSON output."""
     from hocket.base.errors import UsageError
     from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan

@@ -1,4 +1,8 @@
-"""``hocket fit``: fit a training step into a memory budget on one GPU."""
+"""``hocket fit``: fit a training step into a memory budget on one GPU.
+
+`answer_budget` also answers ``hocket plan`` on one device with ``--memory``. ``--max`` searches the
+largest batch, number of layers or sequence length that fits.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
     from hocket.planners.memory.budget import BudgetFit
 
+# Upper ends of the search, far above what one GPU holds, so that the search always stops.
 MOST = {"batch": 2**20, "seq": 2**20, "layers": 1024}
 START = {"batch": 8, "seq": 512, "layers": 4}
 
@@ -69,7 +74,7 @@ def command(
 
 
 def is_one_device(on: str) -> bool:
-    """True if a cluster is known before the model is captured and has one device."""
+    """True if the cluster is known before capture and has exactly one device."""
     cluster = named_cluster(on)
     return cluster is not None and cluster.num_devices == 1
 
@@ -83,9 +88,9 @@ def answer_budget(
     async_update: bool = False,
     as_json: bool,
 ) -> None:
-    """Find the fastest plan within a budget, print and write it; exit 4 where none fits.
+    """Find the fastest plan within a budget, print it and write it; exit with code 4 if none fits.
 
-    ``grows`` finds the largest batch, sequence or number of layers first.
+    With ``grows`` first find the largest batch, sequence length or number of layers that fits.
     """
     from hocket.api.memory import fit_problem
     from hocket.base.errors import NoFeasiblePlanError
@@ -100,6 +105,7 @@ def answer_budget(
     on, memory_bytes = request.on, request.memory_bytes
     if output is not None:
         require_folder(output)
+    # Checked before capture, which may take a minute, so that a wrong budget is reported at once.
     if cluster := named_cluster(on):
         require_one_device(cluster)
         if memory_bytes is not None:
@@ -112,7 +118,7 @@ def answer_budget(
         if graph is None:
             raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
         found = {f"max_{grows}": size}
-        # At once: planning a step of so many ops may take minutes.
+        # Printed at once, because planning a step with many ops may take minutes.
         beyond = ", and no larger one is tried" if size == MOST[grows] else ""
         say(f"the largest {grows} that fits is {size}{beyond}")
     else:
@@ -128,6 +134,8 @@ def answer_budget(
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
+        # The table is printed before plan() raises, so that the user sees how far each strategy is
+        # from fitting.
         say(step_text(graph))
         console().print(view.fit_table(fitted))
     try:
@@ -146,7 +154,9 @@ def answer_budget(
 
 
 def _typed(memory_bytes: int) -> str:
-    """A budget as one writes it in a program: with a unit where that is exact."""
+    """Format a memory budget as Python source: a text with a unit if that is exact, else an
+    integer.
+    """
     from hocket.base.units import parse_bytes, typed_bytes
 
     text = typed_bytes(memory_bytes)
@@ -154,7 +164,7 @@ def _typed(memory_bytes: int) -> str:
 
 
 def _recorded_for(on: str) -> str:
-    """The device whose kernels are captured: a CPU computes some attention op by op."""
+    """Device type to capture for, because on a CPU some attention kernels are computed op by op."""
     from hocket.plan.make import ON_FILE, find_cluster
 
     if on == ON_FILE:
@@ -163,8 +173,11 @@ def _recorded_for(on: str) -> str:
 
 
 def _largest(request: ModelOn, grows: str, host_bytes: float) -> tuple[int, Graph | None, int]:
-    """The largest size that fits and its step, or 0 and None; and the bytes that the least size
-    needs of those that were tried."""
+    """Find the largest size that fits.
+
+    Returns the size, its captured step (0 and None if no size fits), and the bytes that the
+    smallest tried size needs.
+    """
     from hocket.api.memory import largest_that_fits
     from hocket.base.errors import UsageError
     from hocket.base.units import format_bytes
@@ -179,6 +192,7 @@ def _largest(request: ModelOn, grows: str, host_bytes: float) -> tuple[int, Grap
             f"--max {grows} captures the model again for each try, and a graph file is what it is",
             hint="name the model instead of the file",
         )
+    # A factory (module:function) may accept a number of layers, but a zoo model must have a depth.
     if grows == "layers" and ":" not in source:
         require_depth(source)
 
@@ -207,7 +221,7 @@ def _largest(request: ModelOn, grows: str, host_bytes: float) -> tuple[int, Grap
 
 
 def _none_fits(grows: str, memory_bytes: int | None, least_bytes: int, *, as_json: bool) -> int:
-    """Report the budget that the smallest size would need; return the exit code."""
+    """Print the budget that the smallest size would need; return the exit code."""
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.base.units import format_bytes, typed_bytes
 

@@ -1,4 +1,4 @@
-"""``hocket show``, ``explain``, ``simulate``, ``verify``: decisions and costs of a plan file."""
+"""``hocket show``, ``explain``, ``simulate`` and ``verify``: print and check a saved plan."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def verify(
 
 
 def _simulated(plan_file: Path, graph_file: Path | None, transfers: Any = None) -> PlanView:
-    """The view of the step that a plan makes, simulated."""
+    """Simulate the step of a plan, rewritten as the plan demands, and return its view."""
     from hocket.simulate.engine import simulate as simulate_plan
     from hocket.simulate.rewriting.step import rewritten_step
     from hocket.view.plan_view import PlanView, within_budget

@@ -1,4 +1,7 @@
-"""``hocket launch``: a training script, once per device of a plan."""
+"""``hocket launch``: run a training script in one process per device of a plan.
+
+With ``--profile`` the plan is computed again with op times that the first rank has measured.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from hocket.runtime.launch import Machines
 
 GIVEN = "-"
-"""In place of a plan: the one that a variable names."""
+"""Value of PLAN that means the plan named by HOCKET_PLAN."""
 
 
 @declare(
@@ -46,8 +49,8 @@ def command(
     all end with it (exit 5). What ranks print comes out line by line, with the rank before each
     line where there are several; with --json all of it on standard error. Options of hocket come
     before PLAN; what follows SCRIPT is the script's. On several machines start it on each, with the
-    same PLAN and --address: each runs the devices of one host of PLAN. PLAN may be - for the one
-    that HOCKET_PLAN names, as a fleet does for its jobs.
+    same PLAN and --address: each runs the devices of one host of PLAN. PLAN may be - for the plan
+    that HOCKET_PLAN names, as a fleet sets it for its jobs.
     """
     from hocket.base.config import given_plan
     from hocket.base.extras import require
@@ -67,6 +70,7 @@ def command(
         plan, saved, script, arguments,
         machines=machines, shows_stdout=not as_json, profile=profile,
     )  # fmt: skip
+    # Only the first machine plans again; the others have no profile of rank 0.
     asks = profile is not None and node_rank == 0
     refined = {"refined": _refined(plan, saved, profile)} if asks and profile else {}
     if as_json:
@@ -74,7 +78,10 @@ def command(
 
 
 def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
-    """Plan again with the times that the first rank wrote, and report the difference."""
+    """Plan again with the op times that the first rank has written, and report the difference.
+
+    Returns the file and step time of the new plan; None if no times were written.
+    """
     from hocket.api.planned import planned_again
     from hocket.base.units import format_seconds
     from hocket.cost.profile import read_profile

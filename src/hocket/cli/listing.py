@@ -1,4 +1,4 @@
-"""``hocket list``: the names that the other commands take."""
+"""``hocket list``: names of hardware, models, planners, policies and training programs."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def _models() -> Names:
         for name, shape in shapes
     ]
     others: Names = []
+    # Zoo models need PyTorch. find_spec answers without importing it, which takes seconds.
     if find_spec("torch") is not None:
         from hocket.capture import ZOO
 

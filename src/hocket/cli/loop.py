@@ -1,4 +1,7 @@
-"""``hocket loop``: how the loops of a Python function can run in parallel, without running it."""
+"""``hocket loop``: explain how the loops of a Python function can run in parallel.
+
+The file is parsed and never executed.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ def explain(
     if not ordered and not permit:
         ordered, given = bool(written.get("ordered")), dict(written.get("permit") or {})
     rules = permitted(given)
+    # Cores that this process may use; in containers fewer than os.cpu_count().
     num_workers = workers or written.get("workers") or len(os.sched_getaffinity(0))
     settings = Settings(num_workers, run_in_turn, ordered, tuple(rules), rates_of(rules))
     if data is None:
@@ -74,7 +78,7 @@ def explain(
 def _arguments(
     path: Path, parameters: tuple[str, ...], required: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Arrays and numbers by the names of the function's parameters."""
+    """Read arrays and numbers by the names of the function's parameters."""
     from hocket.base.errors import InputFileError, unknown_name
     from hocket.base.npz import read_npz
 
@@ -90,4 +94,5 @@ def _arguments(
             hint=f"write them beside the others: numpy.savez(path, {wanted}, ...)",
             where=str(path),
         )
+    # Zero-dimensional arrays are how .npz files store numbers.
     return {name: value if value.ndim else value.item() for name, value in found.items()}

@@ -1,4 +1,6 @@
-"""``hocket detect`` and ``probe``: this machine, or the links between ranks, as a cluster file."""
+"""``hocket detect`` and ``probe``: write this machine, or the measured links of ranks, as a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def probe(
 
 
 def _give(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
-    """Write or print a detected cluster, and name a command that takes it."""
+    """Write or print a cluster, and name a command that takes it."""
     from hocket.base.atomic import write_atomically
     from hocket.hardware.files import cluster_to_toml
     from hocket.view.inputs import cluster_data

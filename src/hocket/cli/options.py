@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once."""
+"""Options and parameter types that several commands share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _OPTIMIZERS = (
     "adamw", "adam", "sgd", "sgd-momentum", "adadelta", "adafactor", "adagrad", "adamax", "asgd",
     "muon", "nadam", "radam", "rmsprop", "rprop", "none",
 )  # fmt: skip
-"""A list of its own, because the one of capture imports PyTorch; a test compares them."""
+"""Duplicate of the list in capture, whose import would load PyTorch; a test compares the two."""
 _COUNT = click.IntRange(1, 2**20)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A value that a function parses, such as ``8GiB``; the function raises `ValueError`."""
+    """Parameter type that calls a function to parse a text such as ``8GiB``.
+
+    The function raises `ValueError` for a wrong text.
+    """
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a text; defaults may be values already."""
+        """Parse a text; return other values, such as defaults, unchanged."""
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -36,12 +39,12 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds. Neither ``nan``, which is on no side of a bound, nor ``inf``."""
+    """Number within bounds that is finite. Click's own range accepts ``nan`` and ``inf``."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse a finite number; fail for anything else."""
+        """Parse a finite number; report anything else as a usage error."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)
@@ -49,7 +52,7 @@ class FiniteRange(click.FloatRange):
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``10.0.0.1:7443``; an IPv6 host may stand in brackets."""
+    """Parse host and port of ``10.0.0.1:7443``; an IPv6 host may be in brackets."""
     host, _, digits = text.rpartition(":")
     port = whole_number(digits, 2**16 - 1)
     if not host or port is None:
@@ -82,7 +85,7 @@ PlanFile = Annotated[Path, argument("PLAN")]
 GraphFile = Annotated[Path | None, option("The plan's graph, where its file was moved.", "--graph")]
 Host = Annotated[str, "Address to listen on."]
 Transfers = Literal["shared", "queued", "parallel"]
-"""Contention: simultaneous transfers share links, queue, or do not disturb each other."""
+"""Model of contention: simultaneous transfers share links, queue, or do not slow each other."""
 On = Annotated[
     str,
     option(
@@ -103,7 +106,7 @@ Output = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options for building a model and capturing its step; None leaves them to the model."""
+    """Options for building a model and capturing its step; None means the model's default."""
 
     batch: Annotated[
         int | None, option("Samples in one step. [default: the model's]", type=_COUNT)
@@ -145,18 +148,18 @@ class ModelOptions:
     ] = None
 
     def having(self, name: str, value: int) -> ModelOptions:
-        """Copy the options with another batch, sequence length or number of layers."""
+        """Copy of the options with another batch, sequence length or number of layers."""
         changed: dict[str, Any] = {name: value}
         return replace(self, **changed)
 
     @property
     def optimizer_name(self) -> str | None:
-        """The optimizer as `hocket.capture` takes it: None for inference."""
+        """Name of the optimizer for `hocket.capture`; None for inference."""
         return None if self.optimizer == "none" else self.optimizer or "adamw"
 
     @property
     def amp_name(self) -> str | None:
-        """The requested autocast type; None for none."""
+        """Autocast type; None if there is no autocast."""
         return None if self.amp == "none" else self.amp
 
     def refuse_for_file(self, text: str) -> None:
@@ -173,7 +176,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOn:
-    """A model on devices, with the memory that its step may take and measured costs."""
+    """Options that define a problem: model, devices, memory budget and measured costs."""
 
     source: Annotated[str, argument("MODEL_OR_GRAPH")]
     on: On

@@ -1,4 +1,7 @@
-"""Output of all commands: results on stdout, all else on stderr, errors in one form."""
+"""Output of all commands: results go to stdout, messages and errors to stderr.
+
+Errors have one form in text and one in JSON. Long work shows a spinner, or lines in a log.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,27 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIRST_SPOKEN_S, SPOKEN_EVERY_S = 10.0, 60.0
-"""Seconds until the first progress line where stderr is no terminal, and between lines at most."""
+"""Seconds until the first progress line in a log, and largest time between two lines."""
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """True if the command line asks for JSON, known before it is parsed (errors need it)."""
+    """True if the command line has ``--json``; errors of parsing need to know it before parsing."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in before_end
 
 
 def emit(result: Mapping[str, Any]) -> None:
     """Print a result as one JSON object on stdout."""
-    # Where not every character can be written, JSON's escapes lose nothing.
+    # Escapes of JSON lose nothing on a terminal that cannot encode every character.
     is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
     text = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False, default=_plain)
-    # Half a pair of surrogates, which JSON files may hold, can only be written as it was there.
+    # JSON files may contain a lone surrogate, which UTF-8 cannot encode; it is printed as an
+    # escape.
     click.echo(text.encode(errors="backslashreplace").decode())
 
 
 def answer(as_json: bool, data: Mapping[str, Any], *shown: str | RenderableType) -> None:
-    """Print a result: ``data`` with ``--json``, else the texts and tables that show it."""
+    """Print a result: ``data`` as JSON, or the texts and tables in ``shown``."""
     if as_json:
         emit(data)
         return
@@ -52,7 +56,7 @@ def answer(as_json: bool, data: Mapping[str, Any], *shown: str | RenderableType)
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON lacks: paths as text, dataclasses as objects, arrays as lists."""
+    """JSON form of other types: paths as text, dataclasses as objects, arrays as lists."""
     if isinstance(value, Path):
         return str(value)
     if is_dataclass(value):
@@ -61,34 +65,36 @@ def _plain(value: Any) -> Any:
 
 
 def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:
-    """Show an error and return the exit code of the command."""
+    """Print an error and return its exit code; ``extra`` are more keys of the JSON object."""
     from hocket.base.errors import HocketError
 
     known = error if isinstance(error, HocketError) else HocketError(str(error))
     if as_json:
         emit({"error": known.as_dict(), **(extra or {})})
+    # Also with --json: a user who redirects stdout to a file still sees the error.
     say(f"hocket: {known}")
     return known.exit_code
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console that stays plain when the stream is not a terminal."""
+    """Rich console; it prints no colours if the stream is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
 def say(text: str) -> None:
-    """Text for the user, on stderr, so that stdout holds results only."""
+    """Print a message on stderr, so that stdout contains results only."""
     from hocket.view.names import LONGEST_SENTENCE, inert
 
-    # Names come from files that anyone may have written: they must not steer the terminal.
+    # Messages quote names from files of unknown origin. Control characters in them could rewrite
+    # the terminal.
     click.echo("\n".join(inert(line, LONGEST_SENTENCE) for line in text.split("\n")), err=True)
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on a terminal; elsewhere, print a line for work that takes longer.
+    """Show a spinner on a terminal; elsewhere print a line from time to time.
 
     Yields a function that changes the text, to report progress.
     """
@@ -104,13 +110,14 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _spoken(what: str) -> Iterator[Callable[[str], None]]:
-    """Print a progress line at growing intervals, for logs."""
+    """Print a progress line at growing intervals, for output that is no terminal."""
     begun_s, latest, is_done = time.monotonic(), [what], threading.Event()
 
     def speak() -> None:
         pause_s = FIRST_SPOKEN_S
         while not is_done.wait(min(pause_s, SPOKEN_EVERY_S)):
             say(f"{latest[0]} ({words_for_seconds(time.monotonic() - begun_s)} so far)")
+            # The interval doubles, so that hours of work leave few lines in the log.
             pause_s *= 2
 
     thread = threading.Thread(target=speak, daemon=True)

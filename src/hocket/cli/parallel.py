@@ -1,4 +1,8 @@
-"""``hocket parallel``: choose data, tensor and pipeline parallelism for training on a cluster."""
+"""``hocket parallel``: choose data, tensor and pipeline parallelism for training on a cluster.
+
+Up to `MOST_SIMULATED` devices, candidates are simulated from captured ops. Larger clusters and
+other training programs are predicted by a closed form.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,15 @@ if TYPE_CHECKING:
 MAX_BATCH = 2**24
 OWN_SOFTWARE = "hocket"
 _LEAST_STATE_BYTES = 8
-"""Per parameter, in 32 bits with its gradient: what every configuration keeps on devices."""
+"""Bytes per parameter that every configuration keeps on devices: float32 value and gradient."""
 _AMP = {"bfloat16": "bf16", "float16": "fp16"}
-"""Autocast of each type of arithmetic."""
+"""Name of autocast for each 16-bit arithmetic type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Model, cluster and batch of one command, and the settings of the training program."""
+    """Options that define a training: model, cluster, batch and settings of the training
+    program."""
 
     model: Annotated[str, argument("MODEL")]
     on: On
@@ -74,7 +79,7 @@ class Request:
 
     @property
     def has_settings(self) -> bool:
-        """True if options are given that only the closed form of a program has."""
+        """True if there are options that only the closed form of a program understands."""
         return bool(self.options or self.coefficients or self.dtype == "float8")
 
 
@@ -107,7 +112,7 @@ def command(
 
 
 def _is_simulated(request: Request) -> bool:
-    """True if captured ops are simulated: the program is hocket, and the cluster small enough."""
+    """True if captured ops are simulated: the program is hocket and the cluster is small enough."""
     from hocket.base.errors import UsageError
     from hocket.plan.make import find_cluster
     from hocket.planners.parallel.pools import accelerators
@@ -134,7 +139,7 @@ def _is_simulated(request: Request) -> bool:
 
 
 def _refuse_too_large(request: Request) -> None:
-    """Refuse a known shape whose parameters fill the cluster, before it is captured."""
+    """Refuse a model whose parameters alone exceed the cluster's memory, before it is captured."""
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.base.units import format_bytes
     from hocket.plan.make import find_cluster
@@ -157,14 +162,14 @@ def _refuse_too_large(request: Request) -> None:
 def _simulated(
     request: Request, on: Any, batch: int | None, top: int = 20, layers: int | None = None
 ) -> Comparison:
-    """Comparison of simulated candidates, as ``hocket plan`` makes it."""
+    """Compare simulated candidates, as ``hocket plan`` does."""
     from hocket.api.planners import compare_candidates
     from hocket.base.errors import UsageError
     from hocket.plan.make import make_problem
     from hocket.planners.parallel.compare import can_split_batch
     from hocket.planners.parallel.constraints import parse_constraints
 
-    # A constraint is written with a blank: --fix data=2 is "data 2".
+    # Constraints of hocket plan are written with a blank: --fix data=2 becomes "data 2".
     fixed = ",".join(request.fixed).replace("=", " ").split(",")
     must = parse_constraints([part for part in fixed if part.strip()])
     options = ModelOptions(
@@ -190,7 +195,7 @@ def _simulated(
 
 
 def _by_closed_form(request: Request) -> Comparison:
-    """Comparison of configs of a transformer's shape by the closed form of a program."""
+    """Compare configurations of a transformer's shape by the closed form of a program."""
     from hocket.api.planners import compare_candidates
 
     problem = _shape_problem(request)
@@ -199,7 +204,7 @@ def _by_closed_form(request: Request) -> Comparison:
 
 
 def _shape_problem(request: Request) -> Problem:
-    """The training of a transformer's shape; hocket's own is fitted to simulated steps."""
+    """Problem for a transformer's shape; hocket's own closed form is fitted to simulated steps."""
     from dataclasses import replace
 
     from hocket.api.parallel_configs import limited
@@ -231,13 +236,15 @@ def _shape_problem(request: Request) -> Problem:
         return problem
     part = part_of(problem.cluster)
     batch = part_batch(request.batch, problem.cluster, part)
+    # Capturing and simulating every layer of a large preset would take long; fewer layers calibrate
+    # the closed form as well.
     layers = min(shape.layers, MOST_LAYERS) if request.model in preset_names() else shape.layers
     sized = replace(request, fixed=(), seq=shape.sequence)
     return calibrated(problem, _simulated(sized, part, batch, layers=layers), layers)
 
 
 def _answer(comparison: Comparison, top: int, output: Path | None, as_json: bool) -> None:
-    """Print the candidates, write the winner's files; exit 4 where there is no winner."""
+    """Print the candidates and write the winner's files; exit with code 4 if nothing fits."""
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.planners.parallel.transformer_search import plan_of
     from hocket.view.comparison import answered_by, elsewhere
@@ -280,7 +287,7 @@ def _make_training(
     software: tuple[str, ...],
     coefficients: Path | None,
 ) -> Problem:
-    """The training, with a message where the cluster lacks the program's usual arithmetic."""
+    """Make the training problem; print a note if the cluster lacks the program's usual dtype."""
     from hocket.api.parallel_configs import make_training
     from hocket.cost.parallel.coefficients import read_coefficients
     from hocket.cost.parallel.options import with_options

@@ -1,4 +1,8 @@
-"""``hocket plan``: compare strategies for a model on a cluster and write the best plan."""
+"""``hocket plan``: compare strategies for a model on a cluster and write the best plan.
+
+Also compares changed clusters (``--what-if``, ``--budget``), writes the report and the trace, and
+prints the 80 % range of the predicted step.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,19 @@ if TYPE_CHECKING:
     from hocket.planners.parallel.scenarios import ChangedCluster
 
 LARGE_TRACE_OPS = 20_000
-"""Above this many ops the trace is written gzipped."""
+"""Number of ops above which the trace is written gzipped."""
 NUM_KERNELS = 25
-"""Approximate number of kernels that a fresh installation compiles to compare placements. Few of
-them are needed where splitting the batch wins in any case and no placement is searched."""
+"""Approximate number of kernels that a fresh installation compiles to compare placements.
+
+Fewer are compiled if splitting the batch wins in any case, so that no placement is searched.
+"""
 AUTO = "auto"
-"""The planner that tries a portfolio of planners."""
+"""Name of the planner that tries a portfolio of planners."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(ModelOn):
-    """Devices, objective and constraints of one plan."""
+    """Options of one plan: planners, objective, constraints and changed clusters."""
 
     planners: Annotated[
         tuple[str, ...],
@@ -134,9 +140,11 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
+    # On one device the memory decides, so the answer is that of hocket fit.
     if request.memory_bytes is not None and is_one_device(request.on):
         answer_budget(request, output, as_json=as_json)
         return
+    # Raises for a wrong cluster before the model is captured, which may take a minute.
     named_cluster(request.on)
     graph, graph_file = load_graph(
         request.source, request.options, check=request.check and not request.planners
@@ -179,7 +187,8 @@ def command(
 
 
 def _with_memory(limits: tuple[str, ...], memory_bytes: int | None) -> tuple[str, ...]:
-    """The constraints with the memory budget among them, which has an option of its own."""
+    """Add the memory budget to the constraints; refuse it among them, because ``--memory`` sets
+    it."""
     from hocket.base.errors import UsageError
 
     for limit in limits:
@@ -191,13 +200,16 @@ def _with_memory(limits: tuple[str, ...], memory_bytes: int | None) -> tuple[str
 
 
 def _range_data(problem: Problem, step_s: float | None) -> dict[str, Any] | None:
-    """The 80 % range of the chosen step and its source."""
+    """The 80 % range of the predicted step and its source; None if costs are stated in the
+    graph."""
     from hocket.cost.ranges import source_of, step_range
 
     if step_s is None or problem.graph.stated is not None:
         return None
     found, source = step_range(problem.costs), source_of(problem.costs.settings)
     accelerators = [kind for kind in problem.cluster.kinds if not kind.is_cpu]
+    # A data sheet states no launch overhead; a device type has one (dispatch_s) once hocket detect
+    # has measured it.
     is_assumed = source in ("datasheet", "runs") and not all(
         kind.dispatch_s for kind in accelerators
     )
@@ -267,6 +279,7 @@ def _say_what_follows(
         return
     names = ", ".join(path.name for path in written)
     meta = problem.graph.meta
+    # Graphs of other levels have no ops that could be executed.
     can_run = "model" in meta and meta.get("level", "op") == "op"
     commands = ["show", "explain"] + ["run"] * can_run
     following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
@@ -275,7 +288,7 @@ def _say_what_follows(
 
 def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:
     report, graph = beside(output, "report.html"), planned.problem.graph
-    # A trace takes some 500 bytes per op; Perfetto opens it packed as well.
+    # A trace takes about 500 bytes per op; Perfetto opens gzipped files too.
     packed = ".gz" if graph.num_ops > LARGE_TRACE_OPS else ""
     trace = beside(output, f"trace.json{packed}")
     planned.save(output, report=report, trace=trace, graph_file=named_graph(graph, graph_file))

@@ -1,4 +1,7 @@
-"""``hocket profile``: time a model's ops on this machine."""
+"""``hocket profile``: time the distinct ops of a model's step on this machine.
+
+The most expensive ops are timed first, and a later run continues where the file ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.hardware.cluster import DeviceKind
 
 MAX_REASONS = 6
-"""Reasons that are shown; the file has all."""
+"""Number of reasons that are printed; the file contains all."""
 
 
 @declare("profile")
@@ -52,7 +55,7 @@ def command(
     require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):
-        # Imports PyTorch, which takes seconds, on a busy machine many.
+        # build_model imports PyTorch, which takes seconds, hence inside the spinner.
         from hocket.capture import capture_program
         from hocket.capture.precision import amp_forward
         from hocket.cost.measure import profile_program
@@ -84,21 +87,24 @@ def command(
 
 
 def _known(output: Path) -> Profile | None:
-    """The profile of an earlier run, where the file has one."""
+    """The profile of an earlier run from the output file; None if there is none."""
     from hocket.base.errors import InputFileError
     from hocket.cost.profile import read_profile
 
     try:
         return read_profile(output) if output.is_file() else None
+    # A file that is no profile is overwritten, as -o promises.
     except InputFileError:
         return None
 
 
 def _reasons(profile: Profile, output: Path) -> Iterator[str]:
-    """Reasons why ops have no time, one line each, with a remedy."""
+    """Yield the reasons why ops have no time, one line each, and a remedy."""
     from hocket.cost.measure import OUT_OF_MEMORY, OUT_OF_TIME
 
     reasons = Counter(
+        # Messages of out-of-memory errors go on with details, which would make each of them a
+        # reason of its own.
         OUT_OF_MEMORY if text.startswith(OUT_OF_MEMORY) else text
         for text in profile.missing.values()
     )
@@ -113,7 +119,7 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
-    """The device to run on and its kind, as `hocket detect` names it."""
+    """Device to run on and its device type, named as `hocket detect` names it."""
     from hocket.api.clusters import detect
     from hocket.base.errors import UsageError
     from hocket.hardware.detect import detect_cpu

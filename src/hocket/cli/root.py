@@ -1,4 +1,4 @@
-"""The root command: subcommands in groups, and did-you-mean for a wrong name."""
+"""The root command: all subcommands in groups, imported when they are used."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "doctor": "check the installation, devices and extras",
     },
 }
-"""Commands of the first screen with a line on each."""
+"""Groups of the first help screen, with the commands of each and their summaries."""
 FOR_DEVELOPERS = ("generate", "schema", "validate", "completion")
 _SEVERAL = {
     **dict.fromkeys(("show", "explain", "simulate", "verify"), "inspect_plan"),
     **dict.fromkeys(("generate", "schema", "completion"), "developer"),
     **dict.fromkeys(("detect", "probe"), "machine"),
 }
-"""Modules that hold several commands, each a function of its own name."""
+"""Modules that contain several commands, each a function with the command's name."""
 
 
 def _place_of(name: str) -> str:
@@ -69,7 +69,7 @@ _PLACES = {
 
 
 class _Commands(LazyGroup):
-    """All commands, in groups on the first screen."""
+    """Command group that lists its commands under the titles of `GROUPS`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # One width for all groups, so that the summaries are in one column.

@@ -1,4 +1,7 @@
-"""``hocket run``: train some steps of a plan on this machine, compare with the prediction."""
+"""``hocket run``: train some steps of a plan on this machine and compare with the prediction.
+
+Prints losses and step times, writes a trace, and checks gradients of parallel plans at small size.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ if TYPE_CHECKING:
     from hocket.runtime.run_options import RunResult
     from hocket.runtime.step_record import StepRecord
 
+# Longer predicted CPU steps are announced, so that nobody believes the program hangs.
 _LONG_STEP_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """Settings of a run."""
+    """Options of a run."""
 
     steps: Annotated[int, option("Training steps to run.", type=click.IntRange(1, 10**6))] = 10
     backend: Annotated[
@@ -77,8 +81,8 @@ def command(
 ) -> None:
     """Run PLAN: train for some steps, print losses and times, compare with the prediction.
 
-    The model is built again with random weights, captured again, and refused where it is not the
-    one that was planned. A parallel plan is first compared with one device at toy size.
+    The model is built and captured again with random weights, and refused if it differs from the
+    planned one. A parallel plan is first compared with one device at toy size.
     """
     from hocket.base.extras import require
 
@@ -119,7 +123,7 @@ def command(
         say("warning: the loss is not finite: the training has diverged")
     problem, plan = saved.problem, saved.plan
     if not as_json:
-        # Before the trace is written: a full disk must not swallow what was measured.
+        # Printed before the trace is written: a full disk must not lose the measured times.
         console().print(run_table(problem, plan, result))
     if trace_file is not None:
         from hocket.view.trace import write_traces
@@ -157,7 +161,7 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
-    """True for a plan of a transformer's shape; refuse options that do not apply to it."""
+    """True for a plan of a transformer's shape; refuse options that do not apply to the plan."""
     from hocket.base.errors import UsageError
     from hocket.plan.transformer_plan import is_transformer_plan
 
@@ -184,7 +188,7 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 
 
 def _say_how_long(problem: Problem) -> None:
-    """Print the estimated step time before a long wait."""
+    """Print the estimated step time on the CPU if it is long."""
     from hocket.base.units import words_for_seconds
     from hocket.runtime.run_limits import cpu_step_s
 
@@ -197,7 +201,7 @@ def _say_how_long(problem: Problem) -> None:
 
 
 def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
-    """Note that times on a CPU are not those of the plan's accelerators."""
+    """Note that times on a CPU, or of another dtype, are not those of the planned devices."""
     is_cpu = {device.name: device.kind.is_cpu for device in problem.cluster.devices}
     names = [name for name, place in result.runs_on.items() if place == "cpu" and not is_cpu[name]]
     if names:

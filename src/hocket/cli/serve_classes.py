@@ -1,4 +1,5 @@
-"""``hocket serve-classes``: answers from a folder that ``hocket split`` has written."""
+"""``hocket serve-classes``: serve a folder of ``hocket split`` over HTTP, or predict its
+latency."""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ def _options(deadline_s: float, spin_s: float, quorum: int | None) -> ServeOptio
 
 
 def _require_workers(opened: Folder, options: ServeOptions) -> None:
-    """Refuse to wait for more workers than have a class, or to spin on more cores than there
-    are."""
+    """Refuse a quorum above the redundancy, and spinning workers without a core for each."""
     from hocket.base.errors import UsageError
 
     if options.quorum is not None and options.quorum > opened.table.redundancy:
@@ -44,6 +44,7 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
             hint="split with more --redundancy",
         )
     workers, cores = len(opened.table.parts), len(os.sched_getaffinity(0))
+    # The front end needs a core of its own beside the spinning workers.
     if options.spin_s and cores <= workers:
         raise UsageError(
             f"{workers} workers that spin and the front end need {workers + 1} cores, and there "

@@ -1,4 +1,7 @@
-"""Load what command-line arguments name: graphs, models, clusters, problems and plans."""
+"""Load what command-line arguments name: graphs, models, clusters, problems and plans.
+
+Also prints the notes that belong to loading: the loss, assumed links, autocast, compilation.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def refuse_file_alone(text: str) -> None:
-    """Refuse a Python file without the name of the function that makes the model."""
+    """Refuse a Python file without the name of a function that makes the model."""
     from hocket.base.errors import UsageError
 
     if text.endswith(".py"):
@@ -29,24 +32,25 @@ def refuse_file_alone(text: str) -> None:
 
 
 TOY_BATCH, TOY_SEQ = 4, 8
-"""Sizes at which a model of the zoo is tried."""
+"""Small batch and sequence length for trying whether a zoo model's batch can be split."""
 
 
 def is_graph_file(text: str) -> bool:
-    """True if a name means a graph file rather than a model."""
+    """True if the text names a graph file, false if it names a model."""
     from hocket.base.regular import is_file
     from hocket.transformer.files import is_config_file
 
     path = Path(text)
     if is_config_file(path):
         return False
+    # A colon marks file.py:function, which is a model.
     if is_file(path) and ":" not in path.name:
         return not path.name.endswith(".py")
     return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
 
 
 def recorded_step(text: str) -> Graph | None:
-    """The graph of a file that knows its batch; None for other files and for names of models."""
+    """Graph of a file that records its batch; None for other files and for names of models."""
     from hocket.graph.files import read_graph
 
     if not is_graph_file(text) or not Path(text).is_file():
@@ -63,11 +67,12 @@ def load_graph(
     check: bool = False,
     at_sizes: bool = True,
 ) -> tuple[Graph, Path | None]:
-    """The graph that a file holds, or that a model is captured to (then without a path).
+    """Read a graph file or capture a model; return the graph and the file's path (None if
+    captured).
 
-    With ``check`` the model's samples are taken apart at toy size; of a file its ops are looked at.
-    A model is captured with the kernels of a ``device``, at three sizes of its batch, or once where
-    ``at_sizes`` is false.
+    ``check`` tests if the batch can be split: for a model by running its samples separately at toy
+    size, for a file by inspecting its ops. ``device`` selects the kernels that are captured. With
+    ``at_sizes`` a model is captured at three batch sizes, so that other batches can be predicted.
     """
     if is_graph_file(text):
         from hocket.graph.files import read_graph
@@ -84,7 +89,7 @@ def load_graph(
 
 
 def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
-    """A model of the zoo or of the user, and its batch."""
+    """Build a model of the zoo or of the user on the meta device, with its batch."""
     refuse_file_alone(text)
     from hocket.capture import load_model
 
@@ -106,10 +111,14 @@ def capture_model(
     check: bool = False,
     at_sizes: bool = True,
 ) -> Graph:
-    """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
+    """Capture one step of a model of the zoo or of the user.
+
+    See `load_graph` for the parameters.
+    """
     refuse_file_alone(text)
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
-        # Imports PyTorch, which takes seconds, on a busy machine many.
+        # build_model imports PyTorch, which takes seconds, hence inside the spinner. Warnings are
+        # printed after the spinner has ended.
         from hocket.capture import ZOO, CaptureWarning, capture
         from hocket.capture.precision import amp_forward, usual_amp
         from hocket.capture.sizes import capture_sizes, trying_samples
@@ -129,6 +138,8 @@ def capture_model(
         if amp is not None:
             graph = replace(graph, meta={**graph.meta, "amp": amp})
         if check and graph.other_batch is not None:
+            # A zoo model can be rebuilt at toy size; a user's model is tried with the batch of its
+            # factory.
             if text in ZOO:
                 model, batch = build_model(text, replace(options, batch=TOY_BATCH, seq=TOY_SEQ))
             graph = trying_samples(graph, model, batch, loss=options.loss)
@@ -166,8 +177,10 @@ def say_loss(graph: Graph) -> None:
 
 
 def named_cluster(on: str) -> Cluster | None:
-    """The cluster of a name or file, read before the model is captured so that errors come at once;
-    None where it is found later (a graph's own, this machine)."""
+    """Cluster of a name or file; None for ``file`` and ``auto``, which are found later.
+
+    Read before the model is captured, so that errors are reported at once.
+    """
     from hocket.hardware.shorthand import cluster_from_text
     from hocket.plan.make import ON_FILE, ON_THIS_MACHINE
 
@@ -175,7 +188,7 @@ def named_cluster(on: str) -> Cluster | None:
 
 
 def make_problem(graph: Graph, request: ModelOn, **settings: Any) -> Problem:
-    """A problem from a graph and the options of a command."""
+    """Make a problem from a graph and the options of a command."""
     from hocket.cost.calibrate import read_calibration
     from hocket.cost.profile import read_profile
     from hocket.plan import make
@@ -200,7 +213,7 @@ def say_joining(on: str) -> None:
 
 
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
-    """A plan file with the problem that it answers."""
+    """Read a plan file and the problem that it solves."""
     from hocket.base.errors import UsageError
     from hocket.graph.graph import Graph
     from hocket.plan.files import read_plan
@@ -213,7 +226,10 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
 
 def announce_compilation(about: int = 1) -> None:
-    """Announce that a fresh installation compiles kernels first, ``about`` so many at most."""
+    """Print a note before kernels are compiled, which a fresh installation does once.
+
+    ``about`` is the largest number of kernels that the command may need.
+    """
     from hocket.kernels.progress import tell_before_compiling
 
     num_compiled = 0
@@ -221,7 +237,7 @@ def announce_compilation(about: int = 1) -> None:
     def tell(name: str) -> None:
         nonlocal num_compiled
         if num_compiled == 0:
-            # Each command has its own, so that another one says so again.
+            # Each command needs other kernels, so another command may announce compilation again.
             some = f"up to {about} of " * (about > 1)
             say(f"compiling {some}this command's kernels for this CPU, once")
         elif num_compiled % 5 == 0 and about > num_compiled:

@@ -1,4 +1,4 @@
-"""``hocket split``: one classifier as several small ones that answer together."""
+"""``hocket split``: split a classifier by class into small sub-models and write their folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hocket.classes.settings import SplitRequest
 
 _LOG_S = 10.0
-"""Between two lines of a log about one thing."""
+"""Seconds between two progress lines about the same activity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """Options of the split, as they are written."""
+    """Options of the split as the user writes them."""
 
     target_latency: Annotated[
         float | None, option("Target latency of an answer, such as 2ms.", type=DURATION)
@@ -113,10 +113,10 @@ def command(
     output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path("parts"),
     as_json: bool,
 ) -> None:
-    """Split a classifier by class into parts that are smaller, and answer sooner together.
+    """Split a classifier by class into smaller sub-models, which together answer sooner.
 
-    The same command goes on where it was interrupted. Exit code 6: more accuracy was lost than
-    allowed; the folder is written and says by how much.
+    The same command resumes where it was interrupted. Exit code 6: more accuracy was lost than
+    allowed; the folder is written and states the loss.
     """
     from hocket.base.errors import CheckError
     from hocket.base.extras import require
@@ -191,14 +191,17 @@ def _request(net: str, data: str, parts: str, settings: _Settings) -> SplitReque
 
 
 def _absolute(spec: str) -> str:
-    """A file by its whole path: processes that train parts may run elsewhere."""
+    """Make the path of a Python file absolute, because training processes may run in other
+    folders."""
     file, separator, function = spec.rpartition(":")
     is_file = file.endswith(".py")
     return f"{Path(file).absolute()}{separator}{function}" if is_file else spec
 
 
 def _lines() -> Callable[[str, int, int], None]:
-    """Tell a log what is done: when it begins, now and then, and when it ends."""
+    """Return a callback that logs progress at the beginning, about every ten seconds, and at the
+    end.
+    """
     last_s: dict[str, float] = {}
 
     def tell(what: str, done: int, total: int) -> None:
@@ -207,6 +210,7 @@ def _lines() -> Callable[[str, int, int], None]:
             return
         if last_s.get(what) == math.inf:
             return
+        # Infinity marks a finished activity, so that its last line is printed once.
         last_s[what] = math.inf if done >= total else now_s
         say(f"{what}: {done} of {total}")
 
@@ -215,7 +219,7 @@ def _lines() -> Callable[[str, int, int], None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr where somebody looks at them; lines, at most one in ten seconds, in a log."""
+    """Show progress bars on a terminal, or lines in a log; yield the callback."""
     if not sys.stderr.isatty():
         yield _lines()
         return

@@ -1,4 +1,4 @@
-"""``hocket tables``: serve a shard of a program's tables; check the protocol."""
+"""``hocket tables``: serve a shard of parameter tables; check the protocol by random schedules."""
 
 from __future__ import annotations
 

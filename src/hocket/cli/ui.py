@@ -1,10 +1,10 @@
 """``hocket ui``: a local page that predicts if a model trains on given GPUs, and how fast.
 
-A small HTTP server of the standard library. The page asks ``/answer`` with the values of its form;
-``/plan.json`` and ``/report.html`` with the same query are files to keep, so that the address of
-the page is a link to its state. Models are named, never imported from files of Python: a foreign
-web page that finds the port can make it plan, and nothing else; requests of other sites and other
-host names are refused.
+An HTTP server of the standard library. The page requests ``/answer`` with the values of its form.
+``/plan.json`` and ``/report.html`` take the same query and are downloads, so the address of the
+page is a link to its state. Models are taken by name or from graph files and never imported from
+Python files. A foreign web page that finds the port can therefore only make it plan. Requests from
+other sites and for other host names are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NUM_KEPT = 32
 _FIELDS = ("model", "on", "batch", "seq", "amp", "memory")
 _GRAPH_FILE = re.compile(r"\.json(\.gz)?$")
 Query = tuple[tuple[str, str], ...]
-"""Values of the form that are not empty, in the order of `_FIELDS`."""
+"""Non-empty values of the form, in the order of `_FIELDS`; hashable, to be a cache key."""
 
 
 @declare("ui")
@@ -73,13 +73,13 @@ def command(
 
 
 def make_server(host: str, port: int) -> ThreadingHTTPServer:
-    """The server, listening."""
+    """Create the server; it listens already."""
     return ThreadingHTTPServer((host, port), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Answer the page, one of its queries or a file."""
+        """Answer with the page, the result of a query, or a file."""
         url = urlsplit(self.path)
         if not self._is_own():
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"only for the page of hocket ui\n")
@@ -104,12 +104,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, kind, body)
 
     def _is_own(self) -> bool:
-        """True for requests of the page itself and of a user who types its address."""
+        """True for requests of the page itself and of a user who typed its address."""
+        # A foreign host name that resolves to 127.0.0.1 is a DNS-rebinding attack; browsers still
+        # send that name as Host.
         name = self.headers.get("Host", "").rpartition(":")[0]
         site = self.headers.get("Sec-Fetch-Site", "none")
         assert isinstance(self.server, ThreadingHTTPServer)
         bound = self.server.socket.getsockname()[0]
         is_local = bound != LOOPBACK or name in {LOOPBACK, "localhost"}
+        # Links from other sites may open the page itself, which plans nothing.
         return is_local and (site in {"none", "same-origin"} or urlsplit(self.path).path == "/")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
@@ -119,22 +122,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
+        # The browser has closed the connection, such as after a reload.
         with contextlib.suppress(BrokenPipeError):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Discard the access log."""
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 _PLANNING = threading.Lock()
-"""Capture swaps tensors of modules and is for one thread at a time."""
+"""Held while planning: capture replaces tensors of modules and is not thread-safe."""
 
 
 @lru_cache(maxsize=_NUM_KEPT)
 def _solved(query: Query) -> BudgetFit | Planned:
-    """A budget on one GPU, or the best strategy on several."""
+    """Solve a query: a memory budget on one GPU, or the best strategy on several. Cached."""
     from hocket.api.memory import fit_problem
     from hocket.api.planned import best_of
     from hocket.api.planners import compare_candidates
@@ -185,7 +189,7 @@ def _locked(query: Query) -> BudgetFit | Planned:
 
 
 def _answer(query: Query) -> tuple[str, bytes]:
-    """Sections of the report as HTML, and the frontier of budgets as numbers."""
+    """Sections of the report as HTML, and peak memory and step time of each budget as numbers."""
     from hocket.api.planned import Planned
     from hocket.view import fit_report
 

@@ -1,4 +1,4 @@
-"""``hocket validate``: predict published measurements again and compare."""
+"""``hocket validate``: predict published or own measured runs again and compare."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def _percent(value: float | None, sign: str = "") -> str:
 
 
 def _tables(results: list[TableResult]) -> Iterator[RenderableType]:
-    """Tables of errors: step time, choice among alternatives, memory; empty ones are left out."""
+    """Yield tables of errors in step time, choice among alternatives, and memory; skip empty
+    ones."""
     from hocket.view.table import Column, FittedTable, number
 
     headings = {

@@ -1,4 +1,7 @@
-"""``hocket waves``: gain of two waves of one training on the same devices."""
+"""``hocket waves``: predict the gain of two interleaved waves of microbatches (Wavelet).
+
+Searches the start of the second wave on one device, or simulates waves over model partitions.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def _write(fit: WaveFit | PartitionFit, output: Path, graph_file: Path | None) -
 
 
 def _say_next(problem: Problem, plan: Path, slower: str) -> None:
-    """Print the file and the command that runs it; ``slower`` names a better plan."""
+    """Print the written file and the command that runs it; ``slower`` names a better plan."""
     named = f"{plan.name}: {slower}" if slower else plan.name
     inside = f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})"
     if problem.cluster.num_devices > 1:

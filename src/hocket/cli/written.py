@@ -1,4 +1,4 @@
-"""Files that commands write, and the names of those next to a plan."""
+"""Names, checks and writing of output files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from hocket.graph.graph import Graph
 
 MAX_EMBEDDED_OPS = 20_000
-"""Up to this many ops a plan contains the graph of a file; above, it names the file."""
+"""Largest number of ops whose graph is embedded in a plan; above, the plan names the graph file."""
 
 
 def require_folder(output: Path) -> None:
-    """Refuse an output that cannot be a file, before any work is done for it."""
+    """Refuse an output path that cannot be written, before any work is done for it."""
     from hocket.base.errors import UsageError
 
     try:
@@ -29,14 +29,15 @@ def require_folder(output: Path) -> None:
 
 
 def _obstacle(output: Path) -> str:
-    """The reason why a file cannot be written; empty if there is none."""
+    """Reason why a file cannot be written; empty if there is none."""
     if output.is_dir():
         return "it is a folder"
     if output.suffix == ".py":
         return "it would be Python source, which no command writes"
     if not output.absolute().parent.is_dir():
         return f"there is no folder {str(output.parent)!r}"
-    # A pipe or a device is written to as it is; a file is replaced, where a link leads to.
+    # A pipe or a device is written to directly. A file is replaced by a rename in the folder that a
+    # link leads to, so that folder must be writable.
     is_replaced = output.is_file() or not output.exists()
     if is_replaced and not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK):
         return "nothing can be written into its folder"
@@ -44,7 +45,7 @@ def _obstacle(output: Path) -> str:
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Write files into a folder, which is created if it is missing; return their paths."""
+    """Write files into a folder, which is created if missing; return their paths."""
     from hocket.base.atomic import write_atomically
     from hocket.base.errors import UsageError
 
@@ -60,11 +61,13 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def beside(output: Path, name: str) -> Path:
-    """``name`` in the folder of a plan file, after its name where that is not ``plan.json``."""
+    """Path of ``name`` in the folder of a plan file, with the plan's name before it unless
+    ``plan.json``.
+    """
     stem = output.name.removesuffix(".gz").removesuffix(".json")
     return output.with_name(name if stem == "plan" else f"{stem}.{name}")
 
 
 def named_graph(graph: Graph, graph_file: Path | None) -> Path | None:
-    """The file of a graph that is too large to be part of a plan."""
+    """The graph file, if the graph is too large to be embedded in a plan; else None."""
     return graph_file if graph.num_ops > MAX_EMBEDDED_OPS else None

@@ -1,4 +1,4 @@
-"""``hocket fleet``: many jobs share a mixed cluster."""
+"""``hocket fleet``: the group of commands about many jobs on a shared cluster of mixed devices."""
 
 from __future__ import annotations
 

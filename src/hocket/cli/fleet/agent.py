@@ -1,4 +1,4 @@
-"""``hocket fleet agent``: let a machine run jobs of a service elsewhere."""
+"""``hocket fleet agent``: join a fleet service as a machine that runs jobs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def command(
     ] = None,
     as_json: bool,
 ) -> None:
-    """Run jobs here that the service at --join decides about, until Ctrl-C.
+    """Run jobs on this machine for the service at --join, until Ctrl-C.
 
-    Jobs go on while the agent or the service is restarted. Without news of the service for half of
-    its lease (serve --agent-lease) they are ended, because it may start them elsewhere.
+    Jobs go on while the agent or the service is restarted. If the agent cannot reach the service
+    for half of its lease (serve --agent-lease), it ends its jobs, because the service may start
+    them elsewhere.
     """
     from hocket.base.config import fleet_folder, fleet_token
     from hocket.service.agent import Agent, AgentClient
@@ -51,6 +52,7 @@ def command(
     secret = token or fleet_token()
     if secret is None:
         raise UsageError("an agent needs a token", hint="give --token, or set HOCKET_FLEET_TOKEN")
+    # The token would be readable on a plain connection.
     if not url.startswith("https://"):
         raise UsageError("agents join by https", hint="take the address that serve --tls prints")
     found = parse_cluster(devices, "--devices")[1] if devices else found_devices()
@@ -61,6 +63,7 @@ def command(
     client = AgentClient(url, secret, checked_fingerprint(fingerprint), known_as)
     folder = fleet_folder().with_name("agent") if state is None else state
     agent = Agent(folder.absolute(), found, client)
+    # SIGTERM is how systemd stops the agent; jobs keep running under their supervisors.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.close())
     try:

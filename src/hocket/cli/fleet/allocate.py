@@ -1,4 +1,4 @@
-"""``hocket fleet allocate``: the share of time that each job gets on each device type."""
+"""``hocket fleet allocate``: compute the share of time that each job gets on each device type."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
 _MAX_SHOWN = 50
+# A tiny problem, solved first so that compiled kernels and scipy are loaded before the time is
+# measured.
 _TINY = {
     "devices": {"a": 1, "b": 1},
     "jobs": [
@@ -52,7 +54,7 @@ def command(
     snapshot = read_problem(problem)
     if not prices_are_compiled():
         say("compiling the kernels of the price search (once, some seconds)")
-    # Loading compiled code and scipy takes longer than most answers and is no part of them.
+    # The solve time that is printed must not contain the loading of scipy and of compiled kernels.
     solve(parse_problem(_TINY))
     start_s = time.process_time()
     answer = solve(snapshot)

@@ -1,4 +1,6 @@
-"""``hocket fleet cancel``, ``pause``, ``resume`` and ``drain``: change jobs and devices."""
+"""``hocket fleet cancel``, ``pause``, ``resume`` and ``drain``: change the state of jobs and
+devices.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _change_command(name: str, summary: str) -> click.Command:
-    """A command that changes jobs; one that cannot be changed does not stop the others."""
+    """Make a command that changes jobs. A job whose change is refused does not stop the others."""
 
     def change(
         *,
@@ -44,6 +46,7 @@ def _change_command(name: str, summary: str) -> click.Command:
                 continue
             if not as_json:
                 click.echo(f"job {job} is {found[-1]['status']}")
+        # The last refusal is raised instead of printed, because it sets the exit code.
         for refusal in refusals[:-1]:
             say(f"error: {refusal.message}")
         if refusals:
@@ -55,7 +58,7 @@ def _change_command(name: str, summary: str) -> click.Command:
 
 
 def _with_arrays(client: FleetClient, numbers: Iterable[int]) -> list[int]:
-    """The jobs, and those of their arrays that have not ended."""
+    """Numbers of the jobs, and of all unfinished jobs of the arrays that they belong to."""
     from hocket.service.client import job_path
 
     named = [client.get(job_path(number)) for number in numbers]

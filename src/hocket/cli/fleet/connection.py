@@ -1,4 +1,8 @@
-"""Helpers of commands that talk to a service: its address, watching, following a job."""
+"""Helpers of commands that talk to a fleet service: finding it, watching an answer, following a
+log.
+
+All of them wait while a service is restarted.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,11 @@ if TYPE_CHECKING:
 
     from hocket.service.client import FleetClient
 
+# Interval of --watch, pause of --follow between polls.
 WATCH_S = 1.0
 _PAUSE_S = 0.3
 _PATIENCE_S = 120.0
-"""Time that ``--follow`` and ``--watch`` wait for a service that is restarted."""
+"""Seconds that ``--follow`` and ``--watch`` wait for a service that is being restarted."""
 
 
 def _parse_job(text: str) -> int:
@@ -44,7 +49,7 @@ Watch = Annotated[bool, "Go on showing it until Ctrl-C."]
 
 @dataclass(frozen=True)
 class Service:
-    """The service that a command talks to."""
+    """Options that name a service: its state folder on this machine, or its address."""
 
     state: Annotated[
         Path | None,
@@ -57,14 +62,14 @@ class Service:
     ] = None
 
     def connect(self) -> FleetClient:
-        """A client of the service."""
+        """Connect to the service."""
         from hocket.service.client import find_service
 
         return find_service(state_folder(self.state), self.url)
 
 
 def state_folder(state: Path | None) -> Path:
-    """The state folder that was named, or the usual one."""
+    """The named state folder, or the default one."""
     from hocket.base.config import fleet_folder
 
     return fleet_folder() if state is None else state
@@ -75,7 +80,8 @@ Shown = Callable[[dict[str, Any]], "RenderableType"]
 
 
 def show(look: Look, shown: Shown, *, as_json: bool, is_watched: bool = False) -> None:
-    """Print an answer of the service as JSON or as a table, again and again where watched."""
+    """Print a service's answer as JSON or as a table; with ``is_watched`` repeat it until
+    Ctrl-C."""
     if is_watched:
         watch(look, shown, as_json=as_json)
     elif as_json:
@@ -85,15 +91,15 @@ def show(look: Look, shown: Shown, *, as_json: bool, is_watched: bool = False) -
 
 
 def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
-    """Show something again and again until Ctrl-C; as JSON, a line whenever it changed.
+    """Print an answer repeatedly until Ctrl-C; as JSON, print a line whenever it has changed.
 
-    A service that is restarted meanwhile is waited for.
+    Waits while the service is restarted.
     """
     from rich.live import Live
 
     from hocket.service.client import patiently
 
-    # A file or a pipe cannot be redrawn: one table after the other.
+    # A file or a pipe cannot be redrawn, so tables are printed one after the other.
     screen, last = console(), ""
     live = Live(console=screen, auto_refresh=False) if screen.is_terminal and not as_json else None
     with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
@@ -112,9 +118,10 @@ def watch(look: Look, shown: Shown, *, as_json: bool) -> None:
 
 
 def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -> dict[str, Any]:
-    """Write the output of a job as it comes, attempt after attempt, until the job has ended.
+    """Write the output of a job as it appears, attempt by attempt, until the job has ended.
 
-    A service that is restarted meanwhile is waited for; nothing is written twice.
+    Waits while the service is restarted. ``start`` counts the bytes already written, so that
+    nothing is written twice.
     """
     from hocket.service.client import UnreachableError, job_path
     from hocket.service.records import ENDED
@@ -129,7 +136,8 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
         if is_whole:
             time.sleep(_PAUSE_S)
             continue
-        # Asked before the output: that of an attempt which had ended by then is all there is.
+        # Queried before the output: if the attempt has ended at this point, the output read next is
+        # complete. In the other order the last bytes could be lost.
         had_ended = _has_ended(client, number, attempt)
         try:
             for block in _output(client, number, attempt, start):
@@ -137,7 +145,7 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
                 start += len(block)
             is_whole = had_ended
         except UnreachableError:
-            # The next question waits for the service to come back.
+            # The next call of get_patiently waits for the service to come back.
             continue
 
 

@@ -1,4 +1,4 @@
-"""``hocket fleet explain``: why a job waits."""
+"""``hocket fleet explain``: print the reason why a job waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(
     job: Job,
     as_json: bool,
 ) -> None:
-    """Explain in one sentence what a job waits for, with the numbers behind it."""
+    """Explain in one sentence why a job waits, with the numbers behind the reason."""
     client = service.connect()
     from hocket.service.client import job_path
 

@@ -1,4 +1,4 @@
-"""Options that describe a fleet: devices, prices, jobs of a trace, its throughputs."""
+"""Parse the options that describe a fleet: devices, prices, arrival rates and throughput tables."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ Round = Annotated[
     option("Length of a round.", "--round", type=FiniteRange(min=0.1, max=1e6), metavar="SECONDS"),
 ]
 _POOL = re.compile(r"([^:]+):0*([1-9]\d{0,7})(?:x0*([1-9]\d{0,7}))?", re.ASCII)
-"""A device type, a count, and the devices of a server."""
+"""Matches ``TYPE:COUNT`` or ``TYPE:COUNTxSIZE`` with SIZE devices per server."""
+# Limits that keep a mistyped count from filling the memory.
 _MAX_DEVICES = 1_000_000
 _MAX_TYPES = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
-"""Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
+"""File names of throughput tables, searched beside a trace, in its parent folder and in ``gavel``.
+"""
 
 
 def parse_cluster(
     text: str, option: str = "--cluster"
 ) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
-    """Device types in order and devices of ``v100:36,p100:8x4``."""
+    """Parse ``v100:36,p100:8x4`` into device types, in the order written, and devices."""
     from hocket.fleet.rounds.state import FleetDevice
 
     device_types: list[str] = []
@@ -65,7 +67,7 @@ def parse_cluster(
 
 
 def job_range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
-    """The first job and the end of ``4000:5000``; None where nothing was written."""
+    """First job and end of a range such as ``4000:5000``; None if no range was given."""
     from hocket.base.units import whole_number
 
     if text is None:
@@ -80,13 +82,14 @@ def job_range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
 def parse_pairs(
     text: str | None, option: str, hint: str, *, least: float = 0.0, most: float = 1e300
 ) -> dict[str, float]:
-    """The numbers of ``NAME=NUMBER,...`` by name."""
+    """Parse ``NAME=NUMBER,...`` into a dictionary."""
     numbers: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _, number = (word.strip() for word in part.rpartition("="))
         try:
             value = float(number)
         except ValueError:
+            # A value below every allowed minimum, so that the check below refuses it.
             value = -1.0
         if not name or name in numbers or not least <= value <= most:
             raise UsageError(f"cannot read {part.strip()[:60]!r} in {option}", hint=hint)
@@ -95,7 +98,7 @@ def parse_pairs(
 
 
 def prices_of(text: str | None, device_types: tuple[str, ...]) -> FloatArray:
-    """The price per hour of a device of each type in ``v100=2.48,k80=0.45``, 1 where not named."""
+    """Hourly price of one device of each type from ``v100=2.48,k80=0.45``; 1 for unnamed types."""
     import numpy as np
 
     hint = "write TYPE=PRICE for device types of --cluster, such as v100=2.48"
@@ -107,7 +110,7 @@ def prices_of(text: str | None, device_types: tuple[str, ...]) -> FloatArray:
 
 
 def find_throughputs(path: Path | None, trace: Path) -> Throughputs | None:
-    """The table of a file, or one that lies beside the trace."""
+    """The throughput table of a file, or else the first known table beside the trace."""
     from hocket.fleet.throughputs import read_throughputs
 
     if path is not None:
@@ -121,10 +124,11 @@ def find_throughputs(path: Path | None, trace: Path) -> Throughputs | None:
 
 
 def with_arrivals(trace: Trace, jobs_per_hour: float | None, seed: int) -> Trace:
-    """The trace with arrivals drawn at this rate, where one is given."""
+    """The trace with Poisson arrivals at this rate; unchanged if the rate is None."""
     if jobs_per_hour is None:
         return trace
     import numpy as np
 
     gaps_s = np.random.default_rng(seed).exponential(3600.0 / jobs_per_hour, len(trace))
+    # The first job arrives at time 0, else every simulation would begin with an idle gap.
     return replace(trace, arrival_s=np.cumsum(gaps_s) - gaps_s[0])

@@ -1,4 +1,4 @@
-"""``hocket fleet jobs``, ``devices`` and ``usage``: tables of a service on the terminal."""
+"""``hocket fleet jobs``, ``devices`` and ``usage``: print tables of a service's state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from hocket.view.wording import count_of
 if TYPE_CHECKING:
     pass
 
+# Jobs per request: the largest page that the service returns.
 _PAGE = 1000
 _MAX_FAILED = 20
 _FAILED = ("failed", "timed out")
 _WITH_DEVICES = ("starting", "running", "stopping")
+# Failures older than a day are hidden unless --all is given.
 _RECENT_S = 24 * 3600.0
 _MAX_REASONS = 5
 _MAX_ROWS = 200
@@ -102,8 +104,11 @@ def usage(
 
 
 def jobs_table(jobs: Rows, now_s: float, is_all: bool) -> RenderableType:
-    """A row per job, those with devices first, then the newest last; then why the last ones
-    failed."""
+    """One row per job and a line for each of the last failures.
+
+    Jobs that hold devices come first, then the others with the newest last. Rows beyond `_MAX_ROWS`
+    are counted, not shown.
+    """
     if not jobs:
         return Text("no jobs" if is_all else "no jobs wait or run; --all shows those that ended")
     hidden = max(len(jobs) - _MAX_ROWS, 0)
@@ -141,7 +146,7 @@ def _job_row(job: Mapping[str, Any], now_s: float) -> list[str | Text]:
 
 
 def devices_table(devices: Rows) -> RenderableType:
-    """A row per device."""
+    """One row per device with the jobs on it."""
     if not devices:
         return Text("no devices")
     rows: list[list[str | Text]] = [
@@ -165,7 +170,7 @@ def _use(device: Mapping[str, Any]) -> Text:
 
 
 def usage_table(rows: Rows) -> RenderableType:
-    """A row per week, user, team and device type."""
+    """One row per week, user, team and device type, with the device hours."""
     if not rows:
         return Text("no device was used")
     cells = [

@@ -1,4 +1,4 @@
-"""``hocket fleet logs``: what a job printed."""
+"""``hocket fleet logs``: print the output of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hocket fleet serve``: run the service."""
+"""``hocket fleet serve``: run the scheduler's daemon with its page and REST API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest:
-    """Options of the service."""
+    """Options of the daemon."""
 
     on: Annotated[
         str,
@@ -130,14 +130,15 @@ def command(
     request: ServeRequest,
     as_json: bool,
 ) -> None:
-    """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the
-    next one on the same state folder.
+    """Run jobs on devices until Ctrl-C. Jobs go on when the service ends; the next service on the
+    same state folder takes them over.
 
     Commands of the same user find it by the state folder; others need a token (hocket fleet token
     add). The link that is printed opens the page once; hocket fleet login prints another.
     """
     from hocket.fleet.policies import find_policy
 
+    # Checked first, because the imports below would fail with a traceback if the extra is missing.
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
     find_policy(request.policy)
@@ -214,20 +215,24 @@ def command(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause the collector while modules load: none of their objects is garbage, and looking for
-    some would take a tenth of the time in which a service is back."""
+    """Pause the garbage collector while modules load.
+
+    Loading creates objects but no garbage, and collector passes would take a tenth of the start-up
+    time of a restarted service.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        # Modules live as long as the process: later collections need not traverse them.
         gc.freeze()
         if was_enabled:
             gc.enable()
 
 
 def _found_here(device_types: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
-    """Find device types and devices of this machine, and print them: jobs name the types."""
+    """Find device types and devices of this machine. Print them, because jobs name the types."""
     from hocket.service.executors.local_devices import found_devices
 
     if device_types:

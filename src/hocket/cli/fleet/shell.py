@@ -1,4 +1,8 @@
-"""``hocket fleet shell``: an interactive job on devices of the fleet, for a limited time."""
+"""``hocket fleet shell``: an interactive job on devices of the fleet, for a limited time.
+
+The job connects back to a Unix socket of this command, which copies bytes between the socket and
+the terminal.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,7 @@ def command(
 
     client = service.connect()
     with tempfile.TemporaryDirectory(prefix="hocket-shell-") as folder:
+        # A folder in /tmp, because the path of a Unix socket may have at most 107 bytes.
         path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(path)
@@ -108,6 +113,7 @@ def _accepted(client: FleetClient, listener: socket.socket, job: int) -> Iterato
         found = client.get_patiently(job_path(job))
         if found["status"] in ENDED:
             raise RunError(f"job {job} {found['status']}: {found['message']}")
+        # The job may be running on another machine, where this Unix socket does not exist.
         if found["status"] == "running" and found["started_s"] + 30.0 < time.time():
             hint = "the service must run its jobs on this machine"
             raise RunError(f"job {job} runs and does not answer", hint=hint)
@@ -119,7 +125,7 @@ def _accepted(client: FleetClient, listener: socket.socket, job: int) -> Iterato
 
 
 def _talk(caller: socket.socket) -> None:
-    """Join this terminal and the shell until one of them ends."""
+    """Copy bytes between this terminal and the shell until one of them ends."""
     standard_input, output = sys.stdin.fileno(), sys.stdout.fileno()
     with _raw(standard_input):
         watched: list[int | socket.socket] = [standard_input, caller]
@@ -127,6 +133,7 @@ def _talk(caller: socket.socket) -> None:
             ready, _, _ = select.select(watched, [], [])
             if caller in ready:
                 data = caller.recv(_BLOCK_BYTES)
+                # An empty read means that the shell has exited.
                 if not data:
                     return
                 os.write(output, data)
@@ -142,7 +149,7 @@ def _talk(caller: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """Put a terminal into raw mode; other files stay as they are."""
+    """Put a terminal into raw mode; leave files and pipes unchanged."""
     import termios
     import tty
 
@@ -151,7 +158,7 @@ def _raw(descriptor: int) -> Iterator[None]:
         return
     before = termios.tcgetattr(descriptor)
     try:
-        # What was typed while the job waited is for the shell.
+        # TCSADRAIN keeps what the user typed while the job waited; the default would discard it.
         tty.setraw(descriptor, termios.TCSADRAIN)
         yield
     finally:
@@ -161,6 +168,6 @@ def _raw(descriptor: int) -> Iterator[None]:
 def _cancel(client: FleetClient, job: int) -> None:
     from hocket.service.client import RefusedByServiceError, job_path
 
-    # One that has ended by itself needs no end.
+    # A job that has already ended cannot be cancelled, and need not be.
     with contextlib.suppress(RefusedByServiceError):
         client.delete(job_path(job))

@@ -1,4 +1,4 @@
-"""``hocket fleet simulate``: what a trace of jobs would see on a cluster under some policies."""
+"""``hocket fleet simulate``: replay a trace of jobs on a simulated cluster under some policies."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from hocket.fleet.simulator.simulate import OnProgress
 
 NUM_KERNELS = 15
-"""That rounds and a policy take, about; a fresh installation compiles them."""
+"""Approximate number of kernels that rounds and a policy compile in a fresh installation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationRequest:
-    """A trace of jobs, a cluster and rules by which they share it."""
+    """Options that define a simulation: trace of jobs, cluster, policies and rules of rounds."""
 
     trace: Annotated[Path, argument()]
     cluster: Annotated[
@@ -110,10 +110,10 @@ def command(
     html: Annotated[Path | None, "Write a report to this file."] = None,
     as_json: bool,
 ) -> None:
-    """Run the jobs of TRACE on a cluster that exists only here, under one or more policies.
+    """Simulate the jobs of TRACE on a cluster that need not exist, under one or more policies.
 
-    TRACE is of Gavel, Shockwave, Tiresias, Philly or Pollux, or a CSV with the columns
-    name, job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
+    TRACE is of Gavel, Shockwave, Tiresias, Philly or Pollux, or a CSV with the columns name,
+    job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
     """
     from hocket.fleet.policies import find_policy
     from hocket.fleet.rounds.gavel import refuse_non_gavel
@@ -173,7 +173,7 @@ def command(
 def _watched(
     run: Callable[..., FleetRun], rules: Rules, speeds: list[GangSpeeds] | None
 ) -> FleetRun:
-    """Result of a simulation, which somebody may watch, under the title that tables show."""
+    """Run one simulation with a progress bar, under the title that tables show."""
     title = rules.policy if speeds is None else f"{rules.policy}, elastic gangs"
     with _progress(title) as on_progress:
         return replace(run(rules, elastic=speeds, on_progress=on_progress), policy=title)
@@ -181,7 +181,7 @@ def _watched(
 
 @contextmanager
 def _progress(policy: str) -> Iterator[OnProgress | None]:
-    """Show a progress bar on stderr if that is a terminal."""
+    """Show a progress bar on stderr if stderr is a terminal; yield its callback, or None."""
     if not sys.stderr.isatty():
         yield None
         return

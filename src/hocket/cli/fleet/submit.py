@@ -1,4 +1,4 @@
-"""``hocket fleet submit``: hand a job to the service."""
+"""``hocket fleet submit``: submit a job file to the service, and plan its model if it names one."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def command(
     """
     client = service.connect()
     body = _body(job_file, client)
+    # A service elsewhere may have other paths, so only a local one gets this interpreter.
     if service.url is None:
         body["command"] = _with_this_python(body["command"])
     with working("handing the job to the service"):
@@ -68,14 +69,15 @@ def command(
 
 
 def _followed(client: FleetClient, number: int, array: int | None, as_json: bool) -> dict[str, Any]:
-    """A job once it has ended, its output written meanwhile; jobs of an array one by one."""
+    """Follow a job to its end and return it; the output is written meanwhile unless JSON is
+    wanted."""
     if array is not None and not as_json:
         say(f"output of job {number}:")
     return follow(client, number, _discard if as_json else write_out)
 
 
 def write_out(block: bytes) -> None:
-    """Output of a job, as it is."""
+    """Write a job's output to stdout unchanged, as bytes."""
     sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
 
@@ -92,7 +94,8 @@ def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
         spec = _planned(spec, job_file, client)
     body: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
     if spec.folder is not None:
-        # Seen from the file, not from where the command is typed.
+        # A relative folder is relative to the job file, not to the working directory of the
+        # command.
         body["folder"] = str((job_file.absolute().parent / spec.folder).resolve())
     if spec.plans is not None:
         folder = job_file.absolute().parent
@@ -103,8 +106,10 @@ def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
 
 
 def _with_this_python(command: list[str]) -> list[str]:
-    """The command with the interpreter that submits in place of a bare ``python``: the service has
-    another PATH, and hocket may be run from an environment that is not activated."""
+    """Replace a bare ``python`` by the interpreter that runs this command.
+
+    The service has another PATH, and hocket may be run from an environment that is not activated.
+    """
     if command[0] not in ("python", "python3") or not sys.executable:
         return command
     say(f"python is {sys.executable}; name a path in command for another one")
@@ -112,8 +117,10 @@ def _with_this_python(command: list[str]) -> list[str]:
 
 
 def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
-    """The job with a plan of its model for every device type of the fleet, in a folder beside its
-    file."""
+    """Plan the job's model for every device type of the fleet, in a folder beside its file.
+
+    Returns the job with the plans and their throughputs.
+    """
     from hocket.api.jobs import planned_job
     from hocket.cli.options import ModelOptions
     from hocket.cli.sources import announce_compilation, load_graph

@@ -1,4 +1,8 @@
-"""``hocket fleet throughputs``: how fast models would train on device types, without them."""
+"""``hocket fleet throughputs``: predict training speeds of models on device types that need not
+exist.
+
+Writes Gavel's throughput table, for data-parallel gangs or with a plan for every gang.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +122,7 @@ def command(
 
 
 def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
-    """The table of one model's gangs, each with the strategy of its plan."""
+    """Table of one model's gangs, each with the strategy of its plan."""
     from hocket.view import table as tables
     from hocket.view.fleet_data import gang_plans_data
     from hocket.view.names import LONGEST_SENTENCE, inert
@@ -142,6 +146,7 @@ def _plan_lines(name: str, plans: list[GangPlan]) -> list[RenderableType]:
 
 def _measured(text: str | None) -> dict[str, float]:
     hint = "write each device type once, like v100=7.8,p100=4.9"
+    # A speed of 0 would mean a step of infinite time.
     return parse_pairs(text, "--measured", hint, least=1e-300)
 
 
@@ -172,7 +177,7 @@ def _gangs(text: str) -> list[int]:
 
 
 def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
-    """The table of one model's speeds, and why it cannot run on some device types."""
+    """Table of one model's speeds, and the reasons why it cannot run on some device types."""
     from hocket.base.units import format_bytes
     from hocket.view.names import inert
     from hocket.view.table import FittedTable, name, number
@@ -184,6 +189,7 @@ def _prediction_lines(prediction: PredictedThroughputs) -> list[RenderableType]:
         [
             inert(device_type, 60),
             inert(hardware[at % len(hardware)], 60),
+            # A speed of 0 in the table means that the step does not fit into memory.
             *(f"{speed:.4g}" if speed > 0.0 else "–" for speed in table.alone[:, at]),
         ]
         for at, device_type in enumerate(table.device_types)

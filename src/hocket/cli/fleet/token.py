@@ -1,4 +1,5 @@
-"""``hocket fleet token`` and ``login``: who may use the service, and by which name."""
+"""``hocket fleet token`` and ``login``: make, list and remove tokens of users; sign a browser
+in."""
 
 from __future__ import annotations
 
@@ -86,6 +87,7 @@ def remove(
 ) -> None:
     """Remove the token of NAME and sign its browsers out; its jobs stay."""
     client = service.connect()
+    # Names may contain a slash, which would otherwise be a path separator.
     client.delete(f"/v1/tokens/{quote(name, safe='')}")
     answer(as_json, {"name": name}, f"{name} has no token any more")
 
